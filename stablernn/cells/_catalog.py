@@ -1,0 +1,138 @@
+"""The catalog: which architectures the code knows, under which key, from which paper, with which defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeVar
+
+from stablernn.cells._base import StableCell
+from stablernn.errors import ConfigError, near, unknown
+
+Preset = Literal["practical", "paper"]
+PRESETS: tuple[Preset, ...] = ("practical", "paper")
+
+_SIZES = ("self", "input_size", "hidden_size")
+
+
+@dataclass(frozen=True)
+class CellInfo:
+    """One row of the catalog.
+
+    Attributes:
+        key: The name used on the command line.
+        title: What it is, in a few words.
+        paper: Authors, venue.
+        year: Of publication.
+        guarantee: What holds, in words; "none" when it is none.
+        family: The family of steps, which an engine may know (``docs/architecture.md``).
+        equation: One step, in plain text.
+        cell: The class.
+        paper_options: The paper's values, where they differ from the class's own defaults.
+        paper_source: Where the paper's values stand, and which of them are our choice.
+        training: Recommended training settings of each preset.
+    """
+
+    key: str
+    title: str
+    paper: str
+    year: int
+    guarantee: str
+    family: str
+    equation: str
+    cell: type[StableCell]
+    paper_options: Mapping[str, Any] = field(default_factory=dict)
+    paper_source: str = ""
+    training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def options(self, preset: str = "practical") -> dict[str, Any]:
+        """Every option of the cell with its value under ``preset``."""
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(self.cell.__init__).parameters.items()
+            if name not in _SIZES
+        }
+        _check_preset(preset)
+        return defaults | dict(self.paper_options) if preset == "paper" else defaults
+
+
+_CATALOG: dict[str, CellInfo] = {}
+
+_Cell = TypeVar("_Cell", bound=type[StableCell])
+
+
+def register_cell(key: str, **facts: Any) -> Callable[[_Cell], _Cell]:
+    """Enter a cell class in the catalog under ``key``; ``facts`` are the fields of :class:`CellInfo`."""
+
+    def enter(cell: _Cell) -> _Cell:
+        if key in _CATALOG:
+            raise ValueError(f"The cell '{key}' is registered twice, by {_CATALOG[key].cell} and {cell}.")
+        cell.key = key
+        _CATALOG[key] = CellInfo(key=key, cell=cell, **facts)
+        return cell
+
+    return enter
+
+
+def list_cells(pattern: str = "*") -> list[str]:
+    """The keys that match a shell-style pattern, sorted.
+
+    Example:
+        >>> list_cells("lipschitz*")
+        ['lipschitz', 'lipschitz_rk2']
+    """
+    return sorted(key for key in _CATALOG if fnmatchcase(key, pattern))
+
+
+def cell_info(key: str) -> CellInfo:
+    """The catalog's row for ``key``.
+
+    Raises:
+        UnknownNameError: If there is no such cell.
+    """
+    if key not in _CATALOG:
+        raise unknown("cell", key, _CATALOG, "See `stablernn cells list`.")
+    return _CATALOG[key]
+
+
+def create_cell(
+    key: str, input_size: int, hidden_size: int, *, preset: str = "practical", **options: Any
+) -> StableCell:
+    """A new cell.
+
+    Args:
+        key: A key of the catalog.
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        preset: ``practical``, values of ours that train on short and long tasks, or ``paper``, the published ones.
+        options: The cell's own options, which win over the preset.
+
+    Raises:
+        UnknownNameError: If there is no such cell.
+        ConfigError: If the cell has no such option, or the preset does not exist.
+
+    Example:
+        >>> create_cell("antisymmetric", 3, 8, damping=0.1).damping
+        0.1
+    """
+    info = cell_info(key)
+    allowed = info.options(preset)
+    for name in options:
+        if name not in allowed:
+            raise ConfigError(
+                f"The cell '{key}' has no option '{name}'.{near(name, allowed)} It takes {', '.join(sorted(allowed))}."
+            )
+    return info.cell(input_size, hidden_size, **(allowed | options))
+
+
+def recommended_training(key: str, preset: str = "practical") -> dict[str, Any]:
+    """Training settings (``lr``, ``optimizer``, ``schedule``, ...) that go with a cell under a preset."""
+    _check_preset(preset)
+    return dict(cell_info(key).training.get(preset, {}))
+
+
+def _check_preset(preset: str) -> None:
+    if preset not in PRESETS:
+        raise ConfigError(f"Unknown preset '{preset}'.{near(preset, PRESETS)} It is one of {', '.join(PRESETS)}.")

@@ -1,0 +1,184 @@
+"""AntisymmetricRNN: Chang, Chen, Haber, Chi, "AntisymmetricRNN: a dynamical system view on recurrent neural networks",
+ICLR 2019."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State
+from stablernn.cells._catalog import register_cell
+from stablernn.parametrizations import skew, skew_size
+
+_PAPER = "Chang, Chen, Haber, Chi: AntisymmetricRNN (ICLR 2019)"
+_PAPER_OPTIONS = {"step_size": 0.01, "damping": 0.01, "init_scale": 1.0}
+_SOURCE = (
+    "step_size from the grid {.01, .1, 1}, damping from {.001, .01, .1, 1}, init_scale (sigma_w) from "
+    "{0, 1, 2, 4, 8, 16} of the paper; which of them a table row used is not published, so the triple is our choice."
+)
+
+
+class AntisymmetricWeights(NamedTuple):
+    recurrent: Tensor
+    """``W - W.T - damping I``, (hidden, hidden)."""
+
+
+@register_cell(
+    "antisymmetric",
+    title="Euler step of h' = tanh((W - W^T - gamma I) h + V x + b)",
+    paper=_PAPER,
+    year=2019,
+    guarantee="local: Re eig(J) <= 0 in continuous time; the Euler step can still grow (by at most step_size sqrt(N))",
+    family="residual",
+    equation="h <- h + step_size tanh((W - W^T - damping I) h + V x + b)",
+    paper_options=_PAPER_OPTIONS,
+    paper_source=_SOURCE,
+    training={
+        "practical": {"lr": 0.005, "schedule": "one-cycle"},
+        "paper": {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9},
+    },
+)
+class AntisymmetricRNNCell(StableCell):
+    r"""Recurrent step with an antisymmetric matrix, so that the linear part neither grows nor decays.
+
+    .. math:: h_t = h_{t-1} + \epsilon \tanh((W - W^\top - \gamma I) h_{t-1} + V x_t + b)
+
+    In code: :math:`\epsilon` is ``step_size``, :math:`\gamma` is ``damping``; W is strictly upper triangular and kept
+    as ``weight_hh``, its :math:`N(N-1)/2` entries row by row; V is ``weight_ih``, b is ``bias_ih``.
+
+    Guarantee:
+        By construction, in continuous time: every eigenvalue of the Jacobian diag(s')(W - W^T - gamma I) has a real
+        part in [-gamma max s', -gamma min s']. The Euler step needs also max |1 + step_size lambda| <= 1, which fails
+        at s' = 1 unless step_size <= 2 gamma / (gamma^2 + ||W - W^T||^2), and always for gamma = 0. Without it the
+        state still grows by at most step_size sqrt(hidden_size) a step, since tanh saturates.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        step_size: Euler step, dimensionless, greater than 0. The default is ours.
+        damping: Shift of the diagonal, 1/step, 0 or more.
+        init_scale: Standard deviation of the entries of W times sqrt(hidden_size), 0 or more.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    Raises:
+        ValueError: If ``step_size`` is not positive, or ``damping`` or ``init_scale`` is negative.
+
+    Example:
+        >>> cell = AntisymmetricRNNCell(input_size=3, hidden_size=8)
+        >>> cell(torch.zeros(2, 3)).shape
+        torch.Size([2, 8])
+
+    References:
+        The paper's eq. 12. Slides about it subtract gamma from the whole matrix and use variances as standard
+        deviations; the paper's form is used here: V ~ N(0, 1/input_size), W ~ N(0, init_scale^2/hidden_size).
+    """
+
+    gates = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        step_size: float = 0.1,
+        damping: float = 0.01,
+        init_scale: float = 1.0,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        if step_size <= 0:
+            raise ValueError(f"step_size must be greater than 0 for {type(self).__name__}, got {step_size}.")
+        if damping < 0 or init_scale < 0:
+            raise ValueError(
+                f"damping and init_scale must be 0 or more for {type(self).__name__}, got {damping} and {init_scale}."
+            )
+        self.step_size = step_size
+        self.damping = damping
+        self.init_scale = init_scale
+        self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))
+        self.weight_ih = nn.Parameter(torch.empty(self.gates * hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(self.gates * hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight_hh, std=self.init_scale * self.hidden_size**-0.5)
+        nn.init.normal_(self.weight_ih, std=self.input_size**-0.5)
+        nn.init.zeros_(self.bias_ih)
+
+    def recurrent_matrix(self) -> Tensor:
+        s = skew(self.weight_hh, self.hidden_size)
+        return s - self.damping * torch.eye(self.hidden_size, dtype=s.dtype, device=s.device)
+
+    def materialize(self) -> AntisymmetricWeights:
+        return AntisymmetricWeights(self.recurrent_matrix())
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+        (h,) = state
+        (k,) = weights
+        return (h + self.step_size * torch.tanh(nn.functional.linear(h, k) + drive),)
+
+
+@register_cell(
+    "antisymmetric_g",
+    title="antisymmetric with a gate that shares the matrix",
+    paper=_PAPER,
+    year=2019,
+    guarantee="none: the gated Jacobian can have eigenvalues with positive real part (docs/stability.md)",
+    family="shared gate",
+    equation=(
+        "K = W - W^T - damping I; z = sigmoid(K h + V_z x + b_z); h <- h + step_size z .* tanh(K h + V_h x + b_h)"
+    ),
+    paper_options=_PAPER_OPTIONS,
+    paper_source=_SOURCE,
+    training={
+        "practical": {"lr": 0.005, "schedule": "one-cycle"},
+        "paper": {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9},
+    },
+)
+class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
+    r"""The antisymmetric step with a gate on the update; both use one matrix :math:`K = W - W^\top - \gamma I`.
+
+    .. math::
+        z_t = \sigma(K h_{t-1} + V_z x_t + b_z), \quad
+        h_t = h_{t-1} + \epsilon z_t \odot \tanh(K h_{t-1} + V_h x_t + b_h)
+
+    In code: ``weight_ih`` is V_z over V_h, ``bias_ih`` is b_z over b_h.
+
+    Guarantee:
+        None. The paper says that the gated Jacobian is a diagonal times an antisymmetric matrix; the diagonal is
+        z [(1 - t^2) + (1 - z) t] with t = tanh(.), which turns negative for t near -1, and with mixed signs
+        eigenvalues can be real and positive. ``tests/cells/test_guarantee.py`` shows one.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        step_size: Euler step, dimensionless, greater than 0. The default is ours.
+        damping: Shift of the diagonal, 1/step, 0 or more.
+        init_scale: Standard deviation of the entries of W times sqrt(hidden_size), 0 or more.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    References:
+        The paper's eq. 13.
+    """
+
+    gates = 2
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+        (h,) = state
+        (k,) = weights
+        recurrent = nn.functional.linear(h, k)
+        drive_z, drive_h = drive.chunk(2, dim=-1)
+        z = torch.sigmoid(recurrent + drive_z)
+        return (h + self.step_size * z * torch.tanh(recurrent + drive_h),)

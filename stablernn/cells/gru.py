@@ -1,0 +1,96 @@
+"""GRU: Cho et al., "Learning phrase representations using RNN encoder-decoder", EMNLP 2014; in cuDNN's form."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, uniform_
+from stablernn.cells._catalog import register_cell
+
+
+class GRUWeights(NamedTuple):
+    recurrent: Tensor
+    """The matrices of r, z and n, one over the other, (3 hidden, hidden)."""
+    bias: Tensor
+    """c_n, inside the reset gate's product, (hidden,)."""
+
+
+@register_cell(
+    "gru",
+    title="gated recurrent unit",
+    paper="Cho et al.: Learning phrase representations using RNN encoder-decoder (EMNLP 2014)",
+    year=2014,
+    guarantee="none by construction: the state stays within 1 once it is there",
+    family="general",
+    equation=("r, z = sigmoid(W x + U h + b); n = tanh(W_n x + b_n + r .* (U_n h + c_n)); h <- (1 - z) .* n + z .* h"),
+    paper_source="cuDNN's form; the sources name the unit and publish no row for it.",
+    training={
+        "practical": {"lr": 0.01, "schedule": "one-cycle"},
+        "paper": {"lr": 0.001, "optimizer": "adam"},
+    },
+)
+class GRUCell(StableCell):
+    r"""Two gates: one resets what the candidate sees of the state, one mixes candidate and state.
+
+    .. math::
+        r, z = \sigma(W x_t + U h_{t-1} + b), \quad n = \tanh(W_n x_t + b_n + r \odot (U_n h_{t-1} + c_n)), \quad
+        h_t = (1 - z) \odot n + z \odot h_{t-1}
+
+    In code: W is ``weight_ih``, U is ``weight_hh``, b is ``bias_ih``, c_n is ``bias_hn``; rows in torch's order
+    r, z, n.
+
+    Guarantee:
+        None by construction. A state within 1 in every coordinate stays so: each step mixes it with a tanh.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    Example:
+        >>> cell = GRUCell(input_size=3, hidden_size=8)
+        >>> cell(torch.zeros(2, 3)).shape
+        torch.Size([2, 8])
+
+    References:
+        Equal to ``torch.nn.GRU`` with the second bias of r and z at zero.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size)
+        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(3 * hidden_size))
+        self.bias_hn = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            uniform_(parameter, self.hidden_size)
+
+    def recurrent_matrix(self) -> Tensor:
+        """U of r, z and n, one over the other, ``(3 hidden, hidden)``."""
+        return self.weight_hh
+
+    def materialize(self) -> GRUWeights:
+        return GRUWeights(self.weight_hh, self.bias_hn)
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+        (h,) = state
+        recurrent, bias = weights
+        u_r, u_z, u_n = nn.functional.linear(h, recurrent).chunk(3, dim=-1)
+        w_r, w_z, w_n = drive.chunk(3, dim=-1)
+        r = torch.sigmoid(w_r + u_r)
+        z = torch.sigmoid(w_z + u_z)
+        n = torch.tanh(w_n + r * (u_n + bias))
+        return ((1 - z) * n + z * h,)

@@ -1,0 +1,252 @@
+"""Lipschitz RNN: Erichson, Azencot, Queiruga, Hodgkinson, Mahoney, "Lipschitz recurrent neural networks", ICLR 2021."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, uniform_
+from stablernn.cells._catalog import register_cell
+from stablernn.parametrizations import symmetric_skew
+
+_PAPER = "Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks (ICLR 2021)"
+_PAPER_OPTIONS = {
+    "step_size": 0.03,
+    "skew_weight": 0.75,
+    "linear_damping": 0.001,
+    "recurrent_damping": 0.001,
+    "init_scale": 0.1,
+}
+_SOURCE = (
+    "the paper's table 8 for ordered MNIST; init_scale from the released code (its column in the table is lost): "
+    "entries have standard deviation init_scale / hidden_size. At these values theorem 1 does not hold at the start."
+)
+_TRAINING = {
+    "practical": {"lr": 0.005, "schedule": "one-cycle"},
+    "paper": {"lr": 0.003, "optimizer": "adam", "schedule": "step", "lr_decay": 0.1},
+}
+
+
+class LipschitzWeights(NamedTuple):
+    stacked: Tensor
+    """The linear matrix A over the recurrent matrix W, (2 hidden, hidden): one product a step."""
+
+
+class _LipschitzCell(StableCell):
+    """Parameters and matrices that the Euler and the midpoint step share."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        step_size: float,
+        skew_weight: float,
+        linear_damping: float,
+        recurrent_damping: float,
+        init_scale: float,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        if step_size <= 0:
+            raise ValueError(f"step_size must be greater than 0 for {type(self).__name__}, got {step_size}.")
+        if not 0 <= skew_weight <= 1:
+            raise ValueError(f"skew_weight must be from 0 to 1 for {type(self).__name__}, got {skew_weight}.")
+        if init_scale < 0:
+            raise ValueError(f"init_scale must be 0 or more for {type(self).__name__}, got {init_scale}.")
+        self.step_size = step_size
+        self.skew_weight = skew_weight
+        self.linear_damping = linear_damping
+        self.recurrent_damping = recurrent_damping
+        self.init_scale = init_scale
+        self.weight_linear = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in (self.weight_linear, self.weight_hh):
+            nn.init.normal_(weight, std=self.init_scale / self.hidden_size)
+        for parameter in (self.weight_ih, self.bias_ih):
+            uniform_(parameter, self.input_size)
+
+    def linear_matrix(self) -> Tensor:
+        """The matrix A of the linear term, column convention."""
+        return symmetric_skew(self.weight_linear, self.skew_weight, self.linear_damping)
+
+    def recurrent_matrix(self) -> Tensor:
+        return symmetric_skew(self.weight_hh, self.skew_weight, self.recurrent_damping)
+
+    def materialize(self) -> LipschitzWeights:
+        return LipschitzWeights(torch.cat([self.linear_matrix(), self.recurrent_matrix()]))
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+
+@register_cell(
+    "lipschitz",
+    title="Lipschitz RNN, forward Euler",
+    paper=_PAPER,
+    year=2021,
+    guarantee="conditional: exponentially stable where theorem 1 holds for the trained A and W; not by construction",
+    family="residual",
+    equation=(
+        "A, W = (1-b)(M + M^T) + b(M - M^T) - g I, each from its own M; "
+        "h <- h + step_size (linear_scale A h + tanh(W h + U x + bias))"
+    ),
+    paper_options=_PAPER_OPTIONS,
+    paper_source=_SOURCE,
+    training=_TRAINING,
+)
+class LipschitzRNNCell(_LipschitzCell):
+    r"""A linear system plus a Lipschitz nonlinearity, both with a symmetric-skew matrix; forward Euler.
+
+    .. math:: h_t = h_{t-1} + \epsilon (\alpha A h_{t-1} + \tanh(W h_{t-1} + U x_t + b))
+    .. math:: A = (1-\beta)(M_A + M_A^\top) + \beta (M_A - M_A^\top) - \gamma_A I, \quad W \text{ likewise}
+
+    In code: :math:`\epsilon` is ``step_size``, :math:`\beta` is ``skew_weight`` (one for both matrices),
+    :math:`\gamma_A` and :math:`\gamma_W` are ``linear_damping`` and ``recurrent_damping``, :math:`M_A` and
+    :math:`M_W` are ``weight_linear`` and ``weight_hh``, U is ``weight_ih``, b is ``bias_ih``, :math:`\alpha` is
+    ``linear_scale`` (the paper's ablation, eq. 12; 1 is the model itself, 0 drops the linear term).
+
+    Guarantee:
+        Conditional. The continuous system is globally exponentially stable where theorem 1 holds, for instance
+        (a) sym(A) negative definite, W nonsingular, smallest singular value of sym(A) above the largest of W. The
+        parametrization confines the spectrum (proposition 1) but does not enforce this: at the published MNIST
+        settings it does not hold even at the start.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        step_size: Euler step, dimensionless, greater than 0. The default is ours.
+        skew_weight: Share of the skew part, 0 to 1; 1 is purely skew-symmetric.
+        linear_damping: Shift of A's diagonal, 1/step.
+        recurrent_damping: Shift of W's diagonal, 1/step.
+        init_scale: Standard deviation of the raw matrices' entries times hidden_size. The default is ours.
+        linear_scale: Factor of the linear term.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    Raises:
+        ValueError: If ``step_size`` is not positive, ``skew_weight`` is outside 0 to 1 or ``init_scale`` is negative.
+
+    Example:
+        >>> cell = LipschitzRNNCell(input_size=3, hidden_size=8)
+        >>> cell(torch.zeros(2, 3)).shape
+        torch.Size([2, 8])
+
+    References:
+        The paper's eq. 2-6. It has two dampings, its released code one; two are used here.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        step_size: float = 0.1,
+        skew_weight: float = 0.75,
+        linear_damping: float = 0.001,
+        recurrent_damping: float = 0.001,
+        init_scale: float = 0.1,
+        linear_scale: float = 1.0,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            step_size=step_size,
+            skew_weight=skew_weight,
+            linear_damping=linear_damping,
+            recurrent_damping=recurrent_damping,
+            init_scale=init_scale,
+        )
+        self.linear_scale = linear_scale
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+        (h,) = state
+        (stacked,) = weights
+        linear, recurrent = nn.functional.linear(h, stacked).chunk(2, dim=-1)
+        return (h + self.step_size * (self.linear_scale * linear + torch.tanh(recurrent + drive)),)
+
+
+@register_cell(
+    "lipschitz_rk2",
+    title="Lipschitz RNN, explicit midpoint",
+    paper=_PAPER,
+    year=2021,
+    guarantee="conditional: exponentially stable where theorem 1 holds for the trained A and W; not by construction",
+    family="two-stage",
+    equation=(
+        "f(h, x) = A h + tanh(W h + U x + bias), A and W as in lipschitz; "
+        "h <- h + step_size f(h + (step_size / 2) f(h, x), x)"
+    ),
+    paper_options=_PAPER_OPTIONS,
+    paper_source=_SOURCE,
+    training=_TRAINING,
+)
+class LipschitzRK2RNNCell(_LipschitzCell):
+    r"""The Lipschitz RNN stepped by the explicit midpoint rule, the input held over the step.
+
+    .. math:: f(h, x) = A h + \tanh(W h + U x + b), \quad
+        h_t = h_{t-1} + \epsilon f(h_{t-1} + \tfrac{\epsilon}{2} f(h_{t-1}, x_t), x_t)
+
+    Matrices and names are those of :class:`LipschitzRNNCell`.
+
+    Guarantee:
+        Conditional, as for :class:`LipschitzRNNCell`; the midpoint rule needs its own bound on the step.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        step_size: Length of the step, dimensionless, greater than 0. The default is ours.
+        skew_weight: Share of the skew part, 0 to 1; 1 is purely skew-symmetric.
+        linear_damping: Shift of A's diagonal, 1/step.
+        recurrent_damping: Shift of W's diagonal, 1/step.
+        init_scale: Standard deviation of the raw matrices' entries times hidden_size. The default is ours.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    References:
+        The paper's section 5; the released code takes one ``midpoint`` step of torchdiffeq over [0, step_size], which
+        is this. It has no ``linear_scale``.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        step_size: float = 0.1,
+        skew_weight: float = 0.75,
+        linear_damping: float = 0.001,
+        recurrent_damping: float = 0.001,
+        init_scale: float = 0.1,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            step_size=step_size,
+            skew_weight=skew_weight,
+            linear_damping=linear_damping,
+            recurrent_damping=recurrent_damping,
+            init_scale=init_scale,
+        )
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+        (h,) = state
+        (stacked,) = weights
+
+        def velocity(at: Tensor) -> Tensor:
+            linear, recurrent = nn.functional.linear(at, stacked).chunk(2, dim=-1)
+            return linear + torch.tanh(recurrent + drive)
+
+        return (h + self.step_size * velocity(h + (self.step_size / 2) * velocity(h)),)

@@ -1,0 +1,7 @@
+"""Engines run a cell's step over time; every engine equals ``loop`` in values and gradients."""
+
+from __future__ import annotations
+
+from stablernn.engines._select import Engine, list_engines, register_engine, select_engine
+
+__all__ = ["Engine", "list_engines", "register_engine", "select_engine"]

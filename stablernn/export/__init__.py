@@ -1,0 +1,131 @@
+"""Trained models as files that other runtimes can run."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from stablernn._version import __version__
+from stablernn.errors import ConfigError, near
+from stablernn.export import torchscript
+from stablernn.export.parity import check_parity
+from stablernn.export.scan import sequence_graph, step_graph
+from stablernn.export.step import emission_graph, state_names, transition_graph
+from stablernn.models import Classifier, Forecaster, SequenceModel
+
+__all__ = ["FORMATS", "ExportReport", "export"]
+
+FORMATS = ("onnx", "torchscript")
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What :func:`export` wrote.
+
+    Attributes:
+        files: Name of each file and where it lies.
+        signature: Inputs, outputs and states of both graphs, as JSON types.
+        parity: The parity report, as JSON types.
+    """
+
+    files: Mapping[str, Path]
+    signature: Mapping[str, Any]
+    parity: Mapping[str, Any]
+
+
+def export(model: SequenceModel, folder: Path | str, *, formats: Sequence[str] = ("onnx",)) -> ExportReport:
+    """Write a model's weights, configuration, graphs and parity report into a folder.
+
+    ONNX is always written: ``step.onnx`` (one step) and ``sequence.onnx`` (whole sequences). ``torchscript`` adds
+    ``model.torchscript``.
+
+    Args:
+        model: Any model of :mod:`stablernn.models`, on any device; it is not changed.
+        folder: Made if it does not exist.
+        formats: ``onnx``, ``torchscript`` or both.
+
+    Raises:
+        ConfigError: If a format is not one of ours.
+        ParityError: If a graph's numbers differ from the model's; no file is left.
+        ExportError: If the model has an operation that fixes the batch size.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export(Classifier("lipschitz", input_size=1, num_classes=2, hidden_size=4), folder)
+        >>> sorted(report.files)
+        ['config.json', 'parity.json', 'sequence.onnx', 'step.onnx', 'weights.safetensors']
+    """
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(f"Unknown format '{name}'.{near(name, FORMATS)} It is one of {', '.join(FORMATS)}.")
+    frozen = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+    transition, emission = transition_graph(frozen), emission_graph(frozen)
+    graphs = {
+        "step.onnx": step_graph(transition, emission).SerializeToString(),
+        "sequence.onnx": sequence_graph(transition, emission).SerializeToString(),
+    }
+    scripted = torchscript.script(frozen) if "torchscript" in formats else None
+    parity = check_parity(frozen, graphs["step.onnx"], graphs["sequence.onnx"], scripted)
+    signature = model_signature(frozen)
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in graphs.items():
+        (folder / name).write_bytes(content)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in frozen.state_dict().items()}, folder / "weights.safetensors"
+    )
+    _write_json(folder / "config.json", {"model": frozen.config(), "signature": signature, "stablernn": __version__})
+    _write_json(folder / "parity.json", parity)
+    names = ["weights.safetensors", "config.json", *graphs, "parity.json"]
+    if scripted is not None:
+        torchscript.save(scripted, folder / "model.torchscript")
+        names.append("model.torchscript")
+    return ExportReport({name: folder / name for name in names}, signature, parity)
+
+
+def model_signature(model: SequenceModel) -> dict[str, Any]:
+    """Inputs, outputs and states of both graphs; a shape's words are free axes. ``optional`` holds over HTTP."""
+    roles = model.state_roles()
+    states = [
+        {"input": name, "output": f"{name}_out", "shape": ["batch", size], "dtype": "float32", "role": role}
+        for name, (role, size) in zip(state_names(model), roles, strict=True)
+    ]
+    outputs = [_tensor(name, shape) for name, shape in _output_shapes(model).items()]
+    outputs += [_tensor(state["output"], state["shape"]) for state in states]
+    state_inputs = [_tensor(state["input"], state["shape"], optional=True) for state in states]
+    return {
+        "sequence": {
+            "inputs": [
+                _tensor("x", ["batch", "time", model.input_size]),
+                _tensor("lengths", ["batch"], dtype="int64", optional=True),
+                *state_inputs,
+            ],
+            "outputs": outputs,
+        },
+        "step": {"inputs": [_tensor("x", ["batch", model.input_size]), *state_inputs], "outputs": outputs},
+        "states": states,
+    }
+
+
+def _output_shapes(model: SequenceModel) -> dict[str, list[str | int]]:
+    if isinstance(model, Classifier):
+        return {name: ["batch", model.num_classes] for name in model.output_names}
+    assert isinstance(model, Forecaster)
+    mean: list[str | int] = ["batch", model.horizon, len(model.target_indices)]
+    return {name: mean if name == "mean" else [*mean, len(model.quantiles)] for name in model.output_names}
+
+
+def _tensor(name: Any, shape: Any, *, dtype: str = "float32", optional: bool = False) -> dict[str, Any]:
+    return {"name": name, "dtype": dtype, "shape": shape, "optional": optional}
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,240 @@
+"""Whether the exported graphs compute what the model computes, and a stream what a sequence computes.
+
+Four ways through one recurrence are compared on random raw inputs with gaps: the torch model, the sequence graph, the
+step graph fed one sample after the other, and one padded batch of unequal lengths.
+
+- One step from the same state must agree with torch within ``STEP_TOLERANCE`` of the largest output.
+- A whole sequence may differ by that times the model's own amplification: how far its outputs move, in float64, when
+  every input moves by half a float32 rounding step. The product is capped at ``SEQUENCE_CAP``.
+- Stepped and whole-sequence outputs must be equal to the last bit on one CPU thread, and so must a sequence alone and
+  the same one in a padded batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import Tensor
+
+from stablernn.errors import ParityError
+from stablernn.export.step import state_names
+from stablernn.models import SequenceModel
+
+STEP_TOLERANCE = 1e-5
+SEQUENCE_CAP = 1e-3
+BATCHES = (1, 5)
+
+Arrays = dict[str, np.ndarray]
+Runner = Callable[[np.ndarray, np.ndarray, Arrays], Arrays]
+
+
+def session(graph: bytes) -> ort.InferenceSession:
+    """An ONNX Runtime session on one CPU thread, the configuration for which equality to the bit is promised."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def check_parity(
+    model: SequenceModel,
+    step: bytes,
+    sequence: bytes,
+    scripted: Any | None = None,
+    *,
+    lengths: Sequence[int] = (1, 7, 40),
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Compare all ways through the model.
+
+    Args:
+        model: In evaluation mode, float32, on the CPU.
+        step: Serialized ``step.onnx``.
+        sequence: Serialized ``sequence.onnx``.
+        scripted: The TorchScript module, where one was made.
+        lengths: Three or more sequence lengths.
+        seed: Of the random inputs.
+
+    Returns:
+        The report, as JSON types: ``max_abs_error`` and ``max_rel_error`` over whole sequences, ``step_rel_error``,
+        ``amplification``, what was compared at which shapes, ``stream_equals_sequence``, ``batch_equals_single``.
+
+    Raises:
+        ParityError: If any comparison is outside its bound.
+    """
+    generator = np.random.default_rng(seed)
+    names = state_names(model)
+    step_session, sequence_session = session(step), session(sequence)
+    run_sequence = _sequence_runner(sequence_session)
+    rows = []
+    amplification = 1.0
+    for length in lengths:
+        for batch in BATCHES:
+            x = _inputs(model, generator, batch, length)
+            valid = _lengths(generator, batch, length)
+            expected = _torch_run(model, x, valid)
+            actual = run_sequence(x, valid, _zeros(model, batch))
+            grown = _amplification(model, x, valid, generator)
+            amplification = max(amplification, grown)
+            allowed = min(STEP_TOLERANCE * grown, SEQUENCE_CAP)
+            row: dict[str, Any] = {"time": length, "batch": batch, "allowed_rel_error": allowed}
+            row["max_abs_error"], row["max_rel_error"] = _difference(expected, actual)
+            stepped = [_stream(step_session, model, x[b : b + 1, : valid[b]]) for b in range(batch)]
+            alone = [run_sequence(x[b : b + 1, : valid[b]], valid[b : b + 1], _zeros(model, 1)) for b in range(batch)]
+            row["step_rel_error"] = _one_step_error(step_session, model, x[:, 0], actual, names)
+            row["stream_equals_sequence"] = all(map(_equal, stepped, alone))
+            row["batch_equals_single"] = all(
+                _equal({name: value[b : b + 1] for name, value in actual.items()}, alone[b]) for b in range(batch)
+            )
+            if scripted is not None:
+                script_output = _script_run(scripted, model, x, valid)
+                row["torchscript_rel_error"] = _difference(expected, script_output)[1]
+            rows.append(row)
+    report = {
+        "max_abs_error": max(row["max_abs_error"] for row in rows),
+        "max_rel_error": max(row["max_rel_error"] for row in rows),
+        "step_rel_error": max(row["step_rel_error"] for row in rows),
+        "amplification": amplification,
+        "stream_equals_sequence": all(row["stream_equals_sequence"] for row in rows),
+        "batch_equals_single": all(row["batch_equals_single"] for row in rows),
+        "compared": rows,
+        "conditions": {
+            "onnxruntime": ort.__version__,
+            "torch": torch.__version__,
+            "provider": "CPUExecutionProvider",
+            "threads": 1,
+            "machine": platform.machine(),
+        },
+    }
+    if scripted is not None:
+        report["torchscript_rel_error"] = max(row["torchscript_rel_error"] for row in rows)
+    _judge(report)
+    return report
+
+
+def _judge(report: Mapping[str, Any]) -> None:
+    if not report["step_rel_error"] <= STEP_TOLERANCE:
+        raise ParityError(
+            f"One step of the exported graph differs from torch by {report['step_rel_error']:.2g} of the largest "
+            f"output, allowed is {STEP_TOLERANCE:.0e}; nothing was exported."
+        )
+    for row in report["compared"]:
+        for key, graph in (("max_rel_error", "ONNX"), ("torchscript_rel_error", "TorchScript")):
+            if key in row and not row[key] <= row["allowed_rel_error"]:
+                raise ParityError(
+                    f"The {graph} graph differs from torch by {row[key]:.2g} of the largest output over {row['time']} "
+                    f"steps, allowed is {row['allowed_rel_error']:.2g}; nothing was exported."
+                )
+    if not report["stream_equals_sequence"]:
+        raise ParityError(
+            "The step graph fed sample by sample and the sequence graph differ in some bit; nothing was exported."
+        )
+    if not report["batch_equals_single"]:
+        raise ParityError(
+            "A sequence alone and in a padded batch differ in some bit in the sequence graph; nothing was exported."
+        )
+
+
+def _inputs(model: SequenceModel, generator: np.random.Generator, batch: int, length: int) -> np.ndarray:
+    """Raw values as spread as the training data were, one in twenty missing."""
+    mean, scale = model.scaling.mean.numpy(), model.scaling.scale.numpy()
+    x = mean + scale * generator.standard_normal((batch, length, model.input_size))
+    x[generator.random(x.shape) < 0.05] = np.nan
+    return x.astype(np.float32)
+
+
+def _lengths(generator: np.random.Generator, batch: int, length: int) -> np.ndarray:
+    lengths = generator.integers(1, length + 1, size=batch)
+    lengths[0] = length
+    return lengths.astype(np.int64)
+
+
+def _zeros(model: SequenceModel, batch: int) -> Arrays:
+    sizes = [size for _, size in model.state_roles()]
+    return {name: np.zeros((batch, size), np.float32) for name, size in zip(state_names(model), sizes, strict=True)}
+
+
+def _torch_run(model: SequenceModel, x: np.ndarray, lengths: np.ndarray) -> Arrays:
+    with torch.no_grad():
+        outputs, state = model.run(torch.from_numpy(x), torch.from_numpy(lengths))
+    return _named(model, outputs, state)
+
+
+def _script_run(scripted: Any, model: SequenceModel, x: np.ndarray, lengths: np.ndarray) -> Arrays:
+    with torch.no_grad():
+        results = scripted(torch.from_numpy(x), torch.from_numpy(lengths), *model.initial_state(len(x)))
+    count = len(model.output_names)
+    return _named(model, dict(zip(model.output_names, results[:count], strict=True)), results[count:])
+
+
+def _named(model: SequenceModel, outputs: Mapping[str, Tensor], state: Sequence[Tensor]) -> Arrays:
+    after = {f"{name}_out": tensor.numpy() for name, tensor in zip(state_names(model), state, strict=True)}
+    return {name: tensor.numpy() for name, tensor in outputs.items()} | after
+
+
+def _sequence_runner(runtime: ort.InferenceSession) -> Runner:
+    names = [output.name for output in runtime.get_outputs()]
+
+    def run(x: np.ndarray, lengths: np.ndarray, state: Arrays) -> Arrays:
+        return dict(zip(names, runtime.run(names, {"x": x, "lengths": lengths, **state}), strict=True))
+
+    return run
+
+
+def _stream(runtime: ort.InferenceSession, model: SequenceModel, x: np.ndarray) -> Arrays:
+    names = [output.name for output in runtime.get_outputs()]
+    state = _zeros(model, len(x))
+    outputs: Arrays = {}
+    for time in range(x.shape[1]):
+        outputs = dict(zip(names, runtime.run(names, {"x": x[:, time], **state}), strict=True))
+        state = {name: outputs[f"{name}_out"] for name in state}
+    return outputs
+
+
+def _one_step_error(
+    runtime: ort.InferenceSession, model: SequenceModel, x: np.ndarray, reached: Arrays, names: Sequence[str]
+) -> float:
+    """Torch against the step graph, one step on from the state that the sequences reached."""
+    state = {name: reached[f"{name}_out"] for name in names}
+    outputs = [output.name for output in runtime.get_outputs()]
+    actual = dict(zip(outputs, runtime.run(outputs, {"x": x, **state}), strict=True))
+    with torch.no_grad():
+        following = model.transition(
+            model.materialize(), torch.from_numpy(x), tuple(torch.from_numpy(value) for value in state.values())
+        )
+        emitted = dict(zip(model.output_names, model.emit(following), strict=True))
+    return _difference(_named(model, emitted, following), actual)[1]
+
+
+def _difference(expected: Arrays, actual: Arrays) -> tuple[float, float]:
+    """Largest absolute error, and largest error of any tensor as a share of that tensor's largest value."""
+    absolute = relative = 0.0
+    for name, reference in expected.items():
+        error = np.abs(reference.astype(np.float64) - actual[name]).max()
+        largest = np.abs(reference).max()
+        absolute = max(absolute, float(error)) if np.isfinite(error) else np.inf
+        share = float(error / largest) if largest > 0 else float(error)
+        relative = max(relative, share) if np.isfinite(share) else np.inf
+    return absolute, relative
+
+
+def _amplification(model: SequenceModel, x: np.ndarray, lengths: np.ndarray, generator: np.random.Generator) -> float:
+    """How many times one rounding step at every input comes out larger, at least 1; measured in float64."""
+    precise = copy.deepcopy(model).double()
+    unit = 2.0**-24
+    moved = x.astype(np.float64) * (1 + unit * generator.choice([-1.0, 1.0], size=x.shape))
+    base = _torch_run(precise, x.astype(np.float64), lengths)
+    _, relative = _difference(base, _torch_run(precise, moved, lengths))
+    return max(1.0, relative / unit)
+
+
+def _equal(first: Arrays, second: Arrays) -> bool:
+    return all(np.array_equal(value, second[name]) for name, value in first.items())

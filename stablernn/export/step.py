@@ -1,0 +1,119 @@
+"""The two graphs that everything is built from: one step of the state, and the outputs that a state stands for."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from stablernn.errors import ExportError
+from stablernn.models import SequenceModel
+
+OPSET = 20
+
+
+class Transition(nn.Module):
+    """``(x, *state) -> state`` with every used matrix frozen as a constant.
+
+    Args:
+        model: In evaluation mode.
+    """
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+        self.counts = []
+        for depth, weights in enumerate(model.materialize()):
+            self.counts.append(len(weights))
+            for part, weight in enumerate(weights):
+                self.register_buffer(f"weight_{depth}_{part}", weight.detach().clone())
+
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        weights = [
+            tuple(getattr(self, f"weight_{depth}_{part}") for part in range(count))
+            for depth, count in enumerate(self.counts)
+        ]
+        return self.model.transition(weights, x, state)
+
+
+class Emission(nn.Module):
+    """``(*state) -> outputs``."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *state: Tensor) -> tuple[Tensor, ...]:
+        return self.model.emit(state)
+
+
+def state_names(model: SequenceModel) -> list[str]:
+    """Names of the state inputs; each output is the same name with ``_out``."""
+    return [f"state_{index}" for index in range(len(model.state_roles()))]
+
+
+def transition_graph(model: SequenceModel) -> onnx.ModelProto:
+    """ONNX of :class:`Transition`: inputs ``x, state_0, ..``, outputs ``state_0_out, ..``."""
+    names = state_names(model)
+    arguments = (model.scaling.mean.new_zeros(2, model.input_size), *model.initial_state(2))
+    return _exported(Transition(model), arguments, ["x", *names], [f"{name}_out" for name in names])
+
+
+def emission_graph(model: SequenceModel) -> onnx.ModelProto:
+    """ONNX of :class:`Emission`: inputs ``state_0, ..``, outputs the model's ``output_names``."""
+    return _exported(Emission(model), model.initial_state(2), state_names(model), list(model.output_names))
+
+
+def _exported(
+    module: nn.Module, arguments: tuple[Tensor, ...], inputs: list[str], outputs: list[str]
+) -> onnx.ModelProto:
+    batch = torch.export.Dim("batch")
+    with _quiet():
+        program = torch.onnx.export(
+            module.eval(),
+            arguments,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=_dynamic_shapes(module, len(arguments), batch),
+            verbose=False,
+        )
+    assert program is not None
+    graph: onnx.ModelProto = program.model_proto
+    # The exporter may fix an axis that it was asked to leave open, without a word.
+    for value in [*graph.graph.input, *graph.graph.output]:
+        axis = value.type.tensor_type.shape.dim[0]
+        if not axis.dim_param:
+            raise ExportError(
+                f"The exporter fixed the batch axis of '{value.name}' to {axis.dim_value}; "
+                f"the cell '{getattr(module, 'model', None)}' has an operation that depends on the batch size."
+            )
+        axis.dim_param = "batch"
+    return graph
+
+
+def _dynamic_shapes(module: nn.Module, count: int, batch: Any) -> dict[str, Any]:
+    if isinstance(module, Transition):
+        return {"x": {0: batch}, "state": tuple({0: batch} for _ in range(count - 1))}
+    return {"state": tuple({0: batch} for _ in range(count))}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's remarks about its own internals and about packages that are not needed."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
