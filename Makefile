@@ -32,7 +32,7 @@ docs: $(VENV)/installed-dev
 	$(BIN)/python -m stablernn_cli.docs
 
 wheel: $(VENV)/installed-dev
-	$(BIN)/python -m build --wheel
+	$(BIN)/hatchling build --target wheel
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

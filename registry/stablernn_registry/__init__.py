@@ -1,0 +1,54 @@
+"""Trained models on disk: immutable versions, aliases with a history, every byte covered by a hash.
+
+>>> from stablernn_registry import Registry
+>>> registry = Registry("models")                              # doctest: +SKIP
+>>> registry.publish("digits", {"step.onnx": "out/step.onnx"}, fields)  # doctest: +SKIP
+>>> registry.get("digits@production").read("step.onnx")        # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from .card import model_card
+from .errors import (
+    AliasError,
+    GateRefused,
+    IntegrityError,
+    ManifestError,
+    RefError,
+    RegistryError,
+    StorageError,
+    UnknownRefError,
+)
+from .gates import Check, CheckResult
+from .journal import AliasEntry, LogEntry, PublishEntry
+from .manifest import FileEntry, Manifest, ManifestFields
+from .refs import Ref, parse_ref
+from .store import Registry
+from .verify import VerifyReport
+from .version import ModelInfo, Version
+
+__all__ = [
+    "AliasEntry",
+    "AliasError",
+    "Check",
+    "CheckResult",
+    "FileEntry",
+    "GateRefused",
+    "IntegrityError",
+    "LogEntry",
+    "Manifest",
+    "ManifestError",
+    "ManifestFields",
+    "ModelInfo",
+    "PublishEntry",
+    "Ref",
+    "RefError",
+    "Registry",
+    "RegistryError",
+    "StorageError",
+    "UnknownRefError",
+    "VerifyReport",
+    "Version",
+    "model_card",
+    "parse_ref",
+]

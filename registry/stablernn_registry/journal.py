@@ -1,0 +1,183 @@
+"""The log of one model: one JSON object a line, chained by sha256; the only thing that makes a version visible.
+
+A line ends with its own hash, ``,"sha256":"<64 hex>"}``, taken over the bytes of the object without that member, so
+another program checks a line without re-encoding it. ``previous`` holds the hash of the line before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from .errors import IntegrityError, RegistryError
+from .manifest import sentence
+
+FIRST = "0" * 64
+_DIGEST = r"^sha256:[0-9a-f]{64}$"
+_HEX = r"^[0-9a-f]{64}$"
+_TAIL = len(',"sha256":""}') + 64
+
+
+class CheckLine(BaseModel):
+    """One check that was run before an alias moved."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    ok: bool
+    detail: str
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+    )
+
+    seq: int = Field(ge=1)
+    time: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+    who: str
+
+
+class PublishEntry(_Line):
+    """A version came into being.
+
+    Attributes:
+        seq: Number of the line, from 1.
+        time: UTC, ``2026-11-20T07:30:00Z``.
+        who: The user that published.
+        version: Number of the new version.
+        digest: sha256 of its manifest file.
+        why: Reason given, or None.
+        previous: Hash of the line before; 64 zeros for the first.
+    """
+
+    action: Literal["publish"] = "publish"
+    version: int = Field(ge=1)
+    digest: str = Field(pattern=_DIGEST)
+    why: str | None = None
+    previous: str = Field(pattern=_HEX)
+
+
+class AliasEntry(_Line):
+    """An alias was set, moved or rolled back.
+
+    Attributes:
+        action: ``alias`` or ``rollback``.
+        alias: The alias.
+        from_version: Version it pointed to before, None if it is new; ``from`` in JSON.
+        to_version: Version it points to now; ``to`` in JSON.
+        digest: Digest of the version it points to now.
+        why: Reason given, or None.
+        forced: True if a check refused and the move was forced.
+        checks: Every check that was run.
+    """
+
+    action: Literal["alias", "rollback"]
+    alias: str
+    from_version: int | None = Field(alias="from", ge=1)
+    to_version: int = Field(alias="to", ge=1)
+    digest: str = Field(pattern=_DIGEST)
+    why: str | None = None
+    forced: bool
+    checks: list[CheckLine]
+    previous: str = Field(pattern=_HEX)
+
+
+LogEntry = PublishEntry | AliasEntry
+_ENTRY: TypeAdapter[LogEntry] = TypeAdapter(Annotated[LogEntry, Field(discriminator="action")])
+
+
+@dataclass
+class History:
+    """What a log amounts to.
+
+    Attributes:
+        entries: The lines, oldest first.
+        digests: Digest by version number.
+        moves: For each alias the versions it pointed to, oldest first and the current one last; a rollback drops one.
+        head: Hash of the last line.
+    """
+
+    entries: list[LogEntry] = field(default_factory=list)
+    digests: dict[int, str] = field(default_factory=dict)
+    moves: dict[str, list[int]] = field(default_factory=dict)
+    head: str = FIRST
+
+    @property
+    def aliases(self) -> dict[str, int]:
+        return {alias: self.moves[alias][-1] for alias in sorted(self.moves)}
+
+    def aliases_of(self, version: int) -> tuple[str, ...]:
+        return tuple(alias for alias, target in self.aliases.items() if target == version)
+
+    def apply(self, entry: LogEntry, head: str) -> str | None:
+        """Adds one line; returns what is wrong with it, or None."""
+        if entry.seq != len(self.entries) + 1:
+            return f"its seq is {entry.seq}"
+        if entry.previous != self.head:
+            return "its previous hash is not that of the line before"
+        if isinstance(entry, PublishEntry):
+            if entry.version != max(self.digests, default=0) + 1:
+                return f"it publishes version {entry.version} out of order"
+            self.digests[entry.version] = entry.digest
+        else:
+            stack = self.moves.get(entry.alias, [])
+            if entry.from_version != (stack[-1] if stack else None):
+                return f"it moves '{entry.alias}' from {entry.from_version}, where it did not point"
+            if self.digests.get(entry.to_version) != entry.digest:
+                return f"it moves '{entry.alias}' to a version {entry.to_version} with another digest"
+            if entry.action == "rollback":
+                if len(stack) < 2 or stack[-2] != entry.to_version:
+                    return f"it rolls '{entry.alias}' back to {entry.to_version}, where it was not before"
+                stack.pop()
+            elif not stack or stack[-1] != entry.to_version:
+                self.moves[entry.alias] = [*stack, entry.to_version]
+        self.entries.append(entry)
+        self.head = head
+        return None
+
+
+def encode(entry: LogEntry) -> bytes:
+    """Returns the line of an entry: ASCII JSON without spaces, its own hash as the last member, and a newline."""
+    body = json.dumps(entry.model_dump(mode="json"), separators=(",", ":"), allow_nan=False).encode("ascii")
+    own = hashlib.sha256(body).hexdigest()
+    return body[:-1] + f',"sha256":"{own}"}}\n'.encode("ascii")
+
+
+def decode(data: bytes, where: str) -> History:
+    """Reads a whole log and checks every line, the chain and that the moves make sense.
+
+    Args:
+        data: Bytes of ``log.jsonl``.
+        where: How messages name the file.
+
+    Raises:
+        IntegrityError: Naming the first line that is damaged.
+        RegistryError: If a newer program wrote a line.
+    """
+    cure = "Restore it from a copy of the registry."
+    if not data.endswith(b"\n"):
+        raise IntegrityError(f"{where} is damaged: it {'is cut off' if data else 'is empty'}. {cure}")
+    history = History()
+    for number, line in enumerate(data[:-1].split(b"\n"), start=1):
+        body = line[:-_TAIL] + b"}"
+        own = hashlib.sha256(body).hexdigest()
+        if line != body[:-1] + f',"sha256":"{own}"}}'.encode("ascii"):
+            raise IntegrityError(f"{where} is damaged: line {number} does not match its own sha256. {cure}")
+        try:
+            tree = json.loads(body)
+            known = isinstance(tree, dict) and tree.get("action") in ("publish", "alias", "rollback")
+            if not known:
+                raise RegistryError(f"{where} has a line {number} that this stablernn does not know. Update stablernn.")
+            entry = _ENTRY.validate_python(tree)
+        except ValidationError as error:
+            raise IntegrityError(f"{where} is damaged: line {number}: {sentence(error, AliasEntry)}. {cure}") from error
+        except ValueError as error:
+            raise IntegrityError(f"{where} is damaged: line {number}: {error}. {cure}") from error
+        if (wrong := history.apply(entry, own)) is not None:
+            raise IntegrityError(f"{where} is damaged: line {number} does not follow: {wrong}. {cure}")
+    return history

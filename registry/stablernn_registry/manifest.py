@@ -1,0 +1,221 @@
+"""The manifest: everything about one version except its bytes.
+
+What the publisher gives is ``ManifestFields``; the registry adds name, version, time and the hash of every file. The
+sha256 of the manifest file is the ``digest`` of the version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import IntegrityError, ManifestError, RegistryError, near
+
+SCHEMA: Literal[1] = 1
+_FILENAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def plain_json(value: object, where: str = "") -> object:
+    """Returns ``value`` as plain JSON data: tuples become lists, numbers are finite, keys are strings.
+
+    Raises:
+        ValueError: Naming the place of the first value that JSON cannot hold.
+    """
+    at = f" at '{where}'" if where else ""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"JSON has no {value}{at}; give None where a figure is missing")
+        return float(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"JSON keys are text, got {key!r}{at}")
+        return {key: plain_json(item, f"{where}.{key}" if where else key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    raise ValueError(f"JSON cannot hold a {type(value).__name__}{at}; give plain numbers, text, lists and dicts")
+
+
+def check_filename(filename: str) -> str:
+    """Returns ``filename`` if a version may hold a file of that name: ``model.onnx``, ``plots/loss.png``.
+
+    Raises:
+        ManifestError: If it is not a relative path of plain parts, which is what keeps ``..`` out of exported folders.
+    """
+    if len(filename) > 255 or not all(_FILENAME_PART.fullmatch(part) for part in filename.split("/")):
+        raise ManifestError(
+            f"A file in a version is named like 'weights.safetensors' or 'plots/loss.png' (A-Z a-z 0-9 . _ -, each "
+            f"part starting with a letter or a digit), got {filename!r}."
+        )
+    return filename
+
+
+def _distinct(values: list[str] | None) -> list[str] | None:
+    for index, value in enumerate(values or ()):
+        if values and value in values[:index]:
+            raise ValueError(f"the names must differ, got '{value}' twice")
+    return values
+
+
+_Json = Annotated[dict[str, Any], BeforeValidator(plain_json)]
+_Names = Annotated[list[str], AfterValidator(_distinct)]
+
+
+class FileEntry(BaseModel):
+    """Size and hash of one file of a version.
+
+    Attributes:
+        bytes: Length.
+        sha256: 64 hex digits; the name of the blob.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class ManifestFields(BaseModel):
+    """What the publisher says about a version.
+
+    Attributes:
+        task: ``classify``, ``forecast`` or ``predict-next``.
+        cell: Key of the recurrent cell, e.g. ``lipschitz``.
+        signature: Inputs, outputs and states of the graphs, see ``docs/registry.md``.
+        labels: Class names in the order of the outputs; needed for ``classify``.
+        features: Names of the input features, in order.
+        targets: Names of the forecast variables; needed for ``forecast``.
+        horizon: Steps ahead, 1 or more; needed for ``forecast``.
+        context_length: Steps that the model looks back on, or None for any.
+        season: Steps of one season; 1 means none.
+        frequency: Offset word of the time stamps, e.g. ``W`` or ``D``.
+        quantiles: Levels of the quantile output, ascending, each between 0 and 1.
+        preprocessing: Scaling and treatment of missing values, for people; the graphs hold the real thing.
+        metrics: Figures by split, ``{"test": {"accuracy": 0.98}}``; None where a figure is missing.
+        parity: Largest differences between torch and the exported graphs.
+        certificate: Stability certificate, or None where none was computed.
+        lineage: Data fingerprint, resolved config, code version, run.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+    )
+
+    task: Literal["classify", "forecast", "predict-next"]
+    cell: str = Field(min_length=1)
+    signature: _Json
+    labels: _Names | None = None
+    features: _Names
+    targets: _Names | None = None
+    horizon: int | None = Field(default=None, ge=1)
+    context_length: int | None = Field(default=None, ge=1)
+    season: int | None = Field(default=None, ge=1)
+    frequency: str | None = None
+    quantiles: list[Annotated[float, Field(gt=0, lt=1)]] | None = None
+    preprocessing: _Json = Field(default_factory=dict)
+    metrics: _Json = Field(default_factory=dict)
+    parity: _Json = Field(default_factory=dict)
+    certificate: _Json | None = None
+    lineage: _Json = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _complete(self) -> ManifestFields:
+        needed = {"classify": ("labels",), "forecast": ("targets", "horizon")}.get(self.task, ())
+        for field in needed:
+            if not getattr(self, field):
+                raise ValueError(f"task '{self.task}' needs the field '{field}', got {getattr(self, field)!r}")
+        if self.quantiles and sorted(set(self.quantiles)) != self.quantiles:
+            raise ValueError(f"quantiles must ascend, got {self.quantiles}")
+        return self
+
+    @classmethod
+    def parse(cls, fields: ManifestFields | Mapping[str, object]) -> ManifestFields:
+        """Checks the publisher's fields; those of a whole manifest are taken out of it.
+
+        Raises:
+            ManifestError: One sentence about the first field that is wrong.
+        """
+        # An instance is checked again: its dicts can have been changed since it was made.
+        known = set(ManifestFields.model_fields)
+        given = fields.model_dump(include=known) if isinstance(fields, ManifestFields) else dict(fields)
+        try:
+            return ManifestFields.model_validate(given)
+        except ValidationError as error:
+            raise ManifestError(f"The manifest cannot be written: {sentence(error, ManifestFields)}.") from error
+
+
+class Manifest(ManifestFields):
+    """One version as it is stored; see ``ManifestFields`` for what the publisher gives.
+
+    Attributes:
+        schema_number: Version of this format, 1; ``schema`` in JSON.
+        name: Name of the model.
+        version: Number of the version, 1 or more.
+        created: Time of publishing, UTC, ``2026-11-20T07:30:00Z``.
+        files: Size and hash by file name.
+    """
+
+    schema_number: Literal[1] = Field(default=SCHEMA, alias="schema")
+    name: str
+    version: int = Field(ge=1)
+    created: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+    files: dict[str, FileEntry] = Field(min_length=1)
+
+    def encode(self) -> bytes:
+        """Returns the bytes of the manifest file: ASCII JSON, keys sorted, no spaces, one newline at the end."""
+        data = self.model_dump(mode="json")
+        return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def decode(data: bytes, where: str) -> Manifest:
+    """Reads a manifest file whose hash was already found right.
+
+    Raises:
+        RegistryError: If a newer program wrote it.
+        IntegrityError: If it is not a manifest.
+    """
+    try:
+        tree = json.loads(data, parse_constant=_no_constant)
+        if isinstance(tree, dict) and isinstance(tree.get("schema"), int) and tree["schema"] > SCHEMA:
+            raise RegistryError(
+                f"{where} has manifest schema {tree['schema']}, this stablernn reads up to {SCHEMA}. Update stablernn."
+            )
+        return Manifest.model_validate(tree)
+    except ValidationError as error:
+        raise IntegrityError(f"{where} is not a manifest: {sentence(error, Manifest)}.") from error
+    except ValueError as error:
+        raise IntegrityError(f"{where} is not a manifest: {error}.") from error
+
+
+def digest_of(data: bytes) -> str:
+    """Returns ``sha256:`` and the hex hash of a manifest file's bytes."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    """Turns the first complaint of pydantic into half a sentence that names the field."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown field '{field}'{near(field, model.model_fields).rstrip('?').replace(' Did', '; did')}"
+    if first["type"] == "missing":
+        return f"the field '{field}' is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:] if not message.startswith("JSON") else message
+    return (
+        f"field '{field}': {message}" + ("" if first["type"] == "value_error" else f", got {first['input']!r}")
+        if field
+        else message
+    )
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"JSON has no {word}")

@@ -1,0 +1,112 @@
+"""References: ``NAME``, ``NAME:VERSION`` and ``NAME@ALIAS``, parsed and printed in one place.
+
+Names become folder names, so nothing that has not passed ``check_name`` may reach a path.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import RefError
+
+# [0-9] and not \d: \d also matches digits of other scripts. Always used with fullmatch: "$" would let a newline pass.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+_RESERVED_ALIAS = re.compile(r"latest|v?[0-9]+")
+_RULE = "1 to 64 of the characters a-z 0-9 . _ -, the first a letter or a digit"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Which version is meant; with neither version nor alias, the highest one.
+
+    Attributes:
+        name: Name of the model.
+        version: Version number, 1 or more, or None.
+        alias: Movable name, or None.
+    """
+
+    name: str
+    version: int | None = None
+    alias: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if self.version is not None:
+            check_version(self.version)
+        if self.alias is not None:
+            check_alias(self.alias, self.name)
+        if self.version is not None and self.alias is not None:
+            raise RefError(
+                f"A reference has a version or an alias, got both ({self.version} and '{self.alias}'). Give one."
+            )
+
+    def __str__(self) -> str:
+        if self.version is not None:
+            return f"{self.name}:{self.version}"
+        return self.name if self.alias is None else f"{self.name}@{self.alias}"
+
+
+def parse_ref(text: str) -> Ref:
+    """Parses ``NAME``, ``NAME:VERSION`` or ``NAME@ALIAS``.
+
+    Raises:
+        RefError: If the text is none of the three, or the alias is a reserved word.
+    """
+    name, separator, rest = text.partition("@")
+    if separator:
+        return Ref(name, alias=rest)
+    name, separator, rest = text.partition(":")
+    if not separator:
+        return Ref(name)
+    check_name(name)
+    if not _VERSION.fullmatch(rest):
+        raise RefError(
+            f"'{text}' has no version number after the colon, got '{rest}'. "
+            f"Write '{name}:3' for version 3, '{name}@ALIAS' for an alias or '{name}' for the highest version."
+        )
+    return Ref(name, version=int(rest))
+
+
+def check_name(name: str) -> str:
+    """Returns ``name`` if it may name a model.
+
+    Raises:
+        RefError: If it does not match ``[a-z0-9][a-z0-9._-]{0,63}``.
+    """
+    if not is_name(name):
+        raise RefError(f"A model name is {_RULE}, got {name!r}.")
+    return name
+
+
+def is_name(name: str) -> bool:
+    """Whether ``name`` may name a model."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_version(version: int) -> int:
+    """Returns ``version`` if it can be a version number.
+
+    Raises:
+        RefError: If it is not a whole number from 1 to 999999999.
+    """
+    # bool is an int: True would silently mean version 1.
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= 999_999_999:
+        raise RefError(f"A version is a whole number, 1 or more, got {version!r}.")
+    return version
+
+
+def check_alias(alias: str, name: str) -> str:
+    """Returns ``alias`` if it may be an alias of the model ``name``.
+
+    Raises:
+        RefError: If it is not well formed or reserved: ``latest``, digits, ``v`` with digits.
+    """
+    if not _NAME.fullmatch(alias):
+        raise RefError(f"An alias is {_RULE}, got {alias!r}.")
+    if _RESERVED_ALIAS.fullmatch(alias):
+        number = alias.lstrip("v")
+        meant = f"'{name}' for the highest version" if alias == "latest" else f"'{name}:{number}' for that version"
+        raise RefError(f"'{alias}' is reserved and cannot be an alias. Write {meant}, or choose a word.")
+    return alias

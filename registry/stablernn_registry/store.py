@@ -1,0 +1,504 @@
+"""The store: publish, get, list, aliases, log, verify.
+
+What makes it safe, in the order it happens while publishing:
+
+1. Everything is written and synced in ``tmp/NAME``, which only the holder of the model's lock touches.
+2. Renames put blobs and the manifest in place; nobody refers to them yet.
+3. Renaming the new ``log.jsonl`` over the old one makes the version visible. A process killed before that has changed
+   nothing; the next writer removes what it left.
+
+Readers take no lock: a log is always whole, and what it names is already there and never changes.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import filelock
+import platformdirs
+
+from . import disk, journal
+from .errors import (
+    AliasError,
+    GateRefused,
+    IntegrityError,
+    ManifestError,
+    StorageError,
+    UnknownRefError,
+    near,
+)
+from .gates import Check, CheckResult, failures
+from .journal import AliasEntry, CheckLine, History, LogEntry, PublishEntry
+from .layout import FOREIGN, MARKER, SCHEMA, Layout
+from .manifest import Manifest, ManifestFields, check_filename, decode, digest_of
+from .refs import Ref, check_alias, check_name, check_version, is_name, parse_ref
+from .verify import Verifier, VerifyReport
+from .version import ModelInfo, Version, quoted
+
+ENVIRONMENT = "STABLERNN_REGISTRY"
+
+
+class Registry:
+    """Trained models on disk, in versions that never change.
+
+    Nothing is created until something is published, so a registry can be read where writing is not allowed.
+
+    Args:
+        root: Folder of the registry. Default: ``STABLERNN_REGISTRY``, else the user's data folder.
+        lock_timeout_seconds: How long a write waits for another write to the same model.
+    """
+
+    def __init__(self, root: str | Path | None = None, *, lock_timeout_seconds: float = 300.0) -> None:
+        chosen = (
+            root
+            or os.environ.get(ENVIRONMENT)
+            or platformdirs.user_data_path("stablernn", appauthor=False) / "registry"
+        )
+        self.root = Path(chosen).expanduser().absolute()
+        self._layout = Layout(self.root)
+        self._lock_timeout_seconds = lock_timeout_seconds
+
+    def __repr__(self) -> str:
+        return f"Registry({str(self.root)!r})"
+
+    def publish(
+        self,
+        name: str,
+        files: Mapping[str, str | Path],
+        fields: ManifestFields | Mapping[str, object],
+        *,
+        who: str | None = None,
+        why: str | None = None,
+    ) -> Version:
+        """Makes the next version of a model from copies of the files; all of it becomes visible at once, or nothing.
+
+        Args:
+            name: Name of the model; a new one is made.
+            files: Where each file lies now, by its name in the version.
+            fields: The rest of the manifest.
+            who: Who publishes. Default: the user of the process.
+            why: Reason for the log.
+
+        Raises:
+            RefError: If the name is not well formed.
+            ManifestError: If a file is missing, badly named or there is none, or a field is wrong.
+            StorageError: If the disk is full or does not allow it, or another process holds the lock for too long.
+            IntegrityError: If the model's log is damaged.
+        """
+        check_name(name)
+        checked = ManifestFields.parse(fields)
+        if not files:
+            raise ManifestError(f"A version needs at least one file, got none for '{name}'.")
+        sources = {check_filename(filename): Path(files[filename]) for filename in sorted(files)}
+        for filename, source in sources.items():
+            if not source.is_file():
+                raise ManifestError(f"Cannot publish '{filename}': there is no file {source}.")
+
+        with self._locked(name), self._staged(name, f"publish '{name}'") as staging:
+            history = self._history(name) or History()
+            staged = {f: staging / f"file-{index}" for index, f in enumerate(sources)}
+            entries = {f: disk.copy_new(sources[f], staged[f], f) for f in sources}
+            time = _now()
+            manifest = Manifest(
+                **checked.model_dump(),
+                name=name,
+                version=max(history.digests, default=0) + 1,
+                created=time,
+                files=entries,
+            )
+            data = manifest.encode()
+            disk.write_new(staging / "manifest.json", data)
+            line = PublishEntry(
+                seq=len(history.entries) + 1,
+                time=time,
+                who=who or _user(),
+                version=manifest.version,
+                digest=digest_of(data),
+                why=why,
+                previous=history.head,
+            )
+            self._stage_log(name, line)
+            # Nothing of size is written from here on: a full disk has shown itself by now.
+            for filename, entry in entries.items():
+                blob = self._layout.blob(entry.sha256)
+                disk.make_folders(blob.parent)
+                # Also where the blob is there already: that mends one that was damaged.
+                disk.place(staged[filename], blob)
+            disk.make_folders(self._layout.versions(name))
+            disk.place(staging / "manifest.json", self._layout.manifest(name, manifest.version))
+            self._commit(name, f"'{name}:{manifest.version}' is published")
+        return self.get(Ref(name, manifest.version))
+
+    def get(self, ref: str | Ref) -> Version:
+        """Looks a version up; its manifest is checked against the digest in the log.
+
+        Args:
+            ref: ``NAME`` (the highest version), ``NAME:VERSION`` or ``NAME@ALIAS``.
+
+        Raises:
+            RefError: If the reference is not well formed.
+            UnknownRefError: If there is no such model, version or alias.
+            IntegrityError: If the log or the manifest is damaged.
+        """
+        ref = parse_ref(ref) if isinstance(ref, str) else ref
+        history = self._known_history(ref.name)
+        number = self._resolve(ref, history)
+        path = self._layout.manifest(ref.name, number)
+        what = f"The manifest of '{ref.name}:{number}' ({self._layout.relative(path)})"
+        with disk.explained(f"read '{ref}'", self.root):
+            data = disk.read_or_none(path)
+        cure = "Restore it from a copy of the registry."
+        if data is None:
+            raise IntegrityError(f"{what} is missing. {cure}")
+        if digest_of(data) != history.digests[number]:
+            raise IntegrityError(f"{what} is damaged: its sha256 is not the digest in the log. {cure}")
+        manifest = decode(data, what)
+        return Version(
+            ref.name, number, history.digests[number], manifest, history.aliases_of(number), _layout=self._layout
+        )
+
+    def list(self) -> tuple[ModelInfo, ...]:
+        """Lists every model with its versions and aliases, by name; empty if there is no registry yet.
+
+        Raises:
+            IntegrityError: If a log is damaged.
+        """
+        found = []
+        for name in self._names():
+            if (history := self._history(name)) is not None:
+                found.append(ModelInfo(name, tuple(history.digests), history.aliases))
+        return tuple(found)
+
+    def log(self, name: str) -> tuple[LogEntry, ...]:
+        """Returns everything that happened to a model, oldest first.
+
+        Raises:
+            RefError, UnknownRefError: If there is no such model.
+            IntegrityError: If the log is damaged.
+        """
+        return tuple(self._known_history(check_name(name)).entries)
+
+    def set_alias(
+        self,
+        name: str,
+        alias: str,
+        version: int,
+        *,
+        who: str | None = None,
+        why: str | None = None,
+        force: bool = False,
+        checks: Sequence[Check] = (),
+    ) -> AliasEntry:
+        """Points an alias to a version, if every check agrees; returns the line of the log that records it.
+
+        Args:
+            name: Name of the model.
+            alias: A movable name such as ``production``; ``latest``, digits and ``v`` with digits are reserved.
+            version: Number of the version.
+            who: Who moves it. Default: the user of the process.
+            why: Reason for the log.
+            force: Move it even if a check refuses; needs ``why``, and the refusal is logged with it.
+            checks: What must agree. All are run, so that a refusal names every failure.
+
+        Raises:
+            RefError: If name, alias or version is not well formed.
+            UnknownRefError: If there is no such model or version.
+            AliasError: If ``force`` is given without ``why``.
+            GateRefused: If a check refuses; nothing is changed.
+            StorageError, IntegrityError: As for ``publish``.
+        """
+        check_alias(alias, check_name(name))
+        check_version(version)
+        _check_force(force, why)
+        self._resolve(Ref(name, version), self._known_history(name))
+        with self._locked(name):
+            history = self._known_history(name)
+            return self._move("alias", name, alias, version, history, who=who, why=why, force=force, checks=checks)
+
+    def rollback(
+        self,
+        name: str,
+        alias: str,
+        *,
+        who: str | None = None,
+        why: str | None = None,
+        force: bool = False,
+        checks: Sequence[Check] = (),
+    ) -> AliasEntry:
+        """Points an alias back to the version before; each further rollback goes one further back.
+
+        Args, errors: As for ``set_alias``.
+
+        Raises:
+            AliasError: If the alias never pointed elsewhere.
+        """
+        check_alias(alias, check_name(name))
+        _check_force(force, why)
+        self._resolve(Ref(name, alias=alias), self._known_history(name))
+        with self._locked(name):
+            history = self._known_history(name)
+            stack = history.moves[alias]
+            if len(stack) < 2:
+                raise AliasError(
+                    f"'{name}@{alias}' cannot be rolled back: before version {stack[-1]} it pointed nowhere. "
+                    f"Set it to another version instead."
+                )
+            return self._move("rollback", name, alias, stack[-2], history, who=who, why=why, force=force, checks=checks)
+
+    def verify(self, ref: str | Ref | None = None) -> VerifyReport:
+        """Checks every byte below the root, or the root's own files and one version.
+
+        Damage is reported, not raised.
+
+        Raises:
+            RefError: If the reference is not well formed.
+            UnknownRefError: If there is no such model, version or alias.
+        """
+        ref = parse_ref(ref) if isinstance(ref, str) else ref
+        verifier = Verifier(self._layout)
+        # A folder that is no registry is the user's mistake and raised; a damaged registry.json is one of the findings.
+        with suppress(IntegrityError):
+            self._exists()
+        names = verifier.root()
+        if ref is None:
+            for name in names:
+                verifier.model(name)
+            verifier.all_blobs()
+        else:
+            history = verifier.model(ref.name)
+            if history is None and not verifier.problems:
+                self._known_history(ref.name)
+            if history is not None:
+                verifier.blobs_of(f"{ref.name}:{self._resolve(ref, history)}")
+        return VerifyReport(str(ref or self.root), verifier.checked, tuple(verifier.problems), tuple(verifier.notes))
+
+    def _move(
+        self,
+        action: str,
+        name: str,
+        alias: str,
+        version: int,
+        history: History,
+        *,
+        who: str | None,
+        why: str | None,
+        force: bool,
+        checks: Sequence[Check],
+    ) -> AliasEntry:
+        current = history.aliases.get(alias)
+        results = self._judge(name, version, current, checks)
+        refused = failures(results)
+        if refused and not force:
+            stays = f"stays at version {current}" if current else "is not set"
+            raise GateRefused(
+                f"'{name}@{alias}' {stays}, version {version} is refused: {refused}. Choose another version, or force "
+                f"the move and say why.",
+                results,
+            )
+        entry = AliasEntry.model_validate(
+            {
+                "seq": len(history.entries) + 1,
+                "time": _now(),
+                "who": who or _user(),
+                "action": action,
+                "alias": alias,
+                "from": current,
+                "to": version,
+                "digest": history.digests[version],
+                "why": why,
+                "forced": bool(refused),
+                "checks": [CheckLine(name=r.name, ok=r.ok, detail=r.detail) for r in results],
+                "previous": history.head,
+            }
+        )
+        with self._staged(name, f"move '{name}@{alias}'"):
+            self._stage_log(name, entry)
+            self._commit(name, f"'{name}@{alias}' is moved")
+        return entry
+
+    def _judge(self, name: str, version: int, current: int | None, checks: Sequence[Check]) -> tuple[CheckResult, ...]:
+        if not checks:
+            return ()
+        candidate = self.get(Ref(name, version))
+        incumbent = self.get(Ref(name, current)) if current else None
+        return tuple(check(candidate, incumbent) for check in checks)
+
+    def _resolve(self, ref: Ref, history: History) -> int:
+        if ref.alias is not None:
+            if (version := history.aliases.get(ref.alias)) is None:
+                has = f"It has {quoted(history.aliases)}." if history.aliases else "It has no aliases."
+                raise UnknownRefError(
+                    f"Model '{ref.name}' has no alias '{ref.alias}'.{near(ref.alias, history.aliases)} {has}"
+                )
+            return version
+        number = ref.version or max(history.digests)
+        if number not in history.digests:
+            highest = max(history.digests)
+            has = "only version 1" if highest == 1 else f"versions 1 to {highest}"
+            raise UnknownRefError(f"Model '{ref.name}' has no version {number}, it has {has}.")
+        return number
+
+    def _names(self) -> tuple[str, ...]:
+        """The models that were published, by name."""
+        if not self._exists():
+            return ()
+        with disk.explained("list the models", self.root):
+            try:
+                found = [entry.name for entry in self._layout.models.iterdir() if is_name(entry.name)]
+            except FileNotFoundError:
+                return ()
+            return tuple(name for name in sorted(found) if self._layout.log(name).exists())
+
+    def _history(self, name: str) -> History | None:
+        """The replayed log of a model, or None if nothing was ever published under that name."""
+        if not self._exists():
+            return None
+        path = self._layout.log(name)
+        with disk.explained(f"read '{name}'", self.root):
+            data = disk.read_or_none(path)
+        return None if data is None else journal.decode(data, f"The log of '{name}' ({self._layout.relative(path)})")
+
+    def _known_history(self, name: str) -> History:
+        if (history := self._history(name)) is not None:
+            return history
+        if not self._exists():
+            raise UnknownRefError(
+                f"Unknown model '{name}': the registry {self.root} is empty. Publish a model, or point {ENVIRONMENT} "
+                f"to the registry that has it."
+            )
+        names = self._names()
+        raise UnknownRefError(
+            f"Unknown model '{name}' in the registry {self.root}.{near(name, names)} See 'stablernn registry list'."
+        )
+
+    def _exists(self) -> bool:
+        """Whether the root is a registry; False if nothing is there yet.
+
+        Raises:
+            StorageError: If the root is something else.
+            IntegrityError: If ``registry.json`` is damaged or missing.
+        """
+        with disk.explained("open it", self.root):
+            marker = disk.read_or_none(self._layout.marker)
+            if marker is None:
+                if not self.root.exists():
+                    return False
+                if not self.root.is_dir():
+                    raise StorageError(f"The registry {self.root} is a file, not a folder. Choose a folder.")
+                names = {entry.name for entry in self.root.iterdir()} - FOREIGN - {"locks", "tmp"}
+                # Read again: the first version may have been published between the two looks.
+                marker = disk.read_or_none(self._layout.marker)
+                if marker is None and not names:
+                    return False
+                if marker is None and not names & {"models", "blobs"}:
+                    raise StorageError(
+                        f"{self.root} is not a registry: it has no registry.json but holds {quoted(names)}. "
+                        f"Point {ENVIRONMENT} to a registry, or to a new or empty folder."
+                    )
+        if marker is None:
+            raise IntegrityError(
+                f"The registry {self.root} has lost its registry.json. Restore it: its whole content is "
+                f"{MARKER.decode().strip()} and a newline."
+            )
+        if marker != MARKER:
+            raise IntegrityError(
+                f"registry.json of the registry {self.root} is damaged, or written by a newer stablernn. With schema "
+                f"{SCHEMA} its whole content is {MARKER.decode().strip()} and a newline."
+            )
+        return True
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        self._exists()
+        with disk.explained(f"lock '{name}'", self.root):
+            disk.make_folders(self._layout.locks)
+            lock = filelock.FileLock(self._layout.lock(name))
+            try:
+                lock.acquire(timeout=self._lock_timeout_seconds)
+            except filelock.Timeout as error:
+                raise StorageError(
+                    f"Another process has been writing to '{name}' for {self._lock_timeout_seconds:g} s "
+                    f"({self._layout.lock(name)} is locked). Wait for it to end, then do it again."
+                ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def _staged(self, name: str, action: str) -> Iterator[Path]:
+        """A staging folder, empty at the start and gone at the end; the caller holds the model's lock."""
+        staging = self._layout.staging(name)
+        with disk.explained(action, self.root):
+            self._clear(name)
+            disk.make_folders(staging)
+            try:
+                if not self._exists():
+                    disk.write_new(staging / "registry.json", MARKER)
+                    disk.place(staging / "registry.json", self._layout.marker)
+                yield staging
+            finally:
+                self._clear(name)
+
+    def _stage_log(self, name: str, entry: LogEntry) -> None:
+        old = disk.read_or_none(self._layout.log(name)) or b""
+        staging = self._layout.staging(name)
+        disk.write_new(staging / "log.jsonl", old + journal.encode(entry), writable=True)
+        # It marks the manifest that comes next as unfinished, so it must be there first after a power cut too.
+        disk.sync_folder(staging)
+
+    def _commit(self, name: str, done: str) -> None:
+        log = self._layout.log(name)
+        os.replace(self._layout.staging(name) / "log.jsonl", log)
+        try:
+            disk.sync_folder(log.parent)
+        except OSError as error:
+            raise StorageError(
+                f"{done}, but the disk did not confirm it ({error.strerror}), so a power cut may undo it. Check the "
+                f"disk, then run 'stablernn registry verify'."
+            ) from error
+
+    def _clear(self, name: str) -> None:
+        """Removes what a write that was not finished left behind; does nothing after one that was.
+
+        A staged log that still lies there means that no version was made visible, so the manifest of the next number
+        belongs to nobody. It is gone for good before the log is: a kill in between leaves the same picture.
+        """
+        staging = self._layout.staging(name)
+        if not staging.is_dir():
+            return
+        log = staging / "log.jsonl"
+        if log.exists():
+            history = self._history(name) or History()
+            orphan = self._layout.manifest(name, max(history.digests, default=0) + 1)
+            if orphan.exists():
+                orphan.unlink()
+                disk.sync_folder(orphan.parent)
+        for leftover in staging.iterdir():
+            leftover.unlink()
+        staging.rmdir()
+        for folder in (self._layout.versions(name), self._layout.model(name)):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _check_force(force: bool, why: str | None) -> None:
+    if force and not (why and why.strip()):
+        raise AliasError("A forced move needs a reason, got none. Give why.")
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run under a number that no user database knows.
+        return f"uid:{os.getuid()}"

@@ -1,0 +1,273 @@
+"""Checks every byte below the root against the hashes that lie there.
+
+Blobs by the hash they are named after and by the manifests, manifests by the digests in the logs, logs by their chain,
+``registry.json`` by its only possible content, lock files by being empty; anything else is a stray.
+
+It takes no lock and writes nothing. Where a write may be under way, the order of the looks matters and is explained.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import disk, journal
+from .errors import IntegrityError, RegistryError
+from .journal import History
+from .layout import FOREIGN, MARKER, SHA256, STAGED, Layout
+from .manifest import FileEntry, Manifest, decode, digest_of
+from .refs import is_name
+
+_CURE = "Restore it from a copy of the registry"
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What ``verify`` found.
+
+    Attributes:
+        ref: The reference asked for, or the root where everything was checked.
+        checked: Files that were read and compared.
+        problems: One sentence each.
+        notes: What is in order but worth knowing: traces of a write that was interrupted or is still running.
+    """
+
+    ref: str
+    checked: int
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """One file of one version that a blob is wanted for."""
+
+    ref: str
+    filename: str
+    entry: FileEntry
+
+
+@dataclass
+class Verifier:
+    """One pass over a registry; collects what it finds instead of raising.
+
+    Attributes:
+        layout: Paths of the registry.
+        checked: Files that were read and compared so far.
+        problems: Damage found so far.
+        notes: Remarks so far.
+    """
+
+    layout: Layout
+    checked: int = 0
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _wanted: dict[str, list[_Owner]] = field(default_factory=dict)
+
+    def root(self) -> list[str]:
+        """Checks the root's own files: ``registry.json``, ``locks``, ``tmp``, and that nothing else lies there.
+
+        Returns:
+            The names of the models.
+        """
+        layout, names = self.layout, []
+        for entry in self._scan(layout.root):
+            if entry.name == layout.marker.name:
+                self._file(entry)
+            elif entry.name in ("blobs", "locks", "models", "tmp"):
+                self._folder(entry)
+            elif entry.name not in FOREIGN:
+                self._stray(entry)
+        marker = self._read(layout.marker)
+        if marker is not None and marker != MARKER:
+            self.problems.append(
+                f"registry.json is damaged, or written by a newer stablernn: its whole content should be "
+                f"{MARKER.decode().strip()} and a newline."
+            )
+        if marker is None and (layout.models.exists() or layout.blobs.parent.exists()):
+            self.problems.append(
+                f"registry.json is missing: write {MARKER.decode().strip()} and a newline to {layout.marker}."
+            )
+        for entry in self._scan(layout.locks):
+            if not is_name(entry.name):
+                self._stray(entry)
+            elif self._file(entry) and self._read(layout.locks / entry.name):
+                self.problems.append(f"locks/{entry.name} is not empty, a lock file always is: empty it.")
+        for entry in self._scan(layout.tmp):
+            if not is_name(entry.name):
+                self._stray(entry)
+            elif self._folder(entry):
+                self._staging(entry.name)
+        for entry in self._scan(layout.models):
+            if not is_name(entry.name):
+                self._stray(entry)
+            elif self._folder(entry):
+                names.append(entry.name)
+        return names
+
+    def model(self, name: str) -> History | None:
+        """Checks log and manifests of one model, and notes which blobs its versions want.
+
+        Returns:
+            The replayed log, or None if there is none or it is damaged.
+        """
+        layout = self.layout
+        for entry in self._scan(layout.model(name)):
+            if entry.name == "log.jsonl":
+                self._file(entry)
+            elif entry.name == "versions":
+                self._folder(entry)
+            else:
+                self._stray(entry)
+        # First the manifests that are there, then whether a write is under way, then the log: a manifest that a running
+        # write has put in place is then either in the log by now, or its staged log was seen.
+        found = [entry for entry in self._scan(layout.versions(name)) if self._file(entry)]
+        unfinished = (layout.staging(name) / "log.jsonl").exists()
+        data = self._read(layout.log(name))
+        history = History()
+        if data is not None:
+            try:
+                history = journal.decode(data, f"The log of '{name}' ({layout.relative(layout.log(name))})")
+            except RegistryError as error:
+                self.problems.append(str(error))
+                return None
+        elif found and not unfinished:
+            self.problems.append(f"The log of '{name}' ({layout.relative(layout.log(name))}) is missing. {_CURE}.")
+            return None
+        published = {f"{number}.json" for number in history.digests}
+        coming = f"{max(history.digests, default=0) + 1}.json"
+        for entry in found:
+            if entry.name not in published and not (unfinished and entry.name == coming):
+                self._stray(entry)
+        for number, digest in history.digests.items():
+            manifest = self._manifest(name, number, digest)
+            for filename, wanted in manifest.files.items() if manifest else ():
+                self._wanted.setdefault(wanted.sha256, []).append(_Owner(f"{name}:{number}", filename, wanted))
+        return history if data is not None else None
+
+    def blobs_of(self, ref: str) -> None:
+        """Checks the blobs of one version of a model that was checked, given as ``NAME:VERSION``."""
+        for sha256, owners in self._wanted.items():
+            if any(owner.ref == ref for owner in owners):
+                self._blob(self.layout.blob(sha256))
+
+    def all_blobs(self) -> None:
+        """Checks every blob, wanted or not, and that every wanted one is there."""
+        layout = self.layout
+        for entry in self._scan(layout.blobs.parent):
+            if entry.name != layout.blobs.name:
+                self._stray(entry)
+            else:
+                self._folder(entry)
+        seen = set()
+        for prefix in self._scan(layout.blobs):
+            if not self._folder(prefix):
+                continue
+            for entry in self._scan(layout.blobs / prefix.name):
+                if not SHA256.fullmatch(entry.name) or entry.name[:2] != prefix.name:
+                    self._stray(entry)
+                elif self._file(entry):
+                    seen.add(entry.name)
+                    self._blob(layout.blob(entry.name))
+        for sha256 in self._wanted.keys() - seen:
+            self._blob(layout.blob(sha256))
+        if spare := len(seen - self._wanted.keys()):
+            self.notes.append(f"{spare} blob{'s belong' if spare > 1 else ' belongs'} to no version; they do no harm.")
+
+    def _manifest(self, name: str, number: int, digest: str) -> Manifest | None:
+        path = self.layout.manifest(name, number)
+        what = f"The manifest of '{name}:{number}' ({self.layout.relative(path)})"
+        data = self._read(path)
+        if data is None:
+            self.problems.append(f"{what} is missing. {_CURE}.")
+        elif digest_of(data) != digest:
+            self.problems.append(f"{what} is damaged: its sha256 is not the digest in the log. {_CURE}.")
+        else:
+            try:
+                manifest = decode(data, what)
+            except RegistryError as error:
+                self.problems.append(str(error))
+                return None
+            if (manifest.name, manifest.version) == (name, number):
+                return manifest
+            self.problems.append(f"{what} is that of '{manifest.name}:{manifest.version}'. {_CURE}.")
+        return None
+
+    def _blob(self, path: Path) -> None:
+        place = self.layout.relative(path)
+        owners = self._wanted.get(path.name, [])
+        who = ", ".join(f"'{owner.filename}' of '{owner.ref}'" for owner in owners) or "A blob"
+        try:
+            found = disk.hash_of(path)
+        except FileNotFoundError:
+            if owners:
+                self.problems.append(f"{who} ({place}) is missing. {_CURE}, or publish the same file again.")
+            return
+        except OSError as error:
+            self.problems.append(f"{place} cannot be read: {error.strerror}. {_CURE}.")
+            return
+        self.checked += 1
+        wanted = [owner.entry for owner in owners] or [FileEntry(bytes=found.bytes, sha256=path.name)]
+        try:
+            for entry in wanted:
+                disk.check_bytes(found, entry, f"{who} ({place})")
+        except IntegrityError as error:
+            self.problems.append(str(error))
+
+    def _staging(self, name: str) -> None:
+        staged = 0
+        for entry in self._scan(self.layout.staging(name)):
+            if not STAGED.fullmatch(entry.name):
+                self._stray(entry)
+            elif self._file(entry):
+                staged += 1
+        self.notes.append(
+            f"tmp/{name} holds {staged} staged file{'' if staged == 1 else 's'}: a write to '{name}' is running or was "
+            f"interrupted; the next write to it clears them."
+        )
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            data = disk.read_or_none(path)
+        except OSError as error:
+            self.problems.append(f"{self.layout.relative(path)} cannot be read: {error.strerror}. {_CURE}.")
+            return None
+        self.checked += data is not None
+        return data
+
+    def _scan(self, folder: Path) -> Iterator[os.DirEntry[str]]:
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            # Not there yet, or gone since it was listed; a file in place of a folder is reported where it is listed.
+            return
+        except OSError as error:
+            self.problems.append(f"{self.layout.relative(folder)} cannot be read: {error.strerror}. {_CURE}.")
+            return
+        yield from entries
+
+    def _file(self, entry: os.DirEntry[str]) -> bool:
+        if entry.is_file(follow_symlinks=False):
+            return True
+        self._stray(entry, " in place of a file")
+        return False
+
+    def _folder(self, entry: os.DirEntry[str]) -> bool:
+        if entry.is_dir(follow_symlinks=False):
+            return True
+        self._stray(entry, " in place of a folder")
+        return False
+
+    def _stray(self, entry: os.DirEntry[str], what: str = "") -> None:
+        # What a running write has moved away since it was listed is no stray.
+        if not os.path.lexists(entry.path):
+            return
+        place = self.layout.relative(Path(entry.path))
+        self.problems.append(f"{place} does not belong into a registry{what}: take it out.")

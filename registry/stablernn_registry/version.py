@@ -1,0 +1,109 @@
+"""What a registry hands out: models, and versions whose files are checked as they are read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import disk
+from .errors import IntegrityError, UnknownRefError, near
+from .layout import Layout
+from .manifest import FileEntry, Manifest
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One line of ``Registry.list``.
+
+    Attributes:
+        name: Name of the model.
+        versions: Its version numbers, ascending.
+        aliases: Version number by alias.
+    """
+
+    name: str
+    versions: tuple[int, ...]
+    aliases: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One published version; its files never change.
+
+    Attributes:
+        name: Name of the model.
+        version: Its number.
+        digest: ``sha256:`` and the hash of its manifest file.
+        manifest: What was published.
+        aliases: Aliases that pointed here when it was looked up.
+    """
+
+    name: str
+    version: int
+    digest: str
+    manifest: Manifest
+    aliases: tuple[str, ...]
+    _layout: Layout = field(repr=False)
+
+    @property
+    def ref(self) -> str:
+        """``NAME:VERSION``."""
+        return f"{self.name}:{self.version}"
+
+    def path(self, filename: str) -> Path:
+        """Returns where a file lies, for programs that must open it themselves; its content is not checked here.
+
+        Raises:
+            UnknownRefError: If the version has no such file.
+            IntegrityError: If it is missing on disk or has another size.
+        """
+        entry = self._entry(filename)
+        path = self._layout.blob(entry.sha256)
+        with disk.explained(f"read '{filename}' of '{self.ref}'", self._layout.root):
+            try:
+                found = path.stat().st_size
+            except FileNotFoundError as error:
+                raise self._missing(filename, path) from error
+        disk.check_bytes(FileEntry(bytes=found, sha256=entry.sha256), entry, self._what(filename, path))
+        return path
+
+    def read(self, filename: str) -> bytes:
+        """Returns the bytes of a file, checked against the hash in the manifest.
+
+        Raises:
+            UnknownRefError: If the version has no such file.
+            IntegrityError: If it is missing on disk or any byte differs.
+        """
+        entry = self._entry(filename)
+        path = self._layout.blob(entry.sha256)
+        with disk.explained(f"read '{filename}' of '{self.ref}'", self._layout.root):
+            data = disk.read_or_none(path)
+        if data is None:
+            raise self._missing(filename, path)
+        found = FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        disk.check_bytes(found, entry, self._what(filename, path))
+        return data
+
+    def _entry(self, filename: str) -> FileEntry:
+        if (entry := self.manifest.files.get(filename)) is None:
+            raise UnknownRefError(
+                f"'{self.ref}' has no file '{filename}'.{near(filename, self.manifest.files)} "
+                f"It has {quoted(self.manifest.files)}."
+            )
+        return entry
+
+    def _what(self, filename: str, path: Path) -> str:
+        return f"'{filename}' of '{self.ref}' ({self._layout.relative(path)})"
+
+    def _missing(self, filename: str, path: Path) -> IntegrityError:
+        return IntegrityError(
+            f"{self._what(filename, path)} is missing. Restore it from a copy of the registry, or publish the same "
+            f"file again."
+        )
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Returns names as messages list them: ``'a', 'b'``."""
+    return ", ".join(f"'{name}'" for name in sorted(names))

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stablernn_registry import (
+    AliasEntry,
+    AliasError,
+    CheckResult,
+    GateRefused,
+    PublishEntry,
+    RefError,
+    Registry,
+    UnknownRefError,
+    Version,
+)
+
+Publish = Callable[..., Version]
+Tree = Callable[[Path], dict[str, bytes]]
+
+
+@pytest.fixture
+def three(registry: Registry, publish: Publish) -> Registry:
+    for content in (b"one", b"two", b"three"):
+        publish(content={"step.onnx": content})
+    return registry
+
+
+def test_alias_points_and_moves(three: Registry) -> None:
+    three.set_alias("digits", "production", 1)
+    three.set_alias("digits", "production", 3)
+    three.set_alias("digits", "canary", 3)
+    assert three.get("digits@production").read("step.onnx") == b"three"
+    assert three.get("digits:3").aliases == ("canary", "production")
+    assert three.get("digits:1").aliases == ()
+    assert three.list()[0].aliases == {"canary": 3, "production": 3}
+
+
+def test_history_says_who_when_from_to_and_why(three: Registry) -> None:
+    three.set_alias("digits", "production", 1, who="ada", why="first release")
+    entry = three.set_alias("digits", "production", 2, who="bob")
+    assert three.log("digits")[-1] == entry
+    assert entry.time.endswith("Z")
+    assert [
+        (line.seq, line.action, line.who, line.from_version, line.to_version, line.why)
+        for line in three.log("digits")
+        if isinstance(line, AliasEntry)
+    ] == [(4, "alias", "ada", None, 1, "first release"), (5, "alias", "bob", 1, 2, None)]
+    published = [line for line in three.log("digits") if isinstance(line, PublishEntry)]
+    assert [line.digest for line in published] == [three.get(f"digits:{n}").digest for n in (1, 2, 3)]
+
+
+def test_lines_are_chained_as_the_documentation_says(three: Registry) -> None:
+    three.set_alias("digits", "production", 2)
+    previous = "0" * 64
+    for line in (three.root / "models/digits/log.jsonl").read_bytes().splitlines():
+        own = hashlib.sha256(line[:-77] + b"}").hexdigest()
+        assert line.endswith(f',"sha256":"{own}"}}'.encode())
+        assert json.loads(line)["previous"] == previous
+        previous = own
+    assert json.loads(line)["from"] is None
+    assert json.loads(line)["to"] == 2
+
+
+def test_the_log_only_grows(three: Registry) -> None:
+    log = three.root / "models/digits/log.jsonl"
+    for version in (1, 2, 2):
+        before = log.read_bytes()
+        three.set_alias("digits", "production", version)
+        assert log.read_bytes().startswith(before)
+        assert log.read_bytes().count(b"\n") == before.count(b"\n") + 1
+
+
+def test_each_rollback_goes_one_further_back(three: Registry) -> None:
+    for version in (1, 2, 3):
+        three.set_alias("digits", "production", version)
+    assert three.rollback("digits", "production").to_version == 2
+    entry = three.rollback("digits", "production", who="ada", why="still bad")
+    assert (entry.action, entry.from_version, entry.to_version, entry.who, entry.why) == (
+        "rollback",
+        2,
+        1,
+        "ada",
+        "still bad",
+    )
+    with pytest.raises(AliasError) as error:
+        three.rollback("digits", "production")
+    assert str(error.value) == (
+        "'digits@production' cannot be rolled back: before version 1 it pointed nowhere. Set it to another version "
+        "instead."
+    )
+
+
+def test_setting_the_same_version_again_is_not_a_step_to_roll_back(three: Registry) -> None:
+    for version in (1, 2, 2):
+        three.set_alias("digits", "production", version)
+    assert three.rollback("digits", "production").to_version == 1
+
+
+def test_after_a_rollback_the_abandoned_version_is_not_rolled_back_to(three: Registry) -> None:
+    three.set_alias("digits", "production", 1)
+    three.set_alias("digits", "production", 2)
+    three.rollback("digits", "production")
+    three.set_alias("digits", "production", 3)
+    assert three.rollback("digits", "production").to_version == 1
+
+
+def test_unknown_alias(three: Registry) -> None:
+    with pytest.raises(UnknownRefError) as error:
+        three.get("digits@production")
+    assert str(error.value) == "Model 'digits' has no alias 'production'. It has no aliases."
+    three.set_alias("digits", "production", 1)
+    with pytest.raises(UnknownRefError) as error:
+        three.rollback("digits", "prodction")
+    assert str(error.value) == (
+        "Model 'digits' has no alias 'prodction'. Did you mean 'production'? It has 'production'."
+    )
+
+
+@pytest.mark.parametrize("alias", ["latest", "v3", "3", "V3", "a b", ""])
+def test_bad_alias_changes_nothing(three: Registry, tree: Tree, alias: str) -> None:
+    before = tree(three.root)
+    with pytest.raises(RefError):
+        three.set_alias("digits", alias, 1)
+    assert tree(three.root) == before
+
+
+def test_alias_to_an_unknown_version_changes_nothing(three: Registry, tree: Tree) -> None:
+    before = tree(three.root)
+    with pytest.raises(UnknownRefError):
+        three.set_alias("digits", "production", 4)
+    assert tree(three.root) == before
+
+
+def passes(candidate: Version, current: Version | None) -> CheckResult:
+    return CheckResult("parity", True, "largest error 3e-7")
+
+
+def refuses(candidate: Version, current: Version | None) -> CheckResult:
+    then = current.version if current else None
+    return CheckResult("accuracy", False, f"version {candidate.version} is below {then}")
+
+
+def test_a_check_that_agrees_is_logged(three: Registry) -> None:
+    entry = three.set_alias("digits", "production", 1, checks=[passes])
+    assert [(c.name, c.ok, c.detail) for c in entry.checks] == [("parity", True, "largest error 3e-7")]
+    assert not entry.forced
+
+
+def test_a_check_that_refuses_changes_nothing_and_names_its_line(three: Registry, tree: Tree) -> None:
+    three.set_alias("digits", "production", 1)
+    before = tree(three.root)
+    with pytest.raises(GateRefused) as error:
+        three.set_alias("digits", "production", 2, checks=[passes, refuses])
+    assert str(error.value) == (
+        "'digits@production' stays at version 1, version 2 is refused: check 'accuracy' failed (version 2 is below 1). "
+        "Choose another version, or force the move and say why."
+    )
+    assert [result.ok for result in error.value.results] == [True, False]
+    assert tree(three.root) == before
+    with pytest.raises(GateRefused, match="'digits@canary' is not set, version 2 is refused"):
+        three.set_alias("digits", "canary", 2, checks=[refuses])
+
+
+def test_every_refusal_is_named(three: Registry) -> None:
+    bare = lambda candidate, current: CheckResult("latency", False)  # noqa: E731
+    with pytest.raises(GateRefused, match=r"check 'accuracy' failed \(.*\) and check 'latency' failed\. "):
+        three.set_alias("digits", "production", 2, checks=[refuses, bare])
+
+
+def test_a_forced_move_is_logged_with_its_reason_and_the_refusal(three: Registry) -> None:
+    three.set_alias("digits", "production", 2, checks=[refuses], force=True, why="incident 12")
+    assert three.get("digits@production").version == 2
+    entry = three.log("digits")[-1]
+    assert isinstance(entry, AliasEntry)
+    assert (entry.forced, entry.why, [c.ok for c in entry.checks]) == (True, "incident 12", [False])
+    assert three.verify().ok
+
+
+def test_force_without_a_need_is_not_logged_as_forced(three: Registry) -> None:
+    assert not three.set_alias("digits", "production", 1, checks=[passes], force=True, why="sure").forced
+
+
+@pytest.mark.parametrize("why", [None, "", "  "])
+def test_force_needs_a_reason(three: Registry, why: str | None) -> None:
+    for ask in (three.set_alias, lambda name, alias, version, **more: three.rollback(name, alias, **more)):
+        with pytest.raises(AliasError) as error:
+            ask("digits", "production", 1, force=True, why=why)
+        assert str(error.value) == "A forced move needs a reason, got none. Give why."
+
+
+def test_rollback_runs_checks_too(three: Registry) -> None:
+    three.set_alias("digits", "production", 1)
+    three.set_alias("digits", "production", 2)
+    with pytest.raises(GateRefused, match="version 1 is refused: check 'accuracy' failed"):
+        three.rollback("digits", "production", checks=[refuses])
+    assert three.get("digits@production").version == 2
+
+
+def test_a_check_that_breaks_changes_nothing(three: Registry, tree: Tree) -> None:
+    def breaks(candidate: Version, current: Version | None) -> CheckResult:
+        raise OSError("its own trouble")
+
+    before = tree(three.root)
+    with pytest.raises(OSError, match=r"^its own trouble$"):
+        three.set_alias("digits", "production", 1, checks=[breaks])
+    assert tree(three.root) == before
+    three.set_alias("digits", "production", 1)

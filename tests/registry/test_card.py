@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from stablernn_registry import ManifestFields, model_card
+
+
+def head(card: str) -> Any:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_head_is_yaml(fields: dict[str, Any]) -> None:
+    assert head(model_card(ManifestFields.parse({**fields, "cell": "no"}))) == {
+        "library_name": "stablernn",
+        "pipeline_tag": "time-series-classification",
+        "tags": ["time-series", "onnx", "no"],
+    }
+
+
+def test_classifier(fields: dict[str, Any]) -> None:
+    card = model_card(ManifestFields.parse(fields), "digits")
+    assert "\n# digits\n\nClassifies sequences into 2 classes with a recurrent network of `lipschitz` cells.\n" in card
+    assert "\n| labels | no, yes |\n" in card
+    assert "\n| test.accuracy | 0.98 |\n| test.roc_auc | null |\n" in card
+    assert "\nNone was computed for this version.\n" in card
+    assert "\n| config.training.seed | 0 |\n" in card
+
+
+def test_forecaster(fields: dict[str, Any]) -> None:
+    forecast = {
+        **fields,
+        "task": "forecast",
+        "labels": None,
+        "targets": ["co2"],
+        "horizon": 52,
+        "frequency": "W",
+        "quantiles": [0.1, 0.5],
+    }
+    card = model_card(ManifestFields.parse(forecast))
+    assert head(card)["pipeline_tag"] == "time-series-forecasting"
+    assert "Forecasts co2 for the next 52 steps" in card
+    assert "\n| horizon (steps) | 52 |\n| frequency | W |\n| quantiles | 0.1, 0.5 |\n" in card
+
+
+@pytest.mark.parametrize("label", ["a|b", "x\n# y", "<script>", "`", "[l](u)", "*"])
+def test_names_from_files_cannot_break_the_card(fields: dict[str, Any], label: str) -> None:
+    plain = model_card(ManifestFields.parse({**fields, "labels": ["safe", "b"]})).splitlines()
+    odd = model_card(ManifestFields.parse({**fields, "labels": [label, "b"]})).splitlines()
+    assert len(odd) == len(plain)
+    assert [i for i, (a, b) in enumerate(zip(plain, odd, strict=True)) if a != b] == [
+        i for i, line in enumerate(plain) if line.startswith("| labels |")
+    ]
+    row = next(line for line in odd if line.startswith("| labels |"))
+    assert row.replace("\\|", "").count("|") == 3
+    assert "<script" not in row.replace("\\<", "")

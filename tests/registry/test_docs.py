@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stablernn_registry import Manifest, Registry, Version
+from stablernn_registry.journal import AliasEntry, PublishEntry
+from stablernn_registry.layout import MARKER
+
+PAGE = (Path(__file__).parents[2] / "docs" / "registry.md").read_text()
+EXAMPLE, READER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    for filename in ("step.onnx", "weights.safetensors"):
+        (tmp_path / "out" / filename).write_bytes(filename.encode())
+    names: dict[str, Any] = {}
+    exec(EXAMPLE, names)
+    assert names["graph"] == b"step.onnx"
+    assert names["registry"].get("pump@production").version == 1
+
+
+def test_a_reader_without_our_package_finds_the_same_bytes_and_any_change(
+    registry: Registry, publish: Callable[..., Version]
+) -> None:
+    content = {"step.onnx": b"graph", "plots/loss.png": b"png"}
+    publish(content={"step.onnx": b"older"})
+    publish(content=content)
+    registry.set_alias("digits", "production", 2)
+    names: dict[str, Any] = {}
+    exec(READER, names)
+    assert "stablernn" not in READER
+    assert names["read_version"](registry.root, "digits", 2) == content
+    log = registry.root / "models/digits/log.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"why":null', b'"why":nulL', 1))
+    with pytest.raises((AssertionError, ValueError)):
+        names["read_version"](registry.root, "digits", 2)
+
+
+def test_every_field_on_disk_is_documented() -> None:
+    fields = set()
+    for model in (Manifest, PublishEntry, AliasEntry):
+        fields |= {info.alias or name for name, info in model.model_fields.items()}
+    assert {field for field in fields if f"`{field}`" not in PAGE and f'`"{field}"`' not in PAGE} == set()
+    assert MARKER.decode().strip() in PAGE
+    assert f"these {len(MARKER)} bytes" in PAGE

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stablernn_registry import ManifestError, ManifestFields, RefError, Registry, StorageError, UnknownRefError, Version
+from stablernn_registry.layout import MARKER
+
+Publish = Callable[..., Version]
+Tree = Callable[[Path], dict[str, bytes]]
+
+
+def test_versions_are_numbered_from_one_and_the_bare_name_is_the_highest(registry: Registry, publish: Publish) -> None:
+    assert [publish(content={"a": bytes([n])}).version for n in range(3)] == [1, 2, 3]
+    assert registry.get("digits").version == 3
+    assert registry.get("digits:2").read("a") == b"\x01"
+    assert [(m.name, m.versions, m.aliases) for m in registry.list()] == [("digits", (1, 2, 3), {})]
+
+
+def test_what_is_published_comes_back(registry: Registry, publish: Publish, fields: dict[str, Any]) -> None:
+    version = publish(content={"step.onnx": b"graph", "plots/loss.png": b"png"})
+    found = registry.get("digits:1")
+    assert found == version
+    assert found.ref == "digits:1"
+    assert found.read("plots/loss.png") == b"png"
+    assert found.path("step.onnx").read_bytes() == b"graph"
+    manifest = json.loads(found.manifest.encode())
+    assert {key: manifest[key] for key in fields} == fields
+    assert manifest["files"]["step.onnx"] == {"bytes": 5, "sha256": hashlib.sha256(b"graph").hexdigest()}
+    assert (manifest["schema"], manifest["name"], manifest["version"]) == (1, "digits", 1)
+
+
+def test_digest_is_the_sha256_of_the_manifest_file(registry: Registry, publish: Publish) -> None:
+    version = publish()
+    data = (registry.root / "models/digits/versions/1.json").read_bytes()
+    assert version.digest == "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def test_a_version_keeps_its_bytes_when_the_source_changes(
+    registry: Registry, tmp_path: Path, publish: Publish
+) -> None:
+    publish(content={"step.onnx": b"graph"})
+    (tmp_path / "source-0").write_bytes(b"other")
+    assert registry.get("digits").read("step.onnx") == b"graph"
+
+
+def test_publishing_again_changes_no_file_of_the_first_version(
+    registry: Registry, publish: Publish, tree: Tree
+) -> None:
+    publish()
+    before = tree(registry.root)
+    publish(content={"step.onnx": b"new"})
+    after = tree(registry.root)
+    log = "models/digits/log.jsonl"
+    assert after[log].startswith(before.pop(log))
+    assert before.items() <= after.items()
+
+
+def test_equal_files_are_stored_once(registry: Registry, publish: Publish) -> None:
+    publish("digits", {"a": b"same", "b": b"same"})
+    publish("other", {"c": b"same"})
+    assert len(list((registry.root / "blobs").rglob("?" * 64))) == 1
+
+
+def test_published_files_are_read_only_and_readable_by_all(registry: Registry, publish: Publish) -> None:
+    old = os.umask(0o022)
+    try:
+        version = publish()
+    finally:
+        os.umask(old)
+    assert version.path("step.onnx").stat().st_mode & 0o777 == 0o444
+    assert (registry.root / "models/digits/log.jsonl").stat().st_mode & 0o777 == 0o644
+
+
+def test_nothing_staged_is_left(registry: Registry, publish: Publish) -> None:
+    publish()
+    assert list((registry.root / "tmp").iterdir()) == []
+    assert registry.verify().notes == ()
+
+
+def test_reading_what_does_not_exist_creates_nothing(registry: Registry) -> None:
+    assert registry.list() == ()
+    assert registry.verify().ok
+    with pytest.raises(UnknownRefError) as error:
+        registry.get("digits")
+    assert str(error.value) == (
+        f"Unknown model 'digits': the registry {registry.root} is empty. Publish a model, or point STABLERNN_REGISTRY "
+        f"to the registry that has it."
+    )
+    with pytest.raises(UnknownRefError):
+        registry.set_alias("digits", "production", 1)
+    assert not registry.root.exists()
+
+
+def test_unknown_model_names_the_nearest(registry: Registry, publish: Publish) -> None:
+    publish()
+    with pytest.raises(UnknownRefError) as error:
+        registry.get("digist@production")
+    assert str(error.value) == (
+        f"Unknown model 'digist' in the registry {registry.root}. Did you mean 'digits'? See 'stablernn registry list'."
+    )
+    assert isinstance(error.value, LookupError)
+
+
+def test_unknown_version(registry: Registry, publish: Publish) -> None:
+    publish()
+    with pytest.raises(UnknownRefError) as error:
+        registry.get("digits:2")
+    assert str(error.value) == "Model 'digits' has no version 2, it has only version 1."
+    publish()
+    with pytest.raises(UnknownRefError) as error:
+        registry.get("digits:9")
+    assert str(error.value) == "Model 'digits' has no version 9, it has versions 1 to 2."
+
+
+def test_unknown_file(publish: Publish) -> None:
+    with pytest.raises(UnknownRefError) as error:
+        publish().read("step.onx")
+    assert str(error.value) == "'digits:1' has no file 'step.onx'. Did you mean 'step.onnx'? It has 'step.onnx'."
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"lables": []}, "unknown field 'lables'; did you mean 'labels'"),
+        ({"task": "guess"}, "field 'task': input should be 'classify', 'forecast' or 'predict-next', got 'guess'"),
+        ({"labels": None}, "task 'classify' needs the field 'labels', got None"),
+        ({"task": "forecast", "targets": ["y"]}, "task 'forecast' needs the field 'horizon', got None"),
+        ({"features": ["a", "a"]}, "field 'features': the names must differ, got 'a' twice"),
+        ({"horizon": 0}, "field 'horizon': input should be greater than or equal to 1, got 0"),
+        ({"quantiles": [0.9, 0.1]}, "quantiles must ascend, got [0.9, 0.1]"),
+        (
+            {"metrics": {"test": {"mase": float("nan")}}},
+            "field 'metrics': JSON has no nan at 'test.mase'; give None where a figure is missing",
+        ),
+        (
+            {"lineage": {"files": [Path("x")]}},
+            "field 'lineage': JSON cannot hold a PosixPath at 'files[0]'; give plain numbers, text, lists and dicts",
+        ),
+        ({"parity": {1: 2}}, "field 'parity': JSON keys are text, got 1"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_bad_fields(registry: Registry, publish: Publish, change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ManifestError) as error:
+        publish(**change)
+    assert str(error.value) == f"The manifest cannot be written: {sentence}."
+    assert not registry.root.exists()
+
+
+def test_missing_field(registry: Registry, fields: dict[str, Any]) -> None:
+    del fields["cell"]
+    with pytest.raises(ManifestError) as error:
+        ManifestFields.parse(fields)
+    assert str(error.value) == "The manifest cannot be written: the field 'cell' is missing."
+
+
+def test_tuples_become_lists(publish: Publish) -> None:
+    assert publish(parity={"lengths": (1, 7)}).manifest.parity == {"lengths": [1, 7]}
+
+
+def test_fields_that_were_changed_after_they_were_checked(
+    registry: Registry, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    (tmp_path / "a").write_text("x")
+    checked = ManifestFields(**fields, parity={"max_abs_error": 0.0})
+    checked.parity["max_abs_error"] = float("inf")
+    with pytest.raises(ManifestError, match="field 'parity': JSON has no inf at 'max_abs_error'"):
+        registry.publish("digits", {"a": tmp_path / "a"}, checked)
+
+
+def test_missing_source(registry: Registry, tmp_path: Path, fields: dict[str, Any]) -> None:
+    for source in (tmp_path / "none.onnx", tmp_path):
+        with pytest.raises(ManifestError) as error:
+            registry.publish("digits", {"step.onnx": source}, fields)
+        assert str(error.value) == f"Cannot publish 'step.onnx': there is no file {source}."
+    assert not registry.root.exists()
+
+
+def test_no_files(registry: Registry, fields: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError) as error:
+        registry.publish("digits", {}, fields)
+    assert str(error.value) == "A version needs at least one file, got none for 'digits'."
+
+
+@pytest.mark.parametrize("filename", ["../a", "/a", "a//b", "a/../b", ".a", "a b", "", "a\n", "a\\b", "x" * 256])
+def test_bad_filename(publish: Publish, filename: str) -> None:
+    with pytest.raises(ManifestError) as error:
+        publish(content={filename: b""})
+    assert str(error.value) == (
+        f"A file in a version is named like 'weights.safetensors' or 'plots/loss.png' (A-Z a-z 0-9 . _ -, each part "
+        f"starting with a letter or a digit), got {filename!r}."
+    )
+
+
+def test_bad_name_reaches_no_path(registry: Registry, publish: Publish, tmp_path: Path) -> None:
+    for name in ("../outside", "/outside", "."):
+        for ask in (publish, registry.get, registry.log, registry.verify):
+            with pytest.raises(RefError):
+                ask(name)
+    assert not registry.root.exists()
+    assert not (tmp_path / "outside").exists()
+
+
+def test_root_that_is_something_else(tmp_path: Path, fields: dict[str, Any]) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    registry = Registry(tmp_path)
+    sentence = (
+        f"{tmp_path} is not a registry: it has no registry.json but holds 'notes.txt'. Point STABLERNN_REGISTRY to a "
+        f"registry, or to a new or empty folder."
+    )
+    publish = lambda: registry.publish("digits", {"a": tmp_path / "notes.txt"}, fields)  # noqa: E731
+    for ask in (registry.list, lambda: registry.get("digits"), registry.verify, publish):
+        with pytest.raises(StorageError) as error:
+            ask()
+        assert str(error.value) == sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_root_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError) as error:
+        Registry(tmp_path / "file").list()
+    assert str(error.value) == f"The registry {tmp_path / 'file'} is a file, not a folder. Choose a folder."
+
+
+def test_a_folder_that_may_not_be_written_is_read_all_the_same(
+    registry: Registry, publish: Publish, tmp_path: Path
+) -> None:
+    publish()
+    folders = [registry.root, *(path for path in registry.root.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        if os.access(registry.root, os.W_OK):
+            pytest.skip("this user may write everywhere")
+        assert registry.get("digits").read("step.onnx") == b"graph"
+        assert registry.verify().ok
+        with pytest.raises(StorageError) as error:
+            publish()
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    assert str(error.value) == (
+        f"Could not publish 'digits': the registry {registry.root} does not allow it: Permission denied "
+        f"({registry.root / 'tmp' / 'digits'}). Change its permissions or point STABLERNN_REGISTRY to another folder."
+    )
+    assert publish().version == 2
+
+
+def test_root_below_a_file_is_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError) as error:
+        Registry(tmp_path / "file" / "registry").publish("digits", {"a": tmp_path / "file"}, fields)
+    assert str(error.value) == (
+        f"Could not lock 'digits' in the registry {tmp_path / 'file' / 'registry'}: Not a directory "
+        f"({tmp_path / 'file'})."
+    )
+
+
+def test_an_empty_folder_is_an_empty_registry(tmp_path: Path, fields: dict[str, Any]) -> None:
+    (tmp_path / "volume" / "lost+found").mkdir(parents=True)
+    (tmp_path / "source").write_text("x")
+    registry = Registry(tmp_path / "volume")
+    assert registry.list() == ()
+    registry.publish("digits", {"a": tmp_path / "source"}, fields)
+    assert registry.verify().ok
+    assert (tmp_path / "volume" / "registry.json").read_bytes() == MARKER
+
+
+def test_root_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STABLERNN_REGISTRY", str(tmp_path / "there"))
+    assert Registry().root == tmp_path / "there"
+    assert Registry(tmp_path / "given").root == tmp_path / "given"
+    monkeypatch.setenv("STABLERNN_REGISTRY", "")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert Registry().root == tmp_path / "data" / "stablernn" / "registry"
+
+
+def test_who_defaults_to_the_user_and_why_is_kept(registry: Registry, tmp_path: Path, fields: dict[str, Any]) -> None:
+    (tmp_path / "a").write_text("x")
+    registry.publish("digits", {"a": tmp_path / "a"}, fields, why="first try")
+    (line,) = registry.log("digits")
+    assert line.who
+    assert line.why == "first try"
+
+
+def test_a_newer_schema_says_so(registry: Registry, publish: Publish) -> None:
+    from stablernn_registry.errors import RegistryError
+    from stablernn_registry.manifest import decode
+
+    data = publish().manifest.encode().replace(b'"schema":1', b'"schema":2')
+    with pytest.raises(RegistryError) as error:
+        decode(data, "The manifest of 'digits:1'")
+    assert str(error.value) == (
+        "The manifest of 'digits:1' has manifest schema 2, this stablernn reads up to 1. Update stablernn."
+    )
+
+
+def test_importing_it_loads_no_torch_and_no_other_package_of_ours() -> None:
+    script = (
+        "import sys, stablernn_registry\n"
+        "heavy = {'torch', 'numpy', 'onnxruntime', 'stablernn', 'stablernn_server', 'stablernn_cli'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

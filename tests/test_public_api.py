@@ -1,0 +1,86 @@
+"""What the distribution shows to the outside: names, layering, contents."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {
+    "stablernn": ROOT / "stablernn",
+    "stablernn_registry": ROOT / "registry" / "stablernn_registry",
+    "stablernn_server": ROOT / "server" / "stablernn_server",
+    "stablernn_cli": ROOT / "cli" / "stablernn_cli",
+}
+MAY_IMPORT = {
+    "stablernn": set(),
+    "stablernn_registry": set(),
+    "stablernn_server": {"stablernn_registry"},
+    "stablernn_cli": {"stablernn", "stablernn_registry", "stablernn_server"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_imports_point_one_way(package: str) -> None:
+    files = list(FOLDERS[package].rglob("*.py"))
+    assert files
+    for path in files:
+        forbidden = imported(path) & FOLDERS.keys() - MAY_IMPORT[package] - {package}
+        assert not forbidden, f"{path.relative_to(ROOT)} imports {forbidden}"
+
+
+@pytest.mark.parametrize("package", ["stablernn_server", "stablernn_registry", "stablernn_cli.main"])
+def test_importing_it_loads_no_torch(package: str) -> None:
+    code = f"import {package}, sys; print([name for name in ('torch', 'stablernn') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", ["stablernn", "stablernn_registry", "stablernn_server", "stablernn.cells"])
+def test_exported_names_exist_and_are_sorted(package: str) -> None:
+    module = importlib.import_module(package)
+    assert sorted(module.__all__) == sorted(set(module.__all__))
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_the_library_exports_what_the_contract_names() -> None:
+    import stablernn
+
+    assert {"create_cell", "list_cells", "StableRNN", "Classifier", "Forecaster", "export"} <= set(stablernn.__all__)
+
+
+def test_the_wheel_holds_the_four_packages_and_their_data(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(FOLDERS)
+    assert all(f"{package}/py.typed" in names for package in FOLDERS)
+    expected = {
+        path.relative_to(folder.parent).as_posix()
+        for folder in FOLDERS.values()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert expected <= set(names)
