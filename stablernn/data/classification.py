@@ -1,0 +1,176 @@
+"""From what a reader found, sequences with a word each, to the splits of a classification dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stablernn import errors
+from stablernn.data.fingerprint import fingerprint
+from stablernn.data.sequences import NO_LABEL, Sequences, pad, sorted_labels
+from stablernn.data.splits import stratified_validation
+from stablernn.data.types import ClassificationData, Notes, SequenceSplit, add_notes
+from stablernn.data.windows import Float32Array, Int64Array, SplitName
+from stablernn.data.wording import counted, listing
+
+
+def require_labels(sequences: Sequences) -> list[str]:
+    """The labels.
+
+    Raises:
+        DataError: If the file has none, or a sequence has none.
+    """
+    if sequences.labels is None:
+        raise errors.DataError(f"'{sequences.name}' has no labels; training and scoring need one for each sequence.")
+    for index, label in enumerate(sequences.labels):
+        if label in NO_LABEL:
+            raise errors.DataError(f"'{sequences.name}': sequence {index} (from 0) has no label.")
+    return sequences.labels
+
+
+def classification_data(
+    name: str,
+    train: Sequences,
+    test: Sequences | None,
+    *,
+    validation_fraction: float,
+    seed: int,
+) -> ClassificationData:
+    """A dataset from a training file and, if there is one, a test file; validation is drawn from training.
+
+    Raises:
+        DataError: If labels are missing, there is one class only, the test set has a class that training lacks, the
+            two files differ in channels, a channel has no value at all in training, or there are too few samples.
+    """
+    words = require_labels(train)
+    labels = _check_classes(train.name, words)
+    y = _encode(words, labels)
+    kept, held_out = stratified_validation(y, validation_fraction, seed)
+    if not len(held_out):
+        raise errors.DataError(
+            f"'{train.name}' has one sequence for each label, none can be held out for validation. Add sequences."
+        )
+    pools: dict[SplitName, tuple[Sequences, Int64Array, Int64Array]] = {
+        "train": (train, y, kept),
+        "validation": (train, y, held_out),
+    }
+    if test is not None:
+        _check_same_channels(train, test)
+        test_y = _encode(_check_known(test, labels, train.name), labels)
+        pools["test"] = (test, test_y, np.arange(len(test_y)))
+    splits = {split: _take(*pool) for split, pool in pools.items()}
+    how: Notes = {"how": "stratified sample of the training file", "fraction": validation_fraction, "seed": seed}
+    return assemble(
+        name, labels, train.features, splits, validation=how, reader=add_notes(train.notes, test.notes if test else {})
+    )
+
+
+def fixed_splits(name: str, pool: Sequences, members: dict[SplitName, Int64Array], *, how: str) -> ClassificationData:
+    """A dataset from one file and the rule of its publisher: which of its sequences belong to which split."""
+    words = require_labels(pool)
+    labels = _check_classes(pool.name, words)
+    y = _encode(words, labels)
+    splits = {split: _take(pool, y, indices) for split, indices in members.items()}
+    return assemble(name, labels, pool.features, splits, validation={"how": how}, reader=pool.notes)
+
+
+def assemble(
+    name: str,
+    labels: tuple[str, ...],
+    features: tuple[str, ...],
+    splits: dict[SplitName, SequenceSplit],
+    *,
+    validation: Notes,
+    reader: Notes,
+) -> ClassificationData:
+    """The dataset with its counts and its fingerprint."""
+    _check_channels_have_values(name, features, splits["train"])
+    lengths = np.concatenate([split.lengths for split in splits.values()])
+    notes: Notes = {
+        "sequences": {split: len(part) for split, part in splits.items()},
+        "classes": {
+            split: {label: int((part.y == index).sum()) for index, label in enumerate(labels)}
+            for split, part in splits.items()
+        },
+        "missing_values": {split: int(np.isnan(part.x).sum()) for split, part in splits.items()},
+        "lengths": {
+            "min": int(lengths.min()),
+            "max": int(lengths.max()),
+            "unequal": bool(lengths.min() < lengths.max()),
+        },
+        "validation": validation,
+        **reader,
+    }
+    content = fingerprint(["classify", labels, features, *_content(splits)])
+    return ClassificationData(
+        name=name,
+        labels=labels,
+        features=features,
+        train=splits["train"],
+        validation=splits["validation"],
+        test=splits.get("test"),
+        notes=notes,
+        fingerprint=content,
+    )
+
+
+def _content(splits: dict[SplitName, SequenceSplit]) -> list[str | int | npt.NDArray[Any]]:
+    """Every sequence and label in file order, so that the hash does not depend on how validation was drawn."""
+    pool = [(int(i), x, y) for s in ("train", "validation") for i, x, y in _rows(splits[s])]
+    test = [(int(i), x, y) for i, x, y in _rows(splits["test"])] if "test" in splits else []
+    parts: list[str | int | npt.NDArray[Any]] = []
+    for word, rows in (("train", pool), ("test", test)):
+        rows = sorted(rows, key=lambda row: row[0])
+        parts += [word, len(rows), np.array([y for _, _, y in rows], dtype=np.int64), *(x for _, x, _ in rows)]
+    return parts
+
+
+def _rows(split: SequenceSplit) -> list[tuple[str, Float32Array, int]]:
+    return [(i, x, int(y)) for i, x, y in zip(split.ids, split.sequences(), split.y, strict=True)]
+
+
+def _take(pool: Sequences, y: Int64Array, indices: Int64Array) -> SequenceSplit:
+    x, lengths = pad([pool.values[i] for i in indices], max(len(sequence) for sequence in pool.values))
+    return SequenceSplit(x, lengths, y[indices], tuple(str(i) for i in indices))
+
+
+def _encode(words: Sequence[str], labels: tuple[str, ...]) -> Int64Array:
+    position = {label: index for index, label in enumerate(labels)}
+    return np.array([position[word] for word in words], dtype=np.int64)
+
+
+def _check_classes(name: str, words: Sequence[str]) -> tuple[str, ...]:
+    labels = sorted_labels(words)
+    if len(labels) < 2:
+        raise errors.DataError(f"'{name}' has one class only ('{labels[0]}'); classification needs two or more.")
+    return labels
+
+
+def _check_known(test: Sequences, labels: tuple[str, ...], train_name: str) -> list[str]:
+    words = require_labels(test)
+    for word in words:
+        if word not in labels:
+            raise errors.DataError(
+                f"'{test.name}' has the label '{word}', which '{train_name}' does not have "
+                f"({listing(labels)}); a model cannot learn a class that it never sees."
+            )
+    return words
+
+
+def _check_same_channels(train: Sequences, test: Sequences) -> None:
+    if len(test.features) != len(train.features):
+        raise errors.DataError(
+            f"'{test.name}' has {counted(len(test.features), 'feature')}, '{train.name}' has {len(train.features)} "
+            f"({listing(train.features)}); both must have the same."
+        )
+
+
+def _check_channels_have_values(name: str, features: tuple[str, ...], train: SequenceSplit) -> None:
+    # Padding is 0, not NaN; it must not hide a channel without values.
+    real = np.arange(train.x.shape[1]) < train.lengths[:, None]
+    for index, feature in enumerate(features):
+        if np.isnan(train.x[:, :, index][real]).all():
+            raise errors.DataError(f"'{name}' has no value at all in feature '{feature}' of the training split.")

@@ -1,0 +1,212 @@
+"""From tables of series to a forecasting dataset: targets, grid, time-ordered split, lengths of the windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stablernn import errors
+from stablernn.data.fingerprint import Part, fingerprint
+from stablernn.data.grid import to_grid
+from stablernn.data.tables import Table
+from stablernn.data.types import ForecastData, Series, add_notes
+from stablernn.data.windows import SPLITS
+from stablernn.data.wording import counted, listing, stamp_text
+
+#: The target when none is named and the table has this column.
+TARGET_COLUMN = "y"
+# A day in minutes or more is no horizon that anybody means without saying so.
+_LONGEST_DEFAULT_HORIZON = 96
+
+
+def forecast_data(
+    name: str,
+    table: Table,
+    *,
+    target: str | Sequence[str] | None = None,
+    test: Table | None = None,
+    horizon: int | None = None,
+    context_length: int | None = None,
+    season: int | None = None,
+    frequency: str | None = None,
+    validation_steps: int | None = None,
+    test_steps: int | None = None,
+    validation_fraction: float = 0.2,
+) -> ForecastData:
+    """A dataset from the table of a file and, if the test lies in a file of its own, the table that continues it.
+
+    Args:
+        name: What the dataset is called.
+        table: The series.
+        target: Channels to forecast; ``y``, or the only channel there is, when omitted.
+        test: Later rows of the same series. They are the test steps.
+        horizon: Steps to forecast; the season, at most 96, when omitted.
+        context_length: Steps before them; twice the season or the horizon, as far as it fits, when omitted.
+        season: Steps of a season; what the frequency suggests when omitted.
+        frequency: Word of the time grid; inferred when omitted.
+        validation_steps: Steps before the test that validation targets use; see ``validation_fraction``.
+        test_steps: Steps at the end that test targets use; see ``validation_fraction``.
+        validation_fraction: Share of the shortest series that validation and test get each where their steps are not
+            given; at least one horizon.
+
+    Raises:
+        UnknownNameError: If a target is no channel.
+        ConfigError: If a number is out of its range.
+        DataError: If a series is too short, a test table does not continue the series, or a target has no value in
+            training.
+    """
+    targets = _targets(table, target)
+    series, grid, notes = to_grid(table.name, _continued(table, test), frequency)
+    if test is not None:
+        if test_steps is not None:
+            raise errors.ConfigError("test_steps is for one file; the test file's rows are the test steps here.")
+        test_steps = _steps_after(table, series, test.name)
+    season = season if season is not None else (grid.season if grid else 1)
+    horizon = horizon if horizon is not None else min(season, _LONGEST_DEFAULT_HORIZON)
+    shortest = min(len(one.ds) for one in series)
+    share = max(horizon, int(validation_fraction * shortest))
+    test_steps = test_steps if test_steps is not None else share
+    validation_steps = validation_steps if validation_steps is not None else share
+    _check_settings(season, horizon, context_length, validation_steps, test_steps)
+    held_out = validation_steps + test_steps
+    if context_length is None:
+        context_length = max(1, min(max(2 * season, 2 * horizon), shortest - held_out - horizon))
+    _check_lengths(table.name, series, context_length, horizon, validation_steps, test_steps)
+    data = ForecastData(
+        name=name,
+        series=series,
+        channels=table.channels,
+        targets=targets,
+        frequency=grid.word if grid else None,
+        season=season,
+        horizon=horizon,
+        context_length=context_length,
+        validation_steps=validation_steps,
+        test_steps=test_steps,
+        notes={**add_notes(table.notes, test.notes if test else {}), **notes, "series": len(series)},
+        fingerprint=series_fingerprint(table.channels, series),
+    )
+    _check_training_values(data)
+    data.notes["windows"] = {
+        split: {"kept": len(windows), "dropped_without_target": windows.dropped}
+        for split in SPLITS
+        for windows in [data.windows(split)]
+    }
+    _check_windows(data)
+    return data
+
+
+def series_fingerprint(channels: tuple[str, ...], series: Sequence[Series]) -> str:
+    """Hash of time stamps, channels and values; not of what is forecast from them."""
+    parts: list[Part] = ["forecast", channels, len(series)]
+    for one in series:
+        parts += [one.unique_id, one.ds, one.values]
+    return fingerprint(parts)
+
+
+def _targets(table: Table, wanted: str | Sequence[str] | None) -> tuple[str, ...]:
+    if wanted is None:
+        if TARGET_COLUMN in table.channels:
+            return (TARGET_COLUMN,)
+        if len(table.channels) == 1:
+            return table.channels
+        raise errors.DataError(
+            f"'{table.name}' has no column '{TARGET_COLUMN}', so the target must be named: one or more of "
+            f"{listing(table.channels)}."
+        )
+    targets = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    for target in targets:
+        if target not in table.channels:
+            raise errors.unknown("target", target, table.channels, f"'{table.name}' has {listing(table.channels)}.")
+    if not targets or len(set(targets)) < len(targets):
+        raise errors.ConfigError(f"target must name each channel once, got {', '.join(targets) or 'none'}.")
+    return targets
+
+
+def _continued(table: Table, test: Table | None) -> tuple[Series, ...]:
+    """The series of the table, each with its rows of the test table behind it."""
+    if test is None:
+        return table.series
+    if test.channels != table.channels:
+        raise errors.DataError(
+            f"'{test.name}' has the columns {listing(test.channels)}, '{table.name}' has "
+            f"{listing(table.channels)}; both must have the same."
+        )
+    later = {one.unique_id: one for one in test.series}
+    if len(table.series) == len(test.series) == 1:
+        # Without a column of names each file's only series is called after its file.
+        later = {table.series[0].unique_id: test.series[0]}
+    strange = set(later) ^ {one.unique_id for one in table.series}
+    if strange:
+        raise errors.DataError(
+            f"'{test.name}' must continue every series of '{table.name}' and no other; "
+            f"series '{min(strange)}' is in one of them only."
+        )
+    for one in table.series:
+        begin = later[one.unique_id].ds[0]
+        if one.ds.dtype != later[one.unique_id].ds.dtype or begin <= one.ds[-1]:
+            raise errors.DataError(
+                f"'{test.name}': series '{one.unique_id}' begins at {stamp_text(begin)}, which is not after "
+                f"{stamp_text(one.ds[-1])}, the end of its training rows."
+            )
+    return tuple(
+        Series(
+            one.unique_id,
+            np.concatenate([one.ds, later[one.unique_id].ds]),
+            np.concatenate([one.values, later[one.unique_id].values]),
+        )
+        for one in table.series
+    )
+
+
+def _steps_after(table: Table, series: Sequence[Series], test_name: str) -> int:
+    """Steps behind the table's last row, which must be as many in every series."""
+    steps = [int((one.ds > known.ds[-1]).sum()) for one, known in zip(series, table.series, strict=True)]
+    for count, one in zip(steps, series, strict=True):
+        if count != steps[0]:
+            raise errors.DataError(
+                f"'{test_name}' must add as many steps to every series, got {steps[0]} for "
+                f"'{series[0].unique_id}' and {count} for '{one.unique_id}'."
+            )
+    return steps[0]
+
+
+def _check_settings(season: int, horizon: int, context: int | None, validation_steps: int, test_steps: int) -> None:
+    for word, value in (("season", season), ("horizon", horizon), ("context_length", context)):
+        if value is not None and value < 1:
+            raise errors.ConfigError(f"{word} must be 1 or more, got {value}.")
+    for word, value in (("validation_steps", validation_steps), ("test_steps", test_steps)):
+        if value < horizon:
+            raise errors.ConfigError(
+                f"{word} must be at least the horizon ({horizon}), so that one window fits, got {value}."
+            )
+
+
+def _check_lengths(
+    name: str, series: Sequence[Series], context: int, horizon: int, validation_steps: int, test_steps: int
+) -> None:
+    needed = context + horizon + validation_steps + test_steps
+    for one in series:
+        if len(one.ds) < needed:
+            raise errors.DataError(
+                f"'{name}': series '{one.unique_id}' has {counted(len(one.ds), 'step')}, {needed} are needed: "
+                f"context_length {context} + horizon {horizon} + validation {validation_steps} + test {test_steps}. "
+                "Shorten these, or leave the series out."
+            )
+
+
+def _check_training_values(data: ForecastData) -> None:
+    present = np.isfinite(np.concatenate(data.training_values())).any(axis=0)
+    if not present.all():
+        channel = data.channels[int(np.argmin(present))]
+        raise errors.DataError(f"'{data.name}' has no value at all in column '{channel}' of the training steps.")
+
+
+def _check_windows(data: ForecastData) -> None:
+    for split, count in data.notes["windows"].items():
+        if not count["kept"]:
+            raise errors.DataError(
+                f"'{data.name}' has no window in the {split} steps with a value to forecast; "
+                f"all {count['dropped_without_target']} lack one."
+            )

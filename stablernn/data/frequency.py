@@ -1,0 +1,220 @@
+"""Time grids: which regular steps a series' time stamps lie on, where they have gaps, and what comes next.
+
+Words are those of pandas: ``h``, ``15min``, ``D``, ``B`` (Monday to Friday), ``W-SAT``, ``MS`` (months, same day),
+``ME`` (month ends), ``QS``, ``QE``, ``YS``, ``YE``, with a number in front for multiples. A bare number is the step of
+integer time stamps.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stablernn import errors
+from stablernn.data.types import Timestamps
+from stablernn.data.windows import Int64Array
+
+Kind = Literal["fixed", "business", "month", "month-end", "index"]
+
+_DAY_NS = 86_400_000_000_000
+_FIXED_NS = {
+    "D": _DAY_NS,
+    "h": 3_600_000_000_000,
+    "min": 60_000_000_000,
+    "s": 1_000_000_000,
+    "ms": 1_000_000,
+    "us": 1_000,
+    "ns": 1,
+}
+_MONTHS: dict[str, tuple[Kind, int]] = {
+    "MS": ("month", 1),
+    "QS": ("month", 3),
+    "YS": ("month", 12),
+    "ME": ("month-end", 1),
+    "QE": ("month-end", 3),
+    "YE": ("month-end", 12),
+}
+_WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
+_WORDS = (*_FIXED_NS, "B", "W", *_MONTHS)
+
+#: Below this share of present steps a grid is not what the data follow: random seconds also lie on a grid of seconds.
+_LEAST_COVERAGE = 0.5
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """A regular time grid.
+
+    Attributes:
+        word: How people write it, see the module.
+        kind: How steps are counted.
+        step: Length of one step: nanoseconds, business days, months or integers.
+    """
+
+    word: str
+    kind: Kind
+    step: int
+
+    def positions(self, ds: Timestamps) -> Int64Array | None:
+        """Steps from the first time stamp to each one; None when one of them is not on the grid."""
+        if self.kind == "index":
+            offsets = (ds - ds[0]).astype(np.int64)
+        elif self.kind == "fixed":
+            offsets = (ds - ds[0]).astype("timedelta64[ns]").astype(np.int64)
+        elif self.kind == "business":
+            days = ds.astype("datetime64[D]")
+            if not np.is_busday(days).all() or len(np.unique(ds - days)) > 1:
+                return None
+            offsets = np.asarray(np.busday_count(days[0], days), dtype=np.int64)
+        else:
+            months, day, end_distance = _calendar(ds)
+            place = day if self.kind == "month" else end_distance
+            if len(np.unique(place)) > 1 or (self.kind == "month-end" and place[0] != np.timedelta64(1, "D")):
+                return None
+            offsets = months - months[0]
+        if (offsets % self.step).any():
+            return None
+        return np.asarray(offsets // self.step, dtype=np.int64)
+
+    def at(self, origin: np.datetime64 | np.int64, positions: Int64Array) -> Timestamps:
+        """The time stamps so many steps after ``origin``, which is on the grid."""
+        offsets = positions * self.step
+        if self.kind == "index":
+            return np.asarray(np.int64(origin) + offsets, dtype=np.int64)
+        stamp = np.array([origin]).astype("datetime64[ns]")
+        if self.kind == "fixed":
+            return np.asarray(stamp + offsets.astype("timedelta64[ns]"))
+        if self.kind == "business":
+            day = stamp.astype("datetime64[D]")
+            return np.asarray(np.busday_offset(day, offsets).astype("datetime64[ns]") + (stamp - day))
+        month = stamp.astype("datetime64[M]")
+        first = (month + offsets).astype("datetime64[ns]")
+        if self.kind == "month":
+            return np.asarray(first + (stamp - month))
+        next_month = (month + 1).astype("datetime64[ns]")
+        return np.asarray((month + offsets + 1).astype("datetime64[ns]") - (next_month - stamp))
+
+    @property
+    def season(self) -> int:
+        """Steps of the season that people expect first: a day, a working or whole week, a year; 1 when none fits."""
+        if self.kind == "business":
+            return 5 if self.step == 1 else 1
+        if self.kind in ("month", "month-end"):
+            return 12 // self.step if 12 % self.step == 0 else 1
+        if self.kind == "fixed":
+            if self.step == 7 * _DAY_NS:
+                return 52
+            if self.step == _DAY_NS:
+                return 7
+            if _FIXED_NS["min"] <= self.step < _DAY_NS and _DAY_NS % self.step == 0:
+                return _DAY_NS // self.step
+        return 1
+
+
+def parse_frequency(word: str) -> Frequency:
+    """The grid that a word names.
+
+    Raises:
+        UnknownNameError: If it names none.
+    """
+    match = re.fullmatch(r"(\d*)([A-Za-z]*)(?:-([A-Z]{3}))?", word)
+    number, unit, anchor = match.groups() if match else ("", "", None)
+    count = int(number or 1)
+    if match and count:
+        if number and not unit and not anchor:
+            return Frequency(word, "index", count)
+        if unit == "W" and (anchor is None or anchor in _WEEKDAYS):
+            return Frequency(word, "fixed", count * 7 * _DAY_NS)
+        if unit in _FIXED_NS and anchor is None:
+            return Frequency(word, "fixed", count * _FIXED_NS[unit])
+        if unit == "B" and anchor is None:
+            return Frequency(word, "business", count)
+        if unit in _MONTHS and anchor is None:
+            kind, months = _MONTHS[unit]
+            return Frequency(word, kind, count * months)
+    raise errors.unknown(
+        "frequency", word, _WORDS, f"Known are {', '.join(_WORDS)}, W-MON to W-SUN, and multiples as 15min."
+    )
+
+
+def infer_frequency(ds: Timestamps) -> Frequency | None:
+    """The grid that ascending time stamps lie on, gaps allowed; None when they are irregular or fewer than two.
+
+    The step is the most frequent difference. The time stamps must all be multiples of it and fill at least half of the
+    grid.
+    """
+    if len(ds) < 2:
+        return None
+    found = next((frequency for frequency in _candidates(ds) if covers(frequency, ds)), None)
+    return found
+
+
+def covers(frequency: Frequency, ds: Timestamps) -> bool:
+    """Whether the time stamps lie on the grid and fill at least half of it."""
+    positions = frequency.positions(ds)
+    return positions is not None and len(ds) >= _LEAST_COVERAGE * (int(positions[-1]) + 1)
+
+
+def _candidates(ds: Timestamps) -> list[Frequency]:
+    if ds.dtype.kind != "M":
+        step = _mode(np.diff(ds).astype(np.int64))
+        return [Frequency(str(step), "index", step)]
+    step = _mode(np.diff(ds).astype("timedelta64[ns]").astype(np.int64))
+    candidates: list[Frequency] = []
+    if step >= 28 * _DAY_NS:
+        candidates += _monthly(ds)
+    if step == _DAY_NS and _weekdays(ds).max() < 5 and len(ds) > 5:
+        candidates.append(Frequency("B", "business", 1))
+    return [*candidates, _fixed(step, ds)]
+
+
+def _monthly(ds: Timestamps) -> list[Frequency]:
+    months, day, _ = _calendar(ds)
+    steps = np.diff(months)
+    if (steps < 1).any():
+        return []
+    step = _mode(steps)
+    ends = Frequency("", "month-end", step).positions(ds) is not None
+    month = int(months[0]) % 12
+    letter = "E" if ends else "S"
+    unit, count = "M", step
+    # Anchored quarters and years (QS-FEB) are written as multiples of months; these two are the plain ones.
+    if step % 12 == 0 and month == (11 if ends else 0):
+        unit, count = "Y", step // 12
+    elif step == 3 and month % 3 == (2 if ends else 0):
+        unit, count = "Q", 1
+    elif not ends and day[0] > np.timedelta64(28, "D"):
+        return []
+    return [Frequency(f"{count if count > 1 else ''}{unit}{letter}", "month-end" if ends else "month", step)]
+
+
+def _fixed(step: int, ds: Timestamps) -> Frequency:
+    if step % (7 * _DAY_NS) == 0:
+        weeks = step // (7 * _DAY_NS)
+        return Frequency(f"{weeks if weeks > 1 else ''}W-{_WEEKDAYS[int(_weekdays(ds)[0])]}", "fixed", step)
+    unit = next(unit for unit, size in _FIXED_NS.items() if step % size == 0)
+    count = step // _FIXED_NS[unit]
+    return Frequency(f"{count if count > 1 else ''}{unit}", "fixed", step)
+
+
+def _mode(steps: npt.NDArray[np.int64]) -> int:
+    # np.unique sorts, so of equally frequent steps the shortest wins.
+    values, counts = np.unique(steps, return_counts=True)
+    return int(values[np.argmax(counts)])
+
+
+def _weekdays(ds: Timestamps) -> Int64Array:
+    # 1970-01-01 was a Thursday, day 3 of a week that begins on Monday.
+    return (ds.astype("datetime64[D]").astype(np.int64) + 3) % 7
+
+
+def _calendar(ds: Timestamps) -> tuple[Int64Array, npt.NDArray[np.timedelta64], npt.NDArray[np.timedelta64]]:
+    """Month number, time since the month began, and days (with the time of day taken off) until it ends."""
+    month = ds.astype("datetime64[M]")
+    since = np.asarray(ds - month.astype("datetime64[ns]"))
+    until = np.asarray((month + 1).astype("datetime64[ns]") - ds.astype("datetime64[D]").astype("datetime64[ns]"))
+    return month.astype(np.int64), since, until

@@ -1,0 +1,183 @@
+"""What loading gives: labelled sequences for classification, series for forecasting. Raw units, NaN = missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stablernn import errors
+from stablernn.data.splits import target_range
+from stablernn.data.windows import SPLITS, Float32Array, Int64Array, Samples, SplitName, WindowSet, build_windows
+
+Timestamps = npt.NDArray[np.datetime64] | Int64Array
+Notes = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceSplit:
+    """Labelled sequences of one split.
+
+    Attributes:
+        x: float32 (samples, time, features), padded with 0 after ``lengths``.
+        lengths: int64 (samples,), from 1 to ``time``.
+        y: int64 (samples,), index into the labels.
+        ids: Position of each sample in the file it came from, from 0.
+    """
+
+    x: Float32Array
+    lengths: Int64Array
+    y: Int64Array
+    ids: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
+        """The samples with these numbers: x (n, time, features), lengths (n,), y (n,)."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Samples(self.x[chosen], self.lengths[chosen], self.y[chosen])
+
+    def sequences(self) -> list[Float32Array]:
+        """Each sample without its padding, (length, features)."""
+        return [sample[:length] for sample, length in zip(self.x, self.lengths, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class ClassificationData:
+    """Sequences with one label each.
+
+    Attributes:
+        name: The dataset's name or the file's.
+        labels: The classes as words, numbers in numeric order, else in alphabetical order.
+        features: Names of the channels.
+        train: What is fitted.
+        validation: What early stopping looks at.
+        test: What is scored at the end; None when the source has none.
+        notes: What was counted, filled, cut or skipped, as JSON types.
+        fingerprint: ``sha256:`` of the content; the path, the compression and the validation split do not enter.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    features: tuple[str, ...]
+    train: SequenceSplit
+    validation: SequenceSplit
+    test: SequenceSplit | None
+    notes: Notes
+    fingerprint: str
+    task: Literal["classify"] = "classify"
+
+    def split(self, name: str) -> SequenceSplit:
+        """One of the splits train, validation and test.
+
+        Raises:
+            UnknownNameError: If there is no split of that name.
+            DataError: If the source came without a test split.
+        """
+        found = {"train": self.train, "validation": self.validation, "test": self.test}[check_split(name)]
+        if found is None:
+            raise errors.DataError(f"'{self.name}' has no test split. Name a test file, or use split 'validation'.")
+        return found
+
+    def training_values(self) -> list[Float32Array]:
+        """The training sequences (length, features), without padding: what scaling may be fitted on."""
+        return self.train.sequences()
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One series on its time grid.
+
+    Attributes:
+        unique_id: The series' name.
+        ds: (time,) datetime64[ns], UTC when the file gave a zone, or int64.
+        values: float32 (time, channels); NaN where the file has no value or no row.
+    """
+
+    unique_id: str
+    ds: Timestamps
+    values: Float32Array
+
+
+@dataclass(frozen=True, eq=False)
+class ForecastData:
+    """Series to forecast, split by time.
+
+    Attributes:
+        name: The dataset's name or the file's.
+        series: All series, in the order of the file.
+        channels: What the model sees at each step.
+        targets: The channels that are forecast.
+        frequency: Word of the time grid, as in pandas (``h``, ``W-SAT``, ``MS``); a number for integer time stamps;
+            None when the time stamps are irregular.
+        season: Steps of the main season; 1 = none.
+        horizon: Steps that are forecast.
+        context_length: Steps that the model sees before them.
+        validation_steps: Steps of each series, before the test steps, that only validation targets use.
+        test_steps: Steps at the end of each series that only test targets use.
+        notes: What was counted, filled, cut or skipped, as JSON types.
+        fingerprint: ``sha256:`` of the content: time stamps, channels and values.
+    """
+
+    name: str
+    series: tuple[Series, ...]
+    channels: tuple[str, ...]
+    targets: tuple[str, ...]
+    frequency: str | None
+    season: int
+    horizon: int
+    context_length: int
+    validation_steps: int
+    test_steps: int
+    notes: Notes
+    fingerprint: str
+    task: Literal["forecast"] = "forecast"
+
+    @property
+    def target_indices(self) -> tuple[int, ...]:
+        """Position of each target among the channels."""
+        return tuple(self.channels.index(target) for target in self.targets)
+
+    def windows(self, split: str) -> WindowSet:
+        """The windows whose whole target lies in the steps of a split; their context may reach back before it.
+
+        Raises:
+            UnknownNameError: If there is no split of that name.
+        """
+        word = check_split(split)
+        return build_windows(
+            [series.values for series in self.series],
+            [target_range(len(s.values), self.validation_steps, self.test_steps, word) for s in self.series],
+            context_length=self.context_length,
+            horizon=self.horizon,
+            target_indices=self.target_indices,
+        )
+
+    def training_values(self) -> list[Float32Array]:
+        """The training part (time, channels) of each series: what scaling may be fitted on."""
+        held_out = self.validation_steps + self.test_steps
+        return [series.values[: len(series.values) - held_out] for series in self.series]
+
+
+def add_notes(first: Notes, second: Notes) -> Notes:
+    """The notes of two files as one: numbers are added, of anything else the first file's is kept."""
+    both = {**second, **first}
+    return {
+        key: value + second[key] if isinstance(value, int) and key in first and key in second else value
+        for key, value in both.items()
+    }
+
+
+def check_split(name: str) -> SplitName:
+    """The name, if it is that of a split.
+
+    Raises:
+        UnknownNameError: Otherwise.
+    """
+    if name not in SPLITS:
+        raise errors.unknown("split", name, SPLITS, "Splits are train, validation and test.")
+    return name

@@ -1,0 +1,108 @@
+"""Whatever stands in a file, it is read or refused with one sentence; nothing else is ever raised."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stablernn.data import ClassificationData, load_data
+from stablernn.errors import StableRNNError
+
+CELLS = [
+    "",
+    "1",
+    "2",
+    "-3.5",
+    "1e400",
+    "nan",
+    "?",
+    "NaN",
+    "abc",
+    "2024-01-01",
+    "2024-01-02",
+    "2024-01",
+    '"',
+    "'",
+    "\x00",
+    "é",
+]
+HEADERS = ["ds,y", "unique_id,ds,y", "date,a,b", "y", ",", '"', "ds,ds"]
+TS_LINES = [
+    "@data",
+    "@classLabel true a b",
+    "@classLabel false",
+    "@",
+    "#",
+    "@timeStamps true",
+    "1:a",
+    "1,2:b",
+    ":",
+    "1:2:a",
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def check(folder: Path, name: str, content: bytes) -> None:
+    path = folder / name
+    path.write_bytes(content)
+    try:
+        data = load_data(path)
+    except StableRNNError as error:
+        text = str(error)
+        assert text.endswith(".")
+        assert "\n" not in text
+    else:
+        if isinstance(data, ClassificationData):
+            assert not np.isinf(data.train.x).any()
+        else:
+            assert not any(np.isinf(series.values).any() for series in data.series)
+
+
+ROWS = st.lists(st.lists(st.sampled_from(CELLS), min_size=1, max_size=4), max_size=8)
+
+
+@settings(deadline=None, max_examples=150)
+@given(header=st.sampled_from(HEADERS), rows=ROWS)
+@example(header="ds,y", rows=[['"', "1"]])
+def test_csv(folder: Path, header: str, rows: list[list[str]]) -> None:
+    check(folder, "d.csv", "\n".join([header, *(",".join(row) for row in rows)]).encode())
+
+
+@settings(deadline=None, max_examples=150)
+@given(rows=ROWS)
+def test_tsv(folder: Path, rows: list[list[str]]) -> None:
+    check(folder, "d.tsv", "\n".join("\t".join(row) for row in rows).encode())
+
+
+@settings(deadline=None, max_examples=150)
+@given(lines=st.lists(st.sampled_from(TS_LINES), max_size=8))
+def test_ts(folder: Path, lines: list[str]) -> None:
+    check(folder, "d.ts", "\n".join(["@classLabel true a b", "@data", *lines]).encode())
+    check(folder, "d.ts", "\n".join(lines).encode())
+
+
+@settings(deadline=None, max_examples=100)
+@given(content=st.binary(max_size=200), name=st.sampled_from(["d.csv", "d.tsv", "d.ts", "d.npz", "d.csv.gz"]))
+def test_bytes(folder: Path, content: bytes, name: str) -> None:
+    check(folder, name, content)
+
+
+@settings(deadline=None, max_examples=150)
+@given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_npz_with_a_flipped_bit(folder: Path, position: int, bit: int) -> None:
+    path = folder / "whole.npz"
+    np.savez(path, x=np.zeros((4, 2)), y=np.array([0, 0, 1, 1]))
+    content = bytearray(path.read_bytes())
+    content[position % len(content)] ^= 1 << bit
+    check(folder, "d.npz", bytes(content))

@@ -1,0 +1,266 @@
+"""From a table to a forecasting dataset: targets, gaps, defaults, the test file, and what is too short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stablernn.data import ForecastData, load_data
+from stablernn.errors import ConfigError, DataError, StableRNNError, UnknownNameError
+
+SMALL: dict[str, Any] = {"horizon": 2, "context_length": 3, "validation_steps": 2, "test_steps": 2}
+
+
+def days(count: int, start: str = "2024-01-01") -> list[str]:
+    return [str(day) for day in np.datetime64(start) + np.arange(count)]
+
+
+def write(path: Path, header: str, rows: Sequence[str]) -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def daily(folder: Path, count: int, name: str = "d.csv") -> Path:
+    return write(folder / name, "ds,y", [f"{day},{i}" for i, day in enumerate(days(count))])
+
+
+def load(source: Path, **options: Any) -> ForecastData:
+    data = load_data(source, **options)
+    assert isinstance(data, ForecastData)
+    return data
+
+
+def test_missing_rows_become_steps_without_values_and_are_counted(tmp_path: Path) -> None:
+    rows = [f"{day},{i}" for i, day in enumerate(days(20)) if i not in (4, 5, 11)]
+    data = load(write(tmp_path / "d.csv", "ds,y", rows), **SMALL)
+    (series,) = data.series
+    assert data.frequency == "D"
+    assert data.notes["gap_steps_filled"] == 3
+    assert [str(day)[:10] for day in series.ds] == days(20)
+    assert np.flatnonzero(np.isnan(series.values[:, 0])).tolist() == [4, 5, 11]
+    assert series.values[12, 0] == 12
+
+
+def test_irregular_times_are_taken_row_by_row_and_counted(tmp_path: Path) -> None:
+    rows = [f"{day} 00:00:{i * 7 % 13:02d},{i}" for i, day in enumerate(days(20))]
+    data = load(write(tmp_path / "d.csv", "ds,y", rows), **SMALL)
+    assert data.frequency is None
+    assert data.season == 1
+    assert len(data.series[0].values) == 20
+    steps = np.diff(data.series[0].ds).astype(int)
+    assert data.notes["irregular_intervals"] == len(steps) - np.unique(steps, return_counts=True)[1].max()
+
+
+def test_given_frequency_fills_what_looks_irregular(tmp_path: Path) -> None:
+    rows = [f"{day},{i}" for i, day in enumerate(days(100)) if i % 7 in (0, 3)]
+    path = write(tmp_path / "d.csv", "ds,y", rows)
+    assert load(path, **SMALL).frequency is None
+    data = load(path, frequency="D", **{**SMALL, "validation_steps": 7, "test_steps": 7})
+    assert (data.frequency, data.season) == ("D", 7)
+    assert len(data.series[0].values) == 99
+    assert data.notes["gap_steps_filled"] == 99 - len(rows)
+
+
+def test_series_of_unequal_length_are_each_split_at_their_own_end(tmp_path: Path) -> None:
+    rows = [f"a,{day},{i}" for i, day in enumerate(days(12))] + [f"b,{day},{i}" for i, day in enumerate(days(15))]
+    data = load(write(tmp_path / "d.csv", "unique_id,ds,y", rows), **SMALL)
+    assert data.windows("test").origins == [(0, 10), (1, 13)]
+    assert data.windows("validation").origins == [(0, 8), (1, 11)]
+
+
+def test_target_is_y_or_the_only_channel(tmp_path: Path) -> None:
+    rows = [f"{day},{i},{-i}" for i, day in enumerate(days(20))]
+    assert load(write(tmp_path / "a.csv", "ds,x,y", rows), **SMALL).targets == ("y",)
+    assert load(write(tmp_path / "b.csv", "day,sold", [row[: row.rindex(",")] for row in rows]), **SMALL).targets == (
+        "sold",
+    )
+
+
+def test_targets_keep_the_order_in_which_they_were_named(tmp_path: Path) -> None:
+    rows = [f"{day},{i},{-i},0" for i, day in enumerate(days(20))]
+    data = load(write(tmp_path / "a.csv", "date,a,b,c", rows), target=["c", "a"], **SMALL)
+    assert (data.channels, data.targets, data.target_indices) == (("a", "b", "c"), ("c", "a"), (2, 0))
+
+
+def test_defaults_follow_from_frequency_and_length(tmp_path: Path) -> None:
+    data = load(daily(tmp_path, 200))
+    assert (data.season, data.horizon, data.context_length) == (7, 7, 14)
+    assert (data.validation_steps, data.test_steps) == (40, 40)
+
+
+def test_default_context_shrinks_to_what_fits(tmp_path: Path) -> None:
+    data = load(daily(tmp_path, 30), validation_steps=7, test_steps=7)
+    assert (data.horizon, data.context_length) == (7, 9)
+    assert len(data.windows("train")) == 1
+
+
+def test_default_horizon_has_a_limit(tmp_path: Path) -> None:
+    stamps = np.datetime64("2024-01-01T00:00") + np.arange(1000)
+    data = load(write(tmp_path / "d.csv", "ds,y", [f"{stamp},1" for stamp in stamps]))
+    assert (data.frequency, data.season, data.horizon) == ("min", 1440, 96)
+
+
+def test_windows_without_any_target_are_dropped_and_counted(tmp_path: Path) -> None:
+    rows = [f"{day},{'' if 4 <= i < 9 else i}" for i, day in enumerate(days(20))]
+    data = load(write(tmp_path / "d.csv", "ds,y", rows), **SMALL)
+    assert data.notes["missing_values"] == 5
+    assert data.notes["windows"]["train"] == {"kept": 8, "dropped_without_target": 4}
+    assert [end for _, end in data.windows("train").origins] == [3, 8, 9, 10, 11, 12, 13, 14]
+
+
+def test_test_file_continues_the_series(tmp_path: Path) -> None:
+    train = write(tmp_path / "d_TRAIN.csv", "ds,y", [f"{day},{i}" for i, day in enumerate(days(20))])
+    write(tmp_path / "d_TEST.csv", "ds,y", [f"{day},{i}" for i, day in enumerate(days(4, "2024-01-22"), start=21)])
+    data = load(train, horizon=2, context_length=3, validation_steps=2)
+    # The day between the files is a gap: it belongs to the test steps, which begin after the last training row.
+    assert data.test_steps == 5
+    assert data.notes["rows"] == 24
+    assert data.notes["gap_steps_filled"] == 1
+    assert data.windows("test").origins[0] == (0, 20)
+    np.testing.assert_array_equal(data.series[0].values[:, 0], [*range(20), np.nan, *range(21, 25)])
+
+
+def test_test_file_continues_each_of_many_series(tmp_path: Path) -> None:
+    header = "unique_id,ds,y"
+    train = write(tmp_path / "a.csv", header, [f"{s},{i},{i}" for s in "ab" for i in range(12)])
+    test = write(tmp_path / "b.csv", header, [f"{s},{i},{i}" for s in "ba" for i in range(12, 15)])
+    data = load(train, test=test, horizon=2, context_length=3, validation_steps=2)
+    assert data.test_steps == 3
+    assert [one.values[:, 0].tolist() for one in data.series] == [list(range(15))] * 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (
+            ["a,11,1", "b,12,1"],
+            "'b.csv': series 'a' begins at 11, which is not after 11, the end of its training rows.",
+        ),
+        (
+            ["a,12,1", "a,13,1"],
+            "'b.csv' must continue every series of 'a.csv' and no other; series 'b' is in one of them only.",
+        ),
+        (
+            ["a,12,1", "b,12,1", "b,13,1"],
+            "'b.csv' must add as many steps to every series, got 1 for 'a' and 2 for 'b'.",
+        ),
+    ],
+    ids=["overlap", "series missing", "unequal"],
+)
+def test_test_file_that_does_not_continue_is_refused(tmp_path: Path, rows: list[str], sentence: str) -> None:
+    header = "unique_id,ds,y"
+    train = write(tmp_path / "a.csv", header, [f"{s},{i},{i}" for s in "ab" for i in range(12)])
+    with pytest.raises(DataError) as caught:
+        load(train, test=write(tmp_path / "b.csv", header, rows), horizon=1, context_length=3)
+    assert str(caught.value) == sentence
+
+
+def test_test_file_needs_the_same_columns(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        load(daily(tmp_path, 20), test=write(tmp_path / "b.csv", "ds,z", ["2025-01-01,1"]))
+    assert str(caught.value) == "Unknown column 'y'. 'b.csv' has z."
+
+
+def test_fingerprint_is_of_series_not_of_what_is_forecast(tmp_path: Path) -> None:
+    path = daily(tmp_path, 30)
+    first = load(path, **SMALL).fingerprint
+    assert load(path, **{**SMALL, "horizon": 1, "context_length": 5}).fingerprint == first
+    assert load(daily(tmp_path, 31), **SMALL).fingerprint != first
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "sentence"),
+    [
+        ({"target": "z"}, UnknownNameError, "Unknown target 'z'. 'd.csv' has y."),
+        ({"target": []}, ConfigError, "target must name each channel once, got none."),
+        ({"target": ["y", "y"]}, ConfigError, "target must name each channel once, got y, y."),
+        ({"horizon": 0}, ConfigError, "horizon must be 1 or more, got 0."),
+        ({"context_length": 0}, ConfigError, "context_length must be 1 or more, got 0."),
+        ({"season": -1}, ConfigError, "season must be 1 or more, got -1."),
+        (
+            {"horizon": 9, "test_steps": 8},
+            ConfigError,
+            "test_steps must be at least the horizon (9), so that one window fits, got 8.",
+        ),
+        (
+            {"validation_fraction": 1.0},
+            ConfigError,
+            "validation_fraction must be between 0 and 1, got 1.",
+        ),
+        (
+            {"horizon": 7, "context_length": 14},
+            DataError,
+            "'d.csv': series 'd' has 30 steps, 35 are needed: context_length 14 + horizon 7 + validation 7 + test 7. "
+            "Shorten these, or leave the series out.",
+        ),
+        (
+            {"frequency": "2D"},
+            DataError,
+            "'d.csv': series 'd', which begins at 2024-01-01, is not in steps of frequency '2D'.",
+        ),
+        (
+            {"frequency": "s"},
+            DataError,
+            "'d.csv': frequency 's' would turn the 30 rows of series 'd' into 2505601 steps. "
+            "Give the frequency of the data.",
+        ),
+        (
+            {"frequency": "1"},
+            DataError,
+            "'d.csv' has dates as time stamps, which frequency '1' cannot step through.",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, type | str) else "-".join(value),
+)
+def test_settings_that_cannot_be_used_are_refused(
+    tmp_path: Path, options: dict[str, Any], kind: type[StableRNNError], sentence: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        load(daily(tmp_path, 30), **options)
+    assert str(caught.value) == sentence
+
+
+def test_short_series_among_long_ones_is_named(tmp_path: Path) -> None:
+    rows = [f"{s},{i},{i}" for s, n in (("long", 30), ("short", 8)) for i in range(n)]
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "d.csv", "unique_id,ds,y", rows), **SMALL)
+    assert str(caught.value) == (
+        "'d.csv': series 'short' has 8 steps, 9 are needed: context_length 3 + horizon 2 + validation 2 + test 2. "
+        "Shorten these, or leave the series out."
+    )
+
+
+def test_series_of_different_frequencies_are_refused(tmp_path: Path) -> None:
+    rows = [f"{s},{day},1" for s in "ab" for day in days(20)]
+    rows += [f"c,{day} {hour:02d}:00,1" for day in days(2) for hour in range(24)]
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "d.csv", "unique_id,ds,y", rows), **SMALL)
+    assert str(caught.value) == (
+        "'d.csv' mixes frequencies: series 'c' is 'h', most are 'D'. "
+        "Split the file by frequency, or give the frequency that all of them share."
+    )
+
+
+def test_target_must_be_named_where_there_are_several_channels(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", "date,a,b", [f"{day},1,2" for day in days(20)])
+    with pytest.raises(DataError) as caught:
+        load(path)
+    assert str(caught.value) == "'d.csv' has no column 'y', so the target must be named: one or more of a, b."
+
+
+def test_channel_without_any_training_value_is_refused(tmp_path: Path) -> None:
+    rows = [f"{day},{i},{i if i > 15 else ''}" for i, day in enumerate(days(20))]
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "d.csv", "ds,y,late", rows), **SMALL)
+    assert str(caught.value) == "'d.csv' has no value at all in column 'late' of the training steps."
+
+
+def test_split_without_any_target_is_refused(tmp_path: Path) -> None:
+    rows = [f"{day},{i if i < 18 else ''}" for i, day in enumerate(days(20))]
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "d.csv", "ds,y", rows), **SMALL)
+    assert str(caught.value) == ("'d.csv' has no window in the test steps with a value to forecast; all 1 lack one.")

@@ -1,0 +1,130 @@
+"""Time grids: what is inferred, what comes next, and what the words mean. Oracle: pandas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stablernn.data.frequency import infer_frequency, parse_frequency
+from stablernn.errors import UnknownNameError
+
+WORDS = [
+    ("h", "2024-02-28 22:00"),
+    ("6h", "2024-02-28 06:00"),
+    ("15min", "2024-02-28 23:00"),
+    ("s", "2024-02-28 23:59:50"),
+    ("250ms", "2024-02-28 23:59:59"),
+    ("D", "2024-02-26"),
+    ("B", "2024-02-26 17:30"),
+    ("W-SAT", "2024-02-24"),
+    ("2W-MON", "2024-02-26"),
+    ("MS", "2023-11-01"),
+    ("2MS", "2023-11-01"),
+    ("ME", "2023-11-30"),
+    ("3ME", "2023-11-30"),
+    ("QS", "2023-10-01"),
+    ("QE", "2023-12-31"),
+    ("YS", "2023-01-01"),
+    ("YE", "2023-12-31"),
+]
+
+
+@pytest.fixture(scope="module")
+def pandas() -> Any:
+    return pytest.importorskip("pandas")
+
+
+def stamps(pandas: Any, word: str, start: str, count: int = 40) -> Any:
+    return pandas.date_range(start, periods=count, freq=word).to_numpy().astype("datetime64[ns]")
+
+
+@pytest.mark.parametrize(("word", "start"), WORDS, ids=[word for word, _ in WORDS])
+def test_frequency_is_inferred(pandas: Any, word: str, start: str) -> None:
+    found = infer_frequency(stamps(pandas, word, start))
+    assert found is not None
+    assert found.word == word
+
+
+@pytest.mark.parametrize(("word", "start"), WORDS, ids=[word for word, _ in WORDS])
+def test_frequency_is_inferred_across_gaps(pandas: Any, word: str, start: str) -> None:
+    ds = np.delete(stamps(pandas, word, start), [3, 4, 17, 30])
+    found = infer_frequency(ds)
+    assert found is not None
+    assert found.word == word
+    positions = found.positions(ds)
+    assert positions is not None
+    assert positions.tolist() == [i for i in range(40) if i not in (3, 4, 17, 30)]
+
+
+@pytest.mark.parametrize(("word", "start"), WORDS, ids=[word for word, _ in WORDS])
+def test_next_time_stamps_equal_those_of_pandas(pandas: Any, word: str, start: str) -> None:
+    ds = stamps(pandas, word, start)
+    for origin in range(10):
+        np.testing.assert_array_equal(
+            parse_frequency(word).at(ds[origin], np.arange(1, 30)), ds[origin + 1 : origin + 30]
+        )
+
+
+def test_months_on_the_same_day_go_on_on_that_day() -> None:
+    ds = np.array(["2024-01-15T06", "2024-02-15T06", "2024-03-15T06"], dtype="datetime64[ns]")
+    found = infer_frequency(ds)
+    assert found is not None
+    assert found.word == "MS"
+    assert str(found.at(ds[-1], np.array([1]))[0]) == "2024-04-15T06:00:00.000000000"
+
+
+def test_integers_have_a_number_as_frequency() -> None:
+    ds = np.array([0, 5, 10, 20, 25])
+    found = infer_frequency(ds)
+    assert found == parse_frequency("5")
+    assert found.positions(ds).tolist() == [0, 1, 2, 4, 5]  # type: ignore[union-attr]
+    assert found.at(ds[-1], np.array([1, 2])).tolist() == [30, 35]
+
+
+@pytest.mark.parametrize(
+    "ds",
+    [
+        ["2024-01-01"],
+        ["2024-01-01T00:00", "2024-01-01T01:00", "2024-01-01T01:17", "2024-01-01T03:00"],
+        ["2024-01-01T00:00:01", "2024-01-01T00:00:02", "2024-01-09T13:46:40", "2024-03-01T01:46:41"],
+        ["2024-01-29", "2024-02-29", "2024-03-30"],
+    ],
+    ids=["one row", "off the grid", "mostly gaps", "no common day"],
+)
+def test_irregular_times_have_no_frequency(ds: list[str]) -> None:
+    assert infer_frequency(np.array(ds, dtype="datetime64[ns]")) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "season"),
+    [
+        ("h", 24), ("2h", 12), ("7h", 1), ("15min", 96), ("min", 1440), ("s", 1), ("D", 7), ("2D", 1), ("B", 5),
+        ("W", 52), ("W-SAT", 52), ("2W", 1), ("MS", 12), ("ME", 12), ("QS", 4), ("3MS", 4), ("5MS", 1), ("YS", 1),
+        ("7", 1),
+    ],
+)  # fmt: skip
+def test_season_follows_from_the_frequency(word: str, season: int) -> None:
+    assert parse_frequency(word).season == season
+
+
+@pytest.mark.parametrize("word", ["", "H", "W-XXX", "MS-FEB", "0h", "0", "1.5h", "hourly", "-1D"])
+def test_unknown_frequency_is_refused(word: str) -> None:
+    with pytest.raises(
+        UnknownNameError, match=rf"^Unknown frequency '{word}'\..*Known are D, h, min, s, ms, us, ns, B, W, "
+    ):
+        parse_frequency(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "ds"),
+    [
+        ("B", ["2024-03-01", "2024-03-02"]),
+        ("MS", ["2024-03-01", "2024-04-02"]),
+        ("ME", ["2024-03-31", "2024-04-29"]),
+        ("2D", ["2024-03-01", "2024-03-02"]),
+    ],
+)
+def test_times_off_the_grid_have_no_positions(word: str, ds: list[str]) -> None:
+    assert parse_frequency(word).positions(np.array(ds, dtype="datetime64[ns]")) is None

@@ -1,0 +1,177 @@
+"""``read_inputs``: the same numbers as training saw, real future time stamps, and files that do not fit the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stablernn.data import ForecastData, dataset_info, load_data, read_inputs
+from stablernn.errors import ConfigError, DataError, StableRNNError, UnknownNameError
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_sequences_equal_those_of_load_data(tmp_path: Path) -> None:
+    data = load_data("digits")
+    inputs = read_inputs(dataset_info("digits").file, task="classify", features=["pixel"])
+    assert len(inputs) == 1797
+    test = data.test  # type: ignore[union-attr]
+    assert test is not None
+    np.testing.assert_array_equal(inputs.x[::5], test.x)
+    assert inputs.y is not None
+    assert inputs.y[:3] == ("0", "1", "2")
+    assert inputs.ids[5:7] == ("5", "6")
+
+
+def test_sequences_need_no_labels(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    np.savez(path, x=np.array([[1.0, np.nan, 0.0]]), lengths=np.array([2]))
+    inputs = read_inputs(path, task="classify", features=["value"])
+    assert inputs.y is None
+    assert inputs.lengths.tolist() == [2]
+    assert inputs.notes["missing_values"] == 1
+
+
+def test_contexts_are_the_last_steps_of_each_series(tmp_path: Path) -> None:
+    rows = "".join(f"{s},{i},{i + n}\n" for n, s in enumerate("ab") for i in range(10))
+    path = write(tmp_path / "d.csv", "unique_id,ds,y\n" + rows)
+    inputs = read_inputs(path, task="forecast", features=["y"], context_length=4)
+    assert inputs.ids == ("a", "b")
+    assert inputs.x[:, :, 0].tolist() == [[6, 7, 8, 9], [7, 8, 9, 10]]
+    assert inputs.frequency == "1"
+    assert inputs.future_ds(1, 3).tolist() == [10, 11, 12]
+
+
+def test_contexts_equal_those_of_the_last_test_window() -> None:
+    data = load_data("co2")
+    assert isinstance(data, ForecastData)
+    inputs = read_inputs(dataset_info("co2").file, task="forecast", features=["co2"], context_length=104)
+    np.testing.assert_array_equal(inputs.x[0], data.series[0].values[-104:])
+    assert [str(day)[:10] for day in inputs.future_ds(0, 3)] == ["2002-01-05", "2002-01-12", "2002-01-19"]
+
+
+def test_gaps_are_filled_as_in_training(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", "ds,y\n2024-01-01,1\n2024-01-02,2\n2024-01-03,3\n2024-01-05,5\n")
+    inputs = read_inputs(path, task="forecast", features=["y"], context_length=3)
+    np.testing.assert_array_equal(inputs.x[0, :, 0], [3, np.nan, 5])
+    assert inputs.notes["gap_steps_filled"] == 1
+
+
+def test_short_series_keep_their_length_and_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", "unique_id,ds,y\na,1,1\na,2,2\na,3,3\nb,1,4\nb,2,5\n")
+    inputs = read_inputs(path, task="forecast", features=["y"], context_length=3)
+    assert inputs.lengths.tolist() == [3, 2]
+    assert inputs.x[:, :, 0].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert inputs.notes["short_contexts"] == 1
+
+
+def test_columns_are_found_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", "ds,c,note,a\n1,2,x,3\n2,4,y,5\n")
+    inputs = read_inputs(path, task="forecast", features=["a", "c"])
+    assert inputs.x[0].tolist() == [[3, 2], [5, 4]]
+    assert inputs.notes["ignored_columns"] == ["note"]
+
+
+def test_irregular_series_go_on_by_their_median_step(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", "ds,y\n2024-01-01,1\n2024-01-02,2\n2024-01-03 06:00,3\n2024-01-04 06:00,4\n")
+    inputs = read_inputs(path, task="forecast", features=["y"])
+    assert inputs.frequency is None
+    assert [str(stamp)[:16] for stamp in inputs.future_ds(0, 2)] == ["2024-01-05T06:00", "2024-01-06T06:00"]
+
+
+def test_given_frequency_serves_a_single_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", "ds,y\n2024-01-31,1\n")
+    inputs = read_inputs(path, task="forecast", features=["y"], frequency="ME")
+    assert [str(stamp)[:10] for stamp in inputs.future_ds(0, 2)] == ["2024-02-29", "2024-03-31"]
+
+
+def test_single_row_without_frequency_has_no_future(tmp_path: Path) -> None:
+    inputs = read_inputs(write(tmp_path / "d.csv", "ds,y\n2024-01-31,1\n"), task="forecast", features=["y"])
+    with pytest.raises(DataError) as caught:
+        inputs.future_ds(0, 2)
+    assert str(caught.value) == (
+        "Series 'd' has one row and no frequency is known, so its next time stamps are not. Give the frequency."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "kind", "sentence"),
+    [
+        (
+            "d.ts",
+            "@classLabel false\n@data\n1:2:3:4:5\n",
+            {"task": "classify", "features": ["a", "b", "c"]},
+            DataError,
+            "'d.ts' has 5 features (channel_0, channel_1, channel_2, channel_3, channel_4), "
+            "the model expects 3 (a, b, c).",
+        ),
+        (
+            "d.csv",
+            "ds,a,q\n1,1,1\n",
+            {"features": ["a", "b", "c"]},
+            DataError,
+            "'d.csv' has 2 features (a, q), the model expects 3 (a, b, c).",
+        ),
+        (
+            "d.csv",
+            "ds,load1\n1,1\n",
+            {"features": ["load"]},
+            UnknownNameError,
+            "Unknown column 'load'. Did you mean 'load1'? 'd.csv' has load1.",
+        ),
+        (
+            "d.csv",
+            "ds,y\n1,1\n",
+            {"features": ["y"], "context_length": 0},
+            ConfigError,
+            "context_length must be 1 or more, got 0.",
+        ),
+        (
+            "d.csv",
+            "ds,y\n1,1\n",
+            {"task": "classify", "features": ["y"]},
+            DataError,
+            "'d.csv' is for task 'forecast'; task 'classify' reads .npz, .ts, .tsv.",
+        ),
+        (
+            "d.tsv",
+            "1\t2\n",
+            {"features": ["y"]},
+            DataError,
+            "'d.tsv' is for task 'classify'; task 'forecast' reads .csv.",
+        ),
+        (
+            "d.csv",
+            "ds,y\n1,1\n",
+            {"task": "predict", "features": ["y"]},
+            UnknownNameError,
+            "Unknown task 'predict'. Tasks are classify and forecast.",
+        ),
+        (
+            "d.csv",
+            "ds,y\n1,inf\n",
+            {"features": ["y"]},
+            DataError,
+            "'d.csv' row 2, column 'y' is inf. Values must be finite float32 numbers; write a missing one as NaN.",
+        ),
+    ],
+    ids=["features", "columns", "column", "context", "csv to classify", "tsv to forecast", "task", "infinite"],
+)
+def test_files_that_do_not_fit_the_model_are_refused(
+    tmp_path: Path, name: str, text: str, options: dict[str, Any], kind: type[StableRNNError], sentence: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        read_inputs(write(tmp_path / name, text), **{"task": "forecast", **options})
+    assert str(caught.value) == sentence
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        read_inputs(tmp_path / "d.csv", task="forecast", features=["y"])
+    assert str(caught.value) == f"No file '{tmp_path / 'd.csv'}'. Check the path."

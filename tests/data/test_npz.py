@@ -1,0 +1,214 @@
+"""The .npz reader: what it takes, what it refuses, and that it never unpickles."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stablernn.data import ClassificationData, load_data
+from stablernn.data.npz import read_npz
+from stablernn.errors import DataError
+
+
+def write(folder: Path, **arrays: Any) -> Path:
+    path = folder / "d.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+X = np.arange(24, dtype=np.float64).reshape(4, 3, 2)
+Y = np.array([0, 1, 0, 1])
+
+
+def test_reads_three_dimensions_as_samples_time_features(tmp_path: Path) -> None:
+    found = read_npz(write(tmp_path, x=X, y=Y))
+    assert [sequence.dtype for sequence in found.values] == [np.float32] * 4
+    np.testing.assert_array_equal(np.stack(found.values), X)
+    assert found.labels == ["0", "1", "0", "1"]
+    assert found.features == ("channel_0", "channel_1")
+
+
+def test_reads_two_dimensions_as_one_feature(tmp_path: Path) -> None:
+    found = read_npz(write(tmp_path, x=X[:, :, 0], y=Y))
+    np.testing.assert_array_equal(np.stack(found.values)[:, :, 0], X[:, :, 0])
+    assert found.features == ("value",)
+
+
+def test_lengths_cut_the_padding(tmp_path: Path) -> None:
+    found = read_npz(write(tmp_path, x=X, y=Y, lengths=np.array([1, 2, 3, 3])))
+    assert [len(sequence) for sequence in found.values] == [1, 2, 3, 3]
+    np.testing.assert_array_equal(found.values[1], X[1, :2])
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (np.array([2, 10, -1, 2]), ["2", "10", "-1", "2"]),
+        (np.array([2.0, 10.0, -1.0, 2.0]), ["2", "10", "-1", "2"]),
+        (np.array(["up", "down", "up", "down"]), ["up", "down", "up", "down"]),
+        (np.array([b"up", b"down", b"up", b"down"]), ["up", "down", "up", "down"]),
+        (np.array([True, False, True, False]), ["True", "False", "True", "False"]),
+    ],
+    ids=["int", "float", "str", "bytes", "bool"],
+)
+def test_labels_become_words(tmp_path: Path, y: Any, words: list[str]) -> None:
+    assert read_npz(write(tmp_path, x=X, y=y)).labels == words
+
+
+def test_names_of_features_are_read(tmp_path: Path) -> None:
+    assert read_npz(write(tmp_path, x=X, y=Y, features=np.array(["a", "b"]))).features == ("a", "b")
+
+
+def test_missing_values_stay_and_are_counted(tmp_path: Path) -> None:
+    x = X.copy()
+    x[0, 1, 1] = np.nan
+    data = load_data(write(tmp_path, x=x, y=Y))
+    assert isinstance(data, ClassificationData)
+    assert sum(data.notes["missing_values"].values()) == 1
+    assert np.isnan(data.train.x).sum() + np.isnan(data.validation.x).sum() == 1
+
+
+def test_arrays_that_mean_nothing_here_are_named_in_the_notes(tmp_path: Path) -> None:
+    data = load_data(write(tmp_path, x=X, y=Y, subject=np.arange(4)))
+    assert data.notes["ignored_arrays"] == ["subject"]
+
+
+class Bomb:
+    """Unpickling this writes a file, which the test would find."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return (open, (self.path, "w"))
+
+
+def test_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    x = np.empty(2, dtype=object)
+    x[:] = [Bomb(mark), Bomb(mark)]
+    path = tmp_path / "d.npz"
+    with path.open("wb") as file:
+        np.savez(file, x=x, allow_pickle=True)
+    with pytest.raises(DataError) as caught:
+        load_data(path)
+    assert str(caught.value) == (
+        "'d.npz': the array 'x' holds Python objects, which only pickle could read and which are never loaded. "
+        "Store sequences of unequal length as one padded array with 'lengths'."
+    )
+    assert not mark.exists()
+
+
+INFINITE = X.copy()
+INFINITE[3, 0, 1] = -np.inf
+HUGE = X[:, :, 0].copy()
+HUGE[2, 1] = 1e300
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"y": Y}, "'d.npz' has no array 'x' (samples, time, features); its arrays: y."),
+        (
+            {"x": X[0, 0], "y": Y},
+            "'d.npz': 'x' must be numbers of shape (samples, time, features) or (samples, time), none of them 0, "
+            "got float64 (2,).",
+        ),
+        (
+            {"x": X[:0], "y": Y[:0]},
+            "'d.npz': 'x' must be numbers of shape (samples, time, features) or (samples, time), none of them 0, "
+            "got float64 (0, 3, 2).",
+        ),
+        (
+            {"x": X.astype(str), "y": Y},
+            "'d.npz': 'x' must be numbers of shape (samples, time, features) or (samples, time), none of them 0, "
+            "got <U32 (4, 3, 2).",
+        ),
+        ({"x": X, "y": Y[:3]}, "'d.npz': 'y' must have the shape (4,), as 'x' says, got (3,)."),
+        ({"x": X}, "'d.npz' has no labels; training and scoring need one for each sequence."),
+        ({"x": X, "y": np.array([0, 1, np.nan, 1])}, "'d.npz': sequence 2 (from 0) has no label."),
+        ({"x": X, "y": Y, "lengths": np.array([1, 2, 3, 4])}, "'d.npz': lengths[3] must be 1 to 3, got 4."),
+        ({"x": X, "y": Y, "lengths": np.ones(4)}, "'d.npz': 'lengths' must be whole numbers, got float64."),
+        (
+            {"x": X, "y": Y, "mask": X > 0},
+            "'d.npz' has the array 'mask', which is not read yet. Write missing values as NaN in 'x' and drop it.",
+        ),
+        (
+            {"x": INFINITE, "y": Y},
+            "'d.npz': x[3, 0, 1] is -inf. Values must be finite float32 numbers; write a missing one as NaN.",
+        ),
+        (
+            {"x": HUGE, "y": Y},
+            "'d.npz': x[2, 1] is 1e+300. Values must be finite float32 numbers; write a missing one as NaN.",
+        ),
+        ({"x": X, "y": Y * 0}, "'d.npz' has one class only ('0'); classification needs two or more."),
+        (
+            {"x": X, "y": np.arange(4)},
+            "'d.npz' has one sequence for each label, none can be held out for validation. Add sequences.",
+        ),
+        (
+            {"x": np.stack([X[:, :, 0], np.full((4, 3), np.nan)], axis=2), "y": Y},
+            "'d.npz' has no value at all in feature 'channel_1' of the training split.",
+        ),
+    ],
+    ids=[
+        "no x",
+        "x of one dimension",
+        "no samples",
+        "x of words",
+        "y too short",
+        "no y",
+        "a label missing",
+        "length too large",
+        "lengths not whole",
+        "mask",
+        "infinite",
+        "too large for float32",
+        "one class",
+        "one sequence a class",
+        "channel without values",
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, arrays: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_data(write(tmp_path, **arrays))
+    assert str(caught.value) == sentence
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        load_data(path)
+    return str(caught.value)
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    np.save(path.open("wb"), X)
+    assert refused(path) == (
+        "'d.npz' is damaged or is not an .npz file (File is not a zip file). "
+        "Write it by numpy.savez or numpy.savez_compressed."
+    )
+
+
+def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    content[250] ^= 1
+    path.write_bytes(bytes(content))
+    assert refused(path) == (
+        "'d.npz' is damaged or is not an .npz file (Bad CRC-32 for file 'x.npy'). "
+        "Write it by numpy.savez or numpy.savez_compressed."
+    )
+
+
+def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", b"1,2,3\n4,5,6\n")
+    assert refused(path) == (
+        r"'d.npz': 'x' is not a numpy array (the magic string is not correct; expected b'\x93NUMPY', got b'1,2,3\n')."
+    )

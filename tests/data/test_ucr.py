@@ -1,0 +1,221 @@
+"""The readers of .ts and .tsv: formats, labels, unequal lengths, missing values, bad files."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stablernn.data import ClassificationData, load_data
+from stablernn.data.ucr import read_ts, read_tsv
+from stablernn.errors import DataError, UnknownNameError
+
+HEADER = "#a comment\n@problemName Tiny\n@univariate false\n@classLabel true up down\n@data\n"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def load(source: Path | str, **options: object) -> ClassificationData:
+    data = load_data(source, **options)  # type: ignore[arg-type]
+    assert isinstance(data, ClassificationData)
+    return data
+
+
+def test_tsv_has_the_label_first(tmp_path: Path) -> None:
+    found = read_tsv(write(tmp_path / "a.tsv", "-1\t1.5\t2\n1\t3\t4e-1\n"))
+    assert found.labels == ["-1", "1"]
+    np.testing.assert_array_equal(np.stack(found.values)[:, :, 0], np.array([[1.5, 2], [3, 0.4]], dtype=np.float32))
+
+
+def test_tsv_padding_is_cut_and_counted_but_missing_values_inside_stay(tmp_path: Path) -> None:
+    found = read_tsv(write(tmp_path / "a.tsv", "1\t1\tNaN\t3\tNaN\tNaN\n2\t1\t2\t3\t4\t5\n"))
+    assert [len(sequence) for sequence in found.values] == [3, 5]
+    np.testing.assert_array_equal(found.values[0][:, 0], [1, np.nan, 3])
+    assert found.notes == {"trailing_missing_cut": 2}
+
+
+def test_labels_written_as_floats_are_whole_numbers(tmp_path: Path) -> None:
+    assert read_tsv(write(tmp_path / "a.tsv", "1.0000000e+00\t1\n-1.0\t1\n2.5\t1\n")).labels == ["1", "-1", "2.5"]
+
+
+def test_labels_are_sorted_by_number(tmp_path: Path) -> None:
+    rows = "".join(f"{label}\t1\t2\n" * 2 for label in (10, 9, -1, 2))
+    assert load(write(tmp_path / "a.tsv", rows)).labels == ("-1", "2", "9", "10")
+
+
+def test_labels_that_are_words_are_sorted_by_alphabet(tmp_path: Path) -> None:
+    rows = "".join(f"{label}\t1\t2\n" * 2 for label in ("walk", "10", "run"))
+    assert load(write(tmp_path / "a.tsv", rows)).labels == ("10", "run", "walk")
+
+
+def test_ts_separates_channels_by_colons(tmp_path: Path) -> None:
+    found = read_ts(write(tmp_path / "a.ts", HEADER + "1,2,3:4,5,6:up\n7,8:9,10:down\n"))
+    np.testing.assert_array_equal(found.values[0], [[1, 4], [2, 5], [3, 6]])
+    np.testing.assert_array_equal(found.values[1], [[7, 9], [8, 10]])
+    assert found.labels == ["up", "down"]
+    assert found.features == ("channel_0", "channel_1")
+
+
+def test_ts_question_marks_are_missing_values(tmp_path: Path) -> None:
+    found = read_ts(write(tmp_path / "a.ts", HEADER + "1,?,3:NaN,5,6:up\n"))
+    np.testing.assert_array_equal(found.values[0], [[1, np.nan], [np.nan, 5], [3, 6]])
+
+
+def test_ts_without_labels_has_none(tmp_path: Path) -> None:
+    found = read_ts(write(tmp_path / "a.ts", "@classLabel false\n@data\n1,2,3\n"))
+    assert found.labels is None
+    assert found.features == ("value",)
+
+
+def test_unequal_lengths_are_padded_with_zeros_and_noted(tmp_path: Path) -> None:
+    rows = "1,2,3:4,5,6:up\n7:8:up\n1,2:1,2:down\n1,2:1,2:down\n"
+    data = load(write(tmp_path / "a.ts", HEADER + rows))
+    order = [*data.train.ids, *data.validation.ids]
+    lengths = dict(zip(order, [*data.train.lengths, *data.validation.lengths], strict=True))
+    assert lengths == {"0": 3, "1": 1, "2": 2, "3": 2}
+    assert data.notes["lengths"] == {"min": 1, "max": 3, "unequal": True}
+    assert data.train.x.shape[1] == data.validation.x.shape[1] == 3
+    split, row = (data.train, data.train.ids.index("1")) if "1" in data.train.ids else (data.validation, 0)
+    np.testing.assert_array_equal(split.x[row], [[7, 8], [0, 0], [0, 0]])
+
+
+def test_windows_line_ends_and_byte_order_mark_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"\xef\xbb\xbf1\t1\t2\r\n2\t3\t4\r\n")
+    found = read_tsv(path)
+    assert found.labels == ["1", "2"]
+    assert [len(sequence) for sequence in found.values] == [2, 2]
+
+
+@pytest.mark.parametrize("test_name", ["A_TEST.tsv", "A_TEST.tsv.gz"])
+@pytest.mark.parametrize("train_name", ["A_TRAIN.tsv", "A_TRAIN.tsv.gz"])
+def test_train_file_brings_the_test_file_beside_it(tmp_path: Path, train_name: str, test_name: str) -> None:
+    for name, text in ((train_name, "1\t1\n1\t2\n2\t3\n2\t4\n"), (test_name, "2\t5\n")):
+        content = text.encode()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    data = load(tmp_path / train_name)
+    assert data.test is not None
+    assert data.test.x.tolist() == [[[5]]]
+    assert data.test.y.tolist() == [1]
+
+
+def test_another_test_file_can_be_named(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.tsv", "1\t1\n1\t2\n2\t3\n2\t4\n")
+    data = load(train, test=write(tmp_path / "b.tsv", "1\t9\n"))
+    assert data.test is not None
+    assert data.test.x.tolist() == [[[9]]]
+
+
+def test_without_a_test_file_there_is_no_test_split(tmp_path: Path) -> None:
+    data = load(write(tmp_path / "a.tsv", "1\t1\n1\t2\n2\t3\n2\t4\n"))
+    assert data.test is None
+    with pytest.raises(DataError) as caught:
+        data.split("test")
+    assert str(caught.value) == "'a.tsv' has no test split. Name a test file, or use split 'validation'."
+
+
+def test_fingerprint_is_of_the_content_not_of_file_or_seed(tmp_path: Path) -> None:
+    rows = "1\t1\n1\t2\n2\t3\n2\t4\n1\t5\n2\t6\n"
+    plain = load(write(tmp_path / "a.tsv", rows))
+    (tmp_path / "b.tsv.gz").write_bytes(gzip.compress(rows.encode()))
+    assert load(tmp_path / "b.tsv.gz", seed=5, validation_fraction=0.4).fingerprint == plain.fingerprint
+    assert load(write(tmp_path / "c.tsv", rows.replace("6", "7"))).fingerprint != plain.fingerprint
+    assert load(write(tmp_path / "d.tsv", rows.replace("1\t5", "2\t5"))).fingerprint != plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.tsv", "1\t1\t2\n2\tx\t3\n", "'a.tsv' line 2, value 1: 'x' is not a number; a missing one is '?' or 'NaN'."),
+        ("a.tsv", "1\t1\t2\n2\t1\t\n", "'a.tsv' line 2, value 2: '' is not a number; a missing one is '?' or 'NaN'."),
+        (
+            "a.tsv",
+            "1\t1\t2\n2\t1\tinf\n",
+            "'a.tsv' line 2, value 2 is inf. Values must be finite float32 numbers; write a missing one as NaN.",
+        ),
+        ("a.tsv", "1\t1\n2\tNaN\n", "'a.tsv' line 2 has a label but no values."),
+        ("a.tsv", "1\t1\n1\t2\n", "'a.tsv' has one class only ('1'); classification needs two or more."),
+        ("a.tsv", "\n \n", "'a.tsv' is empty."),
+        ("a.ts", HEADER, "'a.ts' has no sequences behind '@data'."),
+        ("a.ts", "1,2:up\n", "'a.ts' line 1 stands before '@data' but does not begin with '@' or '#'."),
+        ("a.ts", HEADER + "1,2:3,4:left\n", "'a.ts' line 6 has the label 'left', @classLabel allows up, down."),
+        (
+            "a.ts",
+            HEADER + "1,2:3,4:up\n1,2:down\n",
+            "'a.ts' line 7 has 1 channel, the rows before have 2.",
+        ),
+        ("a.ts", HEADER + "1,2:3:up\n", "'a.ts' line 6: channel 1 has 1 value, channel 0 has 2."),
+        (
+            "a.ts",
+            "@timeStamps true\n" + HEADER + "(0,1),(1,2):up\n",
+            "'a.ts' has time stamps in its data (@timeStamps true), which are not read yet.",
+        ),
+        (
+            "a.ts",
+            "@targetLabel true\n@data\n1,2:0.5\n",
+            "'a.ts' is for regression (@targetLabel true); classification needs class labels.",
+        ),
+        (
+            "a.ts",
+            "@classLabel maybe\n@data\n1,2:0.5\n",
+            "'a.ts': @classLabel must be followed by true or false, got 'maybe'.",
+        ),
+        (
+            "a.ts",
+            "@classLabel false\n@data\n1,2\n3,4\n",
+            "'a.ts' has no labels; training and scoring need one for each sequence.",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        load_data(write(tmp_path / name, text))
+    assert str(caught.value) == sentence
+
+
+def test_label_unseen_in_training_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "A_TEST.tsv", "3\t1\n")
+    with pytest.raises(DataError) as caught:
+        load_data(write(tmp_path / "A_TRAIN.tsv", "1\t1\n1\t2\n2\t3\n2\t4\n"))
+    assert str(caught.value) == (
+        "'A_TEST.tsv' has the label '3', which 'A_TRAIN.tsv' does not have (1, 2); "
+        "a model cannot learn a class that it never sees."
+    )
+
+
+def test_test_file_with_other_channels_is_refused(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.ts", HEADER + "1:1:up\n2:2:up\n3:3:down\n4:4:down\n")
+    with pytest.raises(DataError) as caught:
+        load_data(train, test=write(tmp_path / "b.tsv", "up\t1\n"))
+    assert str(caught.value) == ("'b.tsv' has 1 feature, 'a.ts' has 2 (channel_0, channel_1); both must have the same.")
+
+
+def test_a_missing_test_file_is_refused(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.tsv", "1\t1\n1\t2\n2\t3\n2\t4\n")
+    with pytest.raises(UnknownNameError) as caught:
+        load_data(train, test=tmp_path / "b.tsv")
+    assert str(caught.value) == f"No file '{tmp_path / 'b.tsv'}'. Check the path."
+
+
+def test_truncated_gzip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv.gz"
+    path.write_bytes(gzip.compress(b"1\t1\n2\t2\n" * 100)[:-12])
+    with pytest.raises(DataError) as caught:
+        load_data(path)
+    assert str(caught.value) == (
+        "'a.tsv.gz' is cut off or is not gzip data (Compressed file ended before the end-of-stream marker "
+        "was reached). Fetch it again."
+    )
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"gr\xfcn\t1\n")
+    with pytest.raises(DataError) as caught:
+        load_data(path)
+    assert str(caught.value) == "'a.tsv' is not UTF-8 text (byte 2 is 0xfc). Save it as UTF-8."

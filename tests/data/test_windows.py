@@ -1,0 +1,148 @@
+"""Windows: nothing of a later split in an earlier one, and gathering equals slicing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stablernn.data import ForecastData, Series
+from stablernn.data.windows import SPLITS
+from stablernn.errors import UnknownNameError
+
+
+def make(
+    lengths: list[int], context: int, horizon: int, validation: int, test: int, missing: float = 0.0, seed: int = 0
+) -> ForecastData:
+    """Three channels, of which the third and the first are targets; each value tells series, step and channel."""
+    random = np.random.default_rng(seed)
+    series = []
+    for number, length in enumerate(lengths):
+        values = (number * 1000 + np.arange(length)[:, None] + np.arange(3) / 10).astype(np.float32)
+        values[random.random((length, 3)) < missing] = np.nan
+        series.append(Series(f"s{number}", np.arange(length), values))
+    return ForecastData(
+        name="made",
+        series=tuple(series),
+        channels=("a", "b", "c"),
+        targets=("c", "a"),
+        frequency="1",
+        season=1,
+        horizon=horizon,
+        context_length=context,
+        validation_steps=validation,
+        test_steps=test,
+        notes={},
+        fingerprint="",
+    )
+
+
+@st.composite
+def datasets(draw: Any) -> ForecastData:
+    horizon = draw(st.integers(1, 5))
+    context = draw(st.integers(1, 8))
+    validation = draw(st.integers(horizon, horizon + 6))
+    test = draw(st.integers(horizon, horizon + 6))
+    shortest = context + horizon + validation + test
+    lengths = draw(st.lists(st.integers(shortest, shortest + 12), min_size=1, max_size=3))
+    return make(
+        lengths, context, horizon, validation, test, draw(st.sampled_from([0.0, 0.4, 0.9])), draw(st.integers(0, 99))
+    )
+
+
+def targets_of(data: ForecastData, split: str) -> set[tuple[int, int]]:
+    """Every (series, step) that a target of the split touches."""
+    return {(s, step) for s, end in data.windows(split).origins for step in range(end, end + data.horizon)}
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=datasets())
+def test_no_target_of_training_lies_at_or_after_the_start_of_validation(data: ForecastData) -> None:
+    for series, step in targets_of(data, "train"):
+        assert step < len(data.series[series].values) - data.test_steps - data.validation_steps
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=datasets())
+def test_targets_of_splits_never_overlap(data: ForecastData) -> None:
+    train, validation, test = (targets_of(data, split) for split in SPLITS)
+    assert not train & validation
+    assert not validation & test
+    assert not train & test
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=datasets())
+def test_contexts_end_where_targets_begin_and_lie_in_the_series(data: ForecastData) -> None:
+    for split in SPLITS:
+        for series, end in data.windows(split).origins:
+            assert data.context_length <= end <= len(data.series[series].values) - data.horizon
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=datasets())
+def test_gather_equals_slicing(data: ForecastData) -> None:
+    for split in SPLITS:
+        windows = data.windows(split)
+        found = windows.gather(np.arange(len(windows)))
+        assert found.x.shape == (len(windows), data.context_length, 3)
+        assert found.y.shape == (len(windows), data.horizon, 2)
+        assert found.lengths.tolist() == [data.context_length] * len(windows)
+        for x, y, (series, end) in zip(found.x, found.y, windows.origins, strict=True):
+            values = data.series[series].values
+            np.testing.assert_array_equal(x, values[end - data.context_length : end])
+            np.testing.assert_array_equal(y, values[end : end + data.horizon][:, [2, 0]])
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=datasets())
+def test_windows_are_all_there_are_but_those_without_any_target(data: ForecastData) -> None:
+    for split in SPLITS:
+        windows = data.windows(split)
+        possible = []
+        for number, series in enumerate(data.series):
+            length = len(series.values)
+            stop = {
+                "train": length - data.test_steps - data.validation_steps,
+                "validation": length - data.test_steps,
+            }.get(split, length)
+            start = {"train": 0, "validation": length - data.test_steps - data.validation_steps}.get(
+                split, length - data.test_steps
+            )
+            for end in range(max(start, data.context_length), stop - data.horizon + 1):
+                possible.append((number, end, np.isnan(series.values[end : end + data.horizon][:, [0, 2]]).all()))
+        assert windows.origins == [(number, end) for number, end, empty in possible if not empty]
+        assert windows.dropped == sum(bool(empty) for _, _, empty in possible)
+
+
+def test_history_reaches_back_before_the_context() -> None:
+    windows = make([20], context=2, horizon=1, validation=3, test=3).windows("test")
+    np.testing.assert_array_equal(windows.history([0], 5)[0, :, 0], [12, 13, 14, 15, 16])
+
+
+def test_history_before_the_beginning_of_a_series_is_nan() -> None:
+    data = make([10, 10], context=2, horizon=1, validation=2, test=2)
+    windows = data.windows("train")
+    number = windows.origins.index((1, 2))
+    np.testing.assert_array_equal(windows.history([number], 4)[0, :, 0], [np.nan, np.nan, 1000, 1001])
+
+
+def test_gathered_values_can_be_written_to() -> None:
+    data = make([20], context=2, horizon=1, validation=3, test=3)
+    data.windows("test").gather([0]).x[:] = -1
+    assert data.series[0].values.min() == 0
+
+
+def test_training_values_end_before_validation() -> None:
+    data = make([20, 25], context=2, horizon=1, validation=3, test=4)
+    assert [len(values) for values in data.training_values()] == [13, 18]
+    np.testing.assert_array_equal(data.training_values()[1], data.series[1].values[:18])
+
+
+def test_unknown_split_is_refused() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        make([20], 2, 1, 3, 3).windows("val")
+    assert str(caught.value) == "Unknown split 'val'. Splits are train, validation and test."
