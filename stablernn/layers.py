@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.cells import StableCell, State, cell_info, create_cell
-from stablernn.engines import select_engine
+from stablernn.engines import check_engine, select_engine
 
 
 class StableRNN(nn.Module):
@@ -62,6 +62,11 @@ class StableRNN(nn.Module):
             raise ValueError(f"num_layers must be 1 or more, got {num_layers}.")
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout must be from 0 to 1, got {dropout}.")
+        if dropout and num_layers == 1:
+            raise ValueError(
+                f"dropout acts between layers and needs num_layers of 2 or more, got dropout={dropout} with 1 layer."
+            )
+        check_engine(engine)
         self.cell = cell_info(cell).key
         self.input_size = input_size
         self.hidden_size = hidden_size
@@ -89,7 +94,9 @@ class StableRNN(nn.Module):
         x = input[None] if single else input
         if not self.batch_first and not single:
             x = x.transpose(0, 1)
-        initial = self.initial_state(len(x)) if state is None else self._unstacked(state, single)
+        if lengths is not None and single:
+            raise ValueError("lengths are for batches, got an input of one sequence; cut it to its length instead.")
+        initial = self.initial_state(len(x)) if state is None else self._unstacked(state, len(x), single)
         output, final = self.run(x, initial, lengths)
         if not self.batch_first and not single:
             output = output.transpose(0, 1)
@@ -97,15 +104,14 @@ class StableRNN(nn.Module):
         stacked = tuple(torch.stack(final[part::width]) for part in range(width))
         if single:
             output, stacked = output[0], tuple(tensor[:, 0] for tensor in stacked)
-        return output, stacked[0] if width == 1 else stacked
+        return output, stacked[0] if width == 1 else self.cells[0].state_type()(*stacked)
 
     def run(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
         """:meth:`forward` on ``(batch, time, input_size)`` with the state as one flat tuple, layer after layer."""
-        if x.shape[1] < 1:
-            raise ValueError(f"input has shape {tuple(x.shape)}, the time axis must hold 1 step or more.")
-        valid = None
-        if lengths is not None and not bool((lengths >= x.shape[1]).all()):
-            valid = torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None]
+        valid = valid_steps(x, lengths)
+        if valid is not None:
+            # What stands in the padding must not reach a gradient: there even a weight of zero gives NaN for NaN.
+            x = x.masked_fill(~valid[..., None], 0)
         final: list[Tensor] = []
         for depth, cell in enumerate(self.cells):
             if depth and self.dropout:
@@ -130,8 +136,10 @@ class StableRNN(nn.Module):
         penalties = [penalty for cell in self.cells if (penalty := cell.penalty()) is not None]
         return torch.stack(penalties).sum() if penalties else None
 
-    def _unstacked(self, state: Tensor | Sequence[Tensor], single: bool) -> State:
+    def _unstacked(self, state: Tensor | Sequence[Tensor], batch_size: int, single: bool) -> State:
         parts = (state,) if isinstance(state, Tensor) else tuple(state)
+        batch = () if single else (batch_size,)
+        self.cells[0].check_state(parts, (self.num_layers, *batch, self.hidden_size))
         if single:
             parts = tuple(part[:, None] for part in parts)
         return tuple(part[depth] for depth in range(self.num_layers) for part in parts)
@@ -141,3 +149,27 @@ class StableRNN(nn.Module):
             f"{self.cell!r}, {self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, "
             f"batch_first={self.batch_first}, dropout={self.dropout}, engine={self.engine!r}"
         )
+
+
+def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """Which steps of ``(batch, time, features)`` are no padding, ``(batch, time)``; None when all count.
+
+    Raises:
+        ValueError: If there is no step, or ``lengths`` are not one whole number from 0 to time for each sequence.
+    """
+    batch, time = x.shape[:2]
+    if time < 1:
+        raise ValueError(f"input has shape {tuple(x.shape)}, the time axis must hold 1 step or more.")
+    if lengths is None:
+        return None
+    if lengths.shape != (batch,) or lengths.is_floating_point():
+        raise ValueError(
+            f"lengths must be {batch} whole numbers, one for each sequence, "
+            f"got shape {tuple(lengths.shape)} of {lengths.dtype}."
+        )
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest < 0 or longest > time:
+        raise ValueError(f"lengths must be from 0 to {time}, the steps of the input, got {shortest} to {longest}.")
+    if shortest == time:
+        return None
+    return torch.arange(time, device=x.device) < lengths.to(x.device)[:, None]

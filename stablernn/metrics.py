@@ -109,20 +109,15 @@ def forecast_metrics(mean: Array, truth: Array, *, scale: Array, series: Array) 
 
 
 def _mase(mean: Array, truth: Array, scale: Array, series: Array) -> float:
-    scores = []
-    for number in np.unique(series):
-        error = np.abs(mean[series == number].astype(np.float64) - truth[series == number])
-        seen = ~np.isnan(truth[series == number])
-        for target, unit in enumerate(scale[number]):
-            points = error[:, :, target][seen[:, :, target]]
-            if not len(points):
-                continue
-            mae = float(points.mean())
-            if unit > 0:
-                scores.append(mae / float(unit))
-            elif unit == 0 and mae == 0:
-                scores.append(0.0)
-    return sum(scores) / len(scores) if scores else math.nan
+    seen = ~np.isnan(truth)
+    error = np.where(seen, np.abs(mean.astype(np.float64) - truth), 0.0)
+    total, count = np.zeros(scale.shape), np.zeros(scale.shape)  # (all series, targets)
+    np.add.at(total, series, error.sum(axis=1))
+    np.add.at(count, series, seen.sum(axis=1))
+    mae = np.divide(total, count, out=np.zeros(scale.shape), where=count > 0)
+    scores = np.divide(mae, scale, out=np.zeros(scale.shape), where=scale > 0)
+    chosen = (count > 0) & ((scale > 0) | ((scale == 0) & (mae == 0)))
+    return float(scores[chosen].mean()) if chosen.any() else math.nan
 
 
 def quantile_metrics(quantiles: Array, truth: Array, levels: Sequence[float]) -> Metrics:

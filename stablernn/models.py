@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, near
-from stablernn.layers import StableRNN
+from stablernn.layers import StableRNN, valid_steps
 from stablernn.preprocessing import create_scaling
 
 States = tuple[Tensor, ...]
@@ -137,9 +137,7 @@ class SequenceModel(nn.Module):
                 f"input has shape {tuple(x.shape)}, the model expects input_size={self.input_size} "
                 f"(shape (batch, time, {self.input_size}))."
             )
-        valid = None
-        if lengths is not None and not bool((lengths >= x.shape[1]).all()):
-            valid = torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None]
+        valid = valid_steps(x, lengths)
         scaled_state, layer_state, kept = self._split(self.initial_state(len(x)) if state is None else state)
         with torch.no_grad():
             scaled, scaled_state = self.scaling.sequence(x, scaled_state, valid)

@@ -47,11 +47,12 @@ def symmetric_skew(free: Tensor, skew_weight: float, damping: float) -> Tensor:
 
 
 def vector_field(free: Tensor, size: int, *, divergence_free: bool = False) -> Tensor:
-    r"""Linear operator of a latent vector field: ``S - diag(S 1)`` with ``S`` skew (lvfRNN, section 3).
+    r"""Linear operator of a latent vector field: ``S - diag(S 1)`` with ``S`` skew (lvfRNN, eq. 9).
 
-    Rows sum to zero, and ``D + D.T == diag(div)`` with ``div = 2 diag(D)``. With ``divergence_free`` the diagonal is
-    left out and ``D = S`` is skew. The paper's factor 1/2 and overall sign could not be read; they change neither the
-    model class nor the meaning of the time step.
+    Rows sum to zero, and ``D + D.T == diag(div)`` with ``div = 2 diag(D)``. The divergences themselves sum to zero, so
+    that none is positive only where all are zero and D is skew. With ``divergence_free`` the diagonal is left out:
+    ``D = S`` is skew, and its rows no longer sum to zero. The paper's factor 1/2 and overall sign could not be read; they
+    change neither the model class nor the meaning of the time step.
 
     Args:
         free: The strict upper triangle of S, ``size (size - 1) / 2`` numbers.
@@ -69,10 +70,10 @@ def doubly_stochastic_skew(size: int, tolerance: float = 1e-3) -> Tensor:
     sums are within ``tolerance`` of one. The tolerance is not published; it is our choice.
     """
     v = torch.rand(size, size).fill_diagonal_(0)
-    while size > 1:
+    # Convergence is linear; the limit only keeps a pathological draw from running for ever.
+    for _ in range(10_000 if size > 1 else 0):
         v = v / v.sum(dim=1, keepdim=True)
         v = v / v.sum(dim=0, keepdim=True)
-        # A 2 x 2 matrix without its diagonal is doubly stochastic after one round; larger ones converge linearly.
         if (v.sum(dim=1) - 1).abs().max() <= tolerance:
             break
     s = (v.T - v) / 2

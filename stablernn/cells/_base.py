@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import namedtuple
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -68,6 +71,12 @@ class StableCell(nn.Module):
         """What the cell adds to the training loss, or None."""
         return None
 
+    @classmethod
+    @cache
+    def state_type(cls) -> type[tuple[Any, ...]]:
+        """The named tuple in which a state of several tensors is returned."""
+        return namedtuple(f"{cls.__name__}State", cls.state_names)
+
     def initial_state(self, batch_size: int) -> State:
         """Zeros, one ``(batch_size, hidden_size)`` tensor for each of ``state_names``."""
         like = next(self.parameters())
@@ -82,10 +91,10 @@ class StableCell(nn.Module):
                 has several; zeros when omitted.
 
         Returns:
-            The next state in the form in which it was given: a tensor, or a tuple in the order of ``state_names``.
+            The next state: a tensor, or a named tuple with the fields ``state_names`` where the cell has several.
 
         Raises:
-            ValueError: If ``input`` has another number of features than ``input_size``.
+            ValueError: If ``input`` or ``state`` has another shape.
         """
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
             raise ValueError(
@@ -97,11 +106,24 @@ class StableCell(nn.Module):
             states = self.initial_state(len(batched))
         else:
             given = (state,) if isinstance(state, Tensor) else tuple(state)
-            states = tuple(s if s.dim() == 2 else s[None] for s in given)
+            states = tuple(s if input.dim() == 2 else s[None] for s in given)
+            self.check_state(states, (len(batched), self.hidden_size))
         states = self.step(self.materialize(), states, self.drive(batched))
         if input.dim() == 1:
             states = tuple(s[0] for s in states)
-        return states[0] if len(states) == 1 else states
+        return states[0] if len(states) == 1 else self.state_type()(*states)
+
+    def check_state(self, state: State, shape: tuple[int, ...]) -> None:
+        """Refuse a state that does not have one tensor of ``shape`` for each of ``state_names``.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        if len(state) != len(self.state_names) or any(tensor.shape != shape for tensor in state):
+            raise ValueError(
+                f"The state of the cell '{self.key}' is {' and '.join(self.state_names)}, each of shape {shape} here, "
+                f"got {' and '.join(str(tuple(tensor.shape)) for tensor in state)}."
+            )
 
     def extra_repr(self) -> str:
         options = {
@@ -110,6 +132,28 @@ class StableCell(nn.Module):
         sizes = f"{options.pop('input_size')}, {options.pop('hidden_size')}"
         options.pop("training", None)
         return ", ".join([sizes, *(f"{name}={value!r}" for name, value in options.items())])
+
+
+def check_positive(cell: StableCell, **options: float) -> None:
+    """Refuse options that are not finite numbers greater than 0.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    for name, value in options.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be a finite number greater than 0 for {type(cell).__name__}, got {value}.")
+
+
+def check_not_negative(cell: StableCell, **options: float) -> None:
+    """Refuse options that are not finite numbers of 0 or more.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    for name, value in options.items():
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be a finite number, 0 or more, for {type(cell).__name__}, got {value}.")
 
 
 def uniform_(tensor: Tensor, fan_in: int) -> None:

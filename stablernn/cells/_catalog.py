@@ -121,9 +121,8 @@ def create_cell(
     allowed = info.options(preset)
     for name in options:
         if name not in allowed:
-            raise ConfigError(
-                f"The cell '{key}' has no option '{name}'.{near(name, allowed)} It takes {', '.join(sorted(allowed))}."
-            )
+            takes = ", ".join(sorted(allowed)) or "none"
+            raise ConfigError(f"The cell '{key}' has no option '{name}'.{near(name, allowed)} It takes {takes}.")
     return info.cell(input_size, hidden_size, **(allowed | options))
 
 

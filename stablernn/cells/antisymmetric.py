@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, State
+from stablernn.cells._base import StableCell, State, check_not_negative, check_positive
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
 
@@ -18,6 +18,18 @@ _SOURCE = (
     "step_size from the grid {.01, .1, 1}, damping from {.001, .01, .1, 1}, init_scale (sigma_w) from "
     "{0, 1, 2, 4, 8, 16} of the paper; which of them a table row used is not published, so the triple is our choice."
 )
+
+_TRAINING = {
+    "practical": {
+        "lr": 0.005,
+        "schedule": "one-cycle",
+        "epochs": 80,
+        "batch_size": 32,
+        "weight_decay": 0.3,
+        "clip_norm": 1.0,
+    },
+    "paper": {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "batch_size": 128},
+}
 
 
 class AntisymmetricWeights(NamedTuple):
@@ -35,10 +47,7 @@ class AntisymmetricWeights(NamedTuple):
     equation="h <- h + step_size tanh((W - W^T - damping I) h + V x + b)",
     paper_options=_PAPER_OPTIONS,
     paper_source=_SOURCE,
-    training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle"},
-        "paper": {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9},
-    },
+    training=_TRAINING,
 )
 class AntisymmetricRNNCell(StableCell):
     r"""Recurrent step with an antisymmetric matrix, so that the linear part neither grows nor decays.
@@ -75,7 +84,7 @@ class AntisymmetricRNNCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper's eq. 12. Slides about it subtract gamma from the whole matrix and use variances as standard
+        The paper. Slides about it (their eq. 8) subtract gamma from the whole matrix and use variances as standard
         deviations; the paper's form is used here: V ~ N(0, 1/input_size), W ~ N(0, init_scale^2/hidden_size).
     """
 
@@ -86,17 +95,13 @@ class AntisymmetricRNNCell(StableCell):
         input_size: int,
         hidden_size: int,
         *,
-        step_size: float = 0.1,
+        step_size: float = 0.3,
         damping: float = 0.01,
         init_scale: float = 1.0,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        if step_size <= 0:
-            raise ValueError(f"step_size must be greater than 0 for {type(self).__name__}, got {step_size}.")
-        if damping < 0 or init_scale < 0:
-            raise ValueError(
-                f"damping and init_scale must be 0 or more for {type(self).__name__}, got {damping} and {init_scale}."
-            )
+        check_positive(self, step_size=step_size)
+        check_not_negative(self, damping=damping, init_scale=init_scale)
         self.step_size = step_size
         self.damping = damping
         self.init_scale = init_scale
@@ -138,10 +143,7 @@ class AntisymmetricRNNCell(StableCell):
     ),
     paper_options=_PAPER_OPTIONS,
     paper_source=_SOURCE,
-    training={
-        "practical": {"lr": 0.005, "schedule": "one-cycle"},
-        "paper": {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9},
-    },
+    training=_TRAINING,
 )
 class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
     r"""The antisymmetric step with a gate on the update; both use one matrix :math:`K = W - W^\top - \gamma I`.
@@ -170,7 +172,7 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
         - output: the next state, same shape and dtype as ``state``
 
     References:
-        The paper's eq. 13.
+        The paper's gated form, "equation 13" in its text.
     """
 
     gates = 2

@@ -27,7 +27,7 @@ class ElmanWeights(NamedTuple):
     equation="h <- tanh(W h + U x + b)",
     paper_source="Glorot-uniform W and U, as the baseline in the unitary RNN's code.",
     training={
-        "practical": {"lr": 0.002, "schedule": "one-cycle"},
+        "practical": {"lr": 0.001, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
         "paper": {"lr": 0.001, "optimizer": "rmsprop"},
     },
 )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, State, uniform_
+from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import symmetric_skew
 
@@ -24,8 +24,16 @@ _SOURCE = (
     "entries have standard deviation init_scale / hidden_size. At these values theorem 1 does not hold at the start."
 )
 _TRAINING = {
-    "practical": {"lr": 0.005, "schedule": "one-cycle"},
-    "paper": {"lr": 0.003, "optimizer": "adam", "schedule": "step", "lr_decay": 0.1},
+    "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+    "paper": {
+        "lr": 0.003,
+        "optimizer": "adam",
+        "schedule": "step",
+        "lr_decay": 0.1,
+        "step_epochs": 90,
+        "epochs": 100,
+        "batch_size": 128,
+    },
 }
 
 
@@ -49,12 +57,10 @@ class _LipschitzCell(StableCell):
         init_scale: float,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        if step_size <= 0:
-            raise ValueError(f"step_size must be greater than 0 for {type(self).__name__}, got {step_size}.")
+        check_positive(self, step_size=step_size)
         if not 0 <= skew_weight <= 1:
             raise ValueError(f"skew_weight must be from 0 to 1 for {type(self).__name__}, got {skew_weight}.")
-        if init_scale < 0:
-            raise ValueError(f"init_scale must be 0 or more for {type(self).__name__}, got {init_scale}.")
+        check_not_negative(self, init_scale=init_scale)
         self.step_size = step_size
         self.skew_weight = skew_weight
         self.linear_damping = linear_damping
@@ -125,7 +131,8 @@ class LipschitzRNNCell(_LipschitzCell):
         skew_weight: Share of the skew part, 0 to 1; 1 is purely skew-symmetric.
         linear_damping: Shift of A's diagonal, 1/step.
         recurrent_damping: Shift of W's diagonal, 1/step.
-        init_scale: Standard deviation of the raw matrices' entries times hidden_size. The default is ours.
+        init_scale: Standard deviation of the raw matrices' entries times hidden_size. The default is that of
+            the released code.
         linear_scale: Factor of the linear term.
 
     Shape:
@@ -142,7 +149,7 @@ class LipschitzRNNCell(_LipschitzCell):
         torch.Size([2, 8])
 
     References:
-        The paper's eq. 2-6. It has two dampings, its released code one; two are used here.
+        The paper's eq. 1, 2, 6 and 9. It has two dampings, its released code one; two are used here.
     """
 
     def __init__(
@@ -150,7 +157,7 @@ class LipschitzRNNCell(_LipschitzCell):
         input_size: int,
         hidden_size: int,
         *,
-        step_size: float = 0.1,
+        step_size: float = 0.3,
         skew_weight: float = 0.75,
         linear_damping: float = 0.001,
         recurrent_damping: float = 0.001,
@@ -208,7 +215,8 @@ class LipschitzRK2RNNCell(_LipschitzCell):
         skew_weight: Share of the skew part, 0 to 1; 1 is purely skew-symmetric.
         linear_damping: Shift of A's diagonal, 1/step.
         recurrent_damping: Shift of W's diagonal, 1/step.
-        init_scale: Standard deviation of the raw matrices' entries times hidden_size. The default is ours.
+        init_scale: Standard deviation of the raw matrices' entries times hidden_size. The default is that of
+            the released code.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -216,7 +224,7 @@ class LipschitzRK2RNNCell(_LipschitzCell):
         - output: the next state, same shape and dtype as ``state``
 
     References:
-        The paper's section 5; the released code takes one ``midpoint`` step of torchdiffeq over [0, step_size], which
+        The paper's eq. 10; the released code takes one ``midpoint`` step of torchdiffeq over [0, step_size], which
         is this. It has no ``linear_scale``.
     """
 
@@ -225,7 +233,7 @@ class LipschitzRK2RNNCell(_LipschitzCell):
         input_size: int,
         hidden_size: int,
         *,
-        step_size: float = 0.1,
+        step_size: float = 0.3,
         skew_weight: float = 0.75,
         linear_damping: float = 0.001,
         recurrent_damping: float = 0.001,

@@ -28,7 +28,7 @@ class LSTMWeights(NamedTuple):
     ),
     paper_source="forget bias 1, one bias vector.",
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle"},
+        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
         "paper": {"lr": 0.001, "optimizer": "rmsprop"},
     },
 )

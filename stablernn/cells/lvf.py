@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, State, uniform_
+from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import cayley_propagator, doubly_stochastic_skew, modrelu, skew_size, vector_field
 
@@ -16,9 +16,12 @@ _SOURCE = (
     "nonlinearity as on the copy task. step_size, divergence_weight and the initial weight_ih are our choice: "
     "the paper's tables could not be read."
 )
-_TRAINING = {"practical": {"lr": 0.005, "schedule": "one-cycle"}, "paper": {"lr": 0.001, "optimizer": "adam"}}
+_TRAINING = {
+    "practical": {"lr": 0.003, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+    "paper": {"lr": 0.001, "optimizer": "adam"},
+}
 
-Nonlinearity = Literal["tanh", "modrelu"]
+Nonlinearity = Literal["tanh", "modrelu", "softshrink"]
 Constraint = Literal["none", "soft", "hard"]
 
 
@@ -43,13 +46,15 @@ class _LVFCell(StableCell):
         divergence_weight: float,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        if step_size <= 0:
-            raise ValueError(f"step_size must be greater than 0 for {type(self).__name__}, got {step_size}.")
-        if nonlinearity not in ("tanh", "modrelu"):
-            raise ValueError(f"nonlinearity of {type(self).__name__} is 'tanh' or 'modrelu', got {nonlinearity!r}.")
+        check_positive(self, step_size=step_size)
+        if nonlinearity not in ("tanh", "modrelu", "softshrink"):
+            raise ValueError(
+                f"nonlinearity of {type(self).__name__} is 'tanh', 'modrelu' or 'softshrink', got {nonlinearity!r}."
+            )
         if constraint not in ("none", "soft", "hard"):
             raise ValueError(f"constraint of {type(self).__name__} is 'none', 'soft' or 'hard', got {constraint!r}.")
-        if divergence_weight < 0 or (divergence_weight > 0) != (constraint == "soft"):
+        check_not_negative(self, divergence_weight=divergence_weight)
+        if (divergence_weight > 0) != (constraint == "soft"):
             raise ValueError(
                 f"divergence_weight of {type(self).__name__} is greater than 0 with constraint 'soft' and 0 otherwise, "
                 f"got {divergence_weight} with {constraint!r}."
@@ -81,7 +86,8 @@ class _LVFCell(StableCell):
         return self.propagator()
 
     def materialize(self) -> LVFWeights:
-        return LVFWeights(self.propagator(), self.bias)
+        bias = self.bias.clamp(max=0) if self.nonlinearity == "softshrink" else self.bias
+        return LVFWeights(self.propagator(), bias)
 
     def penalty(self) -> Tensor | None:
         if self.constraint != "soft":
@@ -106,7 +112,10 @@ class _LVFCell(StableCell):
     year=2021,
     guarantee="none: for a skew D the Euler propagator expands, ||I + dt D|| = sqrt(1 + dt^2 ||D||^2)",
     family="plain",
-    equation="D = S - diag(S 1), S skew; h <- s((I + step_size D) h + U x), s = tanh(. + b) or modReLU with bias b",
+    equation=(
+        "D = S - diag(S 1), S skew; h <- s((I + step_size D) h + U x), "
+        "s = tanh(. + b), modReLU or softshrink with bias b"
+    ),
     paper_options={"step_size": 0.1, "nonlinearity": "modrelu"},
     paper_source=_SOURCE,
     training=_TRAINING,
@@ -122,13 +131,14 @@ class LVFRNNCell(_LVFCell):
     Guarantee:
         None. ``constraint="hard"`` makes D = S skew, and then ``||I + dt S|| = sqrt(1 + dt^2 ||S||^2)`` is above one:
         only the implicit midpoint (:class:`LVFMidpointRNNCell`) preserves norms. With tanh the state stays within 1
-        in every coordinate.
+        in every coordinate; with modReLU nothing bounds it.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
         step_size: Time step dt, dimensionless, greater than 0. Our choice; the paper's is not known.
-        nonlinearity: ``tanh`` (ours) or ``modrelu`` (the paper's on the copy task).
+        nonlinearity: ``tanh`` (ours, with a bias inside), ``modrelu`` (the paper's on the copy task) or ``softshrink``
+            (ours), which is modReLU with its bias cut off above 0 and therefore 1-Lipschitz.
         constraint: ``none``; ``soft``, a penalty on the divergence; or ``hard``, no divergence.
         divergence_weight: Weight lambda of the penalty ``lambda sum_i div_i^2``, with ``soft`` only.
 
@@ -178,13 +188,13 @@ class LVFRNNCell(_LVFCell):
     title="latent vector field RNN, implicit midpoint",
     paper=_PAPER,
     year=2021,
-    guarantee="non-expansive while sym(D) <= 0 (always with constraint 'hard') and modReLU's bias <= 0",
+    guarantee="non-expansive by construction with constraint 'hard' and softshrink (the defaults) or tanh; else none",
     family="plain",
     equation=(
         "D = S - diag(S 1), S skew; Phi = (I - step_size/2 D)^-1 (I + step_size/2 D); h <- s(Phi h + U x), "
-        "s = tanh(. + b) or modReLU with bias b"
+        "s = tanh(. + b), modReLU or softshrink with bias b"
     ),
-    paper_options={"step_size": 1.0, "nonlinearity": "modrelu"},
+    paper_options={"step_size": 1.0, "nonlinearity": "modrelu", "constraint": "none"},
     paper_source=_SOURCE,
     training=_TRAINING,
 )
@@ -197,16 +207,18 @@ class LVFMidpointRNNCell(_LVFCell):
     Names are those of :class:`LVFRNNCell`.
 
     Guarantee:
-        ``||Phi|| <= 1`` for every dt iff the symmetric part of D, which is diag(D), is at most 0; Phi is orthogonal
-        when D is skew, by construction with ``constraint="hard"`` and at the start without. The whole step is then
-        non-expansive with tanh, and with modReLU while its bias is at most 0.
+        Non-expansive by construction with ``constraint="hard"`` and ``softshrink`` (the defaults, ours) or ``tanh``: D
+        is skew, Phi is orthogonal, and the nonlinearity is 1-Lipschitz. Without ``hard`` none: the entries of diag(D)
+        sum to zero, so a D that is not skew has a direction in which Phi expands, and an eigenvalue of D at 2/dt is a
+        pole of Phi. With ``modrelu`` none once a bias is positive: it then jumps at zero.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
         step_size: Time step dt, dimensionless, greater than 0. Our choice; the paper's is not known.
-        nonlinearity: ``tanh`` (ours) or ``modrelu`` (the paper's on the copy task).
-        constraint: ``none``; ``soft``, a penalty on the divergence; or ``hard``, no divergence.
+        nonlinearity: ``tanh`` (ours, with a bias inside), ``modrelu`` (the paper's on the copy task) or ``softshrink``
+            (ours, the default), which is modReLU with its bias cut off above 0 and therefore 1-Lipschitz.
+        constraint: ``none``; ``soft``, a penalty on the divergence; or ``hard``, no divergence. The default is ours.
         divergence_weight: Weight lambda of the penalty ``lambda sum_i div_i^2``, with ``soft`` only.
 
     Shape:
@@ -227,8 +239,8 @@ class LVFMidpointRNNCell(_LVFCell):
         hidden_size: int,
         *,
         step_size: float = 1.0,
-        nonlinearity: Nonlinearity = "tanh",
-        constraint: Constraint = "none",
+        nonlinearity: Nonlinearity = "softshrink",
+        constraint: Constraint = "hard",
         divergence_weight: float = 0.0,
     ) -> None:
         super().__init__(

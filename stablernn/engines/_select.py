@@ -51,6 +51,16 @@ def list_engines() -> list[str]:
     return sorted(_ENGINES)
 
 
+def check_engine(name: str) -> None:
+    """Refuse a name that is neither ``auto`` nor an engine.
+
+    Raises:
+        UnknownNameError: If it is not.
+    """
+    if name != "auto" and name not in _ENGINES:
+        raise unknown("engine", name, [*_ENGINES, "auto"], f"It is auto or one of {', '.join(list_engines())}.")
+
+
 def select_engine(name: str, cell: StableCell, drive: Tensor) -> Engine:
     """The engine called ``name``, or with ``auto`` the best that supports the cell.
 
@@ -60,8 +70,7 @@ def select_engine(name: str, cell: StableCell, drive: Tensor) -> Engine:
     """
     if name == "auto":
         return next(engine for engine in reversed(_ENGINES.values()) if engine.supports(cell, drive))
-    if name not in _ENGINES:
-        raise unknown("engine", name, [*_ENGINES, "auto"], f"It is auto or one of {', '.join(list_engines())}.")
+    check_engine(name)
     engine = _ENGINES[name]
     if not engine.supports(cell, drive):
         raise ConfigError(

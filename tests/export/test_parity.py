@@ -143,7 +143,9 @@ def test_a_graph_with_one_wrong_weight_fails_parity(graph: str) -> None:
     model = frozen(srn.Classifier("lipschitz", 1, 2, 4))
     step, sequence = graphs(model)
     spoiled = step.graph if graph == "step" else next(n for n in sequence.graph.node if n.op_type == "Scan").attribute
-    initializers = spoiled.initializer if graph == "step" else next(a for a in spoiled if a.name == "body").g.initializer
+    initializers = (
+        spoiled.initializer if graph == "step" else next(a for a in spoiled if a.name == "body").g.initializer
+    )
     weight = next(tensor for tensor in initializers if "weight_0_0" in tensor.name)
     values = numpy_helper.to_array(weight).copy()
     values[0, 0] += 0.5

@@ -1,0 +1,383 @@
+"""What holds for every cell of the catalog. No cell has a special case here, and a new one is covered by its entry."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from stablernn import StableRNN, create_cell, list_cells
+from stablernn.cells import StableCell, cell_info, recommended_training
+from stablernn.training.config import TrainingConfig
+
+every_cell = pytest.mark.parametrize("key", list_cells())
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+every_depth = pytest.mark.parametrize("num_layers", [1, 3], ids=["1-layer", "3-layers"])
+every_preset = pytest.mark.parametrize("preset", ["practical", "paper"])
+
+
+def _layer(key: str, num_layers: int = 1, dropout: float = 0.0, preset: str = "practical") -> StableRNN:
+    """A float64 layer of 3 features and 5 units, with biases that are not at zero."""
+    layer = StableRNN(key, 3, 5, num_layers, dropout=dropout, preset=preset).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return layer
+
+
+def _inputs(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def _parts(state: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """A state as a list, whether the cell has one tensor or several."""
+    return [state] if isinstance(state, Tensor) else list(state)
+
+
+def _random_state(layer: StableRNN, *batch: int) -> Tensor | tuple[Tensor, ...]:
+    parts = tuple(_inputs(layer.num_layers, *batch, layer.hidden_size) for _ in range(len(layer.cells[0].state_names)))
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _assert_equal(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for have, want in zip(got, expected, strict=True):
+        assert torch.equal(have, want)
+
+
+def _assert_close(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Equal in float64 but for the order of sums, which a product may change with the number of its rows."""
+    for have, want in zip(got, expected, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
+
+
+@every_cell
+@every_dtype
+@pytest.mark.parametrize(
+    ("batch", "time", "features", "hidden"), [(2, 6, 3, 5), (1, 1, 1, 1), (3, 2, 1, 7)], ids=["usual", "ones", "odd"]
+)
+def test_layer_shapes_and_dtypes(
+    key: str, dtype: torch.dtype, batch: int, time: int, features: int, hidden: int
+) -> None:
+    layer = StableRNN(key, features, hidden, num_layers=2).to(dtype)
+    output, state = layer(torch.randn(batch, time, features, dtype=dtype))
+    assert output.shape == (batch, time, hidden)
+    assert output.dtype == dtype
+    assert [tensor.shape for tensor in _parts(state)] == [(2, batch, hidden)] * len(layer.cells[0].state_names)
+    assert {tensor.dtype for tensor in _parts(state)} == {dtype}
+
+
+@every_cell
+@every_dtype
+def test_cell_shapes_and_dtypes(key: str, dtype: torch.dtype) -> None:
+    cell = create_cell(key, 3, 5).to(dtype)
+    batched, single = _parts(cell(torch.randn(2, 3, dtype=dtype))), _parts(cell(torch.randn(3, dtype=dtype)))
+    assert [tensor.shape for tensor in batched] == [(2, 5)] * len(cell.state_names)
+    assert [tensor.shape for tensor in single] == [(5,)] * len(cell.state_names)
+    assert {tensor.dtype for tensor in [*batched, *single]} == {dtype}
+
+
+@every_cell
+@every_preset
+def test_a_fresh_layer_starts_finite_and_moves(key: str, preset: str) -> None:
+    layer = StableRNN(key, 3, 16, preset=preset)
+    output, _ = layer(torch.randn(4, 50, 3))
+    assert torch.isfinite(output).all()
+    assert output.abs().max() > 1e-3
+
+
+@every_cell
+@every_depth
+def test_one_sequence_without_batch_equals_a_batch_of_one(key: str, num_layers: int) -> None:
+    layer = _layer(key, num_layers)
+    x, state = _inputs(9, 3), _random_state(layer)
+    batched_state = [tensor[:, None] for tensor in _parts(state)]
+    output, last = layer(x, state)
+    expected, expected_last = layer(x[None], batched_state[0] if len(batched_state) == 1 else batched_state)
+    _assert_equal([output, *_parts(last)], [expected[0], *(tensor[:, 0] for tensor in _parts(expected_last))])
+
+
+@every_cell
+@every_depth
+def test_time_first_equals_batch_first(key: str, num_layers: int) -> None:
+    layer = _layer(key, num_layers)
+    time_first = copy.deepcopy(layer)
+    time_first.batch_first = False
+    x = _inputs(2, 9, 3)
+    output, last = layer(x)
+    other, other_last = time_first(x.transpose(0, 1))
+    _assert_close([other.transpose(0, 1), *_parts(other_last)], [output, *_parts(last)])
+
+
+@every_cell
+@every_depth
+def test_rows_of_a_batch_do_not_see_each_other(key: str, num_layers: int) -> None:
+    layer = _layer(key, num_layers)
+    x = _inputs(4, 9, 3)
+    output, last = layer(x)
+    rows = [layer(x[row : row + 1]) for row in range(4)]
+    _assert_close([output], [torch.cat([row_output for row_output, _ in rows])])
+    for part, tensor in enumerate(_parts(last)):
+        _assert_close([tensor], [torch.cat([_parts(row_last)[part] for _, row_last in rows], dim=1)])
+
+
+@every_cell
+@every_depth
+@pytest.mark.parametrize("cuts", [[5, 6], [1] * 11, [10, 1]], ids=["two-chunks", "single-steps", "one-left"])
+def test_a_run_in_chunks_equals_the_whole_run(key: str, num_layers: int, cuts: list[int]) -> None:
+    layer = _layer(key, num_layers)
+    x, state = _inputs(2, 11, 3), _random_state(layer, 2)
+    output, last = layer(x, state)
+    pieces = []
+    for chunk in x.split(cuts, dim=1):
+        piece, state = layer(chunk, state)
+        pieces.append(piece)
+    _assert_close([torch.cat(pieces, dim=1), *_parts(state)], [output, *_parts(last)])
+
+
+@every_cell
+def test_stepping_the_cell_equals_the_layer(key: str) -> None:
+    layer = _layer(key)
+    x = _inputs(2, 7, 3)
+    output, last = layer(x)
+    state = None
+    for t in range(7):
+        state = layer.cells[0](x[:, t], state)
+        _assert_close([_parts(state)[0]], [output[:, t]])
+    _assert_close(_parts(state), [tensor[0] for tensor in _parts(last)])
+
+
+@every_cell
+def test_omitted_state_is_zeros(key: str) -> None:
+    layer = _layer(key, num_layers=2)
+    x = _inputs(2, 7, 3)
+    zeros = tuple(torch.zeros(2, 2, 5, dtype=torch.float64) for _ in layer.cells[0].state_names)
+    output, last = layer(x)
+    expected, expected_last = layer(x, zeros[0] if len(zeros) == 1 else zeros)
+    _assert_equal([output, *_parts(last)], [expected, *_parts(expected_last)])
+
+
+@every_cell
+@every_depth
+def test_the_last_state_of_the_top_layer_is_the_last_output(key: str, num_layers: int) -> None:
+    output, last = _layer(key, num_layers)(_inputs(2, 7, 3))
+    assert torch.equal(_parts(last)[0][-1], output[:, -1])
+
+
+@every_cell
+@every_depth
+def test_a_padded_sequence_equals_the_sequence_alone(key: str, num_layers: int) -> None:
+    layer = _layer(key, num_layers)
+    x, lengths, state = _inputs(4, 9, 3), torch.tensor([9, 6, 1, 4]), _random_state(layer, 4)
+    output, last = layer(x, state, lengths=lengths)
+    for row, length in enumerate(lengths.tolist()):
+        alone_state = [tensor[:, row : row + 1] for tensor in _parts(state)]
+        alone, alone_last = layer(x[row : row + 1, :length], alone_state)
+        _assert_close([output[row, :length]], [alone[0]])
+        _assert_close([tensor[:, row] for tensor in _parts(last)], [tensor[:, 0] for tensor in _parts(alone_last)])
+
+
+@every_cell
+@every_depth
+def test_what_stands_in_the_padding_changes_no_bit_of_output_or_gradient(key: str, num_layers: int) -> None:
+    layer = _layer(key, num_layers)
+    lengths = torch.tensor([9, 6, 1])
+    padding = torch.arange(9) >= lengths[:, None]
+    results, gradients = [], []
+    for filler in (0.0, 1e6, math.nan, math.inf):
+        x = _inputs(3, 9, 3).copy_(torch.linspace(-1, 1, 81).reshape(3, 9, 3))
+        x[padding] = filler
+        output, last = layer(x, lengths=lengths)
+        results.append([output, *_parts(last)])
+        gradients.append(torch.autograd.grad(output.square().sum(), list(layer.parameters())))
+    for result, gradient in zip(results[1:], gradients[1:], strict=True):
+        _assert_equal(result, results[0])
+        _assert_equal(gradient, gradients[0])
+
+
+@every_cell
+def test_over_padding_the_output_repeats_the_last_valid_one(key: str) -> None:
+    layer = _layer(key, num_layers=2)
+    output, last = layer(_inputs(2, 8, 3), lengths=torch.tensor([8, 3]))
+    assert torch.equal(output[1, 3:], output[1, 2].expand(5, 5))
+    assert torch.equal(_parts(last)[0][-1], torch.stack([output[0, 7], output[1, 2]]))
+
+
+@every_cell
+def test_full_lengths_change_nothing(key: str) -> None:
+    layer = _layer(key)
+    x = _inputs(2, 8, 3)
+    output, last = layer(x)
+    other, other_last = layer(x, lengths=torch.tensor([8, 8]))
+    _assert_equal([other, *_parts(other_last)], [output, *_parts(last)])
+
+
+@every_cell
+@every_depth
+def test_the_state_dict_comes_back_through_safetensors(key: str, num_layers: int) -> None:
+    layer, other = _layer(key, num_layers), _layer(key, num_layers)
+    x = _inputs(2, 7, 3)
+    assert not torch.equal(layer(x)[0], other(x)[0])
+    other.load_state_dict(load(save(layer.state_dict())), strict=True)
+    assert torch.equal(layer(x)[0], other(x)[0])
+
+
+@every_cell
+def test_the_state_dict_survives_weights_only_loading(key: str) -> None:
+    layer, buffer = _layer(key), io.BytesIO()
+    torch.save(layer.state_dict(), buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=True)
+    assert list(loaded) == list(layer.state_dict())
+    _assert_equal(list(loaded.values()), list(layer.state_dict().values()))
+
+
+@every_cell
+@every_depth
+@every_preset
+def test_gradients_are_finite_and_reach_every_parameter(key: str, num_layers: int, preset: str) -> None:
+    layer = _layer(key, num_layers, preset=preset)
+    x = _inputs(2, 60, 3).requires_grad_()
+    layer(x)[0].square().mean().backward()
+    assert x.grad is not None
+    assert x.grad.abs().amax(dim=(0, 2)).gt(0).all(), "some time step does not influence the output"
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@every_cell
+def test_the_same_seed_gives_the_same_layer_and_the_same_numbers(key: str) -> None:
+    x, results = torch.randn(2, 20, 3), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        layer = StableRNN(key, 3, 8, num_layers=2)
+        output, last = layer(x)
+        results.append([*layer.parameters(), output, *_parts(last)])
+    _assert_equal(results[1], results[0])
+
+
+@every_cell
+def test_another_seed_gives_other_parameters(key: str) -> None:
+    first, second = StableRNN(key, 3, 8), StableRNN(key, 3, 8)
+    assert not torch.equal(first.cells[0].weight_ih, second.cells[0].weight_ih)
+    assert not torch.equal(first.cells[0].weight_hh, second.cells[0].weight_hh)
+
+
+@every_cell
+def test_reset_draws_parameters_from_the_same_distribution(key: str) -> None:
+    torch.manual_seed(5)
+    cell = create_cell(key, 3, 8)
+    fresh = copy.deepcopy(cell.state_dict())
+    for parameter in cell.parameters():
+        nn.init.constant_(parameter, 9.0)
+    torch.manual_seed(5)
+    cell.reset_parameters()
+    _assert_equal(list(cell.state_dict().values()), list(fresh.values()))
+
+
+@every_cell
+@every_preset
+def test_repr_names_sizes_and_every_option(key: str, preset: str) -> None:
+    cell = create_cell(key, 3, 8, preset=preset)
+    shown = repr(cell)
+    assert shown.startswith(f"{type(cell).__name__}(3, 8")
+    for name, value in cell_info(key).options(preset).items():
+        assert f"{name}={value!r}" in shown
+    assert f"'{key}', 3, 8, num_layers=2" in repr(StableRNN(key, 3, 8, num_layers=2))
+
+
+@every_cell
+def test_dropout_between_layers_acts_in_training_only(key: str) -> None:
+    layer, without = _layer(key, num_layers=3, dropout=0.5), _layer(key, num_layers=3)
+    without.load_state_dict(layer.state_dict())
+    x = _inputs(2, 30, 3)
+    layer.train()
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+    layer.eval()
+    assert torch.equal(layer(x)[0], without(x)[0])
+
+
+@every_cell
+def test_dropout_leaves_the_input_and_the_last_output_alone(key: str) -> None:
+    layer, without = _layer(key, num_layers=2, dropout=1.0).train(), _layer(key, num_layers=2)
+    without.load_state_dict(layer.state_dict())
+    x, state = _inputs(2, 6, 3), _random_state(layer, 2)
+    output, last = layer(x, state)
+    # The first layer saw the input. All that it gave was dropped, so the second saw zeros.
+    _assert_equal([tensor[0] for tensor in _parts(last)], [tensor[0] for tensor in _parts(without(x, state)[1])])
+    second = copy.deepcopy(without)
+    second.layers = without.layers[1:]
+    zeros = torch.zeros(2, 6, 5, dtype=torch.float64)
+    expected, _ = second.run(zeros, tuple(tensor[1] for tensor in _parts(state)))
+    assert torch.equal(output, expected)
+    assert expected.abs().max() > 0
+
+
+@every_cell
+def test_matrices_are_built_once_a_sequence(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = _layer(key, num_layers=2)
+    calls: list[StableCell] = []
+    original = type(layer.cells[0]).materialize
+
+    def counted(cell: StableCell) -> tuple[Tensor, ...]:
+        calls.append(cell)
+        return original(cell)
+
+    monkeypatch.setattr(type(layer.cells[0]), "materialize", counted)
+    layer(_inputs(2, 9, 3))
+    assert calls == layer.cells
+
+
+@every_cell
+def test_a_step_uses_what_it_is_given_and_nothing_else(key: str) -> None:
+    # Engines and the exported graph rely on it: with weights and drive fixed, the parameters no longer matter.
+    cell = create_cell(key, 3, 5)
+    weights, drive = tuple(cell.materialize()), cell.drive(torch.randn(2, 3))
+    weights, state = tuple(tensor.clone() for tensor in weights), cell.initial_state(2)
+    before = cell.step(weights, state, drive)
+    for parameter in cell.parameters():
+        nn.init.constant_(parameter, float("nan"))
+    _assert_equal(cell.step(weights, state, drive), before)
+
+
+@every_cell
+def test_the_drive_of_a_sequence_is_the_drive_of_its_steps(key: str) -> None:
+    cell = create_cell(key, 3, 5).double()
+    x = _inputs(2, 7, 3)
+    _assert_close([cell.drive(x)], [torch.stack([cell.drive(x[:, t]) for t in range(7)], dim=1)])
+
+
+@every_cell
+def test_the_catalog_has_a_full_row(key: str) -> None:
+    info = cell_info(key)
+    assert info.key == key == info.cell.key
+    assert info.title
+    assert str(info.year) in info.paper
+    assert info.guarantee
+    assert info.equation
+    assert info.family in {"plain", "residual", "two-stage", "shared gate", "general"}
+    assert set(info.paper_options) <= set(info.options("practical"))
+    assert set(info.training) == {"practical", "paper"}
+    assert "Guarantee:" in (info.cell.__doc__ or "")
+
+
+@every_cell
+@every_preset
+def test_recommended_training_settings_are_settings_of_the_trainer(key: str, preset: str) -> None:
+    settings = recommended_training(key, preset)
+    config = TrainingConfig.model_validate(settings)
+    assert settings["lr"] > 0
+    assert {name: getattr(config, name) for name in settings} == settings
+
+
+@every_cell
+@pytest.mark.parametrize(("sizes", "name"), [((0, 4), "input_size"), ((4, 0), "hidden_size")])
+def test_sizes_below_one_are_refused(key: str, sizes: tuple[int, int], name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} must be 1 or more for \w+Cell, got 0\.$"):
+        create_cell(key, *sizes)

@@ -1,0 +1,135 @@
+"""Every cell, run by every engine, against the plain loop written from its paper: values and gradients."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from reference.mapping import MAPPING, reference_states
+from stablernn import StableRNN, list_cells
+from stablernn.engines import list_engines
+from stablernn.errors import ConfigError
+
+# (batch, time, features, hidden)
+SIZES = [(1, 1, 1, 1), (2, 7, 3, 1), (1, 7, 1, 7), (3, 63, 2, 7), (2, 7, 7, 63)]
+# Every cell under its default options, then the options that change the equation.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((key, {}) for key in list_cells()),
+    *((key, {"preset": "paper"}) for key in list_cells()),
+    ("antisymmetric", {"step_size": 0.7, "damping": 0.0}),
+    ("antisymmetric_g", {"step_size": 0.7, "damping": 0.3}),
+    ("lipschitz", {"linear_scale": 0.4, "skew_weight": 0.6, "linear_damping": 0.8, "recurrent_damping": 0.3}),
+    ("lipschitz", {"linear_scale": 0.0, "skew_weight": 1.0}),
+    ("lipschitz_rk2", {"step_size": 0.9, "skew_weight": 0.5, "linear_damping": 0.8, "recurrent_damping": 0.3}),
+    *(
+        (key, {"nonlinearity": nonlinearity, "constraint": constraint, "step_size": 0.5})
+        for key in ("lvf", "lvf_mid")
+        for nonlinearity in ("tanh", "modrelu", "softshrink")
+        for constraint in ("none", "hard")
+    ),
+]
+
+
+def _id(value: object) -> str | None:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={option}" for name, option in value.items()) or "default"
+    if isinstance(value, tuple):
+        return "B{}-T{}-F{}-H{}".format(*value)
+    return None
+
+
+def _random_layer(key: str, sizes: tuple[int, ...], options: dict[str, Any], engine: str = "loop") -> StableRNN:
+    """A float64 layer away from its start: biases too are nonzero, matrices of norm about one."""
+    _, _, features, hidden = sizes
+    layer = StableRNN(key, features, hidden, engine=engine, **options).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.4 * hidden**-0.5)
+    return layer
+
+
+def _inputs(layer: StableRNN, sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
+    batch, time, features, _ = sizes
+    x = torch.randn(batch, time, features, dtype=dtype)
+    state = tuple(torch.randn_like(tensor, dtype=dtype) for tensor in layer.initial_state(batch))
+    return x, state
+
+
+def _weighted_sum(outputs: Tensor, last: tuple[Tensor, ...]) -> Tensor:
+    """A scalar to which every output and every part of the last state contributes, each with its own weight."""
+    total = (outputs * torch.linspace(-1, 2, outputs.numel(), dtype=outputs.dtype).reshape(outputs.shape)).sum()
+    for tensor in last:
+        total = total + (tensor * torch.linspace(1, -2, tensor.numel(), dtype=tensor.dtype).reshape(tensor.shape)).sum()
+    return total
+
+
+def _results(
+    layer: StableRNN, x: Tensor, state: tuple[Tensor, ...], *, reference: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and last state; then the gradients by x, by the first state and by every parameter."""
+    leaves = [x.clone().requires_grad_(), *(tensor.clone().requires_grad_() for tensor in state)]
+    if reference:
+        states = reference_states(layer.cells[0], leaves[0], tuple(leaves[1:]))
+        outputs, last = states[0], tuple(tensor[:, -1] for tensor in states)
+    else:
+        outputs, last = layer.run(leaves[0], tuple(leaves[1:]))
+    gradients = torch.autograd.grad(_weighted_sum(outputs, last), [*leaves, *layer.parameters()])
+    return [tensor.detach() for tensor in (outputs, *last)], list(gradients)
+
+
+def _assert_close(name: str, expected: list[Tensor], got: list[Tensor], tolerance: float) -> None:
+    """Every tensor within ``tolerance`` of the largest expected entry."""
+    for index, (want, have) in enumerate(zip(expected, got, strict=True)):
+        if want.numel() == 0:
+            continue  # the strict upper triangle of a 1 x 1 matrix
+        allowed = tolerance * max(1.0, float(want.abs().max()))
+        error = float((want - have.to(want.dtype)).abs().max())
+        assert error <= allowed, f"{name} {index}: off by {error:.3g}, {allowed:.3g} allowed"
+
+
+def _run_or_skip(layer: StableRNN, x: Tensor, state: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    try:
+        return _results(layer, x, state, reference=False)
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def test_every_cell_of_the_catalog_has_a_reference() -> None:
+    assert sorted(MAPPING) == list_cells()
+
+
+@pytest.mark.parametrize("engine", list_engines())
+@pytest.mark.parametrize("sizes", SIZES, ids=_id)
+@pytest.mark.parametrize(("key", "options"), VARIANTS, ids=_id)
+def test_float64_values_and_gradients_are_those_of_the_reference(
+    key: str, options: dict[str, Any], sizes: tuple[int, ...], engine: str
+) -> None:
+    layer = _random_layer(key, sizes, options, engine)
+    x, state = _inputs(layer, sizes, torch.float64)
+    values, gradients = _run_or_skip(layer, x, state)
+    expected_values, expected_gradients = _results(layer, x, state, reference=True)
+    _assert_close("value", expected_values, values, 1e-9)
+    _assert_close("gradient", expected_gradients, gradients, 1e-9)
+
+
+@pytest.mark.parametrize("engine", list_engines())
+@pytest.mark.parametrize("sizes", SIZES, ids=_id)
+@pytest.mark.parametrize("key", list_cells())
+def test_float32_values_and_gradients_are_those_of_the_float64_reference(
+    key: str, sizes: tuple[int, ...], engine: str
+) -> None:
+    exact = _random_layer(key, sizes, {}).float().double()  # parameters that float32 holds exactly
+    layer = copy.deepcopy(exact).float()
+    layer.engine = engine
+    x, state = _inputs(layer, sizes, torch.float32)
+    values, gradients = _run_or_skip(layer, x, state)
+    expected_values, expected_gradients = _results(
+        exact, x.double(), tuple(tensor.double() for tensor in state), reference=True
+    )
+    # One rounding is 6e-8; sums over 63 units and 63 steps leave about a hundred of them in a value, and gradients
+    # also add up over time.
+    _assert_close("value", expected_values, values, 1e-5)
+    _assert_close("gradient", expected_gradients, gradients, 3e-5)

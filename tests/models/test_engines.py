@@ -1,0 +1,67 @@
+"""The seam where engines plug in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import stablernn as srn
+from stablernn.cells import StableCell, State
+from stablernn.engines import _select, list_engines, register_engine, select_engine
+from stablernn.engines.loop import LoopEngine
+from stablernn.errors import ConfigError, UnknownNameError
+
+
+class OnlyRNN(LoopEngine):
+    """An engine that knows one cell, to see who is asked."""
+
+    name = "only_rnn"
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def supports(self, cell: StableCell, drive: Tensor) -> bool:
+        return cell.key == "rnn"
+
+    def run(
+        self, cell: StableCell, weights: tuple[Tensor, ...], drive: Tensor, state: State, valid: Tensor | None
+    ) -> tuple[Tensor, State]:
+        self.runs += 1
+        return super().run(cell, weights, drive, state, valid)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> OnlyRNN:
+    monkeypatch.setattr(_select, "_ENGINES", dict(_select._ENGINES))
+    added = OnlyRNN()
+    register_engine(added)
+    return added
+
+
+def test_auto_takes_the_newest_engine_that_supports_the_cell(engine: OnlyRNN) -> None:
+    srn.StableRNN("rnn", 2, 3, num_layers=2)(torch.zeros(1, 4, 2))
+    assert engine.runs == 2
+    srn.StableRNN("gru", 2, 3)(torch.zeros(1, 4, 2))
+    assert engine.runs == 2
+
+
+def test_a_named_engine_that_cannot_run_the_cell_is_refused(engine: OnlyRNN) -> None:
+    with pytest.raises(ConfigError) as error:
+        srn.StableRNN("gru", 2, 3, engine="only_rnn")(torch.zeros(1, 4, 2))
+    assert str(error.value) == (
+        "The engine 'only_rnn' cannot run the cell 'gru' on cpu in torch.float32; take engine='auto' or 'loop'."
+    )
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    cell = srn.create_cell("rnn", 1, 1)
+    with pytest.raises(UnknownNameError) as error:
+        select_engine("lop", cell, torch.zeros(1, 1, 1))
+    assert str(error.value) == "Unknown engine 'lop'. Did you mean 'loop'? It is auto or one of loop."
+
+
+def test_an_engine_is_registered_once(engine: OnlyRNN) -> None:
+    assert list_engines() == ["loop", "only_rnn"]
+    with pytest.raises(ValueError, match="The engine 'only_rnn' is registered twice."):
+        register_engine(engine)

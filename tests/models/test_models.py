@@ -1,0 +1,180 @@
+"""Whole models: steps against sequences, readouts, units, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import stablernn as srn
+from stablernn.errors import ConfigError
+from stablernn.models import READOUTS, SequenceModel, build_model
+from stablernn.tasks import Batch, task_for
+
+
+def step_by_step(model: SequenceModel, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    state, weights = model.initial_state(len(x)), model.materialize()
+    for sample in x.unbind(1):
+        state = model.transition(weights, sample, state)
+    return (*model.emit(state), *state)
+
+
+MODELS: dict[str, Any] = {
+    "classifier": lambda readout: srn.Classifier("lstm", 2, 3, 5, num_layers=2, readout=readout, mask_channel=True),
+    "forecaster": lambda readout: srn.Forecaster(
+        "lipschitz", 2, 4, 5, readout=readout, scaling="window", window=5, target_indices=[1, 0]
+    ),
+}
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_padded_batch_equals_each_sequence_step_by_step(kind: str, readout: str) -> None:
+    model = MODELS[kind](readout).double().eval()
+    x = torch.randn(4, 9, 2, dtype=torch.float64)
+    x[torch.rand(x.shape) < 0.2] = torch.nan
+    lengths = torch.tensor([9, 1, 4, 7])
+    with torch.no_grad():
+        outputs, state = model.run(x, lengths)
+        for row, length in enumerate(lengths.tolist()):
+            expected = step_by_step(model, x[row : row + 1, :length])
+            for got, want in zip((*outputs.values(), *state), expected, strict=True):
+                torch.testing.assert_close(got[row : row + 1], want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_sequence_in_two_parts_equals_the_whole(kind: str, readout: str) -> None:
+    model = MODELS[kind](readout).double().eval()
+    x = torch.randn(3, 12, 2, dtype=torch.float64)
+    with torch.no_grad():
+        whole, _ = model.run(x)
+        _, state = model.run(x[:, :5])
+        parts, _ = model.run(x[:, 5:], state=state)
+    for name, want in whole.items():
+        torch.testing.assert_close(parts[name], want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_is_built_again_from_its_config(kind: str) -> None:
+    model = MODELS[kind]("mean")
+    rebuilt = build_model(model.config())
+    assert rebuilt.config() == model.config()
+    rebuilt.load_state_dict(model.state_dict())
+    x = torch.randn(2, 6, 2)
+    assert torch.equal(rebuilt(x), model(x))
+
+
+def test_probabilities_sum_to_one_and_follow_the_logits() -> None:
+    outputs, _ = srn.Classifier("rnn", 1, 4, 5).run(torch.randn(6, 8, 1))
+    torch.testing.assert_close(outputs["probabilities"].sum(-1), torch.ones(6))
+    torch.testing.assert_close(outputs["probabilities"], outputs["logits"].softmax(-1))
+
+
+def test_quantiles_never_cross() -> None:
+    outputs, _ = srn.Forecaster("rnn", 1, 6, 5, quantiles=(0.05, 0.25, 0.5, 0.75, 0.95)).run(torch.randn(6, 8, 1))
+    assert outputs["quantiles"].shape == (6, 6, 1, 5)
+    assert (outputs["quantiles"].diff(dim=-1) >= 0).all()
+
+
+@pytest.mark.parametrize("scaling", ["standard", "window"])
+def test_a_head_of_zeros_is_the_naive_forecast_of_the_right_channels(scaling: str) -> None:
+    model = srn.Forecaster("gru", 3, 4, 5, target_indices=[2, 0], scaling=scaling, window=6)
+    model.fit_scaling([np.random.default_rng(0).normal(50, 9, (40, 3))])
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.zero_()
+    x = torch.randn(2, 10, 3) * 9 + 50
+    torch.testing.assert_close(model(x), x[:, -1, [2, 0]][:, None].expand(2, 4, 2))
+
+
+@pytest.mark.parametrize("scaling", ["standard", "window"])
+def test_forecasts_move_with_the_units_of_the_data(scaling: str) -> None:
+    """The same series in other units, scaling fitted to each, gives the same forecast in those units."""
+    generator = np.random.default_rng(0)
+    train, x = generator.normal(size=(60, 1)), generator.normal(size=(2, 10, 1))
+    forecasts = []
+    for offset, factor in ((0.0, 1.0), (-40.0, 250.0)):
+        torch.manual_seed(3)
+        model = srn.Forecaster("lipschitz", 1, 4, 6, scaling=scaling, window=10).double()
+        model.fit_scaling([train * factor + offset])
+        with torch.no_grad():
+            forecasts.append((model(torch.from_numpy(x * factor + offset)) - offset) / factor)
+    torch.testing.assert_close(forecasts[0], forecasts[1], rtol=1e-5, atol=1e-5)
+
+
+def test_wrong_number_of_features_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"input has shape") as error:
+        srn.Classifier("rnn", 3, 2, 4)(torch.zeros(2, 40, 5))
+    assert str(error.value) == ("input has shape (2, 40, 5), the model expects input_size=3 (shape (batch, time, 3)).")
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "readout": (
+        lambda: srn.Classifier("rnn", 1, 2, readout="men"),
+        "Unknown readout 'men'. Did you mean 'mean'? It is one of last, mean, max.",
+    ),
+    "quantiles": (
+        lambda: srn.Forecaster("rnn", 1, 2, quantiles=(0.9, 0.1)),
+        "quantiles must increase and lie between 0 and 1, got [0.9, 0.1].",
+    ),
+    "targets": (
+        lambda: srn.Forecaster("rnn", 2, 2, target_indices=[2]),
+        "target_indices must be from 0 to 1, got [2].",
+    ),
+    "classes": (lambda: srn.Classifier("rnn", 1, 1), "num_classes must be 2 or more, got 1."),
+    "horizon": (lambda: srn.Forecaster("rnn", 1, 0), "horizon must be 1 or more, got 0."),
+    "task": (
+        lambda: build_model({"task": "clasify"}),
+        "Unknown task 'clasify'. Did you mean 'classify'? It is one of classify, forecast.",
+    ),
+}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_a_wrong_option_is_refused_with_a_sentence(option: str) -> None:
+    make, sentence = REFUSED[option]
+    with pytest.raises((ValueError, ConfigError)) as error:
+        make()
+    assert str(error.value) == sentence
+
+
+def test_the_forecast_loss_is_the_mean_pinball_loss_over_observed_targets() -> None:
+    model = srn.Forecaster("rnn", 1, 3, 4, quantiles=(0.2, 0.9)).double()
+    model.fit_scaling([np.random.default_rng(0).normal(10, 4, (30, 1))])
+    x, y = torch.randn(5, 7, 1).double() * 4 + 10, torch.randn(5, 3, 1).double() * 4 + 10
+    y[0, 1] = torch.nan
+    loss = task_for(model).loss(model, Batch(x, torch.full((5,), 7), y))
+
+    outputs, _ = model.run(x)
+    scale = float(model.scaling.scale)
+    change, location, _ = model.changes(model.final_state(x))
+    total, count = 0.0, 0
+    for level, column in ((0.5, 0), (0.2, 1), (0.9, 2)):
+        for forecast, truth in zip(
+            (location[..., None] + scale * change)[..., column].flatten().tolist(), y.flatten().tolist(), strict=True
+        ):
+            if truth == truth:
+                error = (truth - forecast) / scale
+                total += max(level * error, (level - 1) * error)
+                count += 1
+    assert float(loss.detach()) == pytest.approx(2 * total / count, rel=1e-9)
+    assert outputs["mean"].shape == (5, 3, 1)
+
+
+def test_a_soft_constraint_of_the_cell_reaches_the_loss() -> None:
+    def loss(weight: float) -> float:
+        torch.manual_seed(0)
+        options = {"constraint": "soft", "divergence_weight": weight} if weight else {"constraint": "none"}
+        model = srn.Classifier("lvf", 1, 2, 6, num_layers=2, cell_options=options)
+        with torch.no_grad():
+            for cell in model.rnn.cells:
+                cell.weight_hh.copy_(torch.linspace(-1, 1, cell.weight_hh.numel()))
+        batch = Batch(torch.ones(2, 5, 1), torch.tensor([5, 5]), torch.tensor([0, 1]))
+        return float(task_for(model).loss(model, batch).detach())
+
+    free, light, heavy = loss(0.0), loss(1.0), loss(3.0)
+    assert light > free
+    assert heavy - free == pytest.approx(3 * (light - free), rel=1e-5)

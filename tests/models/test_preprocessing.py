@@ -1,0 +1,134 @@
+"""Scaling: whole sequences against single steps, missing values, padding, plain numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stablernn.errors import ConfigError, DataError
+from stablernn.preprocessing import Scaling, create_scaling
+
+KINDS = ["standard", "window"]
+
+
+def scaling(kind: str, *, mask_channel: bool = False, window: int = 6) -> Scaling:
+    made = create_scaling(kind, 2, window=window if kind == "window" else None, mask_channel=mask_channel)
+    made.fit([np.array([[1.0, 10.0], [3.0, 30.0], [np.nan, 20.0]])])
+    return made
+
+
+def zeros(made: Scaling, batch: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.zeros(batch, size) for _, size in made.state_roles())
+
+
+def stepped(made: Scaling, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    state, outputs = zeros(made, len(x)), []
+    for sample in x.unbind(1):
+        output, state = made.step(sample, state)
+        outputs.append(output)
+    return torch.stack(outputs, 1), state
+
+
+@pytest.mark.parametrize("mask_channel", [False, True], ids=["plain", "mask"])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), steps=st.integers(1, 15), missing=st.sampled_from([0.0, 0.3, 1.0]))
+def test_a_sequence_equals_its_steps_to_the_bit(
+    kind: str, mask_channel: bool, seed: int, steps: int, missing: float
+) -> None:
+    made = scaling(kind, mask_channel=mask_channel)
+    generator = np.random.default_rng(seed)
+    values = generator.normal(5, 3, (3, steps, 2)).astype(np.float32)
+    values[generator.random(values.shape) < missing] = np.nan
+    x = torch.from_numpy(values)
+    lengths = torch.from_numpy(generator.integers(1, steps + 1, 3))
+    valid = torch.arange(steps) < lengths[:, None]
+
+    output, state = made.sequence(x, zeros(made, 3), valid)
+    for row, length in enumerate(lengths.tolist()):
+        expected, expected_state = stepped(made, x[row : row + 1, :length])
+        assert torch.equal(output[row : row + 1, :length], expected)
+        assert all(torch.equal(got[row : row + 1], want) for got, want in zip(state, expected_state, strict=True))
+
+
+def test_standard_scaling_is_the_standard_score_of_the_training_values() -> None:
+    made = scaling("standard")
+    output, _ = made.step(torch.tensor([[1.0, 30.0]]), zeros(made, 1))
+    deviation = np.std([10.0, 30.0, 20.0])
+    assert output.tolist() == [pytest.approx([-1.0, 10 / deviation])]
+
+
+def test_a_missing_value_repeats_the_last_observed_and_starts_at_the_mean() -> None:
+    made = scaling("standard", mask_channel=True)
+    x = torch.tensor([[[np.nan, 20.0], [3.0, np.nan], [np.nan, 10.0]]])
+    output, _ = made.sequence(x, zeros(made, 1), None)
+    assert output[0, :, 0].tolist() == [0.0, 1.0, 1.0]
+    assert output[0, :, 2].tolist() == [0.0, 1.0, 0.0]
+    assert output[0, :, 3].tolist() == [1.0, 0.0, 1.0]
+    assert output[0, 1, 1] == output[0, 0, 1]
+
+
+def test_window_scaling_equals_running_statistics_by_numpy() -> None:
+    made = scaling("window", window=50)
+    values = np.random.default_rng(0).normal(100, 7, (20, 2)).astype(np.float32)
+    output, _ = made.sequence(torch.from_numpy(values)[None], zeros(made, 1), None)
+    for step in range(1, 20):
+        seen = values[: step + 1].astype(np.float64)
+        expected = (values[step] - seen.mean(0)) / seen.std(0)
+        assert output[0, step].numpy() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_window_scaling_forgets_so_that_a_long_stream_follows_its_level() -> None:
+    made = scaling("window", window=10)
+    values = np.concatenate([np.zeros(500), np.full(200, 1e4)]) + np.random.default_rng(0).normal(0, 1, 700)
+    x = torch.from_numpy(np.stack([values, values], 1).astype(np.float32))[None]
+    output, _ = made.sequence(x, zeros(made, 1), None)
+    assert output[0, -50:].abs().max() < 5
+
+
+def test_a_constant_series_scales_to_zero() -> None:
+    made = scaling("window")
+    output, state = made.sequence(torch.full((1, 12, 2), 7.5), zeros(made, 1), None)
+    assert torch.equal(output, torch.zeros_like(output))
+    location, scale = made.anchor(state)
+    assert location.tolist() == [pytest.approx([7.5, 7.5])]
+    assert (scale > 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_anchor_is_the_last_observed_value_in_raw_units(kind: str) -> None:
+    made = scaling(kind)
+    x = torch.tensor([[[1.0, 10.0], [4.0, np.nan], [np.nan, 12.0]]])
+    _, state = made.sequence(x, zeros(made, 1), None)
+    location, _ = made.anchor(state)
+    assert location.tolist() == [pytest.approx([4.0, 12.0], rel=1e-6)]
+
+
+def test_a_feature_that_never_changes_keeps_scale_one() -> None:
+    made = Scaling(1)
+    made.fit([np.full((5, 1), 0.1), np.full((3, 1), 0.1)])
+    assert made.scale.tolist() == [1.0]
+    assert made.mean.tolist() == pytest.approx([0.1])
+
+
+def test_a_feature_without_any_value_is_refused() -> None:
+    with pytest.raises(DataError) as error:
+        Scaling(2).fit([np.array([[1.0, np.nan], [2.0, np.nan]])])
+    assert str(error.value) == (
+        "Feature 1 has no observed value in the training split; drop it or give data where it is observed."
+    )
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        create_scaling("windw", 1, window=None, mask_channel=False)
+    assert str(error.value) == "Unknown scaling 'windw'. Did you mean 'window'? It is standard or window."
+    with pytest.raises(ConfigError) as error:
+        create_scaling("window", 1, window=None, mask_channel=False)
+    assert str(error.value) == "The scaling 'window' needs a context length; set task.context_length."
+    with pytest.raises(ConfigError) as error:
+        create_scaling("window", 1, window=1, mask_channel=False)
+    assert str(error.value) == "The window of running scaling must be 2 steps or more, got 1."

@@ -1,0 +1,87 @@
+"""Plain measurements on a cell: matrices, Jacobians and trajectories, for the tests of what a cell promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stablernn import StableRNN
+from stablernn.cells import StableCell
+
+STAGES = ("fresh", "perturbed", "trained")
+"""A promise by construction holds at every stage of a cell's life."""
+
+
+def cell_at(stage: str, key: str, hidden_size: int, **options: Any) -> Any:
+    """A float64 cell with one input: as created, after a random perturbation, or after 50 optimizer steps."""
+    layer = StableRNN(key, 1, hidden_size, **options).double()
+    if stage == "perturbed":
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(0.5 * torch.randn_like(parameter))
+    if stage == "trained":
+        train(layer, steps=50)
+    return layer.cells[0]
+
+
+def train(layer: StableRNN, steps: int) -> None:
+    """Optimizer steps on a small task whose loss moves every parameter."""
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
+    x = torch.randn(8, 12, layer.input_size, dtype=torch.float64)
+    target = torch.randn(8, layer.hidden_size, dtype=torch.float64)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (layer(x)[0][:, -1] - target).square().mean()
+        loss.backward()
+        optimizer.step()
+
+
+def eye(size: int) -> Tensor:
+    return torch.eye(size, dtype=torch.float64)
+
+
+def symmetric_part(matrix: Tensor) -> Tensor:
+    return ((matrix + matrix.T) / 2).detach()
+
+
+def norm(matrix: Tensor) -> float:
+    """The spectral norm."""
+    return float(torch.linalg.matrix_norm(matrix.detach(), 2))
+
+
+def log_norm(matrix: Tensor) -> float:
+    """mu2: the largest eigenvalue of the symmetric part."""
+    return float(torch.linalg.eigvalsh(symmetric_part(matrix)).max())
+
+
+def jacobian(cell: StableCell, state: Tensor, x: Tensor) -> Tensor:
+    """dh_t / dh_{t-1} of one step at state (N) and input x (m), as an (N, N) matrix acting on columns."""
+    weights = tuple(tensor.detach() for tensor in cell.materialize())
+    drive = cell.drive(x[None]).detach()
+
+    def step(h: Tensor) -> Tensor:
+        return cell.step(weights, (h[None],), drive)[0][0]
+
+    matrix = torch.autograd.functional.jacobian(step, state)
+    assert isinstance(matrix, Tensor)
+    return matrix
+
+
+def trajectory(cell: StableCell, h0: Tensor, x: Tensor) -> Tensor:
+    """States (T + 1, B, N) from h0 (B, N), all rows under the same input x (T, m)."""
+    weights, states = cell.materialize(), [h0]
+    for drive in cell.drive(x):
+        states.append(cell.step(weights, (states[-1],), drive.expand(len(h0), -1))[0])
+    return torch.stack(states).detach()
+
+
+def assert_approach(cell: StableCell, rate: float, scale: float = 1.0, time: int = 40) -> None:
+    """Two trajectories from random states under one random input: each step multiplies their distance by <= rate."""
+    h0 = scale * torch.randn(2, cell.hidden_size, dtype=torch.float64)
+    states = trajectory(cell, h0, torch.randn(time, cell.input_size, dtype=torch.float64))
+    distances = (states[:, 0] - states[:, 1]).norm(dim=1)
+    # Once the two agree to the last digits, their distance is rounding and no longer shrinks.
+    excess = distances[1:] - rate * distances[:-1]
+    assert excess.max() <= 1e-14 * (1 + states.norm(dim=-1).max()), f"margin {float(-excess.max()):.3g}"
