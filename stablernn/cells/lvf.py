@@ -17,7 +17,7 @@ _SOURCE = (
     "the paper's tables could not be read."
 )
 _TRAINING = {
-    "practical": {"lr": 0.003, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+    "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
     "paper": {"lr": 0.001, "optimizer": "adam"},
 }
 
@@ -116,7 +116,7 @@ class _LVFCell(StableCell):
         "D = S - diag(S 1), S skew; h <- s((I + step_size D) h + U x), "
         "s = tanh(. + b), modReLU or softshrink with bias b"
     ),
-    paper_options={"step_size": 0.1, "nonlinearity": "modrelu"},
+    paper_options={"step_size": 0.1, "nonlinearity": "modrelu", "constraint": "none"},
     paper_source=_SOURCE,
     training=_TRAINING,
 )
@@ -139,7 +139,7 @@ class LVFRNNCell(_LVFCell):
         step_size: Time step dt, dimensionless, greater than 0. Our choice; the paper's is not known.
         nonlinearity: ``tanh`` (ours, with a bias inside), ``modrelu`` (the paper's on the copy task) or ``softshrink``
             (ours), which is modReLU with its bias cut off above 0 and therefore 1-Lipschitz.
-        constraint: ``none``; ``soft``, a penalty on the divergence; or ``hard``, no divergence.
+        constraint: ``none``; ``soft``, a penalty on the divergence; or ``hard``, no divergence. The default is ours.
         divergence_weight: Weight lambda of the penalty ``lambda sum_i div_i^2``, with ``soft`` only.
 
     Shape:
@@ -166,7 +166,7 @@ class LVFRNNCell(_LVFCell):
         *,
         step_size: float = 0.1,
         nonlinearity: Nonlinearity = "tanh",
-        constraint: Constraint = "none",
+        constraint: Constraint = "hard",
         divergence_weight: float = 0.0,
     ) -> None:
         super().__init__(

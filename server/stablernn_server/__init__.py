@@ -1,0 +1,35 @@
+"""The REST service: registry and ONNX Runtime, no torch.
+
+>>> from stablernn_server import Settings, create_app
+>>> app = create_app(Settings(models=("digits@production",)))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from stablernn_server.app import create_app
+from stablernn_server.errors import (
+    DeviceError,
+    InputError,
+    ModelLoadError,
+    NotReadyError,
+    ServerError,
+    SettingsError,
+    TooLargeError,
+    UnknownModelError,
+)
+from stablernn_server.runtime.onnx_model import OnnxModel
+from stablernn_server.settings import Settings
+
+__all__ = [
+    "DeviceError",
+    "InputError",
+    "ModelLoadError",
+    "NotReadyError",
+    "OnnxModel",
+    "ServerError",
+    "Settings",
+    "SettingsError",
+    "TooLargeError",
+    "UnknownModelError",
+    "create_app",
+]

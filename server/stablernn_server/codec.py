@@ -1,0 +1,263 @@
+"""Open Inference Protocol v2 on the wire: JSON tensors, and Triton's binary tensor and classification extensions.
+
+Sources: https://github.com/kserve/open-inference-protocol (``inference_rest.md``) and, for the extensions,
+https://github.com/triton-inference-server/server/tree/main/docs/protocol (``extension_binary_data.md``,
+``extension_classification.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from stablernn_server.body import json_type, parse_object
+from stablernn_server.errors import InputError
+from stablernn_server.json_arrays import to_array
+
+Array = NDArray[Any]
+
+# The protocol's datatypes that a model here can take; binary tensors are little-endian, row-major.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "INT64": np.dtype("<i8"),
+    "INT32": np.dtype("<i4"),
+}
+DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "int32": "INT32"}
+# Extensions of the protocol that change what a request means; to ignore one silently would give a wrong answer.
+REFUSED = {
+    "sequence_id": "sequences kept by the server",
+    "sequence_start": "sequences kept by the server",
+    "sequence_end": "sequences kept by the server",
+    "priority": "priorities",
+    "timeout": "deadlines",
+    "shared_memory_region": "shared memory",
+}
+
+
+@dataclass(frozen=True)
+class WantedOutput:
+    """One entry of a request's ``outputs``.
+
+    Attributes:
+        name: Name of the output.
+        binary: Whether it comes back as raw bytes.
+        classes: Answer with this many classes as text instead of the tensor; 0 for the tensor.
+    """
+
+    name: str
+    binary: bool
+    classes: int = 0
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """A decoded request.
+
+    Attributes:
+        id: To be echoed; None when absent.
+        inputs: Tensors by name.
+        outputs: What was asked for; None for every output.
+        binary: Whether outputs come back as raw bytes where they do not say.
+    """
+
+    id: str | None
+    inputs: Mapping[str, Array]
+    outputs: Sequence[WantedOutput] | None
+    binary: bool = False
+
+
+def decode_request(body: bytes, header_length: str | None) -> InferRequest:
+    """Read the body of ``POST .../infer``.
+
+    Args:
+        body: The whole body.
+        header_length: The header ``Inference-Header-Content-Length``: bytes of JSON before the raw tensors.
+
+    Raises:
+        InputError: If the body is not what the protocol says; the sentence names the place.
+    """
+    head, tail = _split(body, header_length)
+    request = parse_object(head)
+    identity = request.get("id")
+    if not isinstance(identity, str | None):
+        raise InputError(f"id must be text, got {json_type(identity)}.")
+    parameters = _parameters(request, "the request")
+    binary = _flag(parameters, "binary_data_output", False, "the request")
+    entries = request.get("inputs")
+    if not isinstance(entries, list) or not entries:
+        raise InputError("inputs must be an array of at least one tensor {name, shape, datatype, data}.")
+    inputs: dict[str, Array] = {}
+    at = 0
+    for entry in entries:
+        name, array, used = _decode_input(entry, tail[at:])
+        if name in inputs:
+            raise InputError(f"The input '{name}' is given twice.")
+        inputs[name] = array
+        at += used
+    if at != len(tail):
+        raise InputError(f"The body ends with {len(tail) - at} bytes that belong to no input; check binary_data_size.")
+    return InferRequest(identity, inputs, _wanted(request.get("outputs"), binary), binary)
+
+
+def encode_response(
+    head: Mapping[str, Any],
+    request: InferRequest,
+    answers: Mapping[str, Array],
+    labels: Sequence[str] | None,
+) -> tuple[bytes, int | None]:
+    """The body of an answer, and the length of its JSON part when raw tensors follow it.
+
+    Args:
+        head: ``model_name`` and ``model_version``.
+        request: What was asked.
+        answers: Outputs by name, in the order of the answer.
+        labels: Class names, for the classification extension.
+
+    Raises:
+        InputError: If classes are asked of an output that has none.
+    """
+    wanted = {output.name: output for output in request.outputs or ()}
+    tensors: list[dict[str, Any]] = []
+    raw: list[bytes] = []
+    for name, answer in answers.items():
+        output = wanted.get(name, WantedOutput(name, request.binary))
+        if output.classes:
+            texts, shape = _top_classes(name, answer, output.classes, labels)
+            data: Any = texts
+            content = _packed(texts) if output.binary else b""
+            datatype = "BYTES"
+        else:
+            flat = np.ascontiguousarray(answer).reshape(-1)
+            shape, datatype, data = list(answer.shape), DATATYPES[answer.dtype.name], flat
+            content = flat.astype(DTYPES[datatype], copy=False).tobytes() if output.binary else b""
+        tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+        if output.binary:
+            tensor["parameters"] = {"binary_data_size": len(content)}
+            raw.append(content)
+        else:
+            tensor["data"] = data
+        tensors.append(tensor)
+    answer_head = dict(head)
+    if request.id is not None:
+        answer_head["id"] = request.id
+    answer_head["outputs"] = tensors
+    text = orjson.dumps(answer_head, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (b"".join([text, *raw]), len(text)) if raw else (text, None)
+
+
+def _packed(texts: Sequence[str]) -> bytes:
+    """Text elements as raw bytes, each after its length."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
+
+
+def _split(body: bytes, header_length: str | None) -> tuple[memoryview, memoryview]:
+    view = memoryview(body)
+    if header_length is None:
+        return view, view[:0]
+    if not header_length.isascii() or not header_length.isdigit() or not 0 < int(header_length) <= len(body):
+        raise InputError(
+            f"Inference-Header-Content-Length must be between 1 and the {len(body)} bytes of the body, "
+            f"got '{header_length}'."
+        )
+    return view[: int(header_length)], view[int(header_length) :]
+
+
+def _decode_input(entry: Any, tail: memoryview) -> tuple[str, Array, int]:
+    """Name and value of one input, and how many of the raw bytes in ``tail`` it used."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise InputError("Every input must be an object with a name.")
+    name: str = entry["name"]
+    what = f"input '{name}'"
+    shape = entry.get("shape")
+    # bool is an int in Python, and `true` is no size.
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise InputError(f"The shape of {what} must be an array of whole numbers, got {shape!r:.80}.")
+    datatype = entry.get("datatype")
+    if not isinstance(datatype, str) or datatype not in DTYPES:
+        raise InputError(f"The datatype of {what} must be one of {', '.join(DTYPES)}, got {datatype!r:.80}.")
+    dtype = DTYPES[datatype]
+    size = _parameters(entry, what).get("binary_data_size")
+    if size is None:
+        if "data" not in entry:
+            raise InputError(f"The {what} has neither data nor the parameter binary_data_size.")
+        return name, _shaped(to_array(entry["data"], f"The data of {what}"), shape, dtype, what), 0
+    if "data" in entry:
+        raise InputError(f"The {what} has both data and the parameter binary_data_size.")
+    expected = prod(shape) * dtype.itemsize
+    if type(size) is not int or size != expected:
+        raise InputError(
+            f"binary_data_size of {what} must be {expected} for the shape {shape} of {datatype}, got {size!r:.80}."
+        )
+    if size > len(tail):
+        raise InputError(f"The {what} needs {size} raw bytes, the body has {len(tail)} left for it.")
+    return name, np.frombuffer(tail[:size], dtype).reshape(shape), size
+
+
+def _shaped(array: Array, shape: list[int], dtype: np.dtype[Any], what: str) -> Array:
+    """``array`` in the stated shape: nested just so, or flat in row-major order."""
+    if array.size != prod(shape) or (array.ndim != 1 and list(array.shape) != shape):
+        got = f"{array.size} flat values" if array.ndim == 1 else f"an array of shape {list(array.shape)}"
+        raise InputError(f"The data of {what} does not fit its shape {shape}: got {got}.")
+    if dtype.kind == "i" and array.size:
+        limits = np.iinfo(dtype)
+        if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:
+            raise InputError(f"The data of {what} must be whole numbers from {limits.min} to {limits.max}.")
+    with np.errstate(over="ignore"):  # becomes infinite, which the model refuses with its place
+        return array.astype(dtype).reshape(shape)
+
+
+def _wanted(entries: Any, binary: bool) -> list[WantedOutput] | None:
+    if entries is None or entries == []:
+        return None
+    if not isinstance(entries, list):
+        raise InputError(f"outputs must be an array, got {json_type(entries)}.")
+    wanted: dict[str, WantedOutput] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise InputError("Every output must be an object with a name.")
+        name = entry["name"]
+        if name in wanted:
+            raise InputError(f"The output '{name}' is asked for twice.")
+        parameters = _parameters(entry, f"output '{name}'")
+        classes = parameters.get("classification", 0)
+        if type(classes) is not int or classes < 0:
+            raise InputError(f"The parameter classification of output '{name}' must be a whole number.")
+        wanted[name] = WantedOutput(name, _flag(parameters, "binary_data", binary, f"output '{name}'"), classes)
+    return list(wanted.values())
+
+
+def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    parameters = owner.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise InputError(f"The parameters of {what} must be an object, got {json_type(parameters)}.")
+    for name in parameters:
+        if name in REFUSED:
+            raise InputError(f"The parameter {name} is not supported: this server has no {REFUSED[name]}.")
+    return parameters
+
+
+def _flag(parameters: Mapping[str, Any], name: str, default: bool, what: str) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise InputError(f"The parameter {name} of {what} must be true or false, got {json_type(value)}.")
+    return value
+
+
+def _top_classes(name: str, answer: Array, classes: int, labels: Sequence[str] | None) -> tuple[list[str], list[int]]:
+    """``"value:index:label"`` for the largest values of each row, as Triton writes them."""
+    if labels is None or answer.ndim != 2 or answer.shape[1] != len(labels):
+        raise InputError(f"The output '{name}' has no classes; ask for it without the parameter classification.")
+    classes = min(classes, len(labels))
+    order = np.argsort(-answer, axis=1, kind="stable")[:, :classes]
+    texts = [f"{row[i]:f}:{i}:{labels[i]}" for row, best in zip(answer, order, strict=True) for i in best]
+    return texts, [len(answer), classes]

@@ -1,0 +1,44 @@
+"""``/v2``, ``/v2/health``: is there a server, and will it answer."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import APIRouter, Request
+
+from stablernn_server.context import context_of
+from stablernn_server.errors import NotReadyError
+from stablernn_server.schemas.v2 import Live, Ready, ServerMetadata
+
+router = APIRouter(prefix="/v2", tags=["health"])
+
+EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration"]
+
+
+@router.get("")
+@router.get("/", include_in_schema=False)
+async def server_metadata() -> ServerMetadata:
+    """Name, version and protocol extensions of this server."""
+    return ServerMetadata(name="stablernn", version=package_version(), extensions=EXTENSIONS)
+
+
+@router.get("/health/live")
+async def live() -> Live:
+    """Answers as long as the process can."""
+    return Live(live=True)
+
+
+@router.get("/health/ready")
+async def ready(request: Request) -> Ready:
+    """Answers 200 when every model is open and warm, 503 while starting and shutting down."""
+    if not context_of(request).is_ready:
+        raise NotReadyError("The server is starting or shutting down; try again later.")
+    return Ready(ready=True, live=True)
+
+
+def package_version() -> str:
+    """Version of the installed distribution; a checkout that is only on the path has none."""
+    try:
+        return version("stablernn")
+    except PackageNotFoundError:
+        return "unknown"

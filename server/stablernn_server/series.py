@@ -1,0 +1,224 @@
+"""Series of any lengths to one padded batch, and model outputs to the answers of ``/v1/timeseries``. No HTTP here."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablernn_server.errors import InputError, TooLargeError
+from stablernn_server.json_arrays import to_array
+from stablernn_server.runtime.onnx_model import OnnxModel
+from stablernn_server.schemas.timeseries import (
+    MULTIVARIATE,
+    UNIVARIATE,
+    ClassifyRequest,
+    ForecastOptions,
+    ForecastRequest,
+    SeriesInput,
+)
+from stablernn_server.timestamps import advance, check_frequency
+
+Array = NDArray[Any]
+
+
+def forecast(model: OnnxModel, request: ForecastRequest, max_elements: int) -> dict[str, Any]:
+    """The body of the answer to a forecast request.
+
+    Args:
+        model: The model that answers.
+        request: The checked body.
+        max_elements: Numbers that the padded batch and its states may hold.
+
+    Raises:
+        InputError: If the model does not forecast, or a series or an option does not fit it.
+        TooLargeError: If the padded batch is too large.
+    """
+    _check_task(model, "forecast")
+    manifest = model.manifest
+    horizon, levels = _horizon(model, request.options), _levels(model, request.options)
+    observed = [_values(item, place, model) for place, item in enumerate(request.inputs)]
+    stamps = [_stamp(item, len(values), model) for item, values in zip(request.inputs, observed, strict=True)]
+    # Trained on windows of context_length steps, and evaluated on them: a longer past would be another model.
+    context = [values if manifest.context_length is None else values[-manifest.context_length :] for values in observed]
+    answers = model.run_numpy(*pad(context, model, max_elements))
+    targets = manifest.targets or []
+    outputs = []
+    for place, item in enumerate(request.inputs):
+        frequency, start = stamps[place]
+        quantiles = {str(level): _per_step(answers["quantiles"][place, :horizon, :, index]) for index, level in levels}
+        content = {
+            "type": UNIVARIATE if len(targets) == 1 else MULTIVARIATE,
+            "name": _name(item, place),
+            "mean_forecast": _per_step(answers["mean"][place, :horizon]),
+            "quantiles": quantiles,
+            "frequency": frequency,
+            "start_timestamp": start,
+            "targets": targets,
+            "context_used": len(context[place]),
+        }
+        outputs.append(_output("time_series_forecast", content))
+    return _response(model, outputs)
+
+
+def classify(model: OnnxModel, request: ClassifyRequest, max_elements: int) -> dict[str, Any]:
+    """The body of the answer to a classification request; see :func:`forecast`.
+
+    Raises:
+        InputError: If the model does not classify, or a series or an option does not fit it.
+        TooLargeError: If the padded batch is too large.
+    """
+    _check_task(model, "classify")
+    labels = model.manifest.labels or []
+    top_k = request.options.top_k or len(labels)
+    if top_k > len(labels):
+        raise InputError(f"options.top_k must be at most the {len(labels)} classes of '{model.name}', got {top_k}.")
+    observed = [_values(item, place, model) for place, item in enumerate(request.inputs)]
+    probabilities = model.run_numpy(*pad(observed, model, max_elements))["probabilities"]
+    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
+    outputs = [
+        _output(
+            "time_series_classification",
+            {
+                "name": _name(item, place),
+                "label": labels[best[0]],
+                "probabilities": {labels[index]: row[index] for index in best},
+            },
+        )
+        for place, (item, row, best) in enumerate(zip(request.inputs, probabilities, order.tolist(), strict=True))
+    ]
+    return _response(model, outputs)
+
+
+def pad(series: Sequence[Array], model: OnnxModel, max_elements: int) -> tuple[Array, Array]:
+    """Series ``(time, features)`` as one batch.
+
+    Returns:
+        ``x`` of shape ``(batch, longest, features)``, padded with zeros, and ``lengths`` of shape ``(batch,)``.
+
+    Raises:
+        TooLargeError: If ``x`` and the states would hold more than ``max_elements`` numbers.
+    """
+    lengths = np.array([len(values) for values in series], np.int64)
+    longest = int(lengths.max())
+    check_elements(model, len(series), longest, max_elements)
+    x = np.zeros((len(series), longest, series[0].shape[1]), np.float32)
+    with np.errstate(over="ignore"):  # becomes infinite, which the model refuses
+        for row, values in zip(x, series, strict=True):
+            row[: len(values)] = values
+    return x, lengths
+
+
+def check_elements(model: OnnxModel, batch: int, time_steps: int, max_elements: int) -> None:
+    """Raise if a run over ``batch`` sequences of ``time_steps`` would hold more than ``max_elements`` numbers.
+
+    Raises:
+        TooLargeError: With the numbers.
+    """
+    elements = model.elements(batch, time_steps)
+    if elements > max_elements:
+        raise TooLargeError(
+            f"{batch} sequences padded to {time_steps} steps make {elements} numbers with the model's state, the limit "
+            f"is {max_elements}; send fewer or shorter series at a time."
+        )
+
+
+def _values(item: SeriesInput, place: int, model: OnnxModel) -> Array:
+    """One input as ``(time, features)``."""
+    what = f"inputs.{place}.series"
+    values = to_array(item.series, what)
+    features = model.manifest.features
+    if item.type == UNIVARIATE and values.ndim > 1:
+        raise InputError(f"{what} must be a flat array of numbers for the type '{UNIVARIATE}'.")
+    if item.type == MULTIVARIATE and values.ndim == 1 and values.size:
+        raise InputError(f"{what} must be an array of arrays for the type '{MULTIVARIATE}'.")
+    if values.size == 0:
+        raise InputError(f"{what} is empty; a series needs at least one time step.")
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2:
+        raise InputError(f"{what} must be flat, or an array of one array per time step, got {values.ndim} levels.")
+    if values.shape[1] != len(features):
+        names = f" ({', '.join(features)})" if len(features) <= 8 else ""
+        given = "1 feature" if values.shape[1] == 1 else f"{values.shape[1]} features"
+        raise InputError(f"{what} has {given}, the model '{model.name}' expects {len(features)}{names}.")
+    infinite = np.isinf(values) | (np.abs(values) > np.finfo(np.float32).max)
+    if infinite.any():
+        step = int(np.argwhere(infinite)[0][0])
+        raise InputError(f"{what} is beyond the range of float32 at step {step}; a missing value is null or NaN.")
+    return values
+
+
+def _stamp(item: SeriesInput, steps: int, model: OnnxModel) -> tuple[str | None, str | None]:
+    """The frequency, and the time of the step after the last observed one."""
+    frequency = item.frequency or model.manifest.frequency
+    if item.frequency is not None:
+        check_frequency(item.frequency)
+    if item.start_timestamp is None:
+        return frequency, None
+    if frequency is None:
+        raise InputError(
+            f"start_timestamp needs a frequency: the model '{model.name}' was trained without one. Give frequency, or "
+            "leave start_timestamp out."
+        )
+    return frequency, advance(item.start_timestamp, steps, frequency)
+
+
+def _horizon(model: OnnxModel, options: ForecastOptions) -> int:
+    trained = model.manifest.horizon or 0
+    if options.horizon is not None and options.horizon > trained:
+        raise InputError(
+            f"options.horizon must be at most {trained}, what the model '{model.name}' was trained for, "
+            f"got {options.horizon}."
+        )
+    return options.horizon or trained
+
+
+def _levels(model: OnnxModel, options: ForecastOptions) -> list[tuple[int, float]]:
+    """Index and value of the quantiles to answer with."""
+    trained = model.manifest.quantiles or []
+    if options.quantiles is None:
+        return list(enumerate(trained))
+    levels = []
+    for level in options.quantiles:
+        if level not in trained:
+            has = f"has {', '.join(map(str, trained))}" if trained else "has none"
+            raise InputError(f"options.quantiles: the model '{model.name}' {has}, got {level}.")
+        levels.append((trained.index(level), level))
+    return levels
+
+
+def _check_task(model: OnnxModel, task: str) -> None:
+    if model.manifest.task != task:
+        other = {"forecast": "/v1/timeseries/forecast", "classify": "/v1/timeseries/classify"}
+        path = other.get(model.manifest.task, f"/v2/models/{model.name}/infer")
+        raise InputError(f"The model '{model.name}' was trained for '{model.manifest.task}', not '{task}'; use {path}.")
+
+
+def _name(item: SeriesInput, place: int) -> str:
+    return str(place) if item.name is None else item.name
+
+
+def _per_step(values: Array) -> Array:
+    """``(horizon, targets)``, or ``(horizon,)`` for a single target, as the JSON writer needs it."""
+    return np.ascontiguousarray(values[:, 0] if values.shape[1] == 1 else values)
+
+
+def _output(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"type": kind, "id": str(uuid.uuid4()), "status": "completed", "content": [content], "error": None}
+
+
+def _response(model: OnnxModel, outputs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": str(uuid.uuid4()),
+        "created_at": int(time.time()),
+        "status": "completed",
+        "error": None,
+        "model": model.name,
+        "model_version": str(model.version),
+        "outputs": outputs,
+    }

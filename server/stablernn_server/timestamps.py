@@ -1,0 +1,121 @@
+"""Calendar steps: the time stamp that lies a number of steps after another.
+
+Frequencies are written as KServe's time-series API writes them (``S``, ``minute``, ``M``, ...) or as pandas does
+(``min``, ``MS``, ``QE``, ``W-SUN``), with an optional count in front (``15min``).
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import monthrange
+from datetime import datetime, timedelta
+from typing import Literal
+
+from stablernn_registry.errors import near
+from stablernn_server.errors import InputError
+
+_FIXED = {
+    **dict.fromkeys(("S", "s", "second"), timedelta(seconds=1)),
+    **dict.fromkeys(("T", "min", "minute"), timedelta(minutes=1)),
+    **dict.fromkeys(("H", "h", "hour"), timedelta(hours=1)),
+    **dict.fromkeys(("D", "day"), timedelta(days=1)),
+    **dict.fromkeys(("W", "week"), timedelta(weeks=1)),
+}
+_Edge = Literal["none", "start", "end"]
+# Months in a period, which edge of it the stamps lie on, and the month (0 = January) that the periods are counted from.
+_CALENDAR: dict[str, tuple[int, _Edge, int]] = {
+    **dict.fromkeys(("M", "month"), (1, "none", 0)),
+    "MS": (1, "start", 0),
+    "ME": (1, "end", 0),
+    **dict.fromkeys(("Q", "quarter"), (3, "none", 0)),
+    "QS": (3, "start", 0),
+    "QE": (3, "end", 11),
+    **dict.fromkeys(("Y", "year"), (12, "none", 0)),
+    "YS": (12, "start", 0),
+    "YE": (12, "end", 11),
+}
+_DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
+_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_WORD = re.compile(r"([1-9][0-9]{0,5})?([A-Za-z]+)(?:-([A-Z]{3}))?")
+
+
+def check_frequency(frequency: str) -> None:
+    """Raise unless :func:`advance` knows ``frequency``.
+
+    Raises:
+        InputError: Naming the frequencies there are.
+    """
+    _parse(frequency)
+
+
+def advance(start: str, steps: int, frequency: str) -> str:
+    """The time stamp ``steps`` steps after ``start``.
+
+    Months, quarters and years without an edge keep the day of the month, and a start on the last day stays on the last.
+    With an edge (``MS``, ``QE``, ...) a start that lies off it is first moved back to it, as pandas does.
+
+    Args:
+        start: ISO 8601, such as ``2024-01-31`` or ``2024-01-31T06:00:00Z``.
+        steps: 1 or more.
+        frequency: See the module.
+
+    Returns:
+        ISO 8601 with a time of day, in the zone of ``start``.
+
+    Raises:
+        InputError: If ``start`` or ``frequency`` is not understood, or the result lies beyond the year 9999.
+    """
+    count, unit, anchor = _parse(frequency)
+    try:
+        moment = datetime.fromisoformat(start)
+    except ValueError as error:
+        raise InputError(
+            f"The start_timestamp must be ISO 8601, such as '2024-01-31T06:00:00Z', got '{start}'."
+        ) from error
+    try:
+        if unit in _FIXED:
+            if anchor is not None:
+                moment -= timedelta(days=(moment.weekday() - _DAYS.index(anchor)) % 7)
+            moment += steps * count * _FIXED[unit]
+        else:
+            moment = _months(moment, steps * count, *_CALENDAR[unit], anchor)
+    except (OverflowError, ValueError) as error:
+        raise InputError(f"{steps} steps of '{frequency}' after '{start}' lie beyond the year 9999.") from error
+    text = moment.isoformat()
+    return text.removesuffix("+00:00") + "Z" if start.endswith("Z") else text
+
+
+def _parse(frequency: str) -> tuple[int, str, str | None]:
+    """Count, unit and anchor of a frequency."""
+    match = _WORD.fullmatch(frequency)
+    known = (*_FIXED, *_CALENDAR)
+    if match is None or match[2] not in known:
+        raise InputError(
+            f"Unknown frequency '{frequency}'.{near(frequency, known)} It is one of {', '.join(known)}, "
+            "with a count in front if need be ('15min')."
+        )
+    count, unit, anchor = int(match[1] or 1), match[2], match[3]
+    anchors = _DAYS if unit == "W" else _MONTHS if unit in ("QS", "QE", "YS", "YE") else ()
+    if anchor is not None and anchor not in anchors:
+        allowed = f"one of {', '.join(anchors)}" if anchors else "nothing"
+        raise InputError(f"The frequency '{frequency}' may have {allowed} after '{unit}-'.")
+    return count, unit, anchor
+
+
+def _months(moment: datetime, steps: int, months: int, edge: _Edge, first: int, anchor: str | None) -> datetime:
+    """``steps`` periods of ``months`` months after ``moment``."""
+    index = moment.year * 12 + moment.month - 1
+    is_last_day = moment.day == monthrange(moment.year, moment.month)[1]
+    if edge != "none":
+        if edge == "end" and not is_last_day:
+            index -= 1
+        index -= (index - (_MONTHS.index(anchor) if anchor else first)) % months
+    year, month = divmod(index + steps * months, 12)
+    last = monthrange(year, month + 1)[1]
+    if edge == "start":
+        day = 1
+    elif edge == "end" or is_last_day:
+        day = last
+    else:
+        day = min(moment.day, last)
+    return moment.replace(year=year, month=month + 1, day=day)

@@ -1,0 +1,395 @@
+"""Everything that can be wrong with a request: status, code word and the exact sentence."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from server_helpers import Running
+
+
+def tensor(shape: list[Any], data: Any, datatype: Any = "FP32", name: str = "x") -> dict[str, Any]:
+    return {"inputs": [{"name": name, "shape": shape, "datatype": datatype, "data": data}]}
+
+
+ONE = tensor([1, 2, 1], [1.0, 2.0])
+
+INFER = [
+    pytest.param("animals", b"[1,", "The body is not JSON: unexpected end of data (line 1, column 4).", id="no JSON"),
+    pytest.param("animals", b"[1]", "The body must be a JSON object, got an array.", id="array"),
+    pytest.param("animals", b"null", "The body must be a JSON object, got null.", id="null"),
+    pytest.param("animals", b"\xff", None, id="no text"),
+    pytest.param("animals", b'{"x": nan}', None, id="wrong word"),
+    pytest.param(
+        "animals",
+        b'{"inputs":[{"name":"x","shape":[1,1,1],"datatype":"FP32","data":[-Infinity]}]}',
+        "The body holds an infinite value; values must be finite, and a missing one is null or NaN.",
+        id="bare Infinity",
+    ),
+    pytest.param("animals", {**ONE, "id": 7}, "id must be text, got a number.", id="id"),
+    pytest.param(
+        "animals",
+        {},
+        "inputs must be an array of at least one tensor {name, shape, datatype, data}.",
+        id="no inputs",
+    ),
+    pytest.param("animals", {"inputs": [5]}, "Every input must be an object with a name.", id="input is no object"),
+    pytest.param(
+        "animals", {"inputs": [*ONE["inputs"], *ONE["inputs"]]}, "The input 'x' is given twice.", id="input twice"
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 2, 1], [1, 2], name="y"),
+        "Unknown input 'y'. The model 'animals:1' takes x, lengths (optional), state_0 (optional), state_1 (optional).",
+        id="unknown input",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1], [1], "INT64", name="lengths"),
+        "The input 'x' is missing; model 'animals:1' takes x, lengths (optional), state_0 (optional), "
+        "state_1 (optional).",
+        id="no x",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "outputs": [{"name": "probability"}]},
+        "Unknown output 'probability'. Did you mean 'probabilities'? The model 'animals:1' gives logits, "
+        "probabilities, state_0_out, state_1_out.",
+        id="unknown output",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "outputs": [{"name": "logits"}, {"name": "logits"}]},
+        "The output 'logits' is asked for twice.",
+        id="output twice",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "outputs": [{"name": "state_1_out", "parameters": {"classification": 2}}]},
+        "The output 'state_1_out' has no classes; ask for it without the parameter classification.",
+        id="classes of a state",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"timeout": 5}},
+        "The parameter timeout is not supported: this server has no deadlines.",
+        id="timeout",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"binary_data_output": 1}},
+        "The parameter binary_data_output of the request must be true or false, got a number.",
+        id="flag",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, -2, 1], [1, 2]),
+        "The shape of input 'x' must be an array of whole numbers, got [1, -2, 1].",
+        id="negative size",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, True, 1], [1]),
+        "The shape of input 'x' must be an array of whole numbers, got [1, True, 1].",
+        id="boolean size",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 1, 1], ["1"], "BYTES"),
+        "The datatype of input 'x' must be one of FP32, FP64, INT64, INT32, got 'BYTES'.",
+        id="datatype",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 3, 1], [1, 2]),
+        "The data of input 'x' does not fit its shape [1, 3, 1]: got 2 flat values.",
+        id="too few values",
+    ),
+    pytest.param(
+        "animals",
+        tensor([10**9, 10**9, 1], [1, 2]),
+        "The data of input 'x' does not fit its shape [1000000000, 1000000000, 1]: got 2 flat values.",
+        id="huge shape",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 2, 1], [[1], [2]]),
+        "The data of input 'x' does not fit its shape [1, 2, 1]: got an array of shape [2, 1].",
+        id="nested otherwise",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 3, 1], [[[1], [2]], [[3]]]),
+        "The data of input 'x' is not rectangular: every row of an array must have the same length.",
+        id="ragged",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 2, 1], [1, "2"]),
+        "The data of input 'x' holds text; only numbers, and null or NaN for missing values, are allowed.",
+        id="text",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 2, 1], [None, "2"]),
+        "The data of input 'x' holds text; only numbers, and null or NaN for missing values, are allowed.",
+        id="text beside null",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 2, 1], [True, False]),
+        "The data of input 'x' holds true or false; only numbers, and null or NaN for missing values, are allowed.",
+        id="booleans",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 2, 1], [1, {}]),
+        "The data of input 'x' holds objects; only numbers, and null or NaN for missing values, are allowed.",
+        id="objects",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 2, 1], 5),
+        "The data of input 'x' must be an array of numbers, got a number.",
+        id="data is a number",
+    ),
+    pytest.param(
+        "animals",
+        {"inputs": [{"name": "x", "shape": [1, 2, 1], "datatype": "FP32"}]},
+        "The input 'x' has neither data nor the parameter binary_data_size.",
+        id="no data",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 2, 1], [1, 1e39]),
+        "x holds an infinite value at (0, 1, 0); values must be finite within float32, and a missing one is NaN "
+        "(null in JSON).",
+        id="beyond float32",
+    ),
+    pytest.param(
+        "animals",
+        tensor([2, 2], [1, 2, 3, 4]),
+        "x must have the shape (batch, time, 1) for model 'animals:1', got (2, 2).",
+        id="two dimensions",
+    ),
+    pytest.param(
+        "flow",
+        tensor([1, 2, 1], [1, 2]),
+        "x has 1 feature, model 'flow:1' expects 3 (flow, rain, level): shape (batch, time, 3), got (1, 2, 1).",
+        id="features",
+    ),
+    pytest.param(
+        "animals",
+        tensor([1, 0, 1], []),
+        "x is empty: shape (batch, time, 1) needs at least one time, got (1, 0, 1).",
+        id="no time steps",
+    ),
+    pytest.param(
+        "animals",
+        {"inputs": ONE["inputs"] + tensor([1], [3], "INT64", "lengths")["inputs"]},
+        "lengths must lie between 1 and the 2 time steps of x, got 3.",
+        id="length too long",
+    ),
+    pytest.param(
+        "animals",
+        {"inputs": ONE["inputs"] + tensor([1], [0], "INT64", "lengths")["inputs"]},
+        "lengths must lie between 1 and the 2 time steps of x, got 0.",
+        id="length zero",
+    ),
+    pytest.param(
+        "animals",
+        {"inputs": ONE["inputs"] + tensor([1], [1.5], "INT64", "lengths")["inputs"]},
+        "The data of input 'lengths' must be whole numbers from -9223372036854775808 to 9223372036854775807.",
+        id="length with a fraction",
+    ),
+    pytest.param(
+        "animals",
+        {"inputs": ONE["inputs"] + tensor([1], [1], "FP32", "lengths")["inputs"]},
+        "lengths must hold whole numbers (int64), got float32.",
+        id="lengths as floats",
+    ),
+    pytest.param(
+        "animals",
+        {"inputs": ONE["inputs"] + tensor([2], [1, 1], "INT64", "lengths")["inputs"]},
+        "lengths must have the shape (batch) = (1,) to fit x, got (2,).",
+        id="lengths of another batch",
+    ),
+    pytest.param(
+        "animals",
+        {"inputs": ONE["inputs"] + tensor([1, 16], [None] * 16, "FP32", "state_1")["inputs"]},
+        "state_1 holds values that are not finite; only x may have missing values.",
+        id="missing state",
+    ),
+    pytest.param(
+        "animals",
+        {"inputs": ONE["inputs"] + tensor([1], [2**31], "INT32", "lengths")["inputs"]},
+        "The data of input 'lengths' must be whole numbers from -2147483648 to 2147483647.",
+        id="beyond INT32",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "body", "sentence"), INFER)
+def test_infer_refuses(client: httpx.Client, model: str, body: bytes | dict[str, Any], sentence: str | None) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    response = client.post(f"/v2/models/{model}/infer", content=content)
+    assert response.status_code == 400
+    assert set(response.json()) == {"error", "code"}
+    assert response.json()["code"] == "bad_input"
+    if sentence is None:
+        assert response.json()["error"].startswith("The body is not JSON: ")
+    else:
+        assert response.json()["error"] == sentence
+
+
+LENGTH = "Inference-Header-Content-Length must be between 1 and the {size} bytes of the body, got "
+SIZE = "binary_data_size of input 'x' must be 8 for the shape [1, 2, 1] of FP32, got "
+BINARY = [
+    pytest.param("999", 8, LENGTH + "'999'.", id="header too long"),
+    pytest.param("-1", 8, LENGTH + "'-1'.", id="header negative"),
+    pytest.param("{head}", 4, SIZE + "4.", id="size"),
+    pytest.param("{head}", -8, SIZE + "-8.", id="negative size"),
+]
+
+
+@pytest.mark.parametrize(("header", "stated", "sentence"), BINARY)
+def test_infer_refuses_raw_tensors(client: httpx.Client, header: str, stated: int, sentence: str) -> None:
+    head = _head(stated)
+    body = head + b"\0" * 8
+    headers = {"Inference-Header-Content-Length": header.format(head=len(head))}
+    response = client.post("/v2/models/animals/infer", content=body, headers=headers)
+    assert response.status_code == 400
+    assert response.json() == {"error": sentence.format(size=len(body)), "code": "bad_input"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (7, "The input 'x' needs 8 raw bytes, the body has 7 left for it."),
+        (9, "The body ends with 1 bytes that belong to no input; check binary_data_size."),
+    ],
+    ids=["too few bytes", "too many bytes"],
+)
+def test_infer_refuses_raw_bytes_that_do_not_fit(client: httpx.Client, raw: int, sentence: str) -> None:
+    head = _head(8)
+    response = client.post(
+        "/v2/models/animals/infer",
+        content=head + b"\0" * raw,
+        headers={"Inference-Header-Content-Length": str(len(head))},
+    )
+    assert (response.status_code, response.json()["error"]) == (400, sentence)
+
+
+def _head(size: int) -> bytes:
+    entry = {"name": "x", "shape": [1, 2, 1], "datatype": "FP32", "parameters": {"binary_data_size": size}}
+    return json.dumps({"inputs": [entry]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/v2/models/animal", "Unknown model 'animal'. Did you mean 'animals'? Served models: animals, co2, flow."),
+        ("/v2/models/zebra", "Unknown model 'zebra'. Served models: animals, co2, flow."),
+        ("/v2/models/animals/versions/3", "The model 'animals' has no version 3 here. Served: 1 (production), 2."),
+        ("/v2/models/animals@blue", "The model 'animals' has no alias 'blue' here. Served: 1 (production), 2."),
+        (
+            "/v2/models/animals@production/versions/2",
+            "The model 'animals' has no alias 'production' at version 2 here. Served: 1 (production), 2.",
+        ),
+        (
+            "/v2/models/animals@latest",
+            "'latest' is reserved and cannot be an alias. Write 'animals' for the highest version, or choose a word.",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("suffix", ["", "/ready", "/config"])
+def test_a_model_that_is_not_served_is_a_404(client: httpx.Client, path: str, suffix: str, sentence: str) -> None:
+    response = client.get(path + suffix)
+    assert response.status_code == 404
+    assert response.json() == {"error": sentence, "code": "unknown_model"}
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/v2/models/animals/versions/one", "The version of a model is a number, got 'one'."),
+        ("/v2/models/animals:1/versions/2", "The model 'animals:1' and the version 2 contradict each other."),
+    ],
+)
+def test_a_version_that_makes_no_sense_is_a_400(client: httpx.Client, path: str, sentence: str) -> None:
+    response = client.get(path)
+    assert (response.status_code, response.json()) == (400, {"error": sentence, "code": "bad_input"})
+
+
+def test_an_unknown_path_and_a_wrong_method_have_the_same_shape(client: httpx.Client) -> None:
+    response = client.get("/v3")
+    assert response.status_code == 404
+    assert response.json() == {
+        "error": "Not Found: GET /v3 is nothing that this server answers.",
+        "code": "unknown_path",
+    }
+    response = client.get("/v2/models/animals/infer")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+    assert response.json() == {
+        "error": "Method Not Allowed: GET /v2/models/animals/infer is nothing that this server answers.",
+        "code": "method_not_allowed",
+    }
+
+
+TOO_LONG = "The body is longer than the limit of 1048576 bytes; send fewer or shorter series at a time."
+
+
+@pytest.mark.parametrize("path", ["/v2/models/animals/infer", "/v1/timeseries/forecast", "/v1/timeseries/classify"])
+def test_a_body_above_the_limit_is_refused_by_its_stated_length_before_it_is_sent(server: Running, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**40}\r\n\r\n".encode())
+        # The server closes the connection, for it will not read the rest of this request.
+        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    assert answer.startswith("HTTP/1.1 413 ")
+    assert json.loads(answer.partition("\r\n\r\n")[2]) == {"error": TOO_LONG, "code": "too_large"}
+
+
+def test_a_body_without_a_stated_length_is_refused_once_it_passes_the_limit(client: httpx.Client) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(17):
+            yield b" " * 2**16
+
+    response = client.post("/v2/models/animals/infer", content=chunks())
+    assert (response.status_code, response.json()) == (413, {"error": TOO_LONG, "code": "too_large"})
+
+
+def test_a_batch_whose_states_would_not_fit_is_refused_before_it_runs(client: httpx.Client) -> None:
+    response = client.post("/v2/models/animals/infer", json=tensor([5000, 1, 1], [0] * 5000))
+    assert response.status_code == 413
+    assert response.json()["error"] == (
+        "5000 sequences padded to 1 steps make 90000 numbers with the model's state, the limit is 65536; "
+        "send fewer or shorter series at a time."
+    )
+
+
+def test_one_long_series_among_many_short_ones_is_refused_before_padding(client: httpx.Client) -> None:
+    inputs = [{"series": [0] * 1000}, *({"series": [0]} for _ in range(99))]
+    response = client.post("/v1/timeseries/classify", json={"model": "animals", "inputs": inputs})
+    assert response.status_code == 413
+    assert response.json()["error"].startswith("100 sequences padded to 1000 steps make 101700 numbers")
+
+
+def test_a_nested_bomb_is_a_400(client: httpx.Client) -> None:
+    bomb = b"[" * 100_000 + b"NaN" + b"]" * 100_000
+    response = client.post("/v2/models/animals/infer", content=bomb)
+    assert response.status_code == 400
+    bomb = b"[" * 500 + b"1" + b"]" * 500
+    body = b'{"inputs":[{"name":"x","shape":[1,1,1],"datatype":"FP32","data":%s}]}' % bomb
+    response = client.post("/v2/models/animals/infer", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"].startswith("The data of input 'x' is not rectangular")
+
+
+def test_the_server_still_answers_after_all_of_this(client: httpx.Client) -> None:
+    assert client.post("/v2/models/animals/infer", json=ONE).status_code == 200

@@ -1,0 +1,132 @@
+"""Whatever a body holds, the routes answer it or refuse it with a sentence; nothing else may come out of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server_helpers import Published
+from stablernn_server import OnnxModel, ServerError, Settings
+from stablernn_server.errors import STATUS_AND_CODE
+from stablernn_server.routes.timeseries import _run
+from stablernn_server.routes.v2 import _infer
+from stablernn_server.runtime.table import ModelTable
+from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
+from stablernn_server.series import classify, forecast
+
+LIMIT = 2**12
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+NUMBERS = st.none() | st.floats(width=32) | st.integers(-(2**40), 2**40)
+
+
+def tensor(name: str, shape: list[int], datatype: str) -> st.SearchStrategy[dict[str, Any]]:
+    size = 1
+    for extent in shape:
+        size *= extent
+    data = st.lists(NUMBERS, min_size=size, max_size=size)
+    return data.map(lambda values: {"name": name, "shape": shape, "datatype": datatype, "data": values})
+
+
+TENSORS = st.one_of(
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 2)).flatmap(
+        lambda shape: st.sampled_from(["FP32", "FP64", "INT64", "INT32"]).flatmap(
+            lambda datatype: tensor("x", list(shape), datatype)
+        )
+    ),
+    st.integers(0, 3).flatmap(lambda batch: tensor("lengths", [batch], "INT64")),
+    st.tuples(st.integers(0, 3), st.sampled_from([1, 16])).flatmap(
+        lambda shape: tensor("state_0", list(shape), "FP32") | tensor("state_1", list(shape), "FP32")
+    ),
+)
+INFER_BODIES = st.fixed_dictionaries(
+    {"inputs": st.lists(TENSORS, min_size=1, max_size=3)},
+    optional={
+        "id": st.text(max_size=3),
+        "outputs": st.lists(
+            st.fixed_dictionaries(
+                {"name": st.sampled_from(["logits", "probabilities", "state_1_out", "other"])},
+                optional={
+                    "parameters": st.fixed_dictionaries(
+                        {}, optional={"binary_data": st.booleans(), "classification": st.integers(-1, 6)}
+                    )
+                },
+            ),
+            max_size=3,
+        ),
+        "parameters": st.fixed_dictionaries({}, optional={"binary_data_output": st.booleans()}),
+    },
+)
+SERIES = st.one_of(
+    st.lists(NUMBERS, max_size=9),
+    st.lists(st.lists(NUMBERS, min_size=1, max_size=1), max_size=5),
+    st.lists(st.lists(NUMBERS, max_size=3), max_size=5),
+    JSON,
+)
+INPUTS = st.fixed_dictionaries(
+    {"series": SERIES},
+    optional={
+        "type": st.sampled_from(["univariate_time_series", "multivariate_time_series"]) | JSON,
+        "name": st.text(max_size=5) | JSON,
+        "frequency": st.sampled_from(["W", "MS", "15min", "QE-JAN", "999999YE"]) | st.text(max_size=5),
+        "start_timestamp": st.datetimes().map(str) | st.text(max_size=8),
+    },
+)
+SERIES_BODIES = st.fixed_dictionaries(
+    {"model": st.sampled_from(["co2", "animals", "animals@production", "flow"]) | st.text(max_size=5)},
+    optional={
+        "inputs": st.lists(INPUTS, max_size=3) | JSON,
+        "options": st.fixed_dictionaries(
+            {},
+            optional={
+                "horizon": st.integers(-1, 6) | JSON,
+                "quantiles": st.lists(st.sampled_from([0.1, 0.5, 0.9, 0.95]), max_size=3) | JSON,
+                "top_k": st.integers(-1, 6) | JSON,
+            },
+        )
+        | JSON,
+    },
+)
+
+
+def is_refused_well(error: ServerError) -> bool:
+    return type(error) in STATUS_AND_CODE and str(error).endswith((".", "?"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(INFER_BODIES)
+def test_infer(animals: OnnxModel, body: dict[str, Any]) -> None:
+    try:
+        content, json_length = _infer(animals, json.dumps(body).encode(), None, LIMIT)
+    except ServerError as error:
+        if not is_refused_well(error):
+            raise
+        return
+    assert orjson.loads(content[:json_length])["model_name"] == "animals"
+
+
+@pytest.fixture(scope="module")
+def table(published: Published) -> ModelTable:
+    return ModelTable.open(Settings(registry=published.root, models=("animals@production", "co2", "flow")))
+
+
+@settings(max_examples=200, deadline=None)
+@given(SERIES_BODIES | JSON)
+@pytest.mark.parametrize(("schema", "task"), [(ForecastRequest, forecast), (ClassifyRequest, classify)])
+def test_timeseries(table: ModelTable, schema: Any, task: Any, body: Any) -> None:
+    try:
+        content = _run(table, json.dumps(body).encode(), schema, task, LIMIT)
+    except ServerError as error:
+        if not is_refused_well(error):
+            raise
+        return
+    assert orjson.loads(content)["status"] == "completed"
