@@ -1,0 +1,98 @@
+"""Checkpoints: tensors and plain numbers in one safetensors file, without pickle.
+
+A checkpoint is one file, so that it is replaced in one move: tensors under their names, everything else (step, epoch,
+optimizer settings) as JSON in the file's own metadata. The ``.json`` beside it is a copy of that metadata for people
+and other programs; nothing here reads it, since a kill between the two writes may leave it one checkpoint behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stablernn.errors import CheckpointError
+from stablernn.training._files import plain, write_bytes, write_json
+
+FORMAT = "stablernn-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What one file holds.
+
+    Attributes:
+        tensors: By dotted name, such as ``model.head.weight``; on the CPU.
+        state: Numbers, words, lists and dicts that JSON can hold.
+    """
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+    def group(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors below ``prefix.``, under their names without it."""
+        start = f"{prefix}."
+        return {name.removeprefix(start): value for name, value in self.tensors.items() if name.startswith(start)}
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write ``path`` (``.safetensors``) in one move, then the readable ``.json`` beside it.
+
+    Raises:
+        CheckpointError: If the folder cannot be written to.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    # json keeps every float64 exactly: Python writes the shortest text that reads back to the same number.
+    # One entry only: safetensors writes several in an order that changes from process to process.
+    write_bytes(path, save(tensors, {FORMAT: json.dumps(checkpoint.state)}))
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    write_json(path.with_suffix(".json"), {"format": FORMAT, **plain(checkpoint.state), "tensors": shapes})
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read what :func:`save_checkpoint` wrote.
+
+    Raises:
+        CheckpointError: If the file is not there, is damaged, or is not a checkpoint of this library.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"There is no checkpoint '{path}'.")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  safe_open is no mapping
+    except SafetensorError as error:
+        raise CheckpointError(f"The checkpoint '{path}' is damaged: {error}.") from error
+    if FORMAT not in metadata:
+        raise CheckpointError(f"'{path}' is not a checkpoint of this library's format '{FORMAT}'.")
+    return Checkpoint(tensors, json.loads(metadata[FORMAT]))
+
+
+def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state as named tensors (``3.exp_avg``) and as what JSON can hold."""
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{name}"] = value
+            else:
+                numbers.setdefault(str(index), {})[name] = value
+    return tensors, {"groups": state["param_groups"], "numbers": numbers}
+
+
+def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Put back what :func:`optimizer_state` took out."""
+    entries: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in state["numbers"].items()}
+    for name, tensor in tensors.items():
+        index, entry = name.split(".", 1)
+        entries.setdefault(int(index), {})[entry] = tensor
+    optimizer.load_state_dict({"state": entries, "param_groups": state["groups"]})

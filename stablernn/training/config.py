@@ -1,0 +1,367 @@
+"""The settings of a run: what they are called, what they may be, what they are when nobody says.
+
+One tree with four sections (``data``, ``task``, ``model``, ``training``) is read from YAML, overridden key by key, and
+frozen. A key whose default is None means "what is recommended for this cell and this data";
+:func:`stablernn.training.resolve.resolve` puts the value in its place, so that a run always stores what it used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from stablernn.errors import ConfigError, near
+
+Task = Literal["classify", "forecast"]
+OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
+ScheduleName = Literal["constant", "cosine", "one-cycle", "step"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _names(value: object) -> object:
+    return (value,) if isinstance(value, str) else _as_tuple(value)
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Levels = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class DataConfig(Section):
+    """Which data, and how its files are read."""
+
+    source: str
+    """Name of a dataset or path of a file."""
+    test: str | None = None
+    """File with the test split; None: what the source itself brings."""
+    target: Names | None = None
+    """Column or columns to forecast; None: 'y', or the only one there is."""
+    id_column: str = "unique_id"
+    """Column that names the series."""
+    time_column: str = "ds"
+    """Column with the time stamps."""
+    channels: Names | None = None
+    """Columns that a forecaster sees; None: all columns of numbers."""
+    frequency: str | None = None
+    """Word of the time grid, such as 'h' or 'W'; None: found in the data."""
+    validation_steps: Count | None = None
+    """Steps of each series that validate a forecast; None: by validation_fraction."""
+    test_steps: Count | None = None
+    """Steps at the end of each series that test a forecast; None: by validation_fraction."""
+    validation_fraction: Share = 0.2
+    """Share held out of the training sequences, or of the shortest series for each split."""
+    seed: Seed = 0
+    """Of the draw of the validation sequences."""
+
+
+class TaskConfig(Section):
+    """What is asked of the model."""
+
+    name: Task | None = None
+    """classify or forecast; None: what the data is for."""
+    horizon: Count | None = None
+    """Steps to forecast; None: the dataset's."""
+    context_length: Count | None = None
+    """Steps seen before a forecast; None: from the data."""
+    season: Count | None = None
+    """Steps of the main season, 1 = none; None: from the frequency."""
+    quantiles: Levels | None = None
+    """Levels between 0 and 1, ascending; an empty list for none. None: .1, .5, .9."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TaskConfig:
+        levels = self.quantiles
+        if levels and (list(levels) != sorted(set(levels)) or levels[0] <= 0 or levels[-1] >= 1):
+            raise ValueError(f"task.quantiles must be ascending levels between 0 and 1, got {list(levels)}.")
+        return self
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    cell: str
+    """Key of the catalog, such as 'lipschitz'."""
+    preset: Literal["practical", "paper"] = "practical"
+    """Whose defaults the cell's options and the training settings take."""
+    hidden_size: Count = 64
+    """Length of the state of each layer."""
+    num_layers: Count = 1
+    """Layers, one above the other."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of a layer's outputs zeroed before the next layer, in training only."""
+    readout: Literal["last", "mean", "max"] = "last"
+    """What the head sees of the outputs over time."""
+    scaling: Literal["standard", "window"] = "standard"
+    """By mean and deviation of the training data, or also by those of the sequence so far."""
+    window: Annotated[int, Field(ge=2)] | None = None
+    """Steps that the scaling 'window' remembers; None: the context, or the longest sequence."""
+    mask_channel: Literal[True, False, "auto"] = "auto"
+    """Whether the network is told which values are missing; auto: if any is in training."""
+    cell_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the cell; see `stablernn cells show`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        if self.window is not None and self.scaling != "window":
+            raise ValueError(f"model.window is only used by the scaling 'window', got model.scaling='{self.scaling}'.")
+        return self
+
+
+class TrainingConfig(Section):
+    """How the model is fitted."""
+
+    epochs: Count | None = None
+    """Passes over the training data; None: recommended."""
+    max_steps: Count | None = None
+    """Optimizer steps, in place of epochs."""
+    batch_size: Count | None = None
+    """Samples in a step; None: recommended."""
+    lr: Positive | None = None
+    """Learning rate, the largest of its schedule; None: recommended."""
+    optimizer: OptimizerName | None = None
+    """None: recommended."""
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    """Decoupled in adamw, an L2 term in the others; None: recommended."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of sgd and rmsprop; None: recommended."""
+    schedule: ScheduleName | None = None
+    """Course of the learning rate; None: recommended."""
+    step_epochs: Count | None = None
+    """Epochs between two drops of the schedule 'step'; None: a third of the run."""
+    lr_decay: Share | None = None
+    """Factor of a drop of the schedule 'step'; None: 0.1."""
+    clip_norm: Annotated[float, Field(ge=0)] | None = None
+    """Largest l2 norm of the whole gradient, 0 for no clipping; None: recommended, which is none for most cells."""
+    patience: Count | None = None
+    """Epochs without a better validation metric after which training stops; None: never."""
+    seed: Seed = 0
+    """Of initial weights, order of samples and dropout."""
+    device: DeviceName = "auto"
+    """auto: a GPU where there is one."""
+    threads: Count | None = None
+    """CPU threads of torch; None: torch's default."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainingConfig:
+        if self.epochs is not None and self.max_steps is not None:
+            raise ValueError(
+                f"training.epochs and training.max_steps exclude each other, got {self.epochs} and {self.max_steps}."
+            )
+        if self.momentum is not None and self.optimizer in ("adam", "adamw"):
+            raise ValueError(
+                f"training.momentum is only used by the optimizers 'sgd' and 'rmsprop', "
+                f"got training.optimizer='{self.optimizer}'."
+            )
+        for key in ("step_epochs", "lr_decay"):
+            if getattr(self, key) is not None and self.schedule not in (None, "step"):
+                raise ValueError(
+                    f"training.{key} is only used by the schedule 'step', got training.schedule='{self.schedule}'."
+                )
+        return self
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    data: DataConfig
+    task: TaskConfig = Field(default_factory=TaskConfig)
+    model: ModelConfig
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+
+    def tree(self) -> dict[str, Any]:
+        """The settings as a tree of JSON types."""
+        return self.model_dump(mode="json")
+
+
+_SECTIONS: dict[str, type[Section]] = {
+    "data": DataConfig,
+    "task": TaskConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+}
+
+
+def load_config(
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> Config:
+    """The settings from a file and what is laid over it; what comes later wins.
+
+    Args:
+        path: A YAML file with sections ``data``, ``task``, ``model`` and ``training``.
+        overrides: ``"training.lr=0.01"`` and the like; the value is read as YAML. They come last.
+        defaults: A tree that lies below the file.
+        options: Values by dotted key, between file and overrides; those that are None are passed over.
+
+    Raises:
+        ConfigError: If the file cannot be read, a key does not exist, or a value is not allowed.
+
+    Example:
+        >>> load_config(overrides=["data.source=digits", "model.cell=lipschitz", "training.lr=1e-3"]).training.lr
+        0.001
+    """
+    layers = [dict(defaults or {}), _read(path) if path is not None else {}]
+    layers += [_branch(key, value) for key, value in (options or {}).items() if value is not None]
+    layers += [_parse_override(text) for text in overrides]
+    tree: dict[str, Any] = {}
+    for layer in layers:
+        _replace_length(tree, layer)
+        tree = _merge(tree, layer)
+    return validate(tree)
+
+
+def validate(tree: Mapping[str, Any]) -> Config:
+    """The settings in a tree of JSON types.
+
+    Raises:
+        ConfigError: If a key does not exist or is missing, or a value is not allowed.
+    """
+    try:
+        return Config.model_validate({key: {} if value is None else value for key, value in tree.items()})
+    except ValidationError as error:
+        raise ConfigError(_sentence(error.errors()[0])) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the floats of YAML 1.2 (``1e-3`` is a number) and without keys that silently replace another."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        tree = _parse_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read the configuration file '{path}': {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is not valid YAML: {_reason(error)}.") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"'{path}' must hold the sections {_words(_SECTIONS)}, got {tree!r}.")
+    return tree
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return str(error)
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"An override must look like training.lr=0.01, got '{text}'.")
+    try:
+        return _branch(key.strip(), _parse_yaml(value))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The value of '{key.strip()}' is not valid YAML: {_reason(error)}.") from error
+
+
+def _branch(key: str, value: Any) -> dict[str, Any]:
+    """``{"a": {"b": value}}`` for the key ``a.b``."""
+    for word in reversed(key.split(".")):
+        value = {word: value}
+    return dict(value)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _merge(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _replace_length(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Let ``epochs`` of a later layer take the place of ``max_steps`` of an earlier one, and the other way round."""
+    later, earlier = above.get("training"), below.get("training")
+    if isinstance(later, Mapping) and isinstance(earlier, Mapping):
+        for key, other in (("epochs", "max_steps"), ("max_steps", "epochs")):
+            if later.get(key) is not None and other not in later:
+                below["training"] = {**earlier, other: None}
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """One pydantic error in the words of this configuration."""
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(path)
+    if error["type"] == "missing":
+        return f"{path} is missing: {_describe(path)}"
+    if error["type"] == "value_error":
+        return str(error.get("ctx", {})["error"])
+    given = error["input"]
+    if path in _SECTIONS:
+        return f"{path} must be a section with keys ({_words(_keys(path))}), got {given!r}."
+    rule = error["msg"].replace("Input should be", "must be").replace("valid tuple", "list")
+    allowed = re.findall(r"'([^']+)'", error.get("ctx", {}).get("expected", ""))
+    hint = near(given, allowed) if isinstance(given, str) else ""
+    return f"{path} {rule}, got {given!r}.{hint}"
+
+
+def _unknown_key(path: str) -> str:
+    section, _, word = path.rpartition(".")
+    # A key that stands in the wrong section, or in none, is meant as written; else it is a typing mistake.
+    meant = [f"{other}.{word}" for other in _SECTIONS if word in _keys(other)]
+    if not meant:
+        close = get_close_matches(word, _keys(section) or _SECTIONS, n=1)
+        meant = [f"{section}.{name}" if section else name for name in close]
+    hint = f" Did you mean '{meant[0]}'?" if meant else ""
+    where = f"'{section}' has" if section in _SECTIONS else "Sections are"
+    return f"Unknown key '{path}'.{hint} {where} {_words(_keys(section) or _SECTIONS)}."
+
+
+def _keys(section: str) -> list[str]:
+    return list(_SECTIONS[section].model_fields) if section in _SECTIONS else []
+
+
+def _describe(path: str) -> str:
+    section, _, key = path.rpartition(".")
+    if section not in _SECTIONS:
+        return f"the settings need this section, with keys {_words(_keys(path))}."
+    return f"{_SECTIONS[section].model_fields[key].description}"
+
+
+def _words(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,44 @@
+"""Where a run computes, and torch's settings while it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from stablernn.errors import DeviceError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called ``auto``, ``cpu`` or ``cuda``; ``auto`` is a GPU where torch sees one.
+
+    Raises:
+        DeviceError: If ``cuda`` is asked for and torch sees no GPU.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        built = torch.version.cuda
+        reason = f"torch {torch.__version__} is built without CUDA" if built is None else "torch sees no GPU"
+        raise DeviceError(f"The device 'cuda' is not there: {reason}. Allowed here are 'cpu' and 'auto'.")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+@contextmanager
+def torch_settings(device: torch.device, *, seed: int, threads: int | None) -> Iterator[None]:
+    """Seed, threads and deterministic algorithms for the time of a run; the caller's come back afterwards.
+
+    Deterministic algorithms are asked for on the CPU only: on a GPU torch refuses some operations without them.
+    """
+    before = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            if threads is not None:
+                torch.set_num_threads(threads)
+            # use_deterministic_algorithms does the same, and imports torch's compiler, which takes seconds.
+            torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "default")
+            torch.manual_seed(seed)
+            yield
+        finally:
+            torch.set_num_threads(before[0])
+            torch.set_deterministic_debug_mode(before[1])

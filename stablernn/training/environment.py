@@ -1,0 +1,52 @@
+"""What a run ran on and with: enough to explain a number later, nothing that tells who ran it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import stablernn
+from stablernn._version import __version__
+
+_PACKAGES = ("torch", "numpy", "pydantic", "polars", "safetensors", "torchmetrics")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, platform, device and threads, and the commit of the code where it runs from its repository."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "stablernn": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of a checkout of this library, with ``-dirty`` behind it when files were changed."""
+    root = Path(stablernn.__file__).parents[1]
+    # An installed package may lie inside somebody else's repository, whose commit would mean nothing.
+    if not (root / ".git").exists():
+        return None
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip() or None

@@ -1,0 +1,385 @@
+"""Fitting a model: epochs of shuffled mini-batches, the best weights kept, any step a place to stop and go on from.
+
+Everything that decides the numbers of the steps to come is in :meth:`Trainer.checkpoint`, so a run that was stopped and
+resumed equals one that was not, to the last bit where the arithmetic itself repeats (the CPU).
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from stablernn.errors import ConfigError, TrainingError
+from stablernn.models import SequenceModel
+from stablernn.tasks import Batch, task_for
+from stablernn.training.checkpoint import Checkpoint, optimizer_state, restore_optimizer
+from stablernn.training.config import TrainingConfig
+from stablernn.training.evaluate import Scorer, Source, TorchPredictor, predict
+from stablernn.training.optim import build_optimizer, build_schedule
+
+SAVE_SECONDS = 300.0
+"""Longest time between two saves inside an epoch: what a power cut may cost."""
+
+_GATHERED_BYTES = 2**30
+"""Inputs up to this size are gathered once; larger ones, such as many overlapping windows, batch by batch."""
+
+
+class Progress(NamedTuple):
+    """Where a run is, after each optimizer step and each validation."""
+
+    epoch: int
+    """The epoch that is being trained, from 1."""
+    epochs: int
+    step: int
+    """Optimizer steps done."""
+    total_steps: int
+    loss: float
+    """Mean training loss of the epoch so far."""
+    metric_name: str
+    """The validation metric that the best weights are chosen by."""
+    metric: float | None
+    """Its latest value; None before the first validation."""
+    best: float | None
+    """Its best value."""
+
+
+class Journal(Protocol):
+    """Where a trainer leaves what it did."""
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Figures of an epoch."""
+
+    def save(self, name: str, checkpoint: Checkpoint) -> None:
+        """A checkpoint called ``last`` or ``best``."""
+
+
+@dataclass
+class Position:
+    """How far a run is, in numbers that JSON can hold."""
+
+    epoch: int = 0
+    """Whole epochs done."""
+    batch: int = 0
+    """Steps done in the epoch after them."""
+    step: int = 0
+    lr: float = 0.0
+    """Of the last step."""
+    loss_sum: float = 0.0
+    """Sum over the samples of the unfinished epoch."""
+    metric: float | None = None
+    best: float | None = None
+    best_epoch: int = 0
+    best_step: int = 0
+    stale: int = 0
+    """Epochs since the best value was last exceeded."""
+    seconds: float = 0.0
+
+
+class Batches:
+    """Samples of a source as batches of tensors on a device, cut to the longest sequence of the batch.
+
+    Args:
+        source: Numbered samples.
+        device: Where the tensors go.
+    """
+
+    def __init__(self, source: Source, device: torch.device) -> None:
+        self._source = source
+        self._device = device
+        self._whole: Batch | None = None
+        size = source.gather(np.arange(min(1, len(source)))).x.nbytes * len(source)
+        if size <= _GATHERED_BYTES:
+            self._whole = self._gather(np.arange(len(source)))
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def take(self, indices: Tensor) -> Batch:
+        """The samples with these numbers, an int64 tensor on the CPU."""
+        if self._whole is None:
+            return _cut(self._gather(indices.numpy()))
+        chosen = indices.to(self._device)
+        return _cut(Batch(*(tensor[chosen] for tensor in self._whole)))
+
+    def _gather(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Batch:
+        return Batch(*(torch.from_numpy(array).to(self._device) for array in self._source.gather(indices)))
+
+
+def _cut(batch: Batch) -> Batch:
+    longest = int(batch.lengths.max())
+    return batch if longest == batch.x.shape[1] else batch._replace(x=batch.x[:, :longest])
+
+
+class Trainer:
+    """Fits a model to the samples of a source.
+
+    Args:
+        model: With its scaling fitted, on the device on which it is to be trained.
+        source: Training samples.
+        scorer: Of the validation split.
+        settings: Resolved settings.
+        journal: Receives epochs and checkpoints.
+
+    Raises:
+        ConfigError: If early stopping is asked for and there is nothing to validate on.
+    """
+
+    def __init__(
+        self, model: SequenceModel, source: Source, scorer: Scorer, settings: TrainingConfig, journal: Journal
+    ) -> None:
+        if settings.patience is not None and not scorer.samples:
+            raise ConfigError(
+                f"training.patience needs a validation split and there is none, got patience={settings.patience}."
+            )
+        assert settings.batch_size is not None
+        self.model = model
+        self.settings = settings
+        self.position = Position()
+        self.task = task_for(model)
+        self._journal = journal
+        self._scorer = scorer
+        self._device = next(model.parameters()).device
+        self._batches = Batches(source, self._device)
+        self._size = settings.batch_size
+        self.epoch_steps = math.ceil(len(source) / self._size)
+        self.total_steps = settings.max_steps or (settings.epochs or 0) * self.epoch_steps
+        self._optimizer = build_optimizer(model.parameters(), settings)
+        self._schedule = build_schedule(
+            self._optimizer, settings, total_steps=self.total_steps, epoch_steps=self.epoch_steps
+        )
+        self._shuffle = torch.Generator().manual_seed(settings.seed)
+        self._shuffle_start = self._shuffle.get_state()
+        self._best: dict[str, Tensor] = {}
+        self._saved_at = time.monotonic()
+
+    @property
+    def is_done(self) -> bool:
+        patience = self.settings.patience
+        stopped_early = patience is not None and self.position.batch == 0 and self.position.stale >= patience
+        return self.position.step >= self.total_steps or stopped_early
+
+    @property
+    def epochs_begun(self) -> int:
+        return self.position.epoch + (self.position.batch > 0)
+
+    def fit(self, progress: Callable[[Progress], None] | None = None) -> bool:
+        """Train until the settings say to stop, or until the user does (SIGINT, SIGTERM).
+
+        Either way ``last`` is saved at the step that was reached.
+
+        Args:
+            progress: Called after each step and each validation.
+
+        Returns:
+            Whether the run is done; False when it was interrupted.
+
+        Raises:
+            TrainingError: If the loss is not finite. ``last`` is then from before.
+        """
+        report = progress or (lambda _: None)
+        self._saved_at = time.monotonic()
+        with _stop_signals() as stop:
+            while not self.is_done:
+                self._epoch(report, stop)
+                if stop.is_set():
+                    return False
+        if self.position.batch:
+            # max_steps ended inside an epoch. ``last`` was saved before this validation, so that a resumed run with
+            # more steps goes on as if it had never stopped here.
+            self._validate(report)
+        return True
+
+    def _epoch(self, report: Callable[[Progress], None], stop: threading.Event) -> None:
+        position, size = self.position, self._size
+        self._shuffle.set_state(self._shuffle_start)
+        order = torch.randperm(len(self._batches), generator=self._shuffle)
+        started = time.monotonic()
+        while position.batch < self.epoch_steps and position.step < self.total_steps:
+            chosen = order[position.batch * size : (position.batch + 1) * size]
+            loss = self._step(self._batches.take(chosen))
+            position.loss_sum += loss * len(chosen)
+            position.batch += 1
+            position.step += 1
+            report(self._progress())
+            now = time.monotonic()
+            position.seconds += now - started
+            started = now
+            if stop.is_set() or now - self._saved_at > SAVE_SECONDS:
+                self._save_last()
+            if stop.is_set():
+                return
+        if position.batch < self.epoch_steps:
+            self._save_last()
+            return
+        self._validate(report)
+        position.seconds += time.monotonic() - started
+        position.epoch += 1
+        position.batch = 0
+        position.loss_sum = 0.0
+        self._shuffle_start = self._shuffle.get_state()
+        self._save_last()
+
+    def _step(self, batch: Batch) -> float:
+        self.model.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self.task.loss(self.model, batch)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise TrainingError(self._not_finite(value))
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.settings.clip_norm:
+            clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        self.position.lr = float(self._optimizer.param_groups[0]["lr"])
+        self._optimizer.step()
+        self._schedule.step()
+        return value
+
+    def _not_finite(self, value: float) -> str:
+        position, rate = self.position, self._optimizer.param_groups[0]["lr"]
+        clip = "a smaller training.clip_norm" if self.settings.clip_norm else "training.clip_norm=1"
+        return (
+            f"The training loss became {value} at step {position.step + 1} (epoch {position.epoch + 1}) at a learning "
+            f"rate of {rate:.3g}. Set a lower training.lr, such as {(self.settings.lr or 0) / 10:g}, or {clip}."
+        )
+
+    def _validate(self, report: Callable[[Progress], None]) -> None:
+        position, name = self.position, self.task.headline
+        scores: dict[str, Any] = {}
+        if self._scorer.samples:
+            scores = self._scorer.score(predict(TorchPredictor(self.model), self._scorer.source))
+        position.metric = scores.get(name)
+        if self._is_best(position.metric):
+            position.best = position.metric
+            position.best_epoch, position.best_step = self.epochs_begun, position.step
+            self._best = {key: value.detach().clone() for key, value in self.model.state_dict().items()}
+            self._journal.save("best", self.best())
+        samples = min(position.batch * self._size, len(self._batches))
+        self._journal.record(
+            {
+                "epoch": self.epochs_begun,
+                "step": position.step,
+                "lr": position.lr,
+                "train_loss": position.loss_sum / samples,
+                "validation": {key: value for key, value in scores.items() if key not in self._scorer.naive},
+                "seconds": round(position.seconds, 3),
+            }
+        )
+        report(self._progress())
+
+    def _is_best(self, metric: float | None) -> bool:
+        """Whether to keep these weights. A tie goes to the later epoch, but counts as no progress."""
+        position = self.position
+        if not self._scorer.samples:
+            return True
+        if metric is None or math.isnan(metric):
+            position.stale += 1
+            return False
+        sign = 1 if self.task.mode == "max" else -1
+        exceeded = position.best is None or sign * metric > sign * position.best
+        position.stale = 0 if exceeded else position.stale + 1
+        return exceeded or metric == position.best
+
+    def _progress(self) -> Progress:
+        position = self.position
+        samples = max(1, min(position.batch * self._size, len(self._batches)))
+        return Progress(
+            epoch=self.epochs_begun,
+            epochs=math.ceil(self.total_steps / self.epoch_steps),
+            step=position.step,
+            total_steps=self.total_steps,
+            loss=position.loss_sum / samples,
+            metric_name=self.task.headline,
+            metric=position.metric,
+            best=position.best,
+        )
+
+    def _save_last(self) -> None:
+        self._journal.save("last", self.checkpoint())
+        self._saved_at = time.monotonic()
+
+    def best(self) -> Checkpoint:
+        """The weights with the best validation metric, the latest ones before any validation."""
+        weights = self._best or self.model.state_dict()
+        state = {
+            "model": self.model.config(),
+            "epoch": self.position.best_epoch,
+            "step": self.position.best_step,
+            "metric": self.task.headline,
+            "value": self.position.best,
+        }
+        return Checkpoint({f"model.{name}": value for name, value in weights.items()}, state)
+
+    def checkpoint(self) -> Checkpoint:
+        """All that the steps to come depend on."""
+        moments, optimizer = optimizer_state(self._optimizer)
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in self._best.items()}
+        tensors |= {f"optimizer.{name}": value for name, value in moments.items()}
+        tensors |= {"random.shuffle": self._shuffle_start, "random.cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self._device)
+        state = {
+            "model": self.model.config(),
+            "position": asdict(self.position),
+            "optimizer": optimizer,
+            "schedule": self._schedule.state_dict(),
+        }
+        return Checkpoint(tensors, state)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a state that :meth:`checkpoint` gave; the settings must be the same, but for the length."""
+        self.model.load_state_dict(checkpoint.group("model"))
+        restore_optimizer(self._optimizer, checkpoint.group("optimizer"), checkpoint.state["optimizer"])
+        self._schedule.load_state_dict(checkpoint.state["schedule"])
+        self.position = Position(**checkpoint.state["position"])
+        self._best = {name: value.to(self._device) for name, value in checkpoint.group("best").items()}
+        random = checkpoint.group("random")
+        self._shuffle_start = random["shuffle"]
+        torch.set_rng_state(random["cpu"])
+        if self._device.type == "cuda" and "cuda" in random:
+            torch.cuda.set_rng_state(random["cuda"], self._device)
+
+    def load_best(self) -> None:
+        """Put the best weights into the model."""
+        if self._best:
+            self.model.load_state_dict(self._best)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Turn the first SIGINT or SIGTERM into an event; a second one does what it always does.
+
+    Python handles signals in the main thread only, so a run in another thread cannot be stopped this way.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    try:
+        for number in before:
+            signal.signal(number, ask_to_stop)
+        yield stop
+    finally:
+        restore()

@@ -1,0 +1,97 @@
+"""From the settings that were given to the settings that are used: what None stands for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from stablernn.cells import recommended_training
+from stablernn.data import ClassificationData, ForecastData
+from stablernn.errors import ConfigError
+from stablernn.training.config import Config, validate
+
+FALLBACK: dict[str, Any] = {
+    "epochs": 40,
+    "batch_size": 32,
+    "optimizer": "adamw",
+    "schedule": "constant",
+    "weight_decay": 0.0,
+}
+"""Training settings where the catalog recommends none for the cell."""
+
+FALLBACK_LR: dict[str, float] = {"adamw": 1e-3, "adam": 1e-3, "sgd": 1e-2, "rmsprop": 1e-3}
+"""Learning rates where none is recommended, or where the recommended one belongs to another optimizer."""
+
+QUANTILES = (0.1, 0.5, 0.9)
+"""Levels of a forecast's quantiles: the median and a central interval of 80 %."""
+
+
+def resolve(config: Config, data: ClassificationData | ForecastData) -> Config:
+    """The same settings with a value in place of every None that stands for a recommendation.
+
+    What stays None is a feature that is off (clipping, early stopping, a test file), a setting of the other task or of
+    another optimizer or schedule, and torch's own number of threads.
+
+    Raises:
+        UnknownNameError: If the cell is not in the catalog.
+        ConfigError: If a setting does not go with the task of the data, or with one that was recommended.
+    """
+    tree = config.tree()
+    tree["task"] = _task(config, data)
+    if config.model.mask_channel == "auto":
+        tree["model"]["mask_channel"] = any(bool(np.isnan(values).any()) for values in data.training_values())
+    if config.model.scaling == "window" and config.model.window is None:
+        longest = data.context_length if isinstance(data, ForecastData) else int(data.train.lengths.max())
+        tree["model"]["window"] = max(2, longest)
+    tree["training"] = _training(config, training_samples(data))
+    return validate(tree)
+
+
+def training_samples(data: ClassificationData | ForecastData) -> int:
+    """Sequences or windows that are trained on."""
+    return len(data.windows("train") if isinstance(data, ForecastData) else data.train)
+
+
+def _task(config: Config, data: ClassificationData | ForecastData) -> dict[str, Any]:
+    task = config.task.model_dump(mode="json")
+    if isinstance(data, ForecastData):
+        known = {"horizon": data.horizon, "context_length": data.context_length, "season": data.season}
+        levels = QUANTILES if config.task.quantiles is None else config.task.quantiles
+        return {**task, **known, "name": data.task, "quantiles": list(levels)}
+    for key in ("horizon", "context_length", "season", "quantiles"):
+        if task[key] is not None:
+            raise ConfigError(f"task.{key} is only used by the task 'forecast', and '{data.name}' is for 'classify'.")
+    return {**task, "name": data.task}
+
+
+def _training(config: Config, samples: int) -> dict[str, Any]:
+    given = config.training.model_dump()
+    defaults = {**FALLBACK, **recommended_training(config.model.cell, config.model.preset)}
+    optimizer = given["optimizer"] or defaults["optimizer"]
+    if optimizer != defaults["optimizer"]:
+        # A learning rate that was found for one optimizer says nothing about another.
+        _forget(defaults, "lr", "momentum")
+    defaults.setdefault("lr", FALLBACK_LR[optimizer])
+    if optimizer in ("sgd", "rmsprop"):
+        defaults.setdefault("momentum", 0.0)
+    if (given["schedule"] or defaults["schedule"]) != "step":
+        _forget(defaults, "step_epochs", "lr_decay")
+    if given["epochs"] is not None or given["max_steps"] is not None:
+        # Drops of the rate after 90 epochs belong to a run of 100.
+        _forget(defaults, "step_epochs")
+    if given["max_steps"] is not None:
+        _forget(defaults, "epochs")
+    assert defaults.keys() <= given.keys(), f"The catalog recommends {defaults} for '{config.model.cell}'."
+    chosen: dict[str, Any] = {key: defaults.get(key) if value is None else value for key, value in given.items()}
+    if chosen["schedule"] == "step":
+        epochs = chosen["epochs"] or math.ceil(chosen["max_steps"] / math.ceil(samples / chosen["batch_size"]))
+        chosen["step_epochs"] = chosen["step_epochs"] or math.ceil(epochs / 3)
+        chosen["lr_decay"] = chosen["lr_decay"] or 0.1
+    return chosen
+
+
+def _forget(defaults: dict[str, Any], *keys: str) -> None:
+    for key in keys:
+        defaults.pop(key, None)

@@ -1,0 +1,389 @@
+"""The run directory: one training run as files, written so that a stop at any moment leaves a run that can go on.
+
+``config.yaml`` (resolved settings), ``env.json``, ``data.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoints/``
+(``best`` and ``last``), ``plots/`` and, when the run is done, ``summary.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from stablernn.data import ClassificationData, ForecastData, load_data
+from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun
+from stablernn.models import Classifier, Forecaster, SequenceModel, build_model
+from stablernn.training._files import plain, read_json, write_bytes, write_json
+from stablernn.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from stablernn.training.config import Config, load_config
+from stablernn.training.device import pick_device, torch_settings
+from stablernn.training.environment import environment
+from stablernn.training.evaluate import Scorer, TorchPredictor, predict
+from stablernn.training.loop import Progress, Trainer
+from stablernn.training.pictures import draw_curves, draw_predictions
+from stablernn.training.resolve import resolve
+
+Data = ClassificationData | ForecastData
+Summary = dict[str, Any]
+
+_LENGTH = ("training.epochs", "training.max_steps", "training.patience")
+"""What a resumed run may set anew where the learning rate does not depend on the length of the run."""
+_MACHINE = ("training.device", "training.threads")
+"""What a resumed run may always set anew."""
+
+
+def train(
+    config: Config | None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Summary:
+    """Train as the settings say, and leave a run directory.
+
+    Args:
+        config: The settings; None with ``resume``: those of the run.
+        run_dir: Where the run goes; None: ``runs/<dataset>-<cell>-<number>`` below the working directory.
+        resume: Whether to go on with the run in ``run_dir``, from where it was stopped. The numbers are those of a run
+            that was never stopped.
+        progress: Called after each step and each validation, for a progress bar.
+
+    Returns:
+        What ``summary.json`` holds: ``run``, ``task``, ``cell``, ``parameters``, ``epochs``, ``steps``, ``seconds``,
+        ``best_epoch`` and ``metrics`` of the best weights on ``validation`` and, where there is one, ``test``.
+
+    Raises:
+        ConfigError: If a setting is wrong, there is a run in ``run_dir`` already, or none to resume.
+        UnknownNameError: If the dataset or the cell is not there.
+        DataError: If the data cannot be used, or is not that with which the run began.
+        DeviceError: If the device is not there.
+        TrainingError: If the loss is not finite.
+        InterruptedRun: If the user stopped it; it can be resumed.
+    """
+    stored = _stored_config(run_dir) if resume else None
+    config = config if config is not None else stored
+    if config is None:
+        raise ConfigError("train needs settings: give a config, or resume a run.")
+    if not resume and run_dir is not None and RunDirectory(Path(run_dir)).has_run:
+        raise ConfigError(f"There is a run in '{run_dir}' already. Resume it with --resume, or name another directory.")
+    device = pick_device(config.training.device)
+    data = load_run_data(config)
+    settings = resolve(config, data)
+    if stored is not None:
+        _check_resumable(stored, settings)
+    with torch_settings(device, seed=settings.training.seed, threads=settings.training.threads):
+        model = create_model(settings, data)
+        place = _open(run_dir, settings, data, model, device, resume=resume)
+        return _fit(place, settings, data, model.to(device), progress)
+
+
+def load_run_data(config: Config, source: str | None = None) -> Data:
+    """The data that settings name, or another source read in the same way.
+
+    Raises:
+        UnknownNameError: If the source is neither a dataset nor a file.
+        DataError: If the content cannot be used.
+    """
+    options = config.data.model_dump(exclude={"source"})
+    if source is not None and source != config.data.source:
+        options["test"] = None
+    task = config.task
+    return load_data(
+        source or config.data.source,
+        task=task.name,
+        horizon=task.horizon,
+        context_length=task.context_length,
+        season=task.season,
+        **options,
+    )
+
+
+def create_model(config: Config, data: Data) -> SequenceModel:
+    """The model that resolved settings describe, its scaling fitted to the training split.
+
+    Raises:
+        ConfigError: If the cell or the model has no such option.
+        UnknownNameError: If the cell is not in the catalog.
+    """
+    settings = config.model
+    shared: dict[str, Any] = {
+        **settings.model_dump(exclude={"cell", "hidden_size", "mask_channel"}),
+        "mask_channel": settings.mask_channel is True,
+    }
+    model: SequenceModel
+    if isinstance(data, ForecastData):
+        model = Forecaster(
+            settings.cell,
+            len(data.channels),
+            data.horizon,
+            settings.hidden_size,
+            target_indices=data.target_indices,
+            quantiles=config.task.quantiles or (),
+            **shared,
+        )
+    else:
+        model = Classifier(settings.cell, len(data.features), len(data.labels), settings.hidden_size, **shared)
+    model.fit_scaling(data.training_values())
+    return model
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run as read from its directory.
+
+    Attributes:
+        path: The directory.
+        model: With the best weights, on the CPU, in evaluation mode.
+        config: The resolved settings.
+        data: What ``data.json`` holds: fingerprint, splits, features, labels or targets, scaling.
+        summary: What ``summary.json`` holds; None while the run is not done.
+    """
+
+    path: Path
+    model: SequenceModel
+    config: Config
+    data: dict[str, Any]
+    summary: Summary | None
+
+    def predictor(self) -> TorchPredictor:
+        return TorchPredictor(self.model)
+
+    def load_data(self, source: str | None = None) -> Data:
+        """The run's data, or another source read in the same way; see :func:`load_run_data`."""
+        return load_run_data(self.config, source)
+
+
+def load_run(run_dir: str | Path) -> LoadedRun:
+    """Read a run with its best weights so far.
+
+    Raises:
+        CheckpointError: If there is no run, no validated weights yet, or a file is damaged.
+    """
+    place = RunDirectory(Path(run_dir))
+    if not place.has_run:
+        raise CheckpointError(f"There is no run in '{run_dir}': it has no config.yaml.")
+    if not place.checkpoint("best").is_file():
+        raise CheckpointError(
+            f"The run in '{run_dir}' has no trained weights yet: no epoch was finished. Go on with it by --resume."
+        )
+    checkpoint = load_checkpoint(place.checkpoint("best"))
+    model = build_model(checkpoint.state["model"])
+    model.load_state_dict(checkpoint.group("model"))
+    summary = {**read_json(place.summary), "run": str(run_dir)} if place.summary.is_file() else None
+    return LoadedRun(place.path, model.eval(), load_config(place.config), read_json(place.data), summary)
+
+
+class RunDirectory:
+    """Names and writing of the files of a run; the journal of its trainer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "env.json"
+        self.data = path / "data.json"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.plots = path / "plots"
+
+    @property
+    def has_run(self) -> bool:
+        return self.config.exists()
+
+    def checkpoint(self, name: str) -> Path:
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    def save(self, name: str, checkpoint: Checkpoint) -> None:
+        self.checkpoint(name).parent.mkdir(exist_ok=True)
+        save_checkpoint(self.checkpoint(name), checkpoint)
+
+    def record(self, line: dict[str, Any]) -> None:
+        self._write_records([*self.records(), plain(line)])
+
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``."""
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+
+    def forget_after(self, epoch: int) -> None:
+        """Drop the lines of epochs that are done again."""
+        if self.metrics.exists():
+            self._write_records([line for line in self.records() if line["epoch"] <= epoch])
+
+    def _write_records(self, records: list[dict[str, Any]]) -> None:
+        write_bytes(self.metrics, "".join(json.dumps(record) + "\n" for record in records).encode())
+
+
+def _stored_config(run_dir: str | Path | None) -> Config:
+    if run_dir is None:
+        raise ConfigError("To resume a run, its directory must be named (--run-dir).")
+    place = RunDirectory(Path(run_dir))
+    if not place.has_run:
+        raise ConfigError(f"There is no run to resume in '{run_dir}'. Start it without --resume.")
+    return load_config(place.config)
+
+
+def _check_resumable(stored: Config, given: Config) -> None:
+    """Refuse settings with which the run could not go on as it began."""
+    before, now = _flat(stored.tree()), _flat(given.tree())
+    changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and key not in _MACHINE]
+    if not changed:
+        return
+    fixed = [key for key in changed if key not in _LENGTH]
+    key = (fixed or changed)[0]
+    told = f"'{key}' was {before.get(key)!r} when the run began, got {now.get(key)!r}"
+    if fixed:
+        raise ConfigError(f"A resumed run keeps its settings: {told}. Start a new run to change it.")
+    if stored.training.schedule not in ("constant", "step"):
+        raise ConfigError(
+            f"The schedule '{stored.training.schedule}' is laid out over the whole run, so its length cannot change on "
+            f"resume: {told}. Start a new run to change it."
+        )
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    return {
+        name: value for key, entry in tree.items() for name, value in _flat(entry, f"{prefix}.{key}".strip(".")).items()
+    }
+
+
+def _open(
+    run_dir: str | Path | None, config: Config, data: Data, model: SequenceModel, device: torch.device, *, resume: bool
+) -> RunDirectory:
+    """The directory with settings, environment and data written, or checked where a run is resumed."""
+    try:
+        path = Path(run_dir) if run_dir is not None else _new_directory(data.name, config.model.cell)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"Cannot make the run directory '{error.filename}': {error.strerror}.") from error
+    place = RunDirectory(path)
+    here = environment(device)
+    if resume:
+        began_with = read_json(place.data)["fingerprint"]
+        if began_with != data.fingerprint:
+            raise DataError(
+                f"'{data.name}' has changed since the run in '{run_dir}' began: its fingerprint was {began_with}, "
+                f"now it is {data.fingerprint}. Give the old data, or start a new run."
+            )
+        first = read_json(place.environment)
+        here = {**first, "resumed": [*first.get("resumed", []), here]}
+    write_json(place.environment, here)
+    write_json(place.data, describe_data(data, model))
+    # The settings make the directory a run, so they come last: what has a config.yaml has the rest.
+    write_bytes(place.config, yaml.safe_dump(config.tree(), sort_keys=False, allow_unicode=True).encode())
+    return place
+
+
+def _new_directory(dataset: str, cell: str) -> Path:
+    word = re.sub(r"[^a-z0-9_-]+", "-", dataset.lower().removesuffix(".gz").rsplit(".", 1)[0]).strip("-") or "data"
+    root = Path("runs")
+    root.mkdir(exist_ok=True)
+    number = 1
+    while True:
+        path = root / f"{word}-{cell}-{number}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
+    """What ``data.json`` holds: all that is needed to read more data of the same kind, and what was counted."""
+    scaling = model.scaling
+    described: dict[str, Any] = {"name": data.name, "task": data.task, "fingerprint": data.fingerprint}
+    if isinstance(data, ForecastData):
+        described |= {
+            "features": list(data.channels),
+            "targets": list(data.targets),
+            "series": len(data.series),
+            "frequency": data.frequency,
+            "season": data.season,
+            "horizon": data.horizon,
+            "context_length": data.context_length,
+            "validation_steps": data.validation_steps,
+            "test_steps": data.test_steps,
+            "splits": {split: len(data.windows(split)) for split in ("train", "validation", "test")},
+        }
+    else:
+        sizes = {"train": data.train, "validation": data.validation, "test": data.test}
+        described |= {
+            "features": list(data.features),
+            "labels": list(data.labels),
+            "splits": {name: len(split) for name, split in sizes.items() if split is not None},
+        }
+    return described | {
+        "scaling": {
+            "kind": scaling.kind,
+            "mean": scaling.mean.tolist(),
+            "scale": scaling.scale.tolist(),
+            "window": model.window,
+            "mask_channel": scaling.mask_channel,
+        },
+        "notes": data.notes,
+    }
+
+
+def _fit(
+    place: RunDirectory, config: Config, data: Data, model: SequenceModel, progress: Callable[[Progress], None] | None
+) -> Summary:
+    source = data.windows("train") if isinstance(data, ForecastData) else data.train
+    validation = Scorer(data, "validation", quantiles=config.task.quantiles)
+    trainer = Trainer(model, source, validation, config.training, place)
+    if place.checkpoint("last").is_file():
+        trainer.restore(load_checkpoint(place.checkpoint("last")))
+    place.forget_after(trainer.position.epoch)
+    try:
+        if not trainer.fit(progress):
+            raise _interrupted(place, trainer)
+        return _finish(place, config, data, trainer, validation)
+    except KeyboardInterrupt:
+        raise _interrupted(place, trainer) from None
+
+
+def _interrupted(place: RunDirectory, trainer: Trainer) -> InterruptedRun:
+    return InterruptedRun(
+        f"Stopped at step {trainer.position.step} of {trainer.total_steps}. "
+        f"Go on with it by --resume --run-dir {place.path}."
+    )
+
+
+def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, validation: Scorer) -> Summary:
+    """Score the best weights, draw, and write the summary, whose being there says that the run is done."""
+    trainer.load_best()
+    place.save("best", trainer.best())
+    predictor = TorchPredictor(trainer.model)
+    metrics: dict[str, Any] = {}
+    drawn = "validation"
+    scorer, outputs = validation, predict(predictor, validation.source)
+    if validation.samples:
+        metrics["validation"] = validation.score(outputs)
+    if isinstance(data, ForecastData) or data.test is not None:
+        drawn, scorer = "test", Scorer(data, "test", quantiles=config.task.quantiles)
+        outputs = predict(predictor, scorer.source)
+        metrics["test"] = scorer.score(outputs)
+    position = trainer.position
+    draw_curves(place.plots, place.records(), trainer.task.headline, position.best_epoch, place.path.name)
+    if scorer.samples:
+        draw_predictions(place.plots, data, scorer, outputs, config.task.quantiles or (), drawn)
+    summary = {
+        "run": str(place.path),
+        "task": data.task,
+        "cell": config.model.cell,
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad),
+        "epochs": trainer.epochs_begun,
+        "steps": position.step,
+        "seconds": round(position.seconds, 3),
+        "best_epoch": position.best_epoch,
+        "metrics": metrics,
+    }
+    write_json(place.summary, summary)
+    return dict(plain(summary))

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stablernn.data import ClassificationData, ForecastData, load_data
+from stablernn.errors import DataError, UnknownNameError
+from stablernn.metrics import classification_metrics
+from stablernn.models import Classifier, Forecaster
+from stablernn.training import TorchPredictor, evaluate, predict
+
+
+@pytest.fixture(scope="module")
+def digits() -> ClassificationData:
+    data = load_data("digits")
+    assert isinstance(data, ClassificationData)
+    return data
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> ForecastData:
+    """Two series of season 4 with a gap and two channels, of which the second is forecast."""
+    rows = ["unique_id,ds,a,b"]
+    for name, level in (("p", 0), ("q", 100)):
+        for step in range(60):
+            b = "" if step in (30, 55) else level + 10 * (step % 4) + step / 10
+            rows.append(f"{name},{step},{step},{b}")
+    path = tmp_path_factory.mktemp("series") / "two.csv"
+    path.write_text("\n".join(rows))
+    data = load_data(str(path), target="b", season=4, horizon=6, context_length=5, validation_steps=8, test_steps=8)
+    assert isinstance(data, ForecastData)
+    return data
+
+
+class Repeats:
+    """The seasonal naive forecast, made from the context alone."""
+
+    def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        b = x[:, :, 1]
+        mean = np.stack([b[:, -4 + step % 4] for step in range(6)], axis=1)[..., None]
+        return {"mean": mean, "quantiles": mean[..., None] + np.array([-1.0, 0.0, 1.0])}
+
+
+class Knows:
+    """Answers with the truth, in a class order of its own."""
+
+    def __init__(self, y: np.ndarray, classes: int) -> None:
+        self.answers = iter(np.eye(classes, dtype=np.float32)[y])
+
+    def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        return {"probabilities": np.stack([next(self.answers) for _ in x])}
+
+
+def test_the_seasonal_naive_forecast_scores_like_itself(series: ForecastData) -> None:
+    got = evaluate(Repeats(), series, "validation", quantiles=(0.1, 0.5, 0.9))
+    plain = {name: value for name, value in got.items() if name in got["seasonal_naive"]}
+    assert plain == pytest.approx(got["seasonal_naive"])
+    assert got["relative_mae"] == pytest.approx(1.0)
+    # Between two seasons b grows by .4 and .8, so every truth lies within 1 of the forecast.
+    assert got["coverage_0.8"] == 1.0
+    assert got["mase"] == pytest.approx(got["mae"] / 0.4)
+
+
+def test_naive_forecasts_see_more_than_the_context(series: ForecastData) -> None:
+    short = replace(series, context_length=2)
+    assert evaluate(Shapes((6, 1)), short, "test")["seasonal_naive"] == pytest.approx(
+        evaluate(Shapes((6, 1)), series, "test")["seasonal_naive"]
+    )
+
+
+class Shapes:
+    """Zeros of a shape."""
+
+    def __init__(self, shape: tuple[int, ...], name: str = "mean") -> None:
+        self.shape = shape
+        self.name = name
+
+    def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        return {self.name: np.zeros((len(x), *self.shape))}
+
+
+def test_naive_is_the_last_observed_value(series: ForecastData) -> None:
+    got = evaluate(Shapes((6, 1)), series, "test")
+    # Steps 52..57, 53..58, 54..59 of two equal shapes; the missing step 55 is left out, and stands in for nothing.
+    errors = []
+    for end in (52, 53, 54):
+        b = [10 * (step % 4) + step / 10 for step in range(60)]
+        last = end - 1
+        errors += [abs(b[step] - b[last]) for step in range(end, end + 6) if step != 55]
+    assert got["naive"]["mae"] == pytest.approx(np.mean(errors), rel=1e-5)
+
+
+def test_batches_do_not_change_scores(digits: ClassificationData) -> None:
+    torch.manual_seed(0)
+    predictor = TorchPredictor(Classifier("rnn", 1, 10, 4))
+    whole = evaluate(predictor, digits, "validation", batch_size=1000)
+    assert evaluate(predictor, digits, "validation", batch_size=7) == pytest.approx(whole)
+
+
+def test_predict_keeps_the_order(digits: ClassificationData) -> None:
+    model = Classifier("rnn", 1, 10, 4)
+    outputs = predict(TorchPredictor(model), digits.validation, batch_size=100)
+    x, lengths, _ = digits.validation.gather(np.arange(150, 160))
+    with torch.no_grad():
+        expected = torch.softmax(model(torch.from_numpy(x), torch.from_numpy(lengths)), dim=-1)
+    np.testing.assert_allclose(outputs["probabilities"][150:160], expected.numpy(), rtol=1e-5)
+
+
+def test_a_torch_model_is_scored_in_evaluation_mode(digits: ClassificationData) -> None:
+    model = Classifier("rnn", 1, 10, 4, num_layers=2, dropout=0.9).train()
+    predictor = TorchPredictor(model)
+    assert evaluate(predictor, digits, "validation") == evaluate(predictor, digits, "validation")
+    assert model.training
+
+
+def test_a_forecaster_without_quantiles(series: ForecastData) -> None:
+    model = Forecaster("rnn", 2, 6, 4, target_indices=(1,), quantiles=())
+    model.fit_scaling(series.training_values())
+    got = evaluate(TorchPredictor(model), series, "test")
+    assert not [name for name in got if name.startswith(("pinball", "coverage"))]
+
+
+def test_labels_are_matched_by_word(digits: ClassificationData) -> None:
+    order = tuple(reversed(digits.labels))
+    got = evaluate(Knows(9 - digits.validation.y, 10), digits, "validation", labels=order)
+    assert got["accuracy"] == 1.0
+    assert got == classification_metrics(np.eye(10)[digits.validation.y], digits.validation.y)
+
+
+BAD: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "unseen label": (
+        {"labels": ("0", "1", "2")},
+        Shapes((3,), "probabilities"),
+        "'digits' has the label '3', which the model was not trained on; it knows 0, 1, 2.",
+    ),
+    "other classes": (
+        {},
+        Shapes((3,), "probabilities"),
+        "'digits' has 10 classes, the model answers 3.",
+    ),
+    "other features": (
+        {"features": ("a", "b", "c")},
+        Shapes((10,), "probabilities"),
+        "'digits' has 1 feature, the model expects 3 (a, b, c).",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_data_that_the_model_was_not_made_for(case: str, digits: ClassificationData) -> None:
+    options, predictor, sentence = BAD[case]
+    with pytest.raises(DataError) as caught:
+        evaluate(predictor, digits, "validation", **options)
+    assert str(caught.value) == sentence
+
+
+def test_another_horizon(series: ForecastData) -> None:
+    with pytest.raises(DataError) as caught:
+        evaluate(Shapes((3, 2)), series, "test")
+    assert str(caught.value) == ("'two.csv' was loaded for a horizon of 6 and 1 target, the model answers 3 and 2.")
+
+
+def test_no_test_split(digits: ClassificationData) -> None:
+    with pytest.raises(DataError) as caught:
+        evaluate(Shapes((10,), "probabilities"), replace(digits, test=None), "test")
+    assert str(caught.value) == "'digits' has no test split. Name a test file, or use split 'validation'."
+
+
+def test_empty_split(digits: ClassificationData) -> None:
+    nothing = digits.validation.gather(np.array([], dtype=np.int64))
+    empty = replace(digits, validation=replace(digits.validation, **nothing._asdict(), ids=()))
+    with pytest.raises(DataError) as caught:
+        evaluate(Shapes((10,), "probabilities"), empty, "validation")
+    assert str(caught.value) == "The split 'validation' of 'digits' is empty. Choose another split."
+
+
+def test_unknown_split(digits: ClassificationData) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        evaluate(Shapes((10,), "probabilities"), digits, "tset")
+    assert str(caught.value) == "Unknown split 'tset'. Did you mean 'test'? Splits are train, validation and test."

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stablernn.data import ClassificationData, SequenceSplit
+from stablernn.errors import ConfigError, TrainingError
+from stablernn.models import Classifier
+from stablernn.tasks import Batch
+from stablernn.training.checkpoint import Checkpoint
+from stablernn.training.config import TrainingConfig
+from stablernn.training.evaluate import Scorer
+from stablernn.training.loop import Batches, Progress, Trainer
+
+
+def split(samples: int, seed: int, *, time: int = 6) -> SequenceSplit:
+    """Sequences of two features and unequal lengths; the class is the sign of the last valid value of the first."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(samples, time, 2)).astype(np.float32)
+    lengths = random.integers(1, time + 1, samples)
+    y = (x[np.arange(samples), lengths - 1, 0] > 0).astype(np.int64)
+    x[np.arange(time) >= lengths[:, None]] = 0
+    return SequenceSplit(x, lengths, y, tuple(str(number) for number in range(samples)))
+
+
+def data(train: int = 10, validation: int = 6) -> ClassificationData:
+    return ClassificationData(
+        "toy", ("no", "yes"), ("a", "b"), split(train, 1), split(validation, 2), None, {}, "sha256:0"
+    )
+
+
+class Journal:
+    """Keeps everything in memory."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.saved: list[tuple[str, Checkpoint]] = []
+
+    def record(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+
+    def save(self, name: str, checkpoint: Checkpoint) -> None:
+        self.saved.append((name, checkpoint))
+
+
+def trainer(toy: ClassificationData | None = None, **given: Any) -> tuple[Trainer, Journal]:
+    toy = toy if toy is not None else data()
+    settings = {"batch_size": 4, "lr": 0.01, "optimizer": "adam", "weight_decay": 0.0, "schedule": "constant"}
+    if "max_steps" not in given:
+        settings["epochs"] = 3
+    torch.manual_seed(3)
+    model = Classifier("rnn", 2, 2, 5)
+    model.fit_scaling(toy.training_values())
+    journal = Journal()
+    chosen = TrainingConfig.model_validate({**settings, **given})
+    return Trainer(model, toy.train, Scorer(toy, "validation"), chosen, journal), journal
+
+
+def plain_loop(epochs: int) -> dict[str, torch.Tensor]:
+    """The same training in the fewest lines."""
+    toy = data()
+    torch.manual_seed(3)
+    model = Classifier("rnn", 2, 2, 5)
+    model.fit_scaling(toy.training_values())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    shuffle = torch.Generator().manual_seed(0)
+    for _ in range(epochs):
+        for chosen in torch.randperm(10, generator=shuffle).split(4):
+            x, lengths, y = (torch.from_numpy(array[chosen.numpy()]) for array in toy.train.gather(range(10)))
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x, lengths), y).backward()
+            optimizer.step()
+    return model.state_dict()
+
+
+def test_equals_a_plain_loop() -> None:
+    ours, _ = trainer()
+    assert ours.fit()
+    for name, value in plain_loop(3).items():
+        torch.testing.assert_close(ours.model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_line_an_epoch() -> None:
+    ours, journal = trainer(epochs=2)
+    ours.fit()
+    assert [(line["epoch"], line["step"], line["lr"]) for line in journal.lines] == [(1, 3, 0.01), (2, 6, 0.01)]
+    assert set(journal.lines[0]) == {"epoch", "step", "lr", "train_loss", "validation", "seconds"}
+    assert set(journal.lines[0]["validation"]) == {"accuracy", "macro_f1", "log_loss", "ece", "roc_auc"}
+
+
+def test_the_training_loss_is_the_mean_over_the_samples() -> None:
+    # With a rate of nearly zero the weights stand still, so that the epoch's mean equals the loss of all at once.
+    ours, journal = trainer(epochs=2, lr=1e-30)
+    whole = Batch(*(torch.from_numpy(array) for array in data().train.gather(range(10))))
+    expected = float(ours.task.loss(ours.model, whole).detach())
+    ours.fit()
+    assert [line["train_loss"] for line in journal.lines] == pytest.approx([expected] * 2, rel=1e-5)
+
+
+def test_progress_after_every_step_and_validation() -> None:
+    ours, _ = trainer(epochs=2)
+    seen: list[Progress] = []
+    ours.fit(seen.append)
+    assert [(at.epoch, at.step) for at in seen] == [(1, 1), (1, 2), (1, 3), (1, 3), (2, 4), (2, 5), (2, 6), (2, 6)]
+    assert {(at.epochs, at.total_steps, at.metric_name) for at in seen} == {(2, 6, "accuracy")}
+    assert [at.metric is None for at in seen] == [True] * 3 + [False] * 5
+    assert all(math.isfinite(at.loss) for at in seen)
+
+
+def test_max_steps_end_inside_an_epoch_with_a_validation() -> None:
+    ours, journal = trainer(max_steps=4)
+    ours.fit()
+    assert [(line["epoch"], line["step"]) for line in journal.lines] == [(1, 3), (2, 4)]
+    assert (ours.epochs_begun, ours.position.epoch, ours.position.batch) == (2, 1, 1)
+
+
+def scored(ours: Trainer, accuracies: list[float]) -> list[float]:
+    """Replace what validation says, and keep the first weight as it was at each validation."""
+    weights: list[float] = []
+    following = iter(accuracies)
+
+    def score(outputs: object) -> dict[str, Any]:
+        weights.append(float(next(ours.model.parameters()).detach().flatten()[0]))
+        return {"accuracy": next(following)}
+
+    ours._scorer.score = score  # type: ignore[method-assign]
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "best"),
+    [([0.1, 0.9, 0.5], 2), ([0.1, 0.9, 0.9], 3), ([math.nan, 0.2, 0.1], 2), ([0.3, math.nan, math.nan], 1)],
+    ids=["best in the middle", "a tie goes to the later", "missing first", "missing later"],
+)
+def test_the_best_weights_are_kept(accuracies: list[float], best: int) -> None:
+    ours, journal = trainer(epochs=3)
+    weights = scored(ours, accuracies)
+    ours.fit()
+    assert ours.position.best_epoch == best
+    ours.load_best()
+    assert float(next(ours.model.parameters()).detach().flatten()[0]) == weights[best - 1]
+    name, checkpoint = [saved for saved in journal.saved if saved[0] == "best"][-1]
+    assert checkpoint.state["epoch"] == best
+
+
+@pytest.mark.parametrize(
+    ("patience", "accuracies", "epochs"),
+    [
+        (1, [0.5, 0.6, 0.6, 0.9], 3),
+        (2, [0.5, 0.4, 0.3, 0.9], 3),
+        (2, [0.5, 0.4, 0.6, 0.5, 0.6, 0.9], 5),
+        (2, [math.nan, math.nan, 0.9], 2),
+    ],
+    ids=["a tie is no progress", "two worse", "starts again after a better one", "missing"],
+)
+def test_patience(patience: int, accuracies: list[float], epochs: int) -> None:
+    ours, journal = trainer(epochs=6, patience=patience)
+    scored(ours, accuracies)
+    assert ours.fit()
+    assert len(journal.lines) == epochs
+
+
+def test_patience_needs_a_validation_split() -> None:
+    with pytest.raises(ConfigError) as caught:
+        trainer(data(validation=0), patience=3)
+    assert str(caught.value) == "training.patience needs a validation split and there is none, got patience=3."
+
+
+def test_without_validation_the_last_weights_are_the_best() -> None:
+    ours, journal = trainer(data(validation=0), epochs=2)
+    ours.fit()
+    assert [line["validation"] for line in journal.lines] == [{}, {}]
+    assert ours.position.best_epoch == 2
+
+
+def test_a_loss_that_is_not_finite() -> None:
+    ours, journal = trainer(optimizer="sgd", lr=1e38)
+    with pytest.raises(TrainingError) as caught:
+        ours.fit()
+    assert str(caught.value) == (
+        "The training loss became inf at step 2 (epoch 1) at a learning rate of 1e+38. "
+        "Set a lower training.lr, such as 1e+37, or training.clip_norm=1."
+    )
+    assert journal.saved == []
+
+
+def test_clipping_bounds_a_step() -> None:
+    lengths = {}
+    for norm in (0, 1e-3):
+        ours, _ = trainer(optimizer="sgd", lr=1.0, max_steps=1, clip_norm=norm)
+        before = [parameter.detach().clone() for parameter in ours.model.parameters()]
+        ours.fit()
+        moved = [(after - old).flatten() for after, old in zip(ours.model.parameters(), before, strict=True)]
+        lengths[norm] = float(torch.cat(moved).detach().norm())
+    assert lengths[0] > 0.1
+    assert lengths[1e-3] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_steps_are_taken_in_training_mode() -> None:
+    ours, _ = trainer(epochs=2)
+    ours.model.eval()
+    modes: list[bool] = []
+    ours.fit(lambda at: modes.append(ours.model.training))
+    assert all(modes)
+
+
+def test_the_seed_orders_the_samples() -> None:
+    results = []
+    for seed in (0, 0, 1):
+        ours, journal = trainer(seed=seed, epochs=1)
+        ours.fit()
+        results.append(journal.lines[0]["train_loss"])
+    assert results[0] == results[1] != results[2]
+
+
+def test_batches_are_cut_to_their_longest_sequence() -> None:
+    toy = data(train=30)
+    batches = Batches(toy.train, torch.device("cpu"))
+    short = np.flatnonzero(toy.train.lengths <= 3)
+    batch = batches.take(torch.from_numpy(short))
+    assert batch.x.shape == (len(short), int(toy.train.lengths[short].max()), 2)
+    np.testing.assert_array_equal(batch.y.numpy(), toy.train.y[short])
+
+
+def test_large_sources_are_gathered_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, chosen = data(train=30), torch.tensor([4, 2, 29])
+    whole = Batches(toy.train, torch.device("cpu")).take(chosen)
+    monkeypatch.setattr("stablernn.training.loop._GATHERED_BYTES", 0)
+    for got, expected in zip(Batches(toy.train, torch.device("cpu")).take(chosen), whole, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_long_epochs_are_saved_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stablernn.training.loop.SAVE_SECONDS", 0.0)
+    ours, journal = trainer(epochs=1)
+    ours.fit()
+    steps = [saved.state["position"]["step"] for name, saved in journal.saved if name == "last"]
+    assert steps == [1, 2, 3, 3]

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from stablernn.training.config import TrainingConfig
+from stablernn.training.optim import build_optimizer, build_schedule
+
+
+def settings(**given: object) -> TrainingConfig:
+    return TrainingConfig.model_validate(
+        {"lr": 0.1, "optimizer": "sgd", "weight_decay": 0.0, "schedule": "constant", **given}
+    )
+
+
+def rates(schedule: str, total: int, epoch: int = 1, **given: object) -> list[float]:
+    chosen = settings(schedule=schedule, **given)
+    optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(1))], chosen)
+    scheduler = build_schedule(optimizer, chosen, total_steps=total, epoch_steps=epoch)
+    seen = []
+    for _ in range(total):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "rmsprop"])
+def test_equals_torch(name: str) -> None:
+    given = {"momentum": 0.5} if name in ("sgd", "rmsprop") else {}
+    classes = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    results = []
+    for ours in (True, False):
+        weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        optimizer = (
+            build_optimizer([weight], settings(optimizer=name, lr=0.05, weight_decay=0.1, **given))
+            if ours
+            else classes.get(name, torch.optim.RMSprop)([weight], lr=0.05, weight_decay=0.1, **given)
+        )
+        for _ in range(5):
+            optimizer.zero_grad()
+            (weight**2).sum().backward()
+            optimizer.step()
+        results.append(weight.detach())
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_constant() -> None:
+    assert rates("constant", 5) == [0.1] * 5
+
+
+def test_cosine_falls_to_zero() -> None:
+    expected = [0.05 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]
+    assert rates("cosine", 8) == pytest.approx(expected)
+
+
+def test_one_cycle_peaks_at_the_rate() -> None:
+    got = rates("one-cycle", 100)
+    assert max(got) == pytest.approx(0.1)
+    assert got.index(max(got)) == 29
+    assert got[0] == pytest.approx(0.1 / 25)
+    assert got[-1] < 1e-5
+
+
+def test_step_drops_after_epochs() -> None:
+    got = rates("step", 12, epoch=3, step_epochs=2, lr_decay=0.5)
+    assert got == pytest.approx([0.1] * 6 + [0.05] * 6)
+
+
+def test_one_cycle_leaves_the_momentum_alone() -> None:
+    chosen = settings(momentum=0.7, schedule="one-cycle")
+    optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(1))], chosen)
+    build_schedule(optimizer, chosen, total_steps=10, epoch_steps=1)
+    assert optimizer.param_groups[0]["momentum"] == 0.7

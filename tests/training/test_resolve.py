@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stablernn.cells import list_cells, recommended_training
+from stablernn.data import ClassificationData, ForecastData, load_data
+from stablernn.errors import ConfigError, UnknownNameError
+from stablernn.training.config import Config, load_config
+from stablernn.training.resolve import FALLBACK_LR, resolve
+
+
+@pytest.fixture(scope="module")
+def digits() -> ClassificationData:
+    data = load_data("digits")
+    assert isinstance(data, ClassificationData)
+    return data
+
+
+@pytest.fixture(scope="module")
+def co2() -> ForecastData:
+    data = load_data("co2")
+    assert isinstance(data, ForecastData)
+    return data
+
+
+def settings(*overrides: str, cell: str = "lipschitz") -> Config:
+    return load_config(overrides=["data.source=x", f"model.cell={cell}", *overrides])
+
+
+@pytest.mark.parametrize("preset", ["practical", "paper"])
+@pytest.mark.parametrize("cell", list_cells())
+def test_takes_what_the_catalog_recommends(cell: str, preset: str, digits: ClassificationData) -> None:
+    training = resolve(settings(f"model.preset={preset}", cell=cell), digits).training
+    for key, value in recommended_training(cell, preset).items():
+        assert getattr(training, key) == value
+    for key in ("epochs", "batch_size", "lr", "optimizer", "weight_decay", "schedule"):
+        assert getattr(training, key) is not None
+
+
+def test_what_is_given_wins(digits: ClassificationData) -> None:
+    training = resolve(settings("training.lr=0.5", "training.batch_size=7", "training.epochs=2"), digits).training
+    assert (training.lr, training.batch_size, training.epochs) == (0.5, 7, 2)
+
+
+def test_another_optimizer_takes_its_own_rate(digits: ClassificationData) -> None:
+    training = resolve(settings("training.optimizer=sgd"), digits).training
+    assert (training.lr, training.momentum) == (FALLBACK_LR["sgd"], 0.0)
+
+
+def test_another_schedule_forgets_the_drops_of_the_recommended_one(digits: ClassificationData) -> None:
+    training = resolve(settings("model.preset=paper", "training.schedule=cosine"), digits).training
+    assert (training.schedule, training.step_epochs, training.lr_decay) == ("cosine", None, None)
+
+
+def test_another_length_moves_the_drops(digits: ClassificationData) -> None:
+    training = resolve(settings("model.preset=paper", "training.epochs=6"), digits).training
+    assert (training.schedule, training.epochs, training.step_epochs) == ("step", 6, 2)
+
+
+def test_recommended_clipping_can_be_switched_off(digits: ClassificationData) -> None:
+    assert resolve(settings(), digits).training.clip_norm == 1.0
+    assert resolve(settings("training.clip_norm=0"), digits).training.clip_norm == 0
+
+
+def test_steps_take_the_place_of_epochs(digits: ClassificationData) -> None:
+    training = resolve(settings("training.max_steps=5"), digits).training
+    assert (training.epochs, training.max_steps) == (None, 5)
+
+
+@pytest.mark.parametrize(
+    ("length", "every"), [("training.epochs=10", 4), ("training.max_steps=100", 2)], ids=["epochs", "steps"]
+)
+def test_drops_of_the_rate_come_after_thirds_of_the_run(length: str, every: int, digits: ClassificationData) -> None:
+    # 1,077 training samples are 17 steps of 64, so 100 steps are 6 epochs.
+    training = resolve(settings("training.schedule=step", "training.batch_size=64", length), digits).training
+    assert (training.step_epochs, training.lr_decay) == (every, 0.1)
+
+
+def test_a_forecast_takes_its_windows_from_the_data(co2: ForecastData) -> None:
+    task = resolve(settings(), co2).task
+    assert task.model_dump() == {
+        "name": "forecast",
+        "horizon": 52,
+        "context_length": 104,
+        "season": 52,
+        "quantiles": (0.1, 0.5, 0.9),
+    }
+
+
+def test_no_quantiles_stay_none(co2: ForecastData) -> None:
+    assert resolve(settings("task.quantiles=[]"), co2).task.quantiles == ()
+
+
+def test_missing_values_get_a_mask_channel(co2: ForecastData, digits: ClassificationData) -> None:
+    assert resolve(settings(), co2).model.mask_channel is True
+    assert resolve(settings(), digits).model.mask_channel is False
+    assert resolve(settings("model.mask_channel=false"), co2).model.mask_channel is False
+
+
+def test_running_scaling_remembers_the_context_or_the_longest_sequence(
+    co2: ForecastData, digits: ClassificationData
+) -> None:
+    assert resolve(settings("model.scaling=window"), co2).model.window == 104
+    assert resolve(settings("model.scaling=window"), digits).model.window == 64
+    short = replace(digits, train=replace(digits.train, lengths=np.ones_like(digits.train.lengths)))
+    assert resolve(settings("model.scaling=window"), short).model.window == 2
+
+
+@pytest.mark.parametrize("cell", list_cells())
+def test_resolving_again_changes_nothing(cell: str, co2: ForecastData) -> None:
+    once = resolve(settings("training.optimizer=rmsprop", cell=cell), co2)
+    assert resolve(once, co2) == once
+
+
+def test_quantiles_are_not_for_classification(digits: ClassificationData) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings("task.quantiles=[0.5]"), digits)
+    assert str(caught.value) == "task.quantiles is only used by the task 'forecast', and 'digits' is for 'classify'."
+
+
+def test_momentum_meets_the_recommended_optimizer(digits: ClassificationData) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings("training.momentum=0.9"), digits)
+    assert str(caught.value) == (
+        "training.momentum is only used by the optimizers 'sgd' and 'rmsprop', got training.optimizer='adamw'."
+    )
+
+
+def test_unknown_cell(digits: ClassificationData) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        resolve(settings(cell="lipshitz"), digits)
+    assert str(caught.value) == "Unknown cell 'lipshitz'. Did you mean 'lipschitz'? See `stablernn cells list`."
