@@ -8,7 +8,7 @@ export freezes these two. :meth:`SequenceModel.run` is the same recurrence over 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -22,21 +22,36 @@ States = tuple[Tensor, ...]
 READOUTS = ("last", "mean", "max")
 
 
+class NetworkOptions(TypedDict, total=False):
+    """Keyword options that every model takes; :class:`SequenceModel` says what they mean and holds their defaults."""
+
+    num_layers: int
+    dropout: float
+    readout: str
+    scaling: str
+    window: int | None
+    mask_channel: bool
+    preset: str
+    cell_options: Mapping[str, Any] | None
+    engine: str
+
+
 class SequenceModel(nn.Module):
     """What classifier and forecaster share.
 
     Args:
-        cell: A key of the catalog.
-        input_size: Raw features per time step.
-        hidden_size: Length of each layer's state.
-        num_layers: Recurrent layers.
-        dropout: Between layers, in training.
+        cell: A key of the catalog, see :func:`stablernn.list_cells`.
+        input_size: Raw features per time step, 1 or more.
+        hidden_size: Length of each layer's state, 1 or more.
+        num_layers: Recurrent layers, 1 or more.
+        dropout: Share of a layer's outputs zeroed in training before the next layer, 0 to 1.
         readout: What the head sees of the last layer's outputs so far: ``last``, their ``mean`` or their ``max``.
         scaling: ``standard`` or ``window``, see :mod:`stablernn.preprocessing`.
         window: Steps that ``window`` scaling remembers.
         mask_channel: Whether the first layer also sees which values were observed.
-        preset: ``practical`` or ``paper``, the cell's defaults.
-        cell_options: The cell's own options.
+        preset: ``practical`` (ours) or ``paper``, the cell's defaults.
+        cell_options: The cell's own options, which win over the preset.
+        engine: What runs the steps, see :class:`stablernn.StableRNN`.
     """
 
     task: str
@@ -48,15 +63,15 @@ class SequenceModel(nn.Module):
         input_size: int,
         hidden_size: int,
         *,
-        num_layers: int,
-        dropout: float,
-        readout: str,
-        scaling: str,
-        window: int | None,
-        mask_channel: bool,
-        preset: str,
-        cell_options: Mapping[str, Any] | None,
-        engine: str,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        readout: str = "last",
+        scaling: str = "standard",
+        window: int | None = None,
+        mask_channel: bool = False,
+        preset: str = "practical",
+        cell_options: Mapping[str, Any] | None = None,
+        engine: str = "auto",
     ) -> None:
         super().__init__()
         if readout not in READOUTS:
@@ -200,15 +215,7 @@ class Classifier(SequenceModel):
         input_size: Raw features per time step.
         num_classes: Classes, 2 or more.
         hidden_size: Length of each layer's state.
-        num_layers: Recurrent layers, 1 or more.
-        dropout: Share of a layer's outputs zeroed in training before the next layer, 0 to 1.
-        readout: ``last``, ``mean`` or ``max`` over the last layer's outputs.
-        scaling: ``standard`` or ``window``.
-        window: Steps that ``window`` scaling remembers.
-        mask_channel: Whether the first layer also sees which values were observed.
-        preset: ``practical`` (ours) or ``paper``, the cell's defaults.
-        cell_options: The cell's own options.
-        engine: What runs the steps, see :class:`stablernn.StableRNN`.
+        options: Those of :class:`SequenceModel`, from ``num_layers`` on.
 
     Shape:
         - input: ``(batch, time, input_size)`` in raw units, NaN where missing
@@ -234,31 +241,9 @@ class Classifier(SequenceModel):
         input_size: int,
         num_classes: int,
         hidden_size: int = 64,
-        *,
-        num_layers: int = 1,
-        dropout: float = 0.0,
-        readout: str = "last",
-        scaling: str = "standard",
-        window: int | None = None,
-        mask_channel: bool = False,
-        preset: str = "practical",
-        cell_options: Mapping[str, Any] | None = None,
-        engine: str = "auto",
+        **options: Unpack[NetworkOptions],
     ) -> None:
-        super().__init__(
-            cell,
-            input_size,
-            hidden_size,
-            num_layers=num_layers,
-            dropout=dropout,
-            readout=readout,
-            scaling=scaling,
-            window=window,
-            mask_channel=mask_channel,
-            preset=preset,
-            cell_options=cell_options,
-            engine=engine,
-        )
+        super().__init__(cell, input_size, hidden_size, **options)
         if num_classes < 2:
             raise ValueError(f"num_classes must be 2 or more, got {num_classes}.")
         self.num_classes = num_classes
@@ -289,15 +274,7 @@ class Forecaster(SequenceModel):
         hidden_size: Length of each layer's state.
         target_indices: Which channels are forecast; the first one by default.
         quantiles: Levels in (0, 1), increasing; may be empty.
-        num_layers: Recurrent layers, 1 or more.
-        dropout: Share of a layer's outputs zeroed in training before the next layer, 0 to 1.
-        readout: ``last``, ``mean`` or ``max`` over the last layer's outputs.
-        scaling: ``standard`` or ``window``.
-        window: Steps that ``window`` scaling remembers.
-        mask_channel: Whether the first layer also sees which values were observed.
-        preset: ``practical`` (ours) or ``paper``, the cell's defaults.
-        cell_options: The cell's own options.
-        engine: What runs the steps, see :class:`stablernn.StableRNN`.
+        options: Those of :class:`SequenceModel`, from ``num_layers`` on.
 
     Shape:
         - input: ``(batch, time, input_size)`` in raw units, NaN where missing
@@ -326,30 +303,9 @@ class Forecaster(SequenceModel):
         *,
         target_indices: Sequence[int] = (0,),
         quantiles: Sequence[float] = (0.1, 0.5, 0.9),
-        num_layers: int = 1,
-        dropout: float = 0.0,
-        readout: str = "last",
-        scaling: str = "standard",
-        window: int | None = None,
-        mask_channel: bool = False,
-        preset: str = "practical",
-        cell_options: Mapping[str, Any] | None = None,
-        engine: str = "auto",
+        **options: Unpack[NetworkOptions],
     ) -> None:
-        super().__init__(
-            cell,
-            input_size,
-            hidden_size,
-            num_layers=num_layers,
-            dropout=dropout,
-            readout=readout,
-            scaling=scaling,
-            window=window,
-            mask_channel=mask_channel,
-            preset=preset,
-            cell_options=cell_options,
-            engine=engine,
-        )
+        super().__init__(cell, input_size, hidden_size, **options)
         if horizon < 1:
             raise ValueError(f"horizon must be 1 or more, got {horizon}.")
         if not target_indices or not all(0 <= index < input_size for index in target_indices):

@@ -51,8 +51,8 @@ def vector_field(free: Tensor, size: int, *, divergence_free: bool = False) -> T
 
     Rows sum to zero, and ``D + D.T == diag(div)`` with ``div = 2 diag(D)``. The divergences themselves sum to zero, so
     that none is positive only where all are zero and D is skew. With ``divergence_free`` the diagonal is left out:
-    ``D = S`` is skew, and its rows no longer sum to zero. The paper's factor 1/2 and overall sign could not be read; they
-    change neither the model class nor the meaning of the time step.
+    ``D = S`` is skew, and its rows no longer sum to zero. The paper's factor 1/2 and overall sign could not be read;
+    they change neither the model class nor the meaning of the time step.
 
     Args:
         free: The strict upper triangle of S, ``size (size - 1) / 2`` numbers.

@@ -30,6 +30,7 @@ class Task(Protocol):
 
     def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
         """Mean training loss of a batch, the cells' penalties included."""
+        ...
 
 
 class ClassifyTask:

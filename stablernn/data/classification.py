@@ -61,7 +61,7 @@ def classification_data(
         _check_same_channels(train, test)
         test_y = _encode(_check_known(test, labels, train.name), labels)
         pools["test"] = (test, test_y, np.arange(len(test_y)))
-    splits = {split: _take(*pool) for split, pool in pools.items()}
+    splits: dict[SplitName, SequenceSplit] = {split: _take(*pool) for split, pool in pools.items()}
     how: Notes = {"how": "stratified sample of the training file", "fraction": validation_fraction, "seed": seed}
     return assemble(
         name, labels, train.features, splits, validation=how, reader=add_notes(train.notes, test.notes if test else {})
@@ -73,7 +73,7 @@ def fixed_splits(name: str, pool: Sequences, members: dict[SplitName, Int64Array
     words = require_labels(pool)
     labels = _check_classes(pool.name, words)
     y = _encode(words, labels)
-    splits = {split: _take(pool, y, indices) for split, indices in members.items()}
+    splits: dict[SplitName, SequenceSplit] = {split: _take(pool, y, indices) for split, indices in members.items()}
     return assemble(name, labels, pool.features, splits, validation={"how": how}, reader=pool.notes)
 
 
@@ -145,7 +145,7 @@ def _encode(words: Sequence[str], labels: tuple[str, ...]) -> Int64Array:
 def _check_classes(name: str, words: Sequence[str]) -> tuple[str, ...]:
     labels = sorted_labels(words)
     if len(labels) < 2:
-        raise errors.DataError(f"'{name}' has one class only ('{labels[0]}'); classification needs two or more.")
+        raise errors.DataError(f"'{name}' has one class only ('{words[0]}'); classification needs two or more.")
     return labels
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from stablernn import errors
 from stablernn.data.fingerprint import Part, fingerprint
 from stablernn.data.grid import to_grid
 from stablernn.data.tables import Table
-from stablernn.data.types import ForecastData, Series, add_notes
+from stablernn.data.types import ForecastData, Series, Timestamps, add_notes
 from stablernn.data.windows import SPLITS
 from stablernn.data.wording import counted, listing, stamp_text
 
@@ -153,7 +154,7 @@ def _continued(table: Table, test: Table | None) -> tuple[Series, ...]:
     return tuple(
         Series(
             one.unique_id,
-            np.concatenate([one.ds, later[one.unique_id].ds]),
+            cast(Timestamps, np.concatenate([one.ds, later[one.unique_id].ds])),
             np.concatenate([one.values, later[one.unique_id].values]),
         )
         for one in table.series

@@ -215,6 +215,6 @@ def _weekdays(ds: Timestamps) -> Int64Array:
 def _calendar(ds: Timestamps) -> tuple[Int64Array, npt.NDArray[np.timedelta64], npt.NDArray[np.timedelta64]]:
     """Month number, time since the month began, and days (with the time of day taken off) until it ends."""
     month = ds.astype("datetime64[M]")
-    since = np.asarray(ds - month.astype("datetime64[ns]"))
+    since: npt.NDArray[np.timedelta64] = np.subtract(ds, month.astype("datetime64[ns]"))
     until = np.asarray((month + 1).astype("datetime64[ns]") - ds.astype("datetime64[D]").astype("datetime64[ns]"))
     return month.astype(np.int64), since, until

@@ -18,6 +18,7 @@ class Engine(Protocol):
 
     def supports(self, cell: StableCell, drive: Tensor) -> bool:
         """Whether this engine can run this cell on this drive (its device, dtype and shape)."""
+        ...
 
     def run(
         self, cell: StableCell, weights: tuple[Tensor, ...], drive: Tensor, state: State, valid: Tensor | None
@@ -34,6 +35,7 @@ class Engine(Protocol):
         Returns:
             The first state tensor after every step, ``(batch, time, hidden)``, and the state after the last.
         """
+        ...
 
 
 _ENGINES: dict[str, Engine] = {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -181,20 +181,19 @@ def _named(model: SequenceModel, outputs: Mapping[str, Tensor], state: Sequence[
 
 
 def _sequence_runner(runtime: ort.InferenceSession) -> Runner:
+    return lambda x, lengths, state: _run(runtime, {"x": x, "lengths": lengths, **state})
+
+
+def _run(runtime: ort.InferenceSession, inputs: Arrays) -> Arrays:
     names = [output.name for output in runtime.get_outputs()]
-
-    def run(x: np.ndarray, lengths: np.ndarray, state: Arrays) -> Arrays:
-        return dict(zip(names, runtime.run(names, {"x": x, "lengths": lengths, **state}), strict=True))
-
-    return run
+    return dict(zip(names, cast("list[np.ndarray]", runtime.run(names, inputs)), strict=True))
 
 
 def _stream(runtime: ort.InferenceSession, model: SequenceModel, x: np.ndarray) -> Arrays:
-    names = [output.name for output in runtime.get_outputs()]
     state = _zeros(model, len(x))
     outputs: Arrays = {}
     for time in range(x.shape[1]):
-        outputs = dict(zip(names, runtime.run(names, {"x": x[:, time], **state}), strict=True))
+        outputs = _run(runtime, {"x": x[:, time], **state})
         state = {name: outputs[f"{name}_out"] for name in state}
     return outputs
 
@@ -204,8 +203,7 @@ def _one_step_error(
 ) -> float:
     """Torch against the step graph, one step on from the state that the sequences reached."""
     state = {name: reached[f"{name}_out"] for name in names}
-    outputs = [output.name for output in runtime.get_outputs()]
-    actual = dict(zip(outputs, runtime.run(outputs, {"x": x, **state}), strict=True))
+    actual = _run(runtime, {"x": x, **state})
     with torch.no_grad():
         following = model.transition(
             model.materialize(), torch.from_numpy(x), tuple(torch.from_numpy(value) for value in state.values())
