@@ -1,0 +1,3 @@
+"""The command line `stablernn`."""
+
+from __future__ import annotations

@@ -1,0 +1,272 @@
+"""`stablernn doctor`: what is installed, what works, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from stablernn_cli.errors import FAILED, Reported
+from stablernn_cli.output import JsonOption, Output
+from stablernn_cli.version import installed_version
+
+
+@dataclass
+class Findings:
+    """What the examination found.
+
+    Attributes:
+        problems: ``{"what", "fix", "essential"}``: without an essential thing some command cannot work.
+    """
+
+    problems: list[dict[str, Any]] = field(default_factory=list)
+
+    def problem(self, what: str, fix: str, *, essential: bool = False) -> None:
+        """Note something that is missing or broken, and what to do about it."""
+        self.problems.append({"what": what, "fix": fix, "essential": essential})
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything essential works."""
+        return not any(problem["essential"] for problem in self.problems)
+
+
+def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
+    """Check versions, devices and folders
+
+    Says what is missing and how to get it. Exit code 1: something that every user needs is broken.
+
+    Example: stablernn doctor
+    """
+    output = Output.of(context, as_json)
+    with output.status("Looking at the installation ..."):
+        document = examine()
+    if as_json:
+        output.document(document)
+    else:
+        _show(output, document)
+    if not document["ok"]:
+        raise Reported(FAILED)
+
+
+def examine() -> dict[str, Any]:
+    """Everything that ``doctor --json`` prints."""
+    findings = Findings()
+    packages = _packages(findings)
+    torch = _torch(findings)
+    runtime = _onnxruntime(findings)
+    folders = _folders(findings)
+    return {
+        "ok": findings.ok,
+        "stablernn": installed_version(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "packages": packages,
+        "torch": torch,
+        "onnxruntime": runtime,
+        "folders": folders,
+        "problems": findings.problems,
+    }
+
+
+def _packages(findings: Findings) -> dict[str, dict[str, str | None]]:
+    """Version and requirement of every package that the installation names for this platform."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    found: dict[str, dict[str, str | None]] = {}
+    if installed_version() is None:
+        findings.problem("stablernn runs from a checkout that is not installed.", "pip install -e . in the checkout")
+        return found
+    for text in metadata.requires("stablernn") or ():
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = _version(requirement.name)
+        found[requirement.name] = {"version": version, "required": str(requirement.specifier)}
+        if version is None:
+            findings.problem(
+                f"{requirement.name} is not installed.", f"pip install '{requirement.name}{requirement.specifier}'"
+            )
+        elif not requirement.specifier.contains(version, prereleases=True):
+            findings.problem(
+                f"{requirement.name} {version} is installed, {requirement.specifier} is required.",
+                f"pip install '{requirement.name}{requirement.specifier}'",
+            )
+    if _version("onnxruntime") and _version("onnxruntime-gpu"):
+        findings.problem(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files.",
+            "pip uninstall onnxruntime onnxruntime-gpu, then install stablernn again",
+        )
+    return found
+
+
+def _version(package: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torch(findings: Findings) -> dict[str, Any]:
+    torch = _imported("torch", findings, needed_for="train, eval of runs and export")
+    if torch is None:
+        return {"works": False}
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if not gpus and torch.version.cuda is None:
+        findings.problem(
+            f"torch {torch.__version__} is built without CUDA; training uses the CPU.",
+            "Only if this machine has an NVIDIA GPU: pip install torch from the CUDA 13 index",
+        )
+    return {
+        "works": True,
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpus": gpus,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _onnxruntime(findings: Findings) -> dict[str, Any]:
+    """The providers that this build names, and those in which a graph really runs here."""
+    runtime = _imported("onnxruntime", findings, needed_for="serve, eval and predict of registry versions")
+    if runtime is None:
+        return {"works": False}
+    from stablernn_server.errors import ServerError
+    from stablernn_server.runtime.session import choose_device, open_session
+
+    graph = _tiny_graph()
+    usable: dict[str, dict[str, Any]] = {}
+    for device in ("cpu", "cuda"):
+        try:
+            open_session(graph, "the test graph", choose_device(device), threads=1)
+            usable[device] = {"usable": True, "reason": None}
+        except ServerError as error:
+            usable[device] = {"usable": False, "reason": str(error)}
+    if not usable["cpu"]["usable"]:
+        findings.problem(str(usable["cpu"]["reason"]), "Install stablernn again", essential=True)
+    return {
+        "works": usable["cpu"]["usable"],
+        "version": runtime.__version__,
+        "providers": runtime.get_available_providers(),
+        "devices": usable,
+    }
+
+
+def _imported(name: str, findings: Findings, *, needed_for: str) -> Any:
+    # A package can be there and still not load: a missing system library, another Python's wheel.
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        findings.problem(
+            f"{name} cannot be imported ({reason}); {needed_for} need it.", "Install stablernn again", essential=True
+        )
+        return None
+
+
+def _tiny_graph() -> bytes:
+    """An ONNX graph of one node, to see whether a provider runs it."""
+    from onnx import TensorProto, helper
+
+    shape = ["batch"]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    content: bytes = helper.make_model(
+        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]
+    ).SerializeToString()
+    return content
+
+
+def _folders(findings: Findings) -> dict[str, dict[str, Any]]:
+    import platformdirs
+
+    from stablernn_registry import Registry
+
+    places = {
+        "registry": (Registry().root, "STABLERNN_REGISTRY"),
+        "data": (
+            _folder("STABLERNN_DATA", platformdirs.user_data_path("stablernn", appauthor=False) / "data"),
+            "STABLERNN_DATA",
+        ),
+        "cache": (
+            _folder("STABLERNN_CACHE", platformdirs.user_cache_path("stablernn", appauthor=False)),
+            "STABLERNN_CACHE",
+        ),
+        "working folder": (Path.cwd(), None),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, (path, variable) in places.items():
+        writable = _is_writable(path)
+        found[name] = {"path": str(path), "exists": path.exists(), "writable": writable, "set by": variable}
+        if not writable:
+            cure = f"Set {variable} to a folder of yours" if variable else "Change to a folder of yours before training"
+            findings.problem(f"The {name} {path} cannot be written to.", cure)
+    return found
+
+
+def _folder(variable: str, default: Path) -> Path:
+    return Path(os.environ.get(variable) or default).expanduser().absolute()
+
+
+def _is_writable(path: Path) -> bool:
+    """Whether files can be made there; of a folder that does not exist yet, whether it can be made."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+
+
+def _show(output: Output, document: dict[str, Any]) -> None:
+    torch, runtime = document["torch"], document["onnxruntime"]
+    output.facts(
+        {
+            "stablernn": document["stablernn"] or "from a checkout that is not installed",
+            "python": f"{document['python']} ({document['executable']})",
+            "platform": f"{document['platform']}, {document['cpus']} CPUs",
+            "torch": _torch_words(torch) if torch["works"] else "does not work",
+            "onnxruntime": f"{runtime['version']}, offers {', '.join(runtime['providers'])}"
+            if runtime["works"]
+            else "does not work",
+            **{
+                f"  {device}": "usable" if state["usable"] else state["reason"]
+                for device, state in runtime.get("devices", {}).items()
+            },
+            **{
+                f"{name}": f"{folder['path']} ({_folder_words(folder)})" for name, folder in document["folders"].items()
+            },
+        }
+    )
+    output.text()
+    output.table(
+        ("package", "installed", "required"),
+        [[name, facts["version"] or "missing", facts["required"]] for name, facts in document["packages"].items()],
+    )
+    output.text()
+    for problem in document["problems"]:
+        output.text(f"{'broken' if problem['essential'] else 'note'}: {problem['what']}\n  {problem['fix']}.")
+    output.text("Everything essential works." if document["ok"] else "Something essential is broken.")
+
+
+def _torch_words(torch: dict[str, Any]) -> str:
+    gpus = ", ".join(torch["gpus"]) or "no GPU"
+    return f"{torch['version']}, {gpus}, {torch['threads']} threads"
+
+
+def _folder_words(folder: dict[str, Any]) -> str:
+    state = "there" if folder["exists"] else "made when needed"
+    return state if folder["writable"] else f"{state}, not writable"

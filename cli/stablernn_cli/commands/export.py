@@ -1,0 +1,179 @@
+"""`stablernn export`: from a run to a registry version."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stablernn_cli.commands.registry import files_intact
+from stablernn_cli.errors import UsageError
+from stablernn_cli.options import RunArgument
+from stablernn_cli.output import JsonOption, Output, figure, plain
+from stablernn_cli.targets import is_run
+
+if TYPE_CHECKING:
+    from stablernn.export import ExportReport
+    from stablernn.training import LoadedRun
+    from stablernn_registry import ManifestFields
+
+
+def export(
+    context: typer.Context,
+    run: RunArgument,
+    name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Name in the registry; an existing one gets its next version.", show_default=False
+        ),
+    ],
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="onnx or torchscript, may be repeated; onnx is always written.",
+            show_default="onnx",
+        ),
+    ] = None,
+    alias: Annotated[
+        str | None, typer.Option(metavar="ALIAS", help="Point this alias to the new version.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Export a run into the registry
+
+    Writes the step graph and the sequence graph, compares both with torch at several lengths and batch sizes, and
+    publishes them with weights, figures and lineage as the next version of NAME. Nothing is published when the numbers
+    differ. Exit code 3: the version is published, but a check refused to move the alias.
+
+    Example: stablernn export runs/digits-lipschitz-1 --name digits --alias production
+    """
+    output = Output.of(context, as_json)
+    document = publish(output, run, name, formats=formats or ("onnx",), alias=alias)
+    if as_json:
+        output.document(document)
+    else:
+        show(output, document)
+        output.note(f"Next: stablernn serve --model {document['ref']}")
+
+
+def publish(
+    output: Output, run: Path, name: str, *, formats: Sequence[str] = ("onnx",), alias: str | None = None
+) -> dict[str, Any]:
+    """Export, publish and set the alias; what ``export --json`` prints."""
+    from stablernn_registry import Registry, model_card
+
+    check_names(name, alias)
+    if not is_run(run):
+        raise UsageError(f"There is no run in '{run}'. Give the directory that `stablernn train` named.")
+    with output.status(f"Exporting {run} and comparing the graphs with torch ..."):
+        from stablernn.export import export as write
+        from stablernn.training import load_run
+
+        loaded = load_run(run)
+        with tempfile.TemporaryDirectory(prefix="stablernn-export-") as folder:
+            report = write(loaded.model, folder, formats=formats)
+            fields = _fields(loaded, report)
+            files = dict(report.files)
+            for filename, content in (
+                ("metrics.json", json.dumps(fields.metrics, indent=2, sort_keys=True) + "\n"),
+                ("README.md", model_card(fields, name)),
+            ):
+                files[filename] = Path(folder) / filename
+                files[filename].write_text(content, encoding="utf-8")
+            files |= {f"plots/{plot.name}": plot for plot in sorted((run / "plots").glob("*.png"))}
+            registry = Registry()
+            version = registry.publish(name, files, fields)
+    if loaded.summary is None:
+        output.note(f"Note: the run was not finished, so no figures are stored. See `stablernn eval {version.ref}`.")
+    document: dict[str, Any] = {
+        "ref": version.ref,
+        "digest": version.digest,
+        "files": {n: {"bytes": e.bytes, "sha256": e.sha256} for n, e in version.manifest.files.items()},
+        "parity": version.manifest.parity,
+        "certificate": version.manifest.certificate,
+        "aliases": [],
+        "registry": str(registry.root),
+    }
+    if alias is not None:
+        output.note(f"Published {version.ref}.")
+        registry.set_alias(name, alias, version.version, why=f"export of {run.name}", checks=[files_intact])
+        document["aliases"] = [alias]
+    return document
+
+
+def show(output: Output, document: Mapping[str, Any]) -> None:
+    """The new version for people."""
+    parity = document["parity"]
+    ref = document["ref"]
+    name = ref.partition(":")[0]
+    output.facts(
+        {
+            "version": ref + "".join(f", {name}@{alias}" for alias in document["aliases"]),
+            "digest": document["digest"],
+            "registry": document["registry"],
+            "parity": (
+                f"max relative error {figure(parity['max_rel_error'])} over sequences, "
+                f"{figure(parity['step_rel_error'])} in one step"
+            ),
+            "stream equals sequence": "bit for bit" if parity["stream_equals_sequence"] else "no",
+        }
+    )
+    output.text()
+    output.table(("file", "bytes"), [[filename, entry["bytes"]] for filename, entry in document["files"].items()])
+
+
+def check_names(name: str, alias: str | None = None) -> None:
+    """Refuse a name or an alias before the work and not after it."""
+    from stablernn_registry import Ref, parse_ref
+
+    ref = parse_ref(name)
+    if ref.version is not None or ref.alias is not None:
+        raise UsageError(
+            f"--name takes a plain name, got '{name}'. The registry numbers versions itself; set an alias with --alias."
+        )
+    if alias is not None:
+        Ref(name, alias=alias)
+
+
+def _fields(run: LoadedRun, report: ExportReport) -> ManifestFields:
+    """The manifest of a run: what it expects and gives, how good it is, and where it comes from."""
+    from stablernn_registry import ManifestFields
+
+    data = run.data
+    environment = json.loads((run.path / "env.json").read_text(encoding="utf-8"))
+    task = run.config.task
+    return ManifestFields.parse(
+        plain(
+            {
+                "task": data["task"],
+                "cell": run.config.model.cell,
+                "signature": report.signature,
+                "labels": data.get("labels"),
+                "features": data["features"],
+                "targets": data.get("targets"),
+                "horizon": data.get("horizon"),
+                "context_length": data.get("context_length"),
+                "season": data.get("season"),
+                "frequency": data.get("frequency"),
+                "quantiles": task.quantiles,
+                "preprocessing": {
+                    "scaling": data["scaling"],
+                    "missing_values": "NaN in the input; the last observed value is held inside the graphs",
+                },
+                "metrics": run.summary["metrics"] if run.summary else {},
+                "parity": report.parity,
+                "lineage": {
+                    "data": {key: data[key] for key in ("name", "fingerprint", "splits", "notes")},
+                    "config": run.config.tree(),
+                    "code": {"stablernn": environment["stablernn"], "commit": environment["commit"]},
+                    "run": {"id": run.path.resolve().name, "started": environment["time"]},
+                },
+            }
+        )
+    )

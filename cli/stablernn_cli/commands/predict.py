@@ -1,0 +1,220 @@
+"""`stablernn predict`: a file of sequences or series in, a CSV of answers out; no server."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from stablernn_cli.errors import CommandError, UsageError
+from stablernn_cli.options import DeviceOption, TargetArgument
+from stablernn_cli.output import JsonOption, Output, plain
+from stablernn_cli.targets import Target, open_target
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from stablernn.data import InputSet
+
+    Array = npt.NDArray[Any]
+
+
+def predict(
+    context: typer.Context,
+    target: TargetArgument,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="Sequences (.npz, .ts, .tsv) to classify, or series (.csv) to forecast; labels are not needed.",
+            show_default=False,
+        ),
+    ],
+    destination: Annotated[str, typer.Option("--output", metavar="FILE", help="CSV file to write; - is stdout.")] = "-",
+    horizon: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps to forecast, at most as many as the model was trained for; default: all of them.",
+            show_default=False,
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Classify or forecast a file
+
+    Classification gives a line a sequence: id (its position in the file), label, and a column probability_LABEL for
+    each class. Forecasting gives a line a series and future time stamp: unique_id, ds, target (where there are
+    several), mean, and a column q0.1, q0.5 ... for each quantile. The answers are those that `eval` scores.
+
+    With --json, the rows are in the document, unless --output names a file.
+
+    Example: stablernn predict digits@production --input new.npz --output answers.csv
+    """
+    output = Output.of(context, as_json)
+    with output.status(f"Running {target} on {source} ..."):
+        from stablernn.data import read_inputs
+        from stablernn.training import predict as run
+
+        model = open_target(target, device)
+        steps = _steps(model, horizon)
+        inputs = read_inputs(
+            source,
+            task=model.task,
+            features=model.features,
+            context_length=model.context_length,
+            **_columns(model),
+        )
+        outputs = run(model.predictor, _Samples(inputs))
+        columns, rows = (
+            _forecast_rows(model, inputs, outputs, steps)
+            if steps is not None
+            else _class_rows(model, inputs, outputs["probabilities"])
+        )
+    for word, number in inputs.notes.items():
+        if word in ("ignored_columns", "short_contexts") and number:
+            output.note(f"Note: {word.replace('_', ' ')}: {number}")
+    document: dict[str, Any] = {
+        "target": model.name,
+        "task": model.task,
+        "input": source,
+        "samples": len(inputs),
+        "rows": len(rows),
+        "output": None if destination == "-" else destination,
+    }
+    if destination != "-":
+        _write(Path(destination), _csv(columns, rows))
+    elif as_json:
+        document["predictions"] = [dict(zip(columns, map(plain, row), strict=True)) for row in rows]
+    else:
+        sys.stdout.write(_csv(columns, rows))
+    if as_json:
+        output.document(document)
+    elif destination != "-":
+        output.note(f"Wrote {len(rows)} rows to {destination}.")
+
+
+class _Samples:
+    """Inputs as the numbered samples that prediction runs over."""
+
+    def __init__(self, inputs: InputSet) -> None:
+        self._inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def gather(self, indices: Array) -> Any:
+        from stablernn.data import Samples
+
+        return Samples(self._inputs.x[indices], self._inputs.lengths[indices], indices)
+
+
+def _steps(model: Target, horizon: int | None) -> int | None:
+    """How many steps to give; None where nothing is forecast."""
+    if model.horizon is None:
+        if horizon is not None:
+            raise UsageError(f"--horizon is for forecasts, and {model.name} classifies. Leave it out.")
+        return None
+    if horizon is None:
+        return model.horizon
+    if not 1 <= horizon <= model.horizon:
+        raise UsageError(
+            f"--horizon must be from 1 to {model.horizon}, the steps that {model.name} was trained for, got {horizon}. "
+            f"Train with a longer --horizon for more."
+        )
+    return horizon
+
+
+def _columns(model: Target) -> dict[str, Any]:
+    if model.task == "classify":
+        return {}
+    return {
+        "id_column": model.config.data.id_column,
+        "time_column": model.config.data.time_column,
+        "frequency": model.frequency,
+    }
+
+
+Rows = list[list[Any]]
+
+
+def _class_rows(model: Target, inputs: InputSet, probabilities: Array) -> tuple[list[str], Rows]:
+    best = probabilities.argmax(axis=1)
+    columns = ["id", "label", *(f"probability_{label}" for label in model.labels)]
+    rows = zip(inputs.ids, best, probabilities, strict=True)
+    return columns, [[name, model.labels[number], *share] for name, number, share in rows]
+
+
+def _forecast_rows(model: Target, inputs: InputSet, outputs: dict[str, Array], steps: int) -> tuple[list[str], Rows]:
+    named = len(model.targets) > 1
+    columns = ["unique_id", "ds", *(["target"] if named else []), "mean", *(f"q{level:g}" for level in model.quantiles)]
+    rows: Rows = []
+    for number, name in enumerate(inputs.ids):
+        stamps = _stamps(inputs.future_ds(number, steps))
+        for position, target in enumerate(model.targets):
+            mean = outputs["mean"][number, :steps, position]
+            spread = outputs["quantiles"][number, :steps, position] if model.quantiles else [()] * steps
+            rows += [
+                [name, stamp, *([target] if named else []), value, *levels]
+                for stamp, value, levels in zip(stamps, mean, spread, strict=True)
+            ]
+    return columns, rows
+
+
+def _stamps(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64]) -> Sequence[int | str]:
+    """Time stamps as they stand in files: a date where none has a time of day."""
+    import numpy as np
+
+    if ds.dtype.kind != "M":
+        return [int(step) for step in ds]
+    stamps = ds.astype("datetime64[ns]")
+    unit: Literal["D", "s", "ns"] = "ns"
+    if (stamps == stamps.astype("datetime64[D]")).all():
+        unit = "D"
+    elif (stamps == stamps.astype("datetime64[s]")).all():
+        unit = "s"
+    return [str(text) for text in np.datetime_as_string(stamps, unit=unit)]
+
+
+def _csv(columns: Sequence[str], rows: Rows) -> str:
+    # str of a numpy float32 is the shortest text that reads back to the same number.
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(_texts(rows))
+    return buffer.getvalue()
+
+
+def _texts(rows: Rows) -> Iterator[list[str]]:
+    for row in rows:
+        yield [str(value) for value in row]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        CommandError: If the folder is not there or cannot be written to.
+    """
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise CommandError(f"Cannot write '{path}': {error.strerror}. Choose another --output.") from error

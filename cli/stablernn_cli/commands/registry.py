@@ -1,0 +1,281 @@
+"""`stablernn registry`: the store of trained models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stablernn_cli.errors import REFUSED, Reported, UsageError
+from stablernn_cli.options import RefArgument
+from stablernn_cli.output import JsonOption, Output, figure
+
+if TYPE_CHECKING:
+    from stablernn_registry import AliasEntry, CheckResult, LogEntry, Version
+
+app = typer.Typer(help="Look after trained models: versions, aliases, integrity", no_args_is_help=True)
+
+WhyOption = Annotated[str | None, typer.Option(help="Reason, kept in the model's log.", show_default=False)]
+ForceOption = Annotated[bool, typer.Option("--force", help="Move it even if a check refuses; needs --why.")]
+AliasRef = Annotated[str, typer.Argument(metavar="NAME@ALIAS", help="The alias and the model it belongs to.")]
+
+
+@app.command("list")
+def list_(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List models, versions and aliases
+
+    Example: stablernn registry list
+    """
+    from stablernn_registry import Registry
+
+    output = Output.of(context, as_json)
+    registry = Registry()
+    models = registry.list()
+    if as_json:
+        output.document(
+            [{"name": model.name, "versions": model.versions, "aliases": model.aliases} for model in models]
+        )
+        return
+    output.table(
+        ("name", "versions", "aliases"),
+        [
+            [
+                model.name,
+                ", ".join(map(str, model.versions)),
+                ", ".join(f"{alias} -> {version}" for alias, version in sorted(model.aliases.items())),
+            ]
+            for model in models
+        ],
+    )
+    output.note(f"Registry: {registry.root}" + ("" if models else " (empty)"))
+
+
+@app.command()
+def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) -> None:
+    """Show one version: files, metrics, lineage
+
+    Example: stablernn registry show digits@production
+    """
+    from stablernn_registry import Registry
+
+    output = Output.of(context, as_json)
+    version = Registry().get(ref)
+    document = describe(version)
+    if as_json:
+        output.document(document)
+        return
+    manifest = version.manifest
+    lineage = manifest.lineage
+    output.facts(
+        {
+            "digest": version.digest,
+            "created": manifest.created,
+            "aliases": ", ".join(version.aliases) or "-",
+            "task": manifest.task,
+            "cell": manifest.cell,
+            "data": (lineage.get("data") or {}).get("name", "-"),
+            "features": _listed(manifest.features),
+            **({"labels": _listed(manifest.labels)} if manifest.labels else {}),
+            **({"targets": _listed(manifest.targets)} if manifest.targets else {}),
+            **({"horizon": f"{manifest.horizon} steps"} if manifest.horizon else {}),
+            "parity": f"max relative error {figure(manifest.parity.get('max_rel_error'))}",
+        },
+        title=version.ref,
+    )
+    show_metrics(output, manifest.metrics)
+    output.text()
+    output.table(("file", "bytes", "path"), [[n, f["bytes"], f["path"]] for n, f in document["files"].items()])
+
+
+@app.command()
+def alias(
+    context: typer.Context,
+    target: AliasRef,
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="Number of the version it shall point to.")],
+    why: WhyOption = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias to a version
+
+    Exit code 3: a check refused, and the alias stays where it was.
+
+    Example: stablernn registry alias digits@production 3 --why "98.6 % on the test split"
+    """
+    from stablernn_registry import Registry
+
+    output = Output.of(context, as_json)
+    name, word = _name_and_alias(target)
+    _check_force(force, why)
+    _report_move(output, name, Registry().set_alias(name, word, version, why=why, force=force, checks=[files_intact]))
+
+
+@app.command()
+def rollback(
+    context: typer.Context,
+    target: AliasRef,
+    why: WhyOption = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias back to where it was before
+
+    Each further rollback goes one move further back.
+
+    Example: stablernn registry rollback digits@production --why "errors on the night shift"
+    """
+    from stablernn_registry import Registry
+
+    output = Output.of(context, as_json)
+    name, word = _name_and_alias(target)
+    _check_force(force, why)
+    _report_move(output, name, Registry().rollback(name, word, why=why, force=force, checks=[files_intact]))
+
+
+@app.command()
+def log(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print everything that happened to a model, oldest first
+
+    Example: stablernn registry log digits
+    """
+    from stablernn_registry import Registry
+
+    output = Output.of(context, as_json)
+    entries = Registry().log(name)
+    if as_json:
+        output.document([entry.model_dump(mode="json") for entry in entries])
+        return
+    output.table(
+        ("time", "who", "what", "why"), [[entry.time, entry.who, _event(entry), entry.why or ""] for entry in entries]
+    )
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    ref: Annotated[
+        str | None,
+        typer.Argument(metavar="[REF]", help="A version; default: every byte of the registry.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every byte against its hash
+
+    With a reference, that version and the registry's own files. Exit code 3: something differs.
+
+    Example: stablernn registry verify digits@production
+    """
+    from stablernn_registry import Registry
+
+    output = Output.of(context, as_json)
+    with output.status("Reading and hashing every file ..."):
+        report = Registry().verify(ref)
+    if as_json:
+        output.document(
+            {
+                "ref": report.ref,
+                "ok": report.ok,
+                "checked": report.checked,
+                "problems": report.problems,
+                "notes": report.notes,
+            }
+        )
+    else:
+        for problem in report.problems:
+            output.text(f"problem: {problem}")
+        for note in report.notes:
+            output.text(f"note: {note}")
+        verdict = "everything is as it was published" if report.ok else f"{len(report.problems)} problems"
+        output.text(f"{report.ref}: {report.checked} files read, {verdict}.")
+    if not report.ok:
+        raise Reported(REFUSED)
+
+
+def files_intact(candidate: Version, current: Version | None) -> CheckResult:
+    """The gate of every alias move: no alias leads to a version whose bytes are not the published ones."""
+    from stablernn_registry import CheckResult, IntegrityError
+
+    del current
+    try:
+        for filename in candidate.manifest.files:
+            candidate.read(filename)
+    except IntegrityError as error:
+        return CheckResult("files intact", ok=False, detail=str(error).rstrip("."))
+    return CheckResult("files intact", ok=True, detail=f"{len(candidate.manifest.files)} files")
+
+
+def describe(version: Version) -> dict[str, Any]:
+    """A version as ``registry show --json`` prints it."""
+    return {
+        "name": version.name,
+        "version": version.version,
+        "digest": version.digest,
+        "aliases": list(version.aliases),
+        "files": {
+            filename: {"bytes": entry.bytes, "sha256": entry.sha256, "path": str(version.path(filename))}
+            for filename, entry in version.manifest.files.items()
+        },
+        "manifest": version.manifest.model_dump(mode="json"),
+    }
+
+
+def show_metrics(output: Output, metrics: dict[str, Any]) -> None:
+    """Figures by split, one column a split; figures of the naive forecasts stand below with their name in front."""
+    columns = {split: _flat(figures) for split, figures in metrics.items() if isinstance(figures, dict)}
+    names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
+    if names:
+        output.text()
+        output.table(
+            ("metric", *columns), [[name, *(figures.get(name) for figures in columns.values())] for name in names]
+        )
+
+
+def _flat(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name} ")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _name_and_alias(target: str) -> tuple[str, str]:
+    from stablernn_registry import parse_ref
+
+    ref = parse_ref(target)
+    if ref.alias is None:
+        raise UsageError(f"An alias is written NAME@ALIAS, got '{target}'. Write '{ref.name}@production' for example.")
+    return ref.name, ref.alias
+
+
+def _check_force(force: bool, why: str | None) -> None:
+    if force and not (why and why.strip()):
+        raise UsageError("--force needs a reason, got none. Add --why '...'.")
+
+
+def _report_move(output: Output, name: str, entry: AliasEntry) -> None:
+    document = {"name": name, **entry.model_dump(mode="json")}
+    if output.as_json:
+        output.document(document)
+    else:
+        before = document["from"]
+        came = "new" if before is None else f"was {before}"
+        output.text(f"{name}@{document['alias']} -> version {document['to']} ({came}).")
+
+
+def _event(entry: LogEntry) -> str:
+    if entry.action == "publish":
+        return f"publish version {entry.version}"
+    before = "nothing" if entry.from_version is None else entry.from_version
+    return f"{entry.action} {entry.alias}: {before} -> {entry.to_version}" + (" (forced)" if entry.forced else "")
+
+
+def _listed(names: list[str] | None, at_most: int = 12) -> str:
+    names = names or []
+    shown = ", ".join(names[:at_most])
+    return f"{shown}, ... ({len(names)})" if len(names) > at_most else shown

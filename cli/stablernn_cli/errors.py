@@ -1,0 +1,61 @@
+"""What the command line raises itself, and which exit code every error of the three packages gets."""
+
+from __future__ import annotations
+
+import sys
+
+FAILED = 1
+USAGE = 2
+REFUSED = 3
+INTERRUPTED = 130
+"""The exit code of a program that was stopped by Ctrl-C: 128 + SIGINT."""
+
+
+class CommandError(Exception):
+    """A sentence for the user and the exit code that goes with it."""
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class UsageError(CommandError, ValueError):
+    """Something in the command line itself is wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, USAGE)
+
+
+class Reported(CommandError):
+    """The command has already shown what is wrong; only the exit code is left to give."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("", exit_code)
+
+
+# The first row that fits wins. Modules are named and not imported: a class can only have been raised if its module is
+# loaded already, and loading stablernn.errors would bring torch into the server process.
+_EXIT_CODES: tuple[tuple[str, str, int], ...] = (
+    ("stablernn.errors", "ConfigError", USAGE),
+    ("stablernn.errors", "UnknownNameError", USAGE),
+    ("stablernn.errors", "InterruptedRun", INTERRUPTED),
+    ("stablernn.errors", "StableRNNError", FAILED),
+    ("stablernn_registry.errors", "RefError", USAGE),
+    ("stablernn_registry.errors", "UnknownRefError", USAGE),
+    ("stablernn_registry.errors", "GateRefused", REFUSED),
+    ("stablernn_registry.errors", "RegistryError", FAILED),
+    ("stablernn_server.errors", "SettingsError", USAGE),
+    ("stablernn_server.errors", "UnknownModelError", USAGE),
+    ("stablernn_server.errors", "ServerError", FAILED),
+)
+
+
+def exit_code_of(error: Exception) -> int | None:
+    """The exit code of an error whose text is meant for the user; None for any other exception."""
+    if isinstance(error, CommandError):
+        return error.exit_code
+    for module, name, code in _EXIT_CODES:
+        loaded = sys.modules.get(module)
+        if loaded is not None and isinstance(error, getattr(loaded, name)):
+            return code
+    return None

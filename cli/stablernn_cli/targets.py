@@ -1,0 +1,159 @@
+"""What `eval` and `predict` work on: a run by torch, or a registry version by ONNX Runtime, behind one face."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stablernn_cli.errors import CommandError, UsageError
+from stablernn_cli.options import Device
+
+if TYPE_CHECKING:
+    from stablernn.data import ClassificationData, ForecastData
+    from stablernn.training import Config, Predictor
+    from stablernn_registry import Version
+
+
+@dataclass(frozen=True)
+class Target:
+    """A trained model with what it has to be told.
+
+    Attributes:
+        name: The run directory, or NAME:VERSION.
+        predictor: Answers batches of sequences in raw units.
+        task: ``classify`` or ``forecast``.
+        features: Names of the inputs, in the model's order.
+        labels: Class names, in the model's order; empty for a forecast.
+        targets: What is forecast; empty for a classification.
+        horizon: Steps that the model forecasts; None for a classification.
+        context_length: Steps that it looks back on; None for a classification.
+        season: Steps of a season; None for a classification.
+        frequency: Word of the time grid; None where there is none.
+        quantiles: Levels that a forecast brings.
+        config: Resolved settings of the training run.
+        fingerprint: Of the data that it was trained on.
+    """
+
+    name: str
+    predictor: Predictor
+    task: str
+    features: tuple[str, ...]
+    labels: tuple[str, ...]
+    targets: tuple[str, ...]
+    horizon: int | None
+    context_length: int | None
+    season: int | None
+    frequency: str | None
+    quantiles: tuple[float, ...]
+    config: Config
+    fingerprint: str
+
+    def load_data(self, source: str | None) -> ClassificationData | ForecastData:
+        """The data of the training run, or another source read so that it fits the model.
+
+        Columns are found by name: their order in another file says nothing.
+        """
+        from stablernn.data import load_data
+        from stablernn.training import load_run_data
+
+        if source is None or source == self.config.data.source:
+            return load_run_data(self.config)
+        if self.task == "classify":
+            return load_data(source, task=self.task)
+        return load_data(
+            source,
+            task=self.task,
+            channels=self.features,
+            target=self.targets,
+            id_column=self.config.data.id_column,
+            time_column=self.config.data.time_column,
+            horizon=self.horizon,
+            context_length=self.context_length,
+            season=self.season,
+            frequency=self.config.data.frequency,
+        )
+
+
+def open_target(text: str, device: Device) -> Target:
+    """The model that a TARGET names.
+
+    A directory with a run in it is that run, anything else a reference.
+
+    Raises:
+        UsageError: If it can be neither.
+        stablernn_registry.RegistryError: If the registry has no such version, or it is damaged.
+        stablernn.errors.CheckpointError: If the run cannot be read.
+    """
+    if is_run(text):
+        return _open_run(Path(text), device)
+    from stablernn_registry import RefError, Registry, UnknownRefError
+
+    try:
+        version = Registry().get(text)
+    except RefError as error:
+        raise UsageError(f"'{text}' is neither a run directory nor a reference. {error}") from error
+    except UnknownRefError as error:
+        raise UsageError(f"There is no run directory '{text}', and in the registry: {error}") from error
+    return _open_version(version, device)
+
+
+def is_run(text: str | Path) -> bool:
+    """Whether a path is that of a run directory."""
+    return (Path(text) / "config.yaml").is_file()
+
+
+def _open_run(path: Path, device: Device) -> Target:
+    from stablernn.training import load_run
+    from stablernn.training.device import pick_device
+
+    run = load_run(path)
+    run.model.to(pick_device(device))
+    return _target(str(path), run.predictor(), run.data, run.config)
+
+
+def _open_version(version: Version, device: Device) -> Target:
+    from stablernn.errors import ConfigError
+    from stablernn.training.config import validate
+    from stablernn_server import OnnxModel
+
+    manifest = version.manifest
+    if manifest.task == "predict-next":
+        raise CommandError(f"'{version.ref}' is for the task 'predict-next', which this stablernn cannot evaluate.")
+    lineage = manifest.lineage
+    try:
+        config = validate(lineage.get("config") or {})
+    except ConfigError as error:
+        raise CommandError(
+            f"'{version.ref}' does not say how its data was read, so it cannot be run on files: {error}"
+        ) from error
+    facts = {**manifest.model_dump(mode="json"), "fingerprint": (lineage.get("data") or {}).get("fingerprint", "")}
+    return _target(version.ref, OnnxModel.load(version, device), facts, config)
+
+
+def _target(name: str, predictor: Predictor, facts: Mapping[str, Any], config: Config) -> Target:
+    def words(key: str) -> tuple[str, ...]:
+        return tuple(facts.get(key) or ())
+
+    return Target(
+        name=name,
+        predictor=predictor,
+        task=facts["task"],
+        features=words("features"),
+        labels=words("labels"),
+        targets=words("targets"),
+        horizon=facts.get("horizon"),
+        context_length=facts.get("context_length"),
+        season=facts.get("season"),
+        frequency=facts.get("frequency"),
+        quantiles=tuple(config.task.quantiles or ()),
+        config=config,
+        fingerprint=facts["fingerprint"],
+    )
+
+
+def listed(names: Sequence[str], at_most: int = 12) -> str:
+    """Names for people, cut where there are many."""
+    shown = ", ".join(names[:at_most])
+    return f"{shown}, ... ({len(names)})" if len(names) > at_most else shown

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import HORIZON, Workplace, write_load
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Workplace:
+    """Nothing there yet."""
+    return Workplace(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """Runs ``digits`` and ``load``, both published under these names; not to be changed.
+
+    ``load`` forecasts two of the three channels of ``load.csv``.
+    """
+    workplace = Workplace(tmp_path_factory.mktemp("trained"))
+    write_load(workplace.path("load.csv"))
+    small = ("--hidden-size", 8, "--epochs", 2)
+    workplace.ok("-q", "train", "--data", "digits", "--cell", "lipschitz", *small, "--run-dir", "digits-run")
+    forecast = ("--horizon", HORIZON, "--context-length", 12, "--target", "heat", "--target", "power")
+    workplace.ok("-q", "train", "--data", "load.csv", "--cell", "gru", *small, *forecast, "--run-dir", "load-run")
+    workplace.ok("-q", "export", "digits-run", "--name", "digits")
+    workplace.ok("-q", "export", "load-run", "--name", "load")
+    return workplace
+
+
+@pytest.fixture
+def workplace(trained: Workplace, tmp_path: Path) -> Iterator[Workplace]:
+    """A copy of ``trained`` to change."""
+    copy = tmp_path / "copy"
+    shutil.copytree(trained.folder, copy)
+    yield Workplace(copy)
+    # Published files are read-only, which must not keep pytest from clearing up.
+    for path in copy.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)

@@ -1,0 +1,221 @@
+"""`eval` and `predict`: the same numbers by torch and by ONNX Runtime, from a dataset and from a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_helpers import HORIZON, STEPS, Workplace, write_load
+from stablernn.data import ClassificationData, load_data
+from stablernn.metrics import classification_metrics
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def flat(tree: dict[str, Any], above: str = "") -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in tree.items():
+        found |= flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
+    return found
+
+
+@pytest.mark.parametrize(("run", "ref", "samples"), [("digits-run", "digits", 360), ("load-run", "load", 19)])
+def test_a_run_and_its_version_score_the_same(trained: Workplace, run: str, ref: str, samples: int) -> None:
+    by_torch = trained.ok("-q", "eval", run, "--json").json
+    by_runtime = trained.ok("-q", "eval", f"{ref}:1", "--json").json
+    assert by_torch["target"] == run
+    assert by_runtime["target"] == f"{ref}:1"
+    assert by_torch["samples"] == by_runtime["samples"] == samples
+    assert by_torch["split"] == "test"
+    left, right = flat(by_torch["metrics"]), flat(by_runtime["metrics"])
+    assert left == pytest.approx(right, rel=1e-4, abs=1e-6)
+    summary = trained.ok("-q", "registry", "show", ref, "--json").json["manifest"]["metrics"]["test"]
+    assert flat(summary) == pytest.approx(left, rel=1e-6)
+
+
+def test_a_forecast_stands_beside_the_naive_ones(trained: Workplace) -> None:
+    metrics = trained.ok("-q", "eval", "load", "--json").json["metrics"]
+    assert set(metrics["seasonal_naive"]) == {"mse", "mae", "rmse", "mase", "smape", "wape"}
+    assert metrics["relative_mae"] == pytest.approx(metrics["mae"] / metrics["seasonal_naive"]["mae"])
+    assert {"pinball_0.1", "pinball_0.5", "pinball_0.9", "coverage_0.8"} <= set(metrics)
+    lines = trained.ok("-q", "eval", "load").out.splitlines()
+    assert lines[0] == "load:1 on load.csv, test: 19 windows"
+    assert "model" in lines[2]
+    assert "seasonal naive" in lines[2]
+
+
+def test_another_split_has_other_samples(trained: Workplace) -> None:
+    train, test = (trained.ok("-q", "eval", "digits", "--split", s, "--json").json for s in ("train", "test"))
+    assert train["samples"] == 1077
+    assert train["metrics"] != test["metrics"]
+
+
+@pytest.mark.parametrize("target", ["digits-run", "digits:1"])
+def test_predict_gives_what_eval_scores_for_classes(trained: Workplace, tmp_path: Path, target: str) -> None:
+    data = load_data("digits")
+    assert isinstance(data, ClassificationData)
+    split = data.split("test")
+    np.savez(tmp_path / "test.npz", x=split.x)
+    answers = table(trained.ok("-q", "predict", target, "--input", tmp_path / "test.npz").out)
+    assert list(answers[0]) == ["id", "label", *(f"probability_{label}" for label in data.labels)]
+    assert [row["id"] for row in answers] == [str(number) for number in range(360)]
+    probabilities = np.array(
+        [[float(row[f"probability_{label}"]) for label in data.labels] for row in answers], np.float32
+    )
+    assert [data.labels[n] for n in probabilities.argmax(axis=1)] == [row["label"] for row in answers]
+    scored = trained.ok("-q", "eval", target, "--json").json["metrics"]
+    assert classification_metrics(probabilities, split.y) == scored
+
+
+@pytest.mark.parametrize("target", ["load-run", "load:1"])
+def test_predict_gives_what_eval_scores_for_forecasts(workplace: Workplace, target: str) -> None:
+    # A file whose test split is one window: its last HORIZON steps. What stands before them is the input.
+    full = workplace.path("load.csv").read_text().splitlines()
+    workplace.path("before.csv").write_text("\n".join(full[:-HORIZON]) + "\n")
+    answers = table(workplace.ok("-q", "predict", target, "--input", "before.csv").out)
+    assert list(answers[0]) == ["unique_id", "ds", "target", "mean", "q0.1", "q0.5", "q0.9"]
+    truth = {
+        (row["ds"], name): float(np.float32(row[name]))
+        for row in table("\n".join(full))[-HORIZON:]
+        for name in ("heat", "power")
+    }
+    assert [(row["ds"], row["target"]) for row in answers] == [
+        (ds, name) for name in ("heat", "power") for ds in sorted({ds for ds, _ in truth})
+    ]
+    errors = [abs(float(row["mean"]) - truth[row["ds"], row["target"]]) for row in answers]
+
+    # The same single window by eval: the data with a test split of just these steps.
+    from stablernn.training import evaluate, load_run
+    from stablernn_registry import Registry
+    from stablernn_server import OnnxModel
+
+    data = load_data(
+        workplace.path("load.csv"), target=["heat", "power"], horizon=HORIZON, context_length=12, test_steps=HORIZON
+    )
+    predictor: Any = (
+        load_run(workplace.path(target)).predictor()
+        if target == "load-run"
+        else OnnxModel.load(Registry(workplace.registry).get(target), "cpu")
+    )
+    scored = evaluate(predictor, data, "test", quantiles=(0.1, 0.5, 0.9))
+    assert float(np.mean(errors)) == pytest.approx(scored["mae"], rel=1e-6)
+
+
+def test_a_shorter_horizon_cuts_the_forecast(trained: Workplace) -> None:
+    whole = table(trained.ok("-q", "predict", "load", "--input", "load.csv").out)
+    short = table(trained.ok("-q", "predict", "load", "--input", "load.csv", "--horizon", 2).out)
+    assert len(whole) == 2 * HORIZON
+    assert short == [row for row in whole if row["ds"] in ("2024-04-30", "2024-05-01")]
+
+
+@pytest.mark.parametrize("horizon", [0, HORIZON + 1])
+def test_a_horizon_that_was_not_trained(trained: Workplace, horizon: int) -> None:
+    result = trained("predict", "load", "--input", "load.csv", "--horizon", horizon)
+    assert result.sentence == (
+        f"--horizon must be from 1 to {HORIZON}, the steps that load:1 was trained for, got {horizon}. "
+        "Train with a longer --horizon for more."
+    )
+    assert (result.code, result.out) == (2, "")
+
+
+def test_columns_are_found_by_name(workplace: Workplace) -> None:
+    write_load(workplace.path("turned.csv"), columns=("wind", "power", "heat"))
+    expected = workplace.ok("-q", "predict", "load", "--input", "load.csv").out
+    found = workplace.ok("-q", "predict", "load", "--input", "turned.csv").out
+    # A series without a name is called after its file.
+    assert found == expected.replace("load,", "turned,")
+    for target in ("load", "load-run"):
+        scores = [workplace.ok("-q", "eval", target, "--data", f, "--json").json for f in ("load.csv", "turned.csv")]
+        assert scores[0]["metrics"] == scores[1]["metrics"]
+
+
+def test_output_goes_to_a_file_that_is_whole_or_not_there(workplace: Workplace) -> None:
+    result = workplace.ok("predict", "load", "--input", "load.csv", "--output", "answers.csv")
+    assert result.out == ""
+    assert result.err.splitlines()[-1] == "Wrote 12 rows to answers.csv."
+    expected = workplace.ok("-q", "predict", "load", "--input", "load.csv").out
+    assert workplace.path("answers.csv").read_text() == expected
+    before = sorted(path.name for path in workplace.folder.iterdir())
+    failed = workplace("predict", "load", "--input", "load.csv", "--output", "gone/answers.csv")
+    assert failed.sentence == "Cannot write 'gone/answers.csv': No such file or directory. Choose another --output."
+    assert failed.code == 1
+    assert sorted(path.name for path in workplace.folder.iterdir()) == before
+
+
+def test_json_holds_the_rows_unless_a_file_does(workplace: Workplace) -> None:
+    document = workplace.ok("predict", "load", "--input", "load.csv", "--json").json
+    rows = table(workplace.ok("-q", "predict", "load", "--input", "load.csv").out)
+    assert document["rows"] == len(rows) == len(document["predictions"])
+    assert [str(np.float32(row["mean"])) for row in document["predictions"]] == [row["mean"] for row in rows]
+    assert document["predictions"][0]["ds"] == rows[0]["ds"] == "2024-04-30"
+    named = workplace.ok("predict", "load", "--input", "load.csv", "--output", "a.csv", "--json").json
+    assert named["output"] == "a.csv"
+    assert "predictions" not in named
+
+
+def test_data_that_has_changed_is_said(workplace: Workplace) -> None:
+    assert workplace.ok("eval", "load-run", "--json").json["data"]["as_trained"] is True
+    write_load(workplace.path("load.csv"), steps=STEPS + 1)
+    result = workplace.ok("eval", "load-run", "--json")
+    assert result.json["data"]["as_trained"] is False
+    assert "Note: 'load.csv' has changed since load-run was trained on it." in result.err
+
+
+BAD_INPUT = {
+    "features": (
+        "digits",
+        "two.npz",
+        1,
+        "'two.npz' has 2 features (channel_0, channel_1), the model expects 1 (pixel).",
+    ),
+    "infinite": ("digits", "inf.npz", 1, "'inf.npz': x[3, 1, 0] is inf. Values must be finite float32 numbers; "),
+    "empty": ("digits", "empty.npz", 1, "'empty.npz' is empty."),
+    "no file": ("digits", "gone.npz", 2, "No file 'gone.npz'. Check the path."),
+    "too few columns": (
+        "load",
+        "heat.csv",
+        1,
+        "'heat.csv' has 1 feature (heat), the model expects 3 (heat, power, wind).",
+    ),
+    "unknown column": ("load", "other.csv", 2, "Unknown column 'wind'. 'other.csv' has heat, power, sun."),
+    "wrong kind": ("load", "two.npz", 1, "'two.npz' is for task 'classify'; task 'forecast' reads .csv."),
+}
+
+
+@pytest.mark.parametrize("kind", ["run", "version"])
+@pytest.mark.parametrize("row", BAD_INPUT)
+def test_bad_input_files(workplace: Workplace, row: str, kind: str) -> None:
+    name, file, code, sentence = BAD_INPUT[row]
+    x = np.ones((5, 4, 1), np.float32)
+    np.savez(workplace.path("two.npz"), x=np.ones((5, 4, 2), np.float32))
+    x[3, 1, 0] = np.inf
+    np.savez(workplace.path("inf.npz"), x=x)
+    workplace.path("empty.npz").write_bytes(b"")
+    write_load(workplace.path("heat.csv"), columns=("heat",))
+    text = workplace.path("load.csv").read_text()
+    workplace.path("other.csv").write_text(text.replace("wind", "sun"))
+    target = f"{name}-run" if kind == "run" else name
+    result = workplace("predict", target, "--input", file, "--output", "answers.csv")
+    assert result.sentence.startswith(sentence)
+    assert result.code == code
+    assert not workplace.path("answers.csv").exists()
+
+
+def test_eval_on_data_of_another_kind(workplace: Workplace) -> None:
+    np.savez(workplace.path("two.npz"), x=np.ones((9, 4, 2), np.float32), y=np.arange(9) % 3)
+    result = workplace("eval", "digits", "--data", "two.npz", "--split", "train")
+    assert result.sentence == "'two.npz' has 2 features, the model expects 1 (pixel)."
+    assert result.code == 1
+
+
+def test_a_horizon_is_not_for_classes(trained: Workplace) -> None:
+    result = trained("predict", "digits", "--input", "load.csv", "--horizon", 2)
+    assert result.sentence == "--horizon is for forecasts, and digits:1 classifies. Leave it out."
+    assert result.code == 2

@@ -1,0 +1,63 @@
+"""Every cell of the catalog on the main job through the command line, for both tasks: train, eval, export, serve."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_helpers import HORIZON, Workplace, first_document, write_load
+from stablernn.cells import list_cells
+
+CONTEXT = 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classify", "forecast"])
+@pytest.mark.parametrize("cell", list_cells())
+def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
+    write_load(empty.path("load.csv"))
+    data = ("--horizon", HORIZON, "--context-length", CONTEXT, "--target", "heat") if task == "forecast" else ()
+    source = "load.csv" if task == "forecast" else "digits"
+    small = ("--hidden-size", 6, "--max-steps", 3)
+    empty.ok("-q", "train", "--data", source, *data, "--cell", cell, *small, "--run-dir", "run")
+
+    document = empty.ok("-q", "export", "run", "--name", "model", "--json").json
+    assert document["ref"] == "model:1"
+    assert document["parity"]["step_rel_error"] <= 1e-5
+    assert document["parity"]["stream_equals_sequence"] is True
+
+    by_torch = empty.ok("-q", "eval", "run", "--json").json["metrics"]
+    by_runtime = empty.ok("-q", "eval", "model", "--json").json["metrics"]
+    headline = "log_loss" if task == "classify" else "mae"
+    assert by_runtime[headline] == pytest.approx(by_torch[headline], rel=1e-4)
+
+    inputs, file = asked(empty, task)
+    rows = empty.ok("-q", "predict", "model", "--input", file, "--json").json["predictions"]
+    process = empty.start("-q", "serve", "--port", 0, "--json")
+    try:
+        assert process.stdout is not None
+        url = first_document(process.stdout)["url"]
+        body = json.dumps({"model": "model", "inputs": inputs}).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/timeseries/{task}", body), timeout=30) as answer:
+            content = [output["content"][0] for output in json.load(answer)["outputs"]]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    if task == "forecast":
+        assert content[0]["mean_forecast"] == [row["mean"] for row in rows]
+    else:
+        assert [answer["label"] for answer in content] == [row["label"] for row in rows]
+
+
+def asked(workplace: Workplace, task: str) -> tuple[list[dict[str, Any]], str]:
+    """The same input as a request and as a file."""
+    if task == "forecast":
+        table = [line.split(",") for line in workplace.path("load.csv").read_text().splitlines()[1:]]
+        return [{"series": [[float(word) for word in row[1:]] for row in table[-CONTEXT:]]}], "load.csv"
+    x = np.arange(3 * 64, dtype=np.float32).reshape(3, 64, 1) % 16
+    np.savez(workplace.path("three.npz"), x=x)
+    return [{"series": sample[:, 0].tolist()} for sample in x], "three.npz"

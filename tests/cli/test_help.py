@@ -1,0 +1,132 @@
+"""Help: complete, current, and there at once."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cli_helpers import Workplace, command
+from stablernn_cli.docs import render
+from stablernn_cli.main import app
+
+HEAVY = ("torch", "onnxruntime", "polars", "matplotlib", "fastapi", "uvicorn", "numpy", "onnx", "scipy", "filelock")
+COMMANDS = {
+    "train",
+    "eval",
+    "export",
+    "predict",
+    "serve",
+    "registry list",
+    "registry show",
+    "registry alias",
+    "registry rollback",
+    "registry log",
+    "registry verify",
+    "cells list",
+    "cells show",
+    "data list",
+    "doctor",
+    "quickstart",
+}
+
+
+def leaves(node: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
+    node = node or typer.main.get_command(app)
+    children = getattr(node, "commands", {})
+    if not children:
+        yield path, node
+    for name, child in children.items():
+        yield from leaves(child, f"{path} {name}".strip())
+
+
+LEAVES = dict(leaves())
+
+
+def test_every_command_of_the_contract_is_there() -> None:
+    assert set(LEAVES) == COMMANDS
+
+
+def test_help_answers_in_under_400_ms() -> None:
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        done = subprocess.run(command("--help"), capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - started)
+    assert "quickstart" in done.stdout
+    assert min(seconds) < 0.4, seconds
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["train", "--help"], ["registry", "--help"]], ids=" ".join
+)
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from stablernn_cli.main import run; code = run(sys.argv[1:]);"
+        f"print(code, [name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "0 []"
+
+
+def test_registry_commands_load_no_torch(trained: Workplace) -> None:
+    code = (
+        "import sys; from stablernn_cli.main import run; run(sys.argv[1:]);"
+        "print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "-q", "registry", "list", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | trained.environment,
+    )
+    assert '"digits"' in done.stdout
+    assert done.stderr.strip() == "False"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_a_command_explains_itself(name: str) -> None:
+    text = LEAVES[name].help
+    first, *rest = text.split("\n\n")
+    assert len(first) < 60, first
+    assert first[0].isupper(), first
+    assert not first.endswith("."), first
+    example = rest[-1]
+    assert example.startswith(f"Example: stablernn {name}"), example
+    for parameter in LEAVES[name].params:
+        assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_example_of_a_command_can_be_parsed(name: str, empty: Workplace) -> None:
+    words = shlex.split(LEAVES[name].help.rsplit("Example: stablernn ", 1)[1])
+    node: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(node, "commands", {}):
+        node = node.commands[words.pop(0)]
+    node.make_context(name, words)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS - {"serve"}))
+def test_every_command_takes_json(name: str) -> None:
+    assert "--json" in [option for parameter in LEAVES[name].params for option in parameter.opts]
+
+
+def test_the_documentation_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "cli.md"
+    assert page.read_text(encoding="utf-8") == render(), "run `python -m stablernn_cli.docs docs/cli.md`"
+
+
+def test_without_a_command_help_is_shown(empty: Workplace) -> None:
+    result = empty()
+    assert result.code == 2
+    assert "quickstart" in result.out
+    assert result.err == ""

@@ -1,0 +1,137 @@
+"""`cells`, `data`, `doctor`, and the whole way in `quickstart`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import Workplace
+from stablernn.cells import list_cells
+from stablernn_cli.commands import doctor
+
+
+def test_cells_list(empty: Workplace) -> None:
+    rows = empty.ok("cells", "list", "--json").json
+    assert [row["key"] for row in rows] == list_cells()
+    assert {
+        "antisymmetric",
+        "antisymmetric_g",
+        "lipschitz",
+        "lipschitz_rk2",
+        "lvf",
+        "lvf_mid",
+        "rnn",
+        "lstm",
+        "gru",
+    } <= {row["key"] for row in rows}
+    for row in rows:
+        assert set(row) == {"key", "title", "paper", "year", "guarantee", "family"}
+        assert isinstance(row["year"], int)
+    assert [row["key"] for row in empty.ok("cells", "list", "lvf*", "--json").json] == ["lvf", "lvf_mid"]
+    assert "lvf_mid" in empty.ok("cells", "list").out
+
+
+@pytest.mark.parametrize("key", list_cells())
+def test_cells_show_has_every_option_under_both_presets(empty: Workplace, key: str) -> None:
+    document = empty.ok("cells", "show", key, "--json").json
+    assert document["equation"]
+    assert set(document["options"]) == {"practical", "paper"}
+    text = empty.ok("cells", "show", key).out
+    assert "The preset 'practical' is ours." in text
+    for name in document["options"]["practical"]:
+        assert name in text
+
+
+def test_data_list(empty: Workplace) -> None:
+    rows = {row["name"]: row for row in empty.ok("data", "list", "--json").json}
+    assert set(rows) == {"digits", "co2"}
+    assert rows["digits"]["task"] == "classify"
+    assert rows["co2"]["settings"]["horizon"] == 52
+    assert all(Path(row["path"]).is_file() for row in rows.values())
+    assert "CC BY 4.0" in empty.ok("data", "list").out
+
+
+def test_doctor_finds_what_is_there(empty: Workplace) -> None:
+    import onnxruntime
+    import torch
+
+    document = empty.ok("doctor", "--json").json
+    assert document["ok"] is True
+    assert document["torch"]["version"] == torch.__version__
+    assert document["torch"]["gpus"] == [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    runtime = document["onnxruntime"]
+    assert runtime["version"] == onnxruntime.__version__
+    assert runtime["providers"] == onnxruntime.get_available_providers()
+    assert runtime["devices"]["cpu"] == {"usable": True, "reason": None}
+    # Named by the build is one thing, usable here another: without a GPU the reason must be given.
+    assert runtime["devices"]["cuda"]["usable"] or runtime["devices"]["cuda"]["reason"]
+    folders = document["folders"]
+    assert folders["registry"] == {
+        "path": str(empty.registry),
+        "exists": False,
+        "writable": True,
+        "set by": "STABLERNN_REGISTRY",
+    }
+    assert set(folders) == {"registry", "data", "cache", "working folder"}
+    assert list(empty.folder.iterdir()) == []
+    text = empty.ok("doctor").out
+    assert str(empty.registry) in text
+    assert text.endswith("Everything essential works.\n")
+
+
+def test_doctor_says_how_to_mend_a_folder(empty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty.path("file").write_text("")
+    monkeypatch.setenv("STABLERNN_CACHE", str(empty.path("file") / "cache"))
+    document = empty.ok("doctor", "--json").json
+    problem = {
+        "what": f"The cache {empty.path('file')}/cache cannot be written to.",
+        "fix": "Set STABLERNN_CACHE to a folder of yours",
+        "essential": False,
+    }
+    assert problem in document["problems"]
+
+
+def test_doctor_fails_when_a_library_does_not_load(
+    empty: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_runtime.py").write_text(
+        "raise ImportError('libsomething.so.1: cannot open shared object file')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    findings = doctor.Findings()
+    assert doctor._imported("broken_runtime", findings, needed_for="serve") is None
+    assert findings.ok is False
+    assert findings.problems == [
+        {
+            "what": "broken_runtime cannot be imported (libsomething.so.1: cannot open shared object file); "
+            "serve need it.",
+            "fix": "Install stablernn again",
+            "essential": True,
+        }
+    ]
+
+
+def test_quickstart_goes_the_whole_way(empty: Workplace) -> None:
+    result = empty.ok("quickstart", "--epochs", 1, "--json")
+    document = result.json
+    assert document["ref"] == "digits:1"
+    assert document["run"] == "runs/digits-lipschitz-1"
+    assert [answer["truth"] for answer in document["answers"]] == ["0", "5", "0", "5", "0"]
+    for answer in document["answers"]:
+        assert answer["label"] in "0123456789"
+        assert 0 < answer["probability"] <= 1
+    assert (empty.path(document["run"]) / "server.log").read_text().splitlines()[-1] == "Stopped."
+    # The answers are those of the published version, asked again without a server.
+    predicted = empty.ok("-q", "eval", "digits", "--json").json["metrics"]
+    assert predicted["accuracy"] == pytest.approx(document["metrics"]["accuracy"], abs=0.01)
+    for word in ("train", "eval", "export", "serve"):
+        assert f"$ stablernn {word} " in result.err
+    assert "/v1/timeseries/classify" in result.err
+
+
+def test_quickstart_prints_where_everything_lies(empty: Workplace) -> None:
+    result = empty.ok("-q", "quickstart", "--epochs", 1, "--name", "first", "--run-dir", "here")
+    assert result.err == ""
+    for words in ("test accuracy", "here (plots in here/plots)", f"first:1 in {empty.registry}", "here/server.log"):
+        assert words in result.out

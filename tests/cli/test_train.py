@@ -1,0 +1,212 @@
+"""`train`: the run directory, its summary, stopping and going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli_helpers import Workplace, command
+
+TINY = ("--data", "digits", "--cell", "rnn", "--hidden-size", 4)
+
+
+def weights(run: Path) -> bytes:
+    return (run / "checkpoints" / "best.safetensors").read_bytes()
+
+
+def test_the_summary_is_one_document(empty: Workplace) -> None:
+    result = empty.ok("train", *TINY, "--epochs", 1, "--seed", 3, "--run-dir", "run", "--json")
+    summary = result.json
+    assert {key: summary[key] for key in ("run", "task", "cell", "epochs", "steps")} == {
+        "run": "run",
+        "task": "classify",
+        "cell": "rnn",
+        "epochs": 1,
+        "steps": 34,
+    }
+    # W (4, 4), V (4, 1), b (4) and a head (10, 4) with bias.
+    assert summary["parameters"] == 16 + 4 + 4 + 40 + 10
+    assert summary["seconds"] > 0
+    for split in ("validation", "test"):
+        assert set(summary["metrics"][split]) == {"accuracy", "macro_f1", "log_loss", "ece", "roc_auc"}
+    stored = json.loads((empty.path("run") / "summary.json").read_text())
+    assert stored == summary
+
+
+def test_a_run_directory_has_what_the_contract_says(trained: Workplace) -> None:
+    for name in ("digits-run", "load-run"):
+        found = {path.relative_to(trained.path(name)).as_posix() for path in trained.path(name).rglob("*")}
+        assert found >= {
+            "config.yaml",
+            "env.json",
+            "data.json",
+            "metrics.jsonl",
+            "summary.json",
+            "checkpoints/best.safetensors",
+            "checkpoints/best.json",
+            "checkpoints/last.safetensors",
+            "checkpoints/last.json",
+        }
+        assert len([word for word in found if word.startswith("plots/") and word.endswith(".png")]) >= 2
+
+
+def test_options_reach_the_configuration(empty: Workplace) -> None:
+    empty.path("base.yaml").write_text("training: {lr: 0.5, batch_size: 64}\nmodel: {cell: gru, hidden_size: 3}\n")
+    empty.ok(
+        "-q", "train", "--config", "base.yaml", "--data", "digits", "--lr", 0.01, "--max-steps", 2,
+        "--set", "training.clip_norm=1", "--set", "model.readout=mean", "--run-dir", "run",
+    )  # fmt: skip
+    config = yaml.safe_load((empty.path("run") / "config.yaml").read_text())
+    assert config["data"]["source"] == "digits"
+    assert config["model"] | {"cell": "gru", "hidden_size": 3, "readout": "mean"} == config["model"]
+    assert config["training"] | {"lr": 0.01, "batch_size": 64, "max_steps": 2, "clip_norm": 1.0} == config["training"]
+    assert config["training"]["epochs"] is None
+
+
+def test_progress_goes_to_stderr_a_line_an_epoch(empty: Workplace) -> None:
+    result = empty.ok("train", *TINY, "--epochs", 2)
+    lines = [line for line in result.err.splitlines() if line.startswith("epoch ")]
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    assert all("loss " in line and "validation accuracy " in line for line in lines)
+    assert result.err.splitlines()[-1] == "Next: stablernn export runs/digits-rnn-1 --name NAME"
+    assert "runs/digits-rnn-1" in result.out
+    assert "accuracy" in result.out
+
+
+def test_quiet_leaves_the_answer_only(empty: Workplace) -> None:
+    result = empty.ok("-q", "train", *TINY, "--epochs", 1, "--json")
+    assert result.err == ""
+    assert result.json["run"] == "runs/digits-rnn-1"
+
+
+def test_a_run_is_not_written_over(workplace: Workplace) -> None:
+    before = weights(workplace.path("digits-run"))
+    result = workplace("train", *TINY, "--run-dir", "digits-run")
+    assert result.sentence == (
+        "There is a run in 'digits-run' already. Resume it with --resume, or name another directory."
+    )
+    assert result.code == 2
+    assert weights(workplace.path("digits-run")) == before
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_numbers(empty: Workplace) -> None:
+    # Long enough that the signal comes in the middle, short enough to finish.
+    long = (*TINY, "--epochs", 12, "--set", "training.schedule=constant")
+    process = empty.start("train", *long, "--run-dir", "stopped", "--json")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("epoch 1/"):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("Error: Stopped at step ")
+    assert last.endswith(" of 408. Go on with it by --resume --run-dir stopped.")
+    assert not (empty.path("stopped") / "summary.json").exists()
+
+    resumed = empty.ok("-q", "train", "--resume", "--run-dir", "stopped", "--json").json
+    straight = empty.ok("-q", "train", *long, "--run-dir", "straight", "--json").json
+    assert resumed["metrics"] == straight["metrics"]
+    assert resumed["steps"] == straight["steps"] == 408
+    assert weights(empty.path("stopped")) == weights(empty.path("straight"))
+
+
+def test_a_resumed_run_can_be_longer_but_not_another(empty: Workplace) -> None:
+    short = (*TINY, "--epochs", 1, "--set", "training.schedule=constant", "--run-dir", "run")
+    empty.ok("-q", "train", *short)
+    result = empty("train", "--resume", "--run-dir", "run", "--lr", 0.5)
+    assert result.sentence.startswith("A resumed run keeps its settings: 'training.lr' was ")
+    assert result.code == 2
+    assert empty.ok("-q", "train", "--resume", "--run-dir", "run", "--epochs", 2, "--json").json["epochs"] == 2
+
+
+def test_a_bar_is_drawn_where_somebody_watches(empty: Workplace) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("train", *TINY, "--epochs", 2, "--json"),
+        cwd=empty.folder,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    seen = b""
+    # The read ends with an error once the other side is closed.
+    while chunk := _read(ours):
+        seen += chunk
+    out, _ = process.communicate(timeout=60)
+    os.close(ours)
+    text = seen.decode(errors="replace")
+    assert json.loads(out)["epochs"] == 2
+    assert "epoch 2/2" in text
+    assert "validation accuracy" in text
+    assert "━" in text
+
+
+def _read(handle: int) -> bytes:
+    try:
+        return os.read(handle, 65536)
+    except OSError:
+        return b""
+
+
+BAD = {
+    "infinite": ("inf.csv", "'inf.csv' row 5, column 'y' is inf. Values must be finite float32 numbers; "),
+    "empty": ("empty.csv", "'empty.csv' is empty."),
+    "one class": ("one.npz", "'one.npz' has one class only ('0'); classification needs two or more."),
+    "too short": ("short.csv", "'short.csv': series 'short' has 10 steps, "),
+    "a folder": ("folder", "'folder' is a folder. Give one of the files in it."),
+    "no reader": ("text.txt", "'text.txt' has no ending that is read. "),
+}
+
+
+@pytest.mark.parametrize("row", BAD)
+def test_bad_content(empty: Workplace, row: str) -> None:
+    import numpy as np
+
+    name, sentence = BAD[row]
+    days = [f"2024-01-{day:02d}" for day in range(1, 31)]
+    values = [str(number) for number in range(30)]
+    empty.path("inf.csv").write_text(
+        "ds,y\n" + "".join(f"{d},{'inf' if n == 3 else v}\n" for n, (d, v) in enumerate(zip(days, values, strict=True)))
+    )
+    empty.path("empty.csv").write_text("")
+    empty.path("short.csv").write_text("ds,y\n" + "".join(f"{d},1\n" for d in days[:10]))
+    np.savez(empty.path("one.npz"), x=np.ones((9, 4, 1), np.float32), y=np.zeros(9, np.int64))
+    empty.path("folder").mkdir()
+    empty.path("text.txt").write_text("hello")
+    before = sorted(empty.folder.rglob("*"))
+
+    result = empty("train", "--data", name, "--cell", "gru", "--horizon" if row == "too short" else "--seed", 5)
+    assert result.sentence.startswith(sentence)
+    assert result.code == 1
+    assert result.out == ""
+    assert sorted(empty.folder.rglob("*")) == before
+
+
+def test_a_device_that_is_not_there(empty: Workplace) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    result = empty("train", *TINY, "--device", "cuda")
+    assert result.sentence.startswith("The device 'cuda' is not there: ")
+    assert result.code == 1
+    assert list(empty.folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(empty: Workplace) -> None:
+    empty.path("file").write_text("")
+    result = empty("train", *TINY, "--run-dir", "file/run")
+    assert result.sentence == "Cannot make the run directory 'file/run': Not a directory."
+    assert result.code == 2

@@ -1,0 +1,177 @@
+"""What is wrong in the command line itself: one sentence, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli_helpers import Workplace
+
+ROWS = {
+    "unknown command": (["trian"], "Unknown command 'trian'. Did you mean 'train'? See 'stablernn --help'."),
+    "unknown subcommand": (
+        ["registry", "lst"],
+        "Unknown command 'lst'. Did you mean 'list'? See 'stablernn registry --help'.",
+    ),
+    "unknown option": (
+        ["train", "--epoch", "3"],
+        "Unknown option '--epoch'. Did you mean '--epochs'? See 'stablernn train --help'.",
+    ),
+    "global option behind": (
+        ["train", "-q"],
+        "'-q' goes before the command: stablernn -q ... See 'stablernn train --help'.",
+    ),
+    "no number": (["train", "--lr", "fast"], "--lr must be a number, got 'fast'. See 'stablernn train --help'."),
+    "no whole number": (
+        ["train", "--epochs=1.5"],
+        "--epochs must be a whole number, got '1.5'. See 'stablernn train --help'.",
+    ),
+    "no choice": (
+        ["train", "--device", "gpu"],
+        "--device must be one of 'auto', 'cpu', 'cuda', got 'gpu'. See 'stablernn train --help'.",
+    ),
+    "missing argument": (["eval"], "Missing argument 'TARGET'. See 'stablernn eval --help'."),
+    "missing option": (["export", "run"], "Missing option '--name'. See 'stablernn export --help'."),
+    "one argument too many": (
+        ["doctor", "now"],
+        "Got unexpected extra argument(s) (now). See 'stablernn doctor --help'.",
+    ),
+    "no data": (["train", "--cell", "gru"], "Missing option '--data'. See `stablernn data list` for what there is."),
+    "no cell": (
+        ["train", "--data", "digits"],
+        "Missing option '--cell'. See `stablernn cells list` for what there is.",
+    ),
+    "resume what": (
+        ["train", "--resume"],
+        "--resume needs the run to go on with, got no --run-dir. Add --run-dir DIR.",
+    ),
+    "resume nothing": (
+        ["train", "--resume", "--run-dir", "gone"],
+        "There is no run to resume in 'gone'. Start it without --resume.",
+    ),
+    "two lengths": (
+        ["train", "--data", "digits", "--cell", "gru", "--epochs", "3", "--max-steps", "2"],
+        "--epochs and --max-steps exclude each other, got 3 and 2. Give one of the two.",
+    ),
+    "two values": (
+        ["train", "--data", "digits", "--cell", "gru", "--lr", "0.1", "--set", "training.lr=0.2"],
+        "--lr 0.1 contradicts --set, which makes training.lr 0.2. Give one of the two.",
+    ),
+    "length against --set": (
+        ["train", "--data", "digits", "--cell", "gru", "--epochs", "3", "--set", "training.max_steps=2"],
+        "--epochs 3 contradicts --set, which makes training.epochs None. Give one of the two.",
+    ),
+    "section against option": (
+        ["train", "--data", "digits", "--cell", "gru", "--set", "model={cell: lstm}"],
+        "--cell gru contradicts --set, which makes model.cell lstm. Give one of the two.",
+    ),
+    "value out of range": (
+        ["train", "--data", "digits", "--cell", "gru", "--lr", "-1"],
+        "--lr must be greater than 0, got -1.0.",
+    ),
+    "unknown cell": (
+        ["train", "--data", "digits", "--cell", "antisymetric"],
+        "Unknown cell 'antisymetric'. Did you mean 'antisymmetric'? See `stablernn cells list`.",
+    ),
+    "unknown cell shown": (
+        ["cells", "show", "grru"],
+        "Unknown cell 'grru'. Did you mean 'gru'? See `stablernn cells list`.",
+    ),
+    "unknown dataset": (
+        ["train", "--data", "digist", "--cell", "gru"],
+        "Unknown dataset or file 'digist'. Did you mean 'digits'? Datasets: co2, digits.",
+    ),
+    "unknown file": (
+        ["train", "--data", "gone.csv", "--cell", "gru"],
+        "Unknown dataset or file 'gone.csv'. Datasets: co2, digits.",
+    ),
+    "unknown column": (
+        ["train", "--data", "co2", "--cell", "gru", "--target", "co3"],
+        "Unknown target 'co3'. Did you mean 'co2'? 'co2.csv.gz' has co2.",
+    ),
+    "wrong task": (
+        ["train", "--data", "digits", "--cell", "gru", "--task", "forecast"],
+        "'digits' is read for task 'classify', got task 'forecast'.",
+    ),
+    "no configuration file": (
+        ["train", "--config", "gone.yaml"],
+        "Cannot read the configuration file 'gone.yaml': No such file or directory.",
+    ),
+    "unknown target": (
+        ["eval", "gone"],
+        "There is no run directory 'gone', and in the registry: Unknown model 'gone': the registry {registry} is "
+        "empty. Publish a model, or point STABLERNN_REGISTRY to the registry that has it.",
+    ),
+    "no target": (
+        ["predict", "./runs/gone", "--input", "x.npz"],
+        "'./runs/gone' is neither a run directory nor a reference. A model name is 1 to 64 of the characters "
+        "a-z 0-9 . _ -, the first a letter or a digit, got './runs/gone'.",
+    ),
+    "no run": (
+        ["export", "gone", "--name", "x"],
+        "There is no run in 'gone'. Give the directory that `stablernn train` named.",
+    ),
+    "bad name": (
+        ["export", "gone", "--name", "X"],
+        "A model name is 1 to 64 of the characters a-z 0-9 . _ -, the first a letter or a digit, got 'X'.",
+    ),
+    "bad name for the quickstart": (
+        ["quickstart", "--name", "Digits"],
+        "A model name is 1 to 64 of the characters a-z 0-9 . _ -, the first a letter or a digit, got 'Digits'.",
+    ),
+    "reference for a name": (
+        ["export", "gone", "--name", "x:1"],
+        "--name takes a plain name, got 'x:1'. The registry numbers versions itself; set an alias with --alias.",
+    ),
+    "reserved alias": (
+        ["export", "gone", "--name", "x", "--alias", "latest"],
+        "'latest' is reserved and cannot be an alias. Write 'x' for the highest version, or choose a word.",
+    ),
+    "no alias": (
+        ["registry", "alias", "x", "1"],
+        "An alias is written NAME@ALIAS, got 'x'. Write 'x@production' for example.",
+    ),
+    "force without a reason": (
+        ["registry", "alias", "x@p", "1", "--force"],
+        "--force needs a reason, got none. Add --why '...'.",
+    ),
+    "serve what is not there": (
+        ["serve", "--model", "gone", "--port", "0"],
+        "Unknown model 'gone': the registry {registry} is empty. Publish a model, or point STABLERNN_REGISTRY to the "
+        "registry that has it.",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_wrong_command_line(row: str, empty: Workplace) -> None:
+    arguments, sentence = ROWS[row]
+    result = empty(*arguments)
+    assert result.sentence == sentence.format(registry=empty.registry)
+    assert result.code == 2
+    assert result.out == ""
+    assert list(empty.folder.iterdir()) == []
+
+
+def test_a_key_that_does_not_exist(empty: Workplace) -> None:
+    empty.path("c.yaml").write_text("training:\n  learning_rate: 0.1\n")
+    for arguments in (["--config", "c.yaml"], ["--set", "training.learning_rate=0.1"]):
+        result = empty("train", "--data", "digits", "--cell", "gru", *arguments)
+        assert result.sentence.startswith("Unknown key 'training.learning_rate'. 'training' has epochs, max_steps, ")
+        assert result.code == 2
+    assert [path.name for path in empty.folder.iterdir()] == ["c.yaml"]
+
+
+def test_debug_shows_the_traceback_and_the_same_sentence(empty: Workplace) -> None:
+    result = empty("--debug", "cells", "show", "grru")
+    assert "Traceback (most recent call last)" in result.err
+    assert result.err.endswith("Error: Unknown cell 'grru'. Did you mean 'gru'? See `stablernn cells list`.\n")
+    assert result.code == 2
+
+
+@pytest.mark.parametrize(("option", "value"), [("step_size", -1), ("skew_weight", 2)])
+def test_an_option_of_a_cell_out_of_its_range(empty: Workplace, option: str, value: int) -> None:
+    result = empty("train", "--data", "digits", "--cell", "lipschitz", "--set", f"model.cell_options.{option}={value}")
+    assert result.sentence.startswith(f"{option} must be ")
+    assert result.sentence.endswith(f" for LipschitzRNNCell, got {value}.")
+    assert result.code == 2
+    assert list(empty.folder.iterdir()) == []
