@@ -40,7 +40,7 @@ def commands(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
 def run(row: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "stablernn_cli", *row["command"], "--set", "training.threads=1", "--json"],
+            [sys.executable, "-m", "stablernn_cli", *row["command"], "--json"],
             cwd=folder,
             capture_output=True,
             text=True,

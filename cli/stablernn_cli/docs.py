@@ -1,10 +1,15 @@
-"""Writes ``docs/cli.md`` from the app itself: ``python -m stablernn_cli.docs docs/cli.md``."""
+"""Writes what the documentation takes from the code: ``docs/cli.md`` and the tables of ``README.md``.
+
+``python -m stablernn_cli.docs`` in the repository (``make docs``); tests fail when either is out of date.
+"""
 
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Iterator
+import json
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ from stablernn_cli.main import app
 
 _HEAD = """# Command line
 
-Written by `python -m stablernn_cli.docs docs/cli.md` from the help texts; do not edit by hand.
+Written by `make docs` from the help texts; do not edit by hand.
 
 Exit codes: 0 done; 1 the work failed or its content is bad; 2 the command line is wrong (an unknown command, option,
 cell, dataset or reference); 3 a check said no (`registry verify`, a refused alias); 130 stopped by Ctrl-C. Errors are
@@ -69,5 +74,62 @@ def _row(parameter: Any) -> str:
     return f"| `{name}` | {needed} | {text} |\n"
 
 
+def readme(text: str, root: Path) -> str:
+    """The README with its tables written again.
+
+    Args:
+        text: The README as it is.
+        root: The repository.
+    """
+    tables = {"cells": _cells(), "commands": _commands(), "measured": _measured(root)}
+    for name, lines in tables.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        if not re.search(pattern, text, flags=re.DOTALL):
+            raise ValueError(f"README.md has no place for the table '{name}': <!-- {name} --> ... <!-- /{name} -->.")
+        table = "".join(lines)
+        text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table}{match[2]}", text, flags=re.DOTALL)
+    return text
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    for row in (header, ["---"] * len(header), *rows):
+        yield f"| {' | '.join(row)} |\n"
+
+
+def _cells() -> Iterator[str]:
+    from stablernn.cells import cell_info, list_cells
+
+    infos = sorted(map(cell_info, list_cells()), key=lambda info: (info.year, info.key))
+    rows = [(f"`{info.key}`", info.title, info.guarantee, info.paper) for info in infos]
+    return _table(("cell", "what", "guarantee", "paper"), rows)
+
+
+def _commands() -> Iterator[str]:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return _table(("command", "what"), [(f"`{name}`", _help(child).splitlines()[0]) for name, child in commands.items()])
+
+
+def _measured(root: Path) -> Iterator[str]:
+    """One row a cell and dataset: median, range, parameters and seconds over the seeds of the benchmark."""
+    runs = json.loads((root / "benchmarks/results/defaults.json").read_text(encoding="utf-8"))["runs"]
+    groups: dict[tuple[str, str, str], list[Any]] = {}
+    for run in runs:
+        groups.setdefault((run["data"], run["cell"], run["figure"]), []).append(run)
+    rows = []
+    for (data, cell, figure), found in groups.items():
+        values = [run["value"] for run in found]
+        spread = f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+        seconds = statistics.median(run["seconds"] for run in found)
+        rows.append((data, f"`{cell}`", figure, spread, f"{found[0]['parameters']:,}", f"{seconds:.0f}"))
+    return _table(("data", "cell", "figure", "test, median (range)", "parameters", "training seconds"), rows)
+
+
+def main() -> None:
+    root = Path(__file__).parents[2]
+    (root / "docs" / "cli.md").write_text(render(), encoding="utf-8")
+    page = root / "README.md"
+    page.write_text(readme(page.read_text(encoding="utf-8"), root), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(render(), encoding="utf-8")
+    main()

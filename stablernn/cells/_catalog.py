@@ -111,7 +111,7 @@ def create_cell(
 
     Raises:
         UnknownNameError: If there is no such cell.
-        ConfigError: If the cell has no such option, or the preset does not exist.
+        ConfigError: If the cell has no such option or it cannot take that value, or the preset does not exist.
 
     Example:
         >>> create_cell("antisymmetric", 3, 8, damping=0.1).damping
@@ -123,13 +123,23 @@ def create_cell(
         if name not in allowed:
             takes = ", ".join(sorted(allowed)) or "none"
             raise ConfigError(f"The cell '{key}' has no option '{name}'.{near(name, allowed)} It takes {takes}.")
-    return info.cell(input_size, hidden_size, **(allowed | options))
+        _check_type(key, name, options[name], allowed[name])
+    try:
+        return info.cell(input_size, hidden_size, **(allowed | options))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def recommended_training(key: str, preset: str = "practical") -> dict[str, Any]:
     """Training settings (``lr``, ``optimizer``, ``schedule``, ...) that go with a cell under a preset."""
     _check_preset(preset)
     return dict(cell_info(key).training.get(preset, {}))
+
+
+def _check_type(key: str, name: str, value: object, default: object) -> None:
+    kind, word = (str, "a word") if isinstance(default, str) else ((int, float), "a number")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"The option '{name}' of the cell '{key}' takes {word}, got {value!r}.")
 
 
 def _check_preset(preset: str) -> None:

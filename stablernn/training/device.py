@@ -25,7 +25,7 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextmanager
-def torch_settings(device: torch.device, *, seed: int, threads: int | None) -> Iterator[None]:
+def torch_settings(device: torch.device, *, seed: int, threads: int) -> Iterator[None]:
     """Seed, threads and deterministic algorithms for the time of a run; the caller's come back afterwards.
 
     Deterministic algorithms are asked for on the CPU only: on a GPU torch refuses some operations without them.
@@ -33,8 +33,7 @@ def torch_settings(device: torch.device, *, seed: int, threads: int | None) -> I
     before = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
-            if threads is not None:
-                torch.set_num_threads(threads)
+            torch.set_num_threads(threads)
             # use_deterministic_algorithms does the same, and imports torch's compiler, which takes seconds.
             torch.set_deterministic_debug_mode("error" if device.type == "cpu" else "default")
             torch.manual_seed(seed)

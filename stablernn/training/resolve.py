@@ -32,7 +32,7 @@ def resolve(config: Config, data: ClassificationData | ForecastData) -> Config:
     """The same settings with a value in place of every None that stands for a recommendation.
 
     What stays None is a feature that is off (clipping, early stopping, a test file), a setting of the other task or of
-    another optimizer or schedule, and torch's own number of threads.
+    another optimizer or schedule.
 
     Raises:
         UnknownNameError: If the cell is not in the catalog.

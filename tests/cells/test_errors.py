@@ -85,6 +85,20 @@ def test_an_option_out_of_range_is_refused(key: str, options: dict[str, Any], se
         create_cell(key, 2, 3, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"step_size": "0.1"}, "The option 'step_size' of the cell 'lvf' takes a number, got '0.1'."),
+        ({"step_size": True}, "The option 'step_size' of the cell 'lvf' takes a number, got True."),
+        ({"constraint": 1}, "The option 'constraint' of the cell 'lvf' takes a word, got 1."),
+    ],
+    ids=["text", "flag", "number"],
+)
+def test_an_option_of_another_type_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=_exactly(sentence)):
+        create_cell("lvf", 2, 3, **options)
+
+
 def test_an_unknown_cell_is_named_with_its_neighbour() -> None:
     sentence = "Unknown cell 'antisymetric'. Did you mean 'antisymmetric'? See `stablernn cells list`."
     for refuse in (lambda: create_cell("antisymetric", 2, 3), lambda: StableRNN("antisymetric", 2, 3)):

@@ -54,7 +54,7 @@ def _run(output: Output, name: str, epochs: int | None, run_dir: Path | None) ->
     started = time.monotonic()
     export.check_names(name)
     # One thread: at this size the second one gains nothing, and waits for the first at full load.
-    given: dict[str, Any] = {"data": DATA, "cell": CELL, "threads": 1}
+    given: dict[str, Any] = {"data": DATA, "cell": CELL}
     if epochs is not None:
         given["epochs"] = epochs
     asked = "".join(f" --{key} {value}" for key, value in given.items())
