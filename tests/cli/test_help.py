@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from cli_helpers import Workplace, command
+from cli_helpers import Workplace
 from stablernn_cli.docs import readme, render
 from stablernn_cli.main import app
 
