@@ -106,7 +106,8 @@ def _cells() -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return _table(("command", "what"), [(f"`{name}`", _help(child).splitlines()[0]) for name, child in commands.items()])
+    rows = [(f"`{name}`", _help(child).splitlines()[0]) for name, child in commands.items()]
+    return _table(("command", "what"), rows)
 
 
 def _measured(root: Path) -> Iterator[str]:
