@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -83,11 +82,12 @@ def readme(text: str, root: Path) -> str:
     """
     tables = {"cells": _cells(), "commands": _commands(), "measured": _measured(root)}
     for name, lines in tables.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        if not re.search(pattern, text, flags=re.DOTALL):
-            raise ValueError(f"README.md has no place for the table '{name}': <!-- {name} --> ... <!-- /{name} -->.")
-        table = "".join(lines)
-        text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table}{match[2]}", text, flags=re.DOTALL)
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, opened, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (opened and closed):
+            raise ValueError(f"README.md has no place for the table '{name}': {begin.strip()} ... {end}.")
+        text = before + begin + "".join(lines) + end + after
     return text
 
 
