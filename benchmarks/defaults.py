@@ -66,9 +66,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="seeds from 0 on")
+    parser.add_argument("--cells", nargs="*", help="run these cells again and keep the other rows")
     arguments = parser.parse_args()
+    wanted = commands(tuple(range(arguments.seeds)))
+    kept: list[dict[str, Any]] = []
+    if arguments.cells:
+        wanted = [row for row in wanted if row["cell"] in arguments.cells]
+        kept = [row for row in json.loads(RESULTS.read_text())["runs"] if row["cell"] not in arguments.cells]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        rows = list(pool.map(run, commands(tuple(range(arguments.seeds)))))
+        rows = sorted(kept + list(pool.map(run, wanted)), key=lambda row: (row["data"] != "digits", row["cell"]))
     machine = {"machine": platform.machine(), "torch": version("torch"), "python": platform.python_version()}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"conditions": machine, "runs": rows}, indent=1) + "\n", encoding="utf-8")

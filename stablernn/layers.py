@@ -85,6 +85,7 @@ class StableRNN(nn.Module):
     def forward(
         self, input: Tensor, state: Tensor | Sequence[Tensor] | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        check_tensor(input, next(self.parameters()).dtype)
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
             raise ValueError(
                 f"input has shape {tuple(input.shape)}, the layer expects (batch, time, {self.input_size}) "
@@ -151,6 +152,18 @@ class StableRNN(nn.Module):
         )
 
 
+def check_tensor(x: Any, dtype: torch.dtype) -> None:
+    """Refuse an input that is no tensor, or one of another dtype than the parameters.
+
+    Raises:
+        ValueError: If it is.
+    """
+    if not isinstance(x, Tensor):
+        raise ValueError(f"input must be a tensor with lengths= where sequences differ, got {type(x).__name__}.")
+    if x.dtype != dtype:
+        raise ValueError(f"input is {x.dtype}, the parameters are {dtype}; convert one of them with .to().")
+
+
 def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor | None:
     """Which steps of ``(batch, time, features)`` are no padding, ``(batch, time)``; None when all count.
 
@@ -162,11 +175,14 @@ def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor | None:
         raise ValueError(f"input has shape {tuple(x.shape)}, the time axis must hold 1 step or more.")
     if lengths is None:
         return None
-    if lengths.shape != (batch,) or lengths.is_floating_point():
+    lengths = torch.as_tensor(lengths)
+    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ValueError(
             f"lengths must be {batch} whole numbers, one for each sequence, "
             f"got shape {tuple(lengths.shape)} of {lengths.dtype}."
         )
+    if batch == 0:
+        return None
     shortest, longest = int(lengths.min()), int(lengths.max())
     if shortest < 0 or longest > time:
         raise ValueError(f"lengths must be from 0 to {time}, the steps of the input, got {shortest} to {longest}.")

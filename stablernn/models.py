@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, near
-from stablernn.layers import StableRNN, valid_steps
+from stablernn.layers import StableRNN, check_tensor, valid_steps
 from stablernn.preprocessing import create_scaling
 
 States = tuple[Tensor, ...]
@@ -147,6 +147,7 @@ class SequenceModel(nn.Module):
 
     def final_state(self, x: Tensor, lengths: Tensor | None = None, state: States | None = None) -> States:
         """:meth:`run` without the outputs."""
+        check_tensor(x, self.scaling.mean.dtype)
         if x.dim() != 3 or x.shape[-1] != self.input_size:
             raise ValueError(
                 f"input has shape {tuple(x.shape)}, the model expects input_size={self.input_size} "
@@ -308,8 +309,14 @@ class Forecaster(SequenceModel):
         super().__init__(cell, input_size, hidden_size, **options)
         if horizon < 1:
             raise ValueError(f"horizon must be 1 or more, got {horizon}.")
-        if not target_indices or not all(0 <= index < input_size for index in target_indices):
-            raise ValueError(f"target_indices must be from 0 to {input_size - 1}, got {list(target_indices)}.")
+        if (
+            not target_indices
+            or len(set(target_indices)) < len(target_indices)
+            or not all(0 <= index < input_size for index in target_indices)
+        ):
+            raise ValueError(
+                f"target_indices must be different channels from 0 to {input_size - 1}, got {list(target_indices)}."
+            )
         levels = list(quantiles)
         if levels != sorted(set(levels)) or not all(0 < level < 1 for level in levels):
             raise ConfigError(f"quantiles must increase and lie between 0 and 1, got {levels}.")

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, DataError, near
 
-# Variance below which a window counts as flat, as a share of the training data's variance: keeps a division finite.
-_FLAT = 1e-8
+# Spread below which a window counts as flat, as a share of its level and, at level zero, of the training data's spread.
+_FLAT = 1e-4
+_NOTHING = 1e-8
 
 
 class Scaling(nn.Module):
@@ -72,7 +73,8 @@ class Scaling(nn.Module):
         for chunk in chunks:
             squares += np.nansum((chunk - mean) ** 2, axis=0)
         deviation = np.sqrt(squares / count)
-        deviation[deviation <= 1e-12 * np.maximum(np.abs(mean), 1)] = 1
+        # What rounding alone leaves of a constant counts as no spread, in whatever unit it is.
+        deviation[deviation <= 1e-12 * np.abs(mean)] = 1
         self.mean.copy_(torch.from_numpy(mean))
         self.scale.copy_(torch.from_numpy(deviation))
 
@@ -109,8 +111,9 @@ class WindowScaling(Scaling):
     """Standard scores by running statistics of the sequence itself, causal, for series whose level differs or drifts.
 
     Mean and variance are those of the observed values so far, up to ``window`` of them; after that they forget
-    exponentially with that time constant, so that a long stream looks like a training window. A global scaling is
-    applied first, for accuracy in float32.
+    exponentially with that time constant, so that a long stream looks like a training window. They are taken of the
+    distance from the sequence's first observed value, which keeps float32 accurate at any level. Of the training data
+    only the overall unit is used.
 
     Args:
         size: Features, F.
@@ -128,27 +131,28 @@ class WindowScaling(Scaling):
 
     def state_roles(self) -> list[tuple[str, int]]:
         return [
-            *super().state_roles(),
+            ("last observed value, from the first", self.size),
+            ("first observed value", self.size),
             ("observed values", self.size),
             ("running mean", self.size),
             ("running variance", self.size),
         ]
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        held, count, mean, variance = state
+        held, first, count, mean, variance = state
         observed = ~torch.isnan(x)
-        held = torch.where(observed, (x - self.mean) / self.scale, held)
+        value = x / self.scale
+        first = torch.where(observed & (count == 0), value, first)
+        held = torch.where(observed, value - first, held)
         grown = torch.clamp(count + 1, max=self.window)
         distance = held - mean
-        # The first value is its own mean to the last bit: a division that is off by one ulp would leave a
-        # tiny distance, to be divided by the smallest deviation.
-        moved = torch.where(count == 0, held, mean + distance / grown)
+        moved = mean + distance / grown
         spread = variance + (distance * (held - moved) - variance) / grown
         count = torch.where(observed, grown, count)
         mean = torch.where(observed, moved, mean)
         variance = torch.where(observed, spread, variance)
-        scaled = (held - mean) / self._deviation(variance)
-        return self._with_mask(scaled, observed), (held, count, mean, variance)
+        scaled = (held - mean) / self._deviation(first, variance)
+        return self._with_mask(scaled, observed), (held, first, count, mean, variance)
 
     def sequence(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         outputs = []
@@ -162,13 +166,14 @@ class WindowScaling(Scaling):
         return torch.stack(outputs, dim=1), state
 
     def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        held, _, _, variance = state
-        return self.mean + self.scale * held, self.scale * self._deviation(variance)
+        held, first, _, _, variance = state
+        return self.scale * (first + held), self.scale * self._deviation(first, variance)
 
     @staticmethod
-    def _deviation(variance: Tensor) -> Tensor:
-        # Not `variance + _FLAT`: the ONNX exporter's optimizer takes an addition of 1e-8 for one of zero and drops it.
-        return torch.sqrt(torch.clamp(variance, min=_FLAT))
+    def _deviation(first: Tensor, variance: Tensor) -> Tensor:
+        # A flat series has no spread: a share of its level stands in. maximum, not an addition of a small constant: the
+        # ONNX exporter's optimizer takes an addition of 1e-8 for one of zero and drops it.
+        return torch.maximum(torch.sqrt(torch.relu(variance)), torch.clamp(first.abs() * _FLAT, min=_NOTHING))
 
 
 def create_scaling(kind: str, size: int, *, window: int | None, mask_channel: bool) -> Scaling:
@@ -178,6 +183,8 @@ def create_scaling(kind: str, size: int, *, window: int | None, mask_channel: bo
         ConfigError: If there is no such kind, or ``window`` is missing where it is needed.
     """
     if kind == "standard":
+        if window is not None:
+            raise ConfigError(f"A window of {window} steps is only used by the scaling 'window', got 'standard'.")
         return Scaling(size, mask_channel=mask_channel)
     if kind != "window":
         raise ConfigError(f"Unknown scaling '{kind}'.{near(kind, ('standard', 'window'))} It is standard or window.")

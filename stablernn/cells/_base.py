@@ -145,6 +145,17 @@ def check_positive(cell: StableCell, **options: float) -> None:
             raise ValueError(f"{name} must be a finite number greater than 0 for {type(cell).__name__}, got {value}.")
 
 
+def check_finite(cell: StableCell, **options: float) -> None:
+    """Refuse options that are not finite numbers.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    for name, value in options.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number for {type(cell).__name__}, got {value}.")
+
+
 def check_not_negative(cell: StableCell, **options: float) -> None:
     """Refuse options that are not finite numbers of 0 or more.
 

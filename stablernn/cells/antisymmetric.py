@@ -16,7 +16,9 @@ _PAPER = "Chang, Chen, Haber, Chi: AntisymmetricRNN (ICLR 2019)"
 _PAPER_OPTIONS = {"step_size": 0.01, "damping": 0.01, "init_scale": 1.0}
 _SOURCE = (
     "step_size from the grid {.01, .1, 1}, damping from {.001, .01, .1, 1}, init_scale (sigma_w) from "
-    "{0, 1, 2, 4, 8, 16} of the paper; which of them a table row used is not published, so the triple is our choice."
+    "{0, 1, 2, 4, 8, 16} of the paper; which of them a table row used is not published, so the triple is "
+    "our choice. Of the training settings batch_size is published and lr is one value of the grid; epochs and schedule "
+    "are ours (the paper trains 50,000 steps)."
 )
 
 _TRAINING = {

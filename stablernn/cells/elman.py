@@ -25,7 +25,7 @@ class ElmanWeights(NamedTuple):
     guarantee="none by construction: contracting where the trained ||W|| < 1; the state stays within 1",
     family="plain",
     equation="h <- tanh(W h + U x + b)",
-    paper_source="Glorot-uniform W and U, as the baseline in the unitary RNN's code.",
+    paper_source="Glorot-uniform W and U, as the baseline in the unitary RNN's code; the training settings are ours.",
     training={
         "practical": {"lr": 0.001, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
         "paper": {"lr": 0.001, "optimizer": "rmsprop"},

@@ -26,7 +26,10 @@ class GRUWeights(NamedTuple):
     guarantee="none by construction: the state stays within 1 once it is there",
     family="general",
     equation=("r, z = sigmoid(W x + U h + b); n = tanh(W_n x + b_n + r .* (U_n h + c_n)); h <- (1 - z) .* n + z .* h"),
-    paper_source="cuDNN's form with an update bias of 1; the sources name the unit and publish no row for it.",
+    paper_source=(
+        "cuDNN's form with an update bias of 1; the sources name the unit and publish no row for it, so the training "
+        "settings are ours."
+    ),
     training={
         "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
         "paper": {"lr": 0.001, "optimizer": "adam"},

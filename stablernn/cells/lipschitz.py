@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, uniform_
+from stablernn.cells._base import StableCell, State, check_finite, check_not_negative, check_positive, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import symmetric_skew
 
@@ -20,8 +20,9 @@ _PAPER_OPTIONS = {
     "init_scale": 0.1,
 }
 _SOURCE = (
-    "the paper's table 8 for ordered MNIST; init_scale from the released code (its column in the table is lost): "
-    "entries have standard deviation init_scale / hidden_size. At these values theorem 1 does not hold at the start."
+    "the paper's table 8 for ordered MNIST, training settings included; init_scale from the released code (its column "
+    "in the table is lost): entries have standard deviation init_scale / hidden_size. At these values theorem 1 does "
+    "not hold at the start."
 )
 _TRAINING = {
     "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
@@ -61,6 +62,7 @@ class _LipschitzCell(StableCell):
         if not 0 <= skew_weight <= 1:
             raise ValueError(f"skew_weight must be from 0 to 1 for {type(self).__name__}, got {skew_weight}.")
         check_not_negative(self, init_scale=init_scale)
+        check_finite(self, linear_damping=linear_damping, recurrent_damping=recurrent_damping)
         self.step_size = step_size
         self.skew_weight = skew_weight
         self.linear_damping = linear_damping
@@ -119,10 +121,12 @@ class LipschitzRNNCell(_LipschitzCell):
     ``linear_scale`` (the paper's ablation, eq. 12; 1 is the model itself, 0 drops the linear term).
 
     Guarantee:
-        Conditional. The continuous system is globally exponentially stable where theorem 1 holds, for instance
-        (a) sym(A) negative definite, W nonsingular, smallest singular value of sym(A) above the largest of W. The
-        parametrization confines the spectrum (proposition 1) but does not enforce this: at the published MNIST
-        settings it does not hold even at the start.
+        Conditional: none by construction, also not at our defaults. The continuous system is globally exponentially
+        stable where theorem 1 holds, for instance (a) sym(A) negative definite, W nonsingular, smallest singular value
+        of sym(A) above the largest of W. The parametrization confines the spectrum (proposition 1) but does not enforce
+        this: at the published MNIST settings and at our default step it does not hold even at the start, and an
+        untrained state grows over tens of thousands of steps. For streams that run on for ever raise
+        ``linear_damping``, or take ``lvf_mid``.
 
     Args:
         input_size: Features per time step.
@@ -173,6 +177,7 @@ class LipschitzRNNCell(_LipschitzCell):
             recurrent_damping=recurrent_damping,
             init_scale=init_scale,
         )
+        check_finite(self, linear_scale=linear_scale)
         self.linear_scale = linear_scale
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:

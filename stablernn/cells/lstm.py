@@ -26,7 +26,7 @@ class LSTMWeights(NamedTuple):
     equation=(
         "i, f, g, o = split(W x + U h + b); c <- sigmoid(f) .* c + sigmoid(i) .* tanh(g); h <- sigmoid(o) .* tanh(c)"
     ),
-    paper_source="forget bias 1, one bias vector.",
+    paper_source="forget bias 1, one bias vector; the training settings are ours.",
     training={
         "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
         "paper": {"lr": 0.001, "optimizer": "rmsprop"},

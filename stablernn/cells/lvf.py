@@ -13,8 +13,8 @@ from stablernn.parametrizations import cayley_propagator, doubly_stochastic_skew
 
 _PAPER = "Azencot et al.: A Differential Geometry Perspective on Orthogonal Recurrent Models (2021)"
 _SOURCE = (
-    "nonlinearity as on the copy task. step_size, divergence_weight and the initial weight_ih are our choice: "
-    "the paper's tables could not be read."
+    "nonlinearity and optimizer as in the text. step_size, divergence_weight, the initial weight_ih and all other "
+    "training settings are our choice: the paper's tables could not be read."
 )
 _TRAINING = {
     "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
@@ -72,7 +72,9 @@ class _LVFCell(StableCell):
         with torch.no_grad():
             self.weight_hh.copy_(doubly_stochastic_skew(self.hidden_size))
         uniform_(self.weight_ih, self.input_size)
-        nn.init.zeros_(self.bias)
+        # A threshold |b| has no gradient at exactly zero, where modReLU starts.
+        bound = 0.01 if self.nonlinearity == "softshrink" else 0.0
+        nn.init.uniform_(self.bias, -bound, bound)
 
     def operator(self) -> Tensor:
         """The linear operator D of the vector field, column convention."""
@@ -86,7 +88,7 @@ class _LVFCell(StableCell):
         return self.propagator()
 
     def materialize(self) -> LVFWeights:
-        bias = self.bias.clamp(max=0) if self.nonlinearity == "softshrink" else self.bias
+        bias = -self.bias.abs() if self.nonlinearity == "softshrink" else self.bias
         return LVFWeights(self.propagator(), bias)
 
     def penalty(self) -> Tensor | None:
@@ -131,14 +133,14 @@ class LVFRNNCell(_LVFCell):
     Guarantee:
         None. ``constraint="hard"`` makes D = S skew, and then ``||I + dt S|| = sqrt(1 + dt^2 ||S||^2)`` is above one:
         only the implicit midpoint (:class:`LVFMidpointRNNCell`) preserves norms. With tanh the state stays within 1
-        in every coordinate; with modReLU nothing bounds it.
+        in every coordinate; with modReLU and softshrink nothing bounds it.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
         step_size: Time step dt, dimensionless, greater than 0. Our choice; the paper's is not known.
         nonlinearity: ``tanh`` (ours, with a bias inside), ``modrelu`` (the paper's on the copy task) or ``softshrink``
-            (ours), which is modReLU with its bias cut off above 0 and therefore 1-Lipschitz.
+            (ours), which is modReLU with the bias ``-|b|`` and therefore 1-Lipschitz.
         constraint: ``none``; ``soft``, a penalty on the divergence; or ``hard``, no divergence. The default is ours.
         divergence_weight: Weight lambda of the penalty ``lambda sum_i div_i^2``, with ``soft`` only.
 
@@ -217,7 +219,7 @@ class LVFMidpointRNNCell(_LVFCell):
         hidden_size: Length of the state.
         step_size: Time step dt, dimensionless, greater than 0. Our choice; the paper's is not known.
         nonlinearity: ``tanh`` (ours, with a bias inside), ``modrelu`` (the paper's on the copy task) or ``softshrink``
-            (ours, the default), which is modReLU with its bias cut off above 0 and therefore 1-Lipschitz.
+            (ours, the default), which is modReLU with the bias ``-|b|`` and therefore 1-Lipschitz.
         constraint: ``none``; ``soft``, a penalty on the divergence; or ``hard``, no divergence. The default is ours.
         divergence_weight: Weight lambda of the penalty ``lambda sum_i div_i^2``, with ``soft`` only.
 

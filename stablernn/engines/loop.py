@@ -22,7 +22,11 @@ class LoopEngine:
         outputs = []
         # unbind, not drive[:, t]: the backward of indexing writes a full-size gradient a step, 10 to 30 times slower.
         steps = drive.unbind(dim=1)
-        keeps = [None] * len(steps) if valid is None else list(valid.unsqueeze(-1).unbind(dim=1))
+        keeps: list[Tensor | None] = [None] * len(steps)
+        if valid is not None:
+            # Up to the shortest length no state needs holding.
+            shortest = int(valid.sum(dim=1).min())
+            keeps[shortest:] = valid[:, shortest:, None].unbind(dim=1)
         for step, keep in zip(steps, keeps, strict=True):
             following = cell.step(weights, state, step)
             if keep is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from stablernn._version import __version__
 from stablernn.errors import ConfigError, near
 from stablernn.export import torchscript
-from stablernn.export.parity import check_parity
+from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import emission_graph, state_names, transition_graph
 from stablernn.models import Classifier, Forecaster, SequenceModel
@@ -22,6 +23,8 @@ from stablernn.models import Classifier, Forecaster, SequenceModel
 __all__ = ["FORMATS", "ExportReport", "export"]
 
 FORMATS = ("onnx", "torchscript")
+LONGEST = 1000
+"""Steps up to which parity is checked: stepping a graph from the host takes its time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class ExportReport:
     parity: Mapping[str, Any]
 
 
-def export(model: SequenceModel, folder: Path | str, *, formats: Sequence[str] = ("onnx",)) -> ExportReport:
+def export(
+    model: SequenceModel, folder: Path | str, *, formats: Sequence[str] = ("onnx",), steps: int | None = None
+) -> ExportReport:
     """Write a model's weights, configuration, graphs and parity report into a folder.
 
     ONNX is always written: ``step.onnx`` (one step) and ``sequence.onnx`` (whole sequences). ``torchscript`` adds
@@ -49,9 +54,10 @@ def export(model: SequenceModel, folder: Path | str, *, formats: Sequence[str] =
         model: Any model of :mod:`stablernn.models`, on any device; it is not changed.
         folder: Made if it does not exist.
         formats: ``onnx``, ``torchscript`` or both.
+        steps: The length of the sequences that the model is for. Parity is checked at this length too, up to 1,000.
 
     Raises:
-        ConfigError: If a format is not one of ours.
+        ConfigError: If a format is not one of ours, or this is not a model.
         ParityError: If a graph's numbers differ from the model's; no file is left.
         ExportError: If the model has an operation that fixes the batch size.
 
@@ -62,6 +68,10 @@ def export(model: SequenceModel, folder: Path | str, *, formats: Sequence[str] =
         >>> sorted(report.files)
         ['config.json', 'parity.json', 'sequence.onnx', 'step.onnx', 'weights.safetensors']
     """
+    if not isinstance(model, SequenceModel):
+        raise ConfigError(
+            f"export takes a Classifier or a Forecaster, got {type(model).__name__}; put the layer into one of them."
+        )
     for name in formats:
         if name not in FORMATS:
             raise ConfigError(f"Unknown format '{name}'.{near(name, FORMATS)} It is one of {', '.join(FORMATS)}.")
@@ -72,23 +82,26 @@ def export(model: SequenceModel, folder: Path | str, *, formats: Sequence[str] =
         "sequence.onnx": sequence_graph(transition, emission).SerializeToString(),
     }
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
-    parity = check_parity(frozen, graphs["step.onnx"], graphs["sequence.onnx"], scripted)
+    lengths = sorted({*DEFAULT_LENGTHS, min(steps or 1, LONGEST)})
+    parity = check_parity(frozen, graphs["step.onnx"], graphs["sequence.onnx"], scripted, lengths=lengths)
     signature = model_signature(frozen)
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in graphs.items():
-        (folder / name).write_bytes(content)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in frozen.state_dict().items()}, folder / "weights.safetensors"
-    )
-    _write_json(folder / "config.json", {"model": frozen.config(), "signature": signature, "stablernn": __version__})
-    _write_json(folder / "parity.json", parity)
-    names = ["weights.safetensors", "config.json", *graphs, "parity.json"]
-    if scripted is not None:
-        torchscript.save(scripted, folder / "model.torchscript")
-        names.append("model.torchscript")
-    return ExportReport({name: folder / name for name in names}, signature, parity)
+    # Written aside and moved in when all are there: a disk that fills up leaves nothing half-written.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as name:
+        aside = Path(name)
+        for file, content in graphs.items():
+            (aside / file).write_bytes(content)
+        weights = {key: tensor.contiguous() for key, tensor in frozen.state_dict().items()}
+        save_file(weights, aside / "weights.safetensors")
+        config = {"model": frozen.config(), "signature": signature, "stablernn": __version__}
+        _write_json(aside / "config.json", config)
+        _write_json(aside / "parity.json", parity)
+        if scripted is not None:
+            torchscript.save(scripted, aside / "model.torchscript")
+        files = {path.name: path.replace(folder / path.name) for path in sorted(aside.iterdir())}
+    return ExportReport(files, signature, parity)
 
 
 def model_signature(model: SequenceModel) -> dict[str, Any]:

@@ -318,6 +318,7 @@ def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
         described |= {
             "features": list(data.features),
             "labels": list(data.labels),
+            "longest": int(data.train.lengths.max()),
             "splits": {name: len(split) for name, split in sizes.items() if split is not None},
         }
     return described | {

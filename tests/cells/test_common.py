@@ -241,7 +241,7 @@ def test_the_state_dict_survives_weights_only_loading(key: str) -> None:
 @every_preset
 def test_gradients_are_finite_and_reach_every_parameter(key: str, num_layers: int, preset: str) -> None:
     layer = _layer(key, num_layers, preset=preset)
-    x = _inputs(2, 60, 3).requires_grad_()
+    x = _inputs(2, 25, 3).requires_grad_()
     layer(x)[0].square().mean().backward()
     assert x.grad is not None
     assert x.grad.abs().amax(dim=(0, 2)).gt(0).all(), "some time step does not influence the output"

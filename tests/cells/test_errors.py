@@ -56,6 +56,16 @@ def test_a_step_that_does_not_go_forward_is_refused(key: str, step_size: float) 
             "init_scale must be a finite number, 0 or more, for LipschitzRNNCell, got -0.1.",
         ),
         (
+            "lipschitz_rk2",
+            {"linear_damping": math.nan},
+            "linear_damping must be a finite number for LipschitzRK2RNNCell, got nan.",
+        ),
+        (
+            "lipschitz",
+            {"linear_scale": math.inf},
+            "linear_scale must be a finite number for LipschitzRNNCell, got inf.",
+        ),
+        (
             "lvf",
             {"nonlinearity": "relu"},
             "nonlinearity of LVFRNNCell is 'tanh', 'modrelu' or 'softshrink', got 'relu'.",

@@ -144,7 +144,7 @@ class TestLatentVectorField:
     ) -> None:
         cell = cell_at(stage, "lvf_mid", 9, constraint="hard", nonlinearity=nonlinearity)
         with torch.no_grad():
-            # Of either sign: softshrink cuts a positive one off, which modReLU below does not survive.
+            # Of either sign: softshrink takes its size, while modReLU below does not survive a positive one.
             cell.bias.copy_(torch.linspace(-0.5, 0.5, 9))
         assert_approach(cell, rate=1.0, scale=2.0)
 

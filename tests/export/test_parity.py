@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import stablernn as srn
 from stablernn.errors import ConfigError, ParityError
 from stablernn.export import model_signature
-from stablernn.export.parity import check_parity, session
+from stablernn.export.parity import _judge, check_parity, session
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import emission_graph, transition_graph
 from stablernn.models import SequenceModel, build_model
@@ -152,6 +152,70 @@ def test_a_graph_with_one_wrong_weight_fails_parity(graph: str) -> None:
     weight.CopyFrom(numpy_helper.from_array(values, weight.name))
     with pytest.raises(ParityError, match="nothing was exported"):
         check_parity(model, step.SerializeToString(), sequence.SerializeToString())
+
+
+GOOD_ROW = {"time": 7, "allowed_rel_error": 1e-5, "max_rel_error": 9e-6, "torchscript_rel_error": 9e-6}
+GOOD = {"step_rel_error": 9e-6, "stream_equals_sequence": True, "batch_equals_single": True, "compared": [GOOD_ROW]}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"step_rel_error": 2e-5},
+            "One step of the exported graph differs from torch by 2e-05 of the largest output, allowed is 1e-05; "
+            "nothing was exported.",
+        ),
+        (
+            {"compared": [GOOD_ROW, GOOD_ROW | {"max_rel_error": float("nan")}]},
+            "The ONNX graph differs from torch by nan of the largest output over 7 steps, allowed is 1e-05; "
+            "nothing was exported.",
+        ),
+        (
+            {"compared": [GOOD_ROW | {"torchscript_rel_error": 3e-5}]},
+            "The TorchScript graph differs from torch by 3e-05 of the largest output over 7 steps, allowed is 1e-05; "
+            "nothing was exported.",
+        ),
+        (
+            {"stream_equals_sequence": False},
+            "The step graph fed sample by sample and the sequence graph differ in some bit; nothing was exported.",
+        ),
+        (
+            {"batch_equals_single": False},
+            "A sequence alone and in a padded batch differ in some bit in the sequence graph; nothing was exported.",
+        ),
+    ],
+    ids=["step", "sequence", "torchscript", "stream", "batch"],
+)
+def test_each_kind_of_difference_fails_parity(change: dict[str, object], sentence: str) -> None:
+    _judge(GOOD)
+    with pytest.raises(ParityError) as error:
+        _judge(GOOD | change)
+    assert str(error.value) == sentence
+
+
+def test_parity_is_checked_at_the_length_the_model_is_for(tmp_path: Path) -> None:
+    report = srn.export(srn.Classifier("rnn", 1, 2, 4), tmp_path, steps=130)
+    assert report.parity["longest"] == 130
+    assert {row["time"] for row in report.parity["compared"]} == {1, 7, 40, 130}
+
+
+def test_amplification_does_not_depend_on_the_offset_of_the_data(tmp_path: Path) -> None:
+    factors = []
+    for offset in (0.0, 101_325.0):
+        torch.manual_seed(0)
+        model = srn.Classifier("lipschitz", 1, 2, 8)
+        model.fit_scaling([np.random.default_rng(0).normal(size=(80, 1)) + offset])
+        factors.append(srn.export(model, tmp_path / str(offset)).parity["amplification"])
+    assert factors[1] < 10 * factors[0]
+
+
+def test_a_layer_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        srn.export(srn.StableRNN("rnn", 1, 2), tmp_path)  # type: ignore[arg-type]
+    assert str(error.value) == (
+        "export takes a Classifier or a Forecaster, got StableRNN; put the layer into one of them."
+    )
 
 
 def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:

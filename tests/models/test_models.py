@@ -13,6 +13,8 @@ from stablernn.errors import ConfigError
 from stablernn.models import READOUTS, SequenceModel, build_model
 from stablernn.tasks import Batch, task_for
 
+WINDOW = {"standard": None, "window": 6}
+
 
 def step_by_step(model: SequenceModel, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     state, weights = model.initial_state(len(x)), model.materialize()
@@ -81,7 +83,7 @@ def test_quantiles_never_cross() -> None:
 
 @pytest.mark.parametrize("scaling", ["standard", "window"])
 def test_a_head_of_zeros_is_the_naive_forecast_of_the_right_channels(scaling: str) -> None:
-    model = srn.Forecaster("gru", 3, 4, 5, target_indices=[2, 0], scaling=scaling, window=6)
+    model = srn.Forecaster("gru", 3, 4, 5, target_indices=[2, 0], scaling=scaling, window=WINDOW[scaling])
     model.fit_scaling([np.random.default_rng(0).normal(50, 9, (40, 3))])
     with torch.no_grad():
         model.head.weight.zero_()
@@ -98,7 +100,7 @@ def test_forecasts_move_with_the_units_of_the_data(scaling: str) -> None:
     forecasts = []
     for offset, factor in ((0.0, 1.0), (-40.0, 250.0)):
         torch.manual_seed(3)
-        model = srn.Forecaster("lipschitz", 1, 4, 6, scaling=scaling, window=10).double()
+        model = srn.Forecaster("lipschitz", 1, 4, 6, scaling=scaling, window=WINDOW[scaling]).double()
         model.fit_scaling([train * factor + offset])
         with torch.no_grad():
             forecasts.append((model(torch.from_numpy(x * factor + offset)) - offset) / factor)
@@ -122,7 +124,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "targets": (
         lambda: srn.Forecaster("rnn", 2, 2, target_indices=[2]),
-        "target_indices must be from 0 to 1, got [2].",
+        "target_indices must be different channels from 0 to 1, got [2].",
+    ),
+    "twice": (
+        lambda: srn.Forecaster("rnn", 2, 2, target_indices=[1, 1]),
+        "target_indices must be different channels from 0 to 1, got [1, 1].",
+    ),
+    "numpy": (
+        lambda: srn.Classifier("rnn", 1, 2)(np.zeros((1, 4, 1), np.float32)),  # type: ignore[arg-type]
+        "input must be a tensor with lengths= where sequences differ, got ndarray.",
+    ),
+    "float64": (
+        lambda: srn.Classifier("rnn", 1, 2)(torch.zeros(1, 4, 1, dtype=torch.float64)),
+        "input is torch.float64, the parameters are torch.float32; convert one of them with .to().",
     ),
     "classes": (lambda: srn.Classifier("rnn", 1, 1), "num_classes must be 2 or more, got 1."),
     "horizon": (lambda: srn.Forecaster("rnn", 1, 0), "horizon must be 1 or more, got 0."),

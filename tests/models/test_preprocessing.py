@@ -107,6 +107,29 @@ def test_the_anchor_is_the_last_observed_value_in_raw_units(kind: str) -> None:
     assert location.tolist() == [pytest.approx([4.0, 12.0], rel=1e-6)]
 
 
+def test_window_scaling_treats_series_of_any_level_alike() -> None:
+    """Two series of one shape, their levels a million apart, in one training set: the network sees the same."""
+    wave = 1 + 0.3 * np.sin(np.arange(40))[:, None]
+    made = create_scaling("window", 1, window=20, mask_channel=False)
+    made.fit([1e6 * wave, wave])
+    large, small = (
+        made.sequence(torch.from_numpy((level * wave).astype(np.float32))[None], zeros(made, 1), None)[0]
+        for level in (1e6, 1.0)
+    )
+    assert small.abs().max() > 1
+    torch.testing.assert_close(large, small, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("unit", [1e-13, 1.0, 1e13], ids=["pico", "one", "tera"])
+def test_standard_scaling_works_in_any_unit(unit: float) -> None:
+    values = np.random.default_rng(0).normal(3.0, 2.0, (50, 1)) * unit
+    made = Scaling(1)
+    made.fit([values])
+    scaled, _ = made.sequence(torch.from_numpy(values.astype(np.float32))[None], zeros(made, 1), None)
+    assert float(scaled.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(scaled.std(correction=0)) == pytest.approx(1, rel=1e-5)
+
+
 def test_a_feature_that_never_changes_keeps_scale_one() -> None:
     made = Scaling(1)
     made.fit([np.full((5, 1), 0.1), np.full((3, 1), 0.1)])
@@ -132,3 +155,6 @@ def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError) as error:
         create_scaling("window", 1, window=1, mask_channel=False)
     assert str(error.value) == "The window of running scaling must be 2 steps or more, got 1."
+    with pytest.raises(ConfigError) as error:
+        create_scaling("standard", 1, window=9, mask_channel=False)
+    assert str(error.value) == "A window of 9 steps is only used by the scaling 'window', got 'standard'."

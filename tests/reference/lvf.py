@@ -43,8 +43,7 @@ def activation(z: Tensor, params: dict[str, Tensor], nonlinearity: str) -> Tenso
     if nonlinearity == "tanh":
         return torch.tanh(z + params["b"])
     if nonlinearity == "softshrink":
-        threshold = torch.where(params["b"] < 0, -params["b"], 0 * params["b"])
-        return torch.sign(z) * torch.clamp(torch.abs(z) - threshold, min=0)
+        return torch.sign(z) * torch.clamp(torch.abs(z) - torch.abs(params["b"]), min=0)
     assert nonlinearity == "modrelu"
     return torch.sign(z) * torch.clamp(torch.abs(z) + params["b"], min=0)
 

@@ -77,7 +77,8 @@ def publish(
 
         loaded = load_run(run)
         with tempfile.TemporaryDirectory(prefix="stablernn-export-") as folder:
-            report = write(loaded.model, folder, formats=formats)
+            steps = loaded.data.get("context_length") or loaded.data["longest"]
+            report = write(loaded.model, folder, formats=formats, steps=steps)
             fields = _fields(loaded, report)
             files = dict(report.files)
             for filename, content in (
