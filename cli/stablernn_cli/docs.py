@@ -93,7 +93,8 @@ def readme(text: str, root: Path) -> str:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     for row in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(row)} |\n"
+        cells = [cell.replace("|", "\\|") for cell in row]
+        yield f"| {' | '.join(cells)} |\n"
 
 
 def _cells() -> Iterator[str]:
