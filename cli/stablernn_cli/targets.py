@@ -55,25 +55,9 @@ class Target:
 
         Columns are found by name: their order in another file says nothing.
         """
-        from stablernn.data import load_data
         from stablernn.training import load_run_data
 
-        if source is None or source == self.config.data.source:
-            return load_run_data(self.config)
-        if self.task == "classify":
-            return load_data(source, task=self.task)
-        return load_data(
-            source,
-            task=self.task,
-            channels=self.features,
-            target=self.targets,
-            id_column=self.config.data.id_column,
-            time_column=self.config.data.time_column,
-            horizon=self.horizon,
-            context_length=self.context_length,
-            season=self.season,
-            frequency=self.config.data.frequency,
-        )
+        return load_run_data(self.config, source, features=self.features, targets=self.targets)
 
 
 def open_target(text: str, device: Device) -> Target:
@@ -110,7 +94,7 @@ def _open_run(path: Path, device: Device) -> Target:
 
     run = load_run(path)
     run.model.to(pick_device(device))
-    return _target(str(path), run.predictor(), run.data, run.config)
+    return _target(str(path), run.predictor(), run.data, run.located)
 
 
 def _open_version(version: Version, device: Device) -> Target:

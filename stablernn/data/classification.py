@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.fingerprint import fingerprint
-from stablernn.data.sequences import NO_LABEL, Sequences, pad, sorted_labels
+from stablernn.data.sequences import NO_LABEL, Sequences, in_order, pad, sorted_labels
 from stablernn.data.splits import stratified_validation
 from stablernn.data.types import ClassificationData, Notes, SequenceSplit, add_notes
 from stablernn.data.windows import Float32Array, Int64Array, SplitName
@@ -58,7 +58,7 @@ def classification_data(
         "validation": (train, y, held_out),
     }
     if test is not None:
-        _check_same_channels(train, test)
+        test = _same_channels(train, test)
         test_y = _encode(_check_known(test, labels, train.name), labels)
         pools["test"] = (test, test_y, np.arange(len(test_y)))
     splits: dict[SplitName, SequenceSplit] = {split: _take(*pool) for split, pool in pools.items()}
@@ -160,12 +160,14 @@ def _check_known(test: Sequences, labels: tuple[str, ...], train_name: str) -> l
     return words
 
 
-def _check_same_channels(train: Sequences, test: Sequences) -> None:
-    if len(test.features) != len(train.features):
+def _same_channels(train: Sequences, test: Sequences) -> Sequences:
+    found = in_order(test, train.features)
+    if found is None:
         raise errors.DataError(
-            f"'{test.name}' has {counted(len(test.features), 'feature')}, '{train.name}' has {len(train.features)} "
-            f"({listing(train.features)}); both must have the same."
+            f"'{test.name}' has {counted(len(test.features), 'feature')} ({listing(test.features)}), "
+            f"'{train.name}' has {len(train.features)} ({listing(train.features)}); both must have the same."
         )
+    return found
 
 
 def _check_channels_have_values(name: str, features: tuple[str, ...], train: SequenceSplit) -> None:

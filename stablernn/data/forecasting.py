@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -65,15 +65,13 @@ def forecast_data(
         test_steps = _steps_after(table, series, test.name)
     season = season if season is not None else (grid.season if grid else 1)
     horizon = horizon if horizon is not None else min(season, _LONGEST_DEFAULT_HORIZON)
-    shortest = min(len(one.ds) for one in series)
-    share = max(horizon, int(validation_fraction * shortest))
-    test_steps = test_steps if test_steps is not None else share
-    validation_steps = validation_steps if validation_steps is not None else share
-    _check_settings(season, horizon, context_length, validation_steps, test_steps)
-    held_out = validation_steps + test_steps
-    if context_length is None:
-        context_length = max(1, min(max(2 * season, 2 * horizon), shortest - held_out - horizon))
-    _check_lengths(table.name, series, context_length, horizon, validation_steps, test_steps)
+    given = {"validation_steps": validation_steps, "test_steps": test_steps, "context_length": context_length}
+    _check_settings(season, horizon, given)
+    shortest = min(series, key=lambda one: len(one.ds))
+    steps = _window_steps(len(shortest.ds), given, season, horizon, validation_fraction)
+    _check_lengths(table.name, series, horizon, steps)
+    usual = _window_steps(int(np.median([len(one.ds) for one in series])), given, season, horizon, validation_fraction)
+    cut = {word: value for word, value in steps.items() if value < usual[word]}
     data = ForecastData(
         name=name,
         series=series,
@@ -82,12 +80,14 @@ def forecast_data(
         frequency=grid.word if grid else None,
         season=season,
         horizon=horizon,
-        context_length=context_length,
-        validation_steps=validation_steps,
-        test_steps=test_steps,
+        context_length=steps["context_length"],
+        validation_steps=steps["validation_steps"],
+        test_steps=steps["test_steps"],
         notes={**add_notes(table.notes, test.notes if test else {}), **notes, "series": len(series)},
         fingerprint=series_fingerprint(table.channels, series),
     )
+    if cut:
+        data.notes["cut_for_the_shortest"] = {"series": shortest.unique_id, "steps": len(shortest.ds), **cut}
     _check_training_values(data)
     data.notes["windows"] = {
         split: {"kept": len(windows), "dropped_without_target": windows.dropped}
@@ -110,10 +110,12 @@ def _targets(table: Table, wanted: str | Sequence[str] | None) -> tuple[str, ...
     if wanted is None:
         if TARGET_COLUMN in table.channels:
             return (TARGET_COLUMN,)
-        if len(table.channels) == 1:
+        left_out = TARGET_COLUMN in table.notes.get("ignored_columns", ())
+        if len(table.channels) == 1 and not left_out:
             return table.channels
+        reason = "is read without its" if left_out else "has no"
         raise errors.DataError(
-            f"'{table.name}' has no column '{TARGET_COLUMN}', so the target must be named: one or more of "
+            f"'{table.name}' {reason} column '{TARGET_COLUMN}', so the target must be named: one or more of "
             f"{listing(table.channels)}."
         )
     targets = (wanted,) if isinstance(wanted, str) else tuple(wanted)
@@ -173,28 +175,45 @@ def _steps_after(table: Table, series: Sequence[Series], test_name: str) -> int:
     return steps[0]
 
 
-def _check_settings(season: int, horizon: int, context: int | None, validation_steps: int, test_steps: int) -> None:
-    for word, value in (("season", season), ("horizon", horizon), ("context_length", context)):
+def _window_steps(
+    length: int, given: Mapping[str, int | None], season: int, horizon: int, validation_fraction: float
+) -> dict[str, int]:
+    """Validation, test and context for series of a length, where they are not given."""
+    share = max(horizon, int(validation_fraction * length))
+    steps = {}
+    for word in ("validation_steps", "test_steps"):
+        value = given[word]
+        steps[word] = share if value is None else value
+    context = given["context_length"]
+    if context is None:
+        context = max(1, min(2 * max(season, horizon), length - sum(steps.values()) - horizon))
+    return {"context_length": context, **steps}
+
+
+def _check_settings(season: int, horizon: int, given: Mapping[str, int | None]) -> None:
+    for word, value in (("season", season), ("horizon", horizon), ("context_length", given["context_length"])):
         if value is not None and value < 1:
             raise errors.ConfigError(f"{word} must be 1 or more, got {value}.")
-    for word, value in (("validation_steps", validation_steps), ("test_steps", test_steps)):
-        if value < horizon:
+    for word in ("validation_steps", "test_steps"):
+        value = given[word]
+        if value is not None and value < horizon:
             raise errors.ConfigError(
                 f"{word} must be at least the horizon ({horizon}), so that one window fits, got {value}."
             )
 
 
-def _check_lengths(
-    name: str, series: Sequence[Series], context: int, horizon: int, validation_steps: int, test_steps: int
-) -> None:
-    needed = context + horizon + validation_steps + test_steps
-    for one in series:
-        if len(one.ds) < needed:
-            raise errors.DataError(
-                f"'{name}': series '{one.unique_id}' has {counted(len(one.ds), 'step')}, {needed} are needed: "
-                f"context_length {context} + horizon {horizon} + validation {validation_steps} + test {test_steps}. "
-                "Shorten these, or leave the series out."
-            )
+def _check_lengths(name: str, series: Sequence[Series], horizon: int, steps: Mapping[str, int]) -> None:
+    needed = horizon + sum(steps.values())
+    short = [one for one in series if len(one.ds) < needed]
+    if not short:
+        return
+    first, *others = short
+    more = f" (too short as well: {listing([one.unique_id for one in others])})" if others else ""
+    raise errors.DataError(
+        f"'{name}': series '{first.unique_id}' has {counted(len(first.ds), 'step')}{more}, {needed} are needed: "
+        f"context_length {steps['context_length']} + horizon {horizon} + validation {steps['validation_steps']} + "
+        f"test {steps['test_steps']}. Shorten these, or leave the series out."
+    )
 
 
 def _check_training_values(data: ForecastData) -> None:

@@ -13,11 +13,10 @@ from stablernn.data.files import Task
 from stablernn.data.frequency import Frequency, parse_frequency
 from stablernn.data.grid import to_grid
 from stablernn.data.load import TASKS, read_sequences
-from stablernn.data.sequences import pad
+from stablernn.data.sequences import for_model, pad, wrong_features
 from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, OpenTable, Table, open_table, unknown_column
 from stablernn.data.types import Notes, Timestamps
 from stablernn.data.windows import Float32Array, Int64Array
-from stablernn.data.wording import counted, listing
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +87,7 @@ def read_inputs(
         task: ``classify`` or ``forecast``: what the model does.
         features: Names of the model's features. Columns of a table are found by name, in this order; columns that the
             model does not know are named in ``notes["ignored_columns"]``. Files of sequences must have as many
-            features.
+            features; where they name them, these names.
         id_column: Forecast: column that tells series apart.
         time_column: Forecast: column of time stamps.
         context_length: Forecast: the last so many steps of each series are kept; all when omitted. A shorter series is
@@ -108,9 +107,7 @@ def read_inputs(
 
 
 def _read_sequences(path: Path, features: Sequence[str]) -> InputSet:
-    sequences = read_sequences(path)
-    if len(sequences.features) != len(features):
-        raise _wrong_features(path, sequences.features, features)
+    sequences = for_model(read_sequences(path), features)
     x, lengths = pad(sequences.values)
     return InputSet(
         task="classify",
@@ -156,12 +153,5 @@ def _model_columns(opened: OpenTable, features: Sequence[str]) -> Table:
     if missing and len(opened.columns) == len(features):
         raise unknown_column(opened.path, missing[0], opened.columns)
     if missing:
-        raise _wrong_features(opened.path, opened.columns, features)
+        raise wrong_features(opened.path.name, opened.columns, features)
     return opened.read(features)
-
-
-def _wrong_features(path: Path, found: Sequence[str], expected: Sequence[str]) -> errors.DataError:
-    return errors.DataError(
-        f"'{path.name}' has {counted(len(found), 'feature')} ({listing(found)}), "
-        f"the model expects {len(expected)} ({listing(expected)})."
-    )

@@ -12,13 +12,15 @@ from stablernn.data.classification import classification_data, fixed_splits
 from stablernn.data.files import ENDINGS, Task, companion_test, ending, require_task
 from stablernn.data.forecasting import forecast_data
 from stablernn.data.npz import read_npz
-from stablernn.data.sequences import Sequences
+from stablernn.data.sequences import Sequences, for_model
 from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, open_table
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.data.ucr import read_ts, read_tsv
 
 TASKS: tuple[Task, ...] = ("classify", "forecast")
 VALIDATION_FRACTION = 0.2
+#: Numpy's generator, which draws the validation sequences, takes 32 bits.
+LARGEST_SEED = 2**32 - 1
 
 _SEQUENCE_READERS: dict[str, Callable[[Path], Sequences]] = {".npz": read_npz, ".ts": read_ts, ".tsv": read_tsv}
 
@@ -53,7 +55,8 @@ def load_data(
         target: Forecast: channels to forecast. Default: ``y``, or the only channel.
         id_column: Forecast: column that tells series apart.
         time_column: Forecast: column of time stamps.
-        channels: Forecast: columns that the model sees. Default: all columns of numbers.
+        channels: What the model sees, in its order. Forecast: columns; all columns of numbers when omitted. Sequences:
+            all features, found by name; a file that does not name its features takes these names.
         horizon: Forecast: steps to forecast. Default: the season, at most 96.
         context_length: Forecast: steps before them. Default: twice the season or the horizon, as far as it fits.
         season: Forecast: steps of a season. Default: what the frequency suggests.
@@ -62,7 +65,7 @@ def load_data(
         test_steps: Forecast: steps at the end. Default: by ``validation_fraction``.
         validation_fraction: Share of the training sequences that are drawn for validation; for forecasting the share of
             the shortest series that validation and test get each.
-        seed: Draws the validation sequences.
+        seed: Draws the validation sequences; 0 to 2**32 - 1.
 
     Raises:
         UnknownNameError: If the source is neither a dataset nor a file, or a task or column is not there.
@@ -71,6 +74,8 @@ def load_data(
     """
     if not 0 < validation_fraction < 1:
         raise errors.ConfigError(f"validation_fraction must be between 0 and 1, got {validation_fraction:g}.")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise errors.ConfigError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}.")
     name, path, info = _locate(source)
     natural = info.task if info else _task_of(path)
     _check_task(name, natural, task)
@@ -135,9 +140,12 @@ def _load_classification(
     validation_fraction: float,
     seed: int,
 ) -> ClassificationData:
+    channels = given.pop("channels", None)
     if given:
         raise errors.ConfigError(f"{next(iter(given))} is for forecasting; '{name}' is read for task 'classify'.")
     pool = read_sequences(path)
+    if channels is not None:
+        pool = for_model(pool, channels)
     if info is not None and info.members is not None:
         if test is not None or validation_fraction != VALIDATION_FRACTION:
             setting = "test" if test is not None else "validation_fraction"

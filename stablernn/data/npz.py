@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.files import read_bytes
-from stablernn.data.sequences import Sequences, channel_names, finite_float32, plain_word
+from stablernn.data.sequences import Sequences, channel_names, check_resolution, finite_float32
 from stablernn.data.wording import listing
 
 _KEYS = ("x", "y", "lengths", "features")
@@ -46,6 +46,8 @@ def read_npz(path: Path) -> Sequences:
     names = channel_names(x.shape[2])
     if "features" in arrays:
         names = tuple(str(name) for name in _vector(path, arrays, "features", x.shape[2]))
+        if len(set(names)) < len(names):
+            raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({listing(names)}). Rename one.")
     lengths = _lengths(path, arrays, x)
     labels = [_word(label) for label in _vector(path, arrays, "y", len(x)).tolist()] if "y" in arrays else None
     ignored = sorted(set(arrays) - set(_KEYS))
@@ -94,9 +96,10 @@ def _numbers(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
             f"'{path.name}': 'x' must be numbers of shape (samples, time, features) or (samples, time), "
             f"none of them 0, got {x.dtype} {x.shape}."
         )
-    return finite_float32(
-        x if x.ndim == 3 else x[:, :, None], lambda i: f"'{path.name}': x[{', '.join(map(str, i[: x.ndim]))}]"
-    )
+    cube = x if x.ndim == 3 else x[:, :, None]
+    finite = finite_float32(cube, lambda i: f"'{path.name}': x[{', '.join(map(str, i[: x.ndim]))}]")
+    check_resolution(cube, lambda channel: f"'{path.name}': " + ("x" if x.ndim == 2 else f"x[:, :, {channel}]"))
+    return finite
 
 
 def _vector(path: Path, arrays: dict[str, npt.NDArray[Any]], key: str, length: int) -> npt.NDArray[Any]:
@@ -123,4 +126,6 @@ def _lengths(path: Path, arrays: dict[str, npt.NDArray[Any]], x: npt.NDArray[np.
 
 
 def _word(label: object) -> str:
-    return label.decode() if isinstance(label, bytes) else plain_word(str(label))
+    if isinstance(label, bytes):
+        return label.decode()
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,17 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.types import Notes
 from stablernn.data.windows import Float32Array, Int64Array
+from stablernn.data.wording import counted, listing, quoted
 
 #: Words that stand for a label that is not there.
 NO_LABEL = ("", "?", "nan", "NaN")
+
+# Whole numbers as archives write them, by %f or %e. Nothing else is rewritten: 1E2 or 1_000 may be names.
+_WHOLE = re.compile(r"[+-]?(\d+\.0*|\d\.\d+e[+-]\d\d)")
+# Rounding to float32 may move a value by this share of its column's spread: more, and the model sees steps, not data.
+_COARSEST = 0.01
+# What varies by no more than this share of its size is a constant with the rounding of float64 on it.
+_FLAT = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +50,48 @@ def channel_names(count: int) -> tuple[str, ...]:
     return ("value",) if count == 1 else tuple(f"channel_{index}" for index in range(count))
 
 
+def are_names(features: Sequence[str]) -> bool:
+    """Whether these are names from a file, not those of :func:`channel_names`, which say nothing but the position."""
+    return tuple(features) != channel_names(len(features))
+
+
+def in_order(sequences: Sequences, features: Sequence[str]) -> Sequences | None:
+    """The sequences with their channels in this order; None where they have others.
+
+    Channels are found by name where file and order both have names. Else the position is all there is to go by: the
+    number must be the same, and the names become those of ``features``.
+    """
+    names = tuple(features)
+    if not (are_names(sequences.features) and are_names(names)):
+        return replace(sequences, features=names) if len(sequences.features) == len(names) else None
+    if sequences.features == names:
+        return sequences
+    if sorted(sequences.features) != sorted(names):
+        return None
+    order = [sequences.features.index(name) for name in names]
+    return replace(sequences, values=[values[:, order] for values in sequences.values], features=names)
+
+
+def for_model(sequences: Sequences, features: Sequence[str]) -> Sequences:
+    """The sequences with the channels that a model expects, see :func:`in_order`.
+
+    Raises:
+        DataError: If they have others.
+    """
+    found = in_order(sequences, features)
+    if found is None:
+        raise wrong_features(sequences.name, sequences.features, features)
+    return found
+
+
+def wrong_features(name: str, found: Sequence[str], expected: Sequence[str]) -> errors.DataError:
+    """The error for a file whose features are not those of the model."""
+    return errors.DataError(
+        f"'{name}' has {counted(len(found), 'feature')} ({listing(found)}), "
+        f"the model expects {len(expected)} ({listing(expected)})."
+    )
+
+
 def finite_float32(values: npt.NDArray[Any], where: Callable[[tuple[int, ...]], str]) -> Float32Array:
     """The values as float32; NaN stays.
 
@@ -62,13 +113,56 @@ def finite_float32(values: npt.NDArray[Any], where: Callable[[tuple[int, ...]], 
     return result
 
 
+def check_resolution(values: npt.NDArray[Any], where: Callable[[int], str]) -> None:
+    """Refuse columns whose differences float32 cannot tell apart, such as a counter that begins at 1,700,000,000.
+
+    Args:
+        values: Finite numbers in their own type, the columns last; NaN is passed over.
+        where: Turns the number of a column into the words that tell the user which one it is.
+
+    Raises:
+        DataError: If rounding to float32 moves a value by more than a hundredth of its column's spread.
+    """
+    if np.can_cast(values.dtype, np.float32):
+        return
+    columns = values.reshape(-1, values.shape[-1])
+    for index in range(columns.shape[1]):
+        column = columns[:, index].astype(np.float64)
+        column = column[~np.isnan(column)]
+        if not len(column):
+            continue
+        low, high = float(column.min()), float(column.max())
+        error = float(np.abs(column - column.astype(np.float32)).max())
+        if high - low > _FLAT * max(abs(low), abs(high)) and error > _COARSEST * (high - low):
+            raise errors.DataError(
+                f"{where(index)} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {error:.3g}. "
+                f"Subtract an offset, such as {low:.17g}, from all of its values."
+            )
+
+
+def plain_words(name: str, labels: Sequence[str]) -> list[str]:
+    """Labels of a text file as people write them: ``1.0000000e+00``, as some archives store the class 1, is ``1``.
+
+    Raises:
+        DataError: If two spellings in the file become the same word, since they may be two classes.
+    """
+    spelled: dict[str, str] = {}
+    for label in dict.fromkeys(labels):
+        word = plain_word(label)
+        other = spelled.setdefault(word, label)
+        if other != label:
+            raise errors.DataError(
+                f"'{name}' has the labels {quoted(other)} and {quoted(label)}, which are the same number. "
+                "Write it in one way, or use words."
+            )
+    return [plain_word(label) for label in labels]
+
+
 def plain_word(label: str) -> str:
-    """The label as people write it: ``1.0000000e+00``, as some archives store the class 1, is ``1``."""
-    try:
-        number = float(label)
-    except ValueError:
+    """The label; a whole number with a decimal point without it."""
+    if not _WHOLE.fullmatch(label) or not float(label).is_integer():
         return label
-    return str(int(number)) if number.is_integer() and not label.lstrip("+-").isdigit() else label
+    return str(int(float(label)))
 
 
 def sorted_labels(words: Sequence[str]) -> tuple[str, ...]:

@@ -34,8 +34,9 @@ def stratified_validation(y: Int64Array, fraction: float, seed: int) -> tuple[In
 def target_range(length: int, validation_steps: int, test_steps: int, split: SplitName) -> tuple[int, int]:
     """The steps ``start .. stop - 1`` of a series that targets of a split may use.
 
-    The test is at the end, validation right before it, training is the rest: no target of a split is later than any
-    target of the next.
+    The test is at the end, validation right before it, training is the rest: within one series no target of a split is
+    later than any target of the next. Series that end at different times are split at different times, so a training
+    target of one may be later than a test target of another.
     """
     test_start = length - test_steps
     validation_start = test_start - validation_steps

@@ -17,7 +17,7 @@ import polars as pl
 
 from stablernn import errors
 from stablernn.data.files import read_text, require_task
-from stablernn.data.sequences import finite_float32
+from stablernn.data.sequences import check_resolution, finite_float32
 from stablernn.data.types import Notes, Series, Timestamps
 from stablernn.data.windows import Float32Array, Int64Array
 from stablernn.data.wording import listing, quoted, stamp_text
@@ -25,7 +25,7 @@ from stablernn.data.wording import listing, quoted, stamp_text
 ID_COLUMN = "unique_id"
 TIME_COLUMN = "ds"
 
-#: Cells that mean "no value", besides the empty one.
+#: Cells that mean "no value", besides the empty one; in the column of names they are names.
 _MISSING = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 # The header is row 1 and numbering starts at 1, so this is what editors and spreadsheets show.
 _FIRST_ROW = 2
@@ -116,15 +116,15 @@ def open_table(path: Path, *, id_column: str = ID_COLUMN, time_column: str = TIM
         path: The file. Columns are separated by commas, the first row names them.
         id_column: Names the series; without such a column (and with the default name) the file is one series.
         time_column: Time stamps: ISO dates (``2024-01-31``, ``2024-01-31 13:00``, also with ``/``, ``T``, a zone),
-            months (``2024-01``), days without dashes (``20240131``) or integers. Where the default name is missing, the
-            first column is taken if it holds dates.
+            months (``2024-01``), months and days without dashes (``202401``, ``20240131``) or other integers. Where the
+            default name is missing, the first column is taken if it holds dates.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist.
         DataError: If the file is no CSV, a time stamp is none, or nothing is in the file.
     """
     require_task(path, "forecast")
-    cells, blank_rows, rows = _read_cells(path)
+    cells, blank_rows, rows = _read_cells(path, id_column)
     time_name, ds = _time_column(path, cells, rows, time_column)
     ids = _id_column(path, cells, rows, id_column)
     columns = tuple(name for name in cells.columns if name != time_name and (ids is None or name != id_column))
@@ -135,7 +135,7 @@ def open_table(path: Path, *, id_column: str = ID_COLUMN, time_column: str = TIM
     return OpenTable(path, cells, rows, ds, ids, columns, blank_rows)
 
 
-def _read_cells(path: Path) -> tuple[pl.DataFrame, int, Int64Array]:
+def _read_cells(path: Path, id_column: str) -> tuple[pl.DataFrame, int, Int64Array]:
     """All cells as text without outer blanks, null where there is no value; rows blank throughout are left out."""
     text = read_text(path)
     try:
@@ -150,8 +150,13 @@ def _read_cells(path: Path) -> tuple[pl.DataFrame, int, Int64Array]:
     except (pl.exceptions.PolarsError, csv.Error) as error:
         reason = str(error).splitlines()[0]
         raise errors.DataError(f"'{path.name}' is not a CSV file with one header row ({reason}).") from error
-    cells = frame.with_columns(pl.all().str.strip_chars()).with_columns(
-        pl.when(pl.all().is_in(["", *_MISSING])).then(None).otherwise(pl.all()).name.keep()
+    stripped = frame.with_columns(pl.all().str.strip_chars())
+    cells = stripped.select(
+        pl.when(pl.col(name).is_in([""] if name == id_column else ["", *_MISSING]))
+        .then(None)
+        .otherwise(pl.col(name))
+        .alias(name)
+        for name in stripped.columns
     )
     blank = cells.select(pl.all_horizontal(pl.all().is_null())).to_series().to_numpy()
     rows = np.flatnonzero(~blank).astype(np.int64) + _FIRST_ROW
@@ -201,7 +206,9 @@ def _numbers(path: Path, cells: pl.Series, rows: Int64Array) -> Float32Array:
             "Correct it, leave it empty if the value is missing, or name the columns to read by 'channels'."
         )
     values = numbers.fill_null(float("nan")).to_numpy()
-    return finite_float32(values, lambda i: f"'{path.name}' row {rows[i[0]]}, column '{cells.name}'")
+    finite = finite_float32(values, lambda i: f"'{path.name}' row {rows[i[0]]}, column '{cells.name}'")
+    check_resolution(values[:, None], lambda _: f"'{path.name}' column '{cells.name}'")
+    return finite
 
 
 def _timestamps(path: Path, name: str, cells: pl.Series, rows: Int64Array) -> Timestamps:
@@ -222,7 +229,8 @@ def _timestamps(path: Path, name: str, cells: pl.Series, rows: Int64Array) -> Ti
 def _dates(cells: pl.Series) -> pl.Series:
     """Dates in UTC, in microseconds; null where a cell is none or nanoseconds could not hold it."""
     text = cells.str.replace_all("/", "-", literal=True).str.replace("T", " ", literal=True)
-    text = text.str.replace(r"^(\d{4}-\d{1,2})$", "$1-01").str.replace(r"^(\d{4})(\d\d)(\d\d)$", "$1-$2-$3")
+    text = text.str.replace(r"^(\d{4})(\d\d)(\d\d)$", "$1-$2-$3").str.replace(r"^(\d{4})(\d\d)$", "$1-$2")
+    text = text.str.replace(r"^(\d{4}-\d{1,2})$", "$1-01")
     dates = pl.Series([None] * len(text), dtype=pl.Datetime("us"))
     for form in _FORMATS:
         if not dates.null_count():

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.files import read_text
-from stablernn.data.sequences import Sequences, channel_names, finite_float32, plain_word
+from stablernn.data.sequences import Sequences, channel_names, check_resolution, finite_float32, plain_words
 from stablernn.data.windows import Float32Array
 from stablernn.data.wording import counted, listing, quoted
 
 _TRUE_FALSE = {"true": True, "false": False}
+Float64Array = npt.NDArray[np.float64]
 
 
 def read_tsv(path: Path) -> Sequences:
@@ -25,7 +27,7 @@ def read_tsv(path: Path) -> Sequences:
         DataError: If a cell is no number, a row has no values, or nothing is in the file.
         UnknownNameError: If there is no such file.
     """
-    values: list[Float32Array] = []
+    values: list[Float64Array] = []
     labels: list[str] = []
     cut = 0
     for number, line in _lines(read_text(path)):
@@ -36,10 +38,11 @@ def read_tsv(path: Path) -> Sequences:
             raise errors.DataError(f"'{path.name}' line {number} has a label but no values.")
         cut += len(sequence) - real
         values.append(sequence[:real, None])
-        labels.append(plain_word(label.strip()))
+        labels.append(label.strip())
     if not values:
         raise errors.DataError(f"'{path.name}' has no sequences.")
-    return Sequences(path.name, values, labels, channel_names(1), {"trailing_missing_cut": cut} if cut else {})
+    notes = {"trailing_missing_cut": cut} if cut else {}
+    return Sequences(path.name, _float32(path, values), plain_words(path.name, labels), channel_names(1), notes)
 
 
 def read_ts(path: Path) -> Sequences:
@@ -72,7 +75,7 @@ def read_ts(path: Path) -> Sequences:
     if not rows:
         raise errors.DataError(f"'{path.name}' has no sequences behind '@data'.")
     allowed = _class_labels(path, header)
-    values: list[Float32Array] = []
+    values: list[Float64Array] = []
     labels: list[str] = []
     for number, line in rows:
         fields = line.split(":")
@@ -80,7 +83,8 @@ def read_ts(path: Path) -> Sequences:
             labels.append(_label(path, number, fields.pop().strip(), allowed))
         values.append(_channels(path, number, fields, values[0].shape[1] if values else None))
     names = channel_names(values[0].shape[1])
-    return Sequences(path.name, values, labels if allowed is not None else None, names)
+    words = plain_words(path.name, labels) if allowed is not None else None
+    return Sequences(path.name, _float32(path, values), words, names)
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
@@ -108,10 +112,10 @@ def _label(path: Path, number: int, label: str, allowed: list[str]) -> str:
         raise errors.DataError(
             f"'{path.name}' line {number} has the label {quoted(label)}, @classLabel allows {listing(allowed)}."
         )
-    return plain_word(label)
+    return label
 
 
-def _channels(path: Path, number: int, fields: list[str], expected: int | None) -> Float32Array:
+def _channels(path: Path, number: int, fields: list[str], expected: int | None) -> Float64Array:
     """One row as (length, channels)."""
     if expected is not None and len(fields) != expected:
         raise errors.DataError(
@@ -127,8 +131,13 @@ def _channels(path: Path, number: int, fields: list[str], expected: int | None) 
     return np.stack(channels, axis=1)
 
 
-def _numbers(path: Path, number: int, cells: list[str]) -> Float32Array:
-    """The cells of one line as float32; NaN for ``?`` and ``NaN``."""
+def _float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
+    check_resolution(np.concatenate(values), lambda channel: f"'{path.name}': channel {channel}")
+    return [sequence.astype(np.float32) for sequence in values]
+
+
+def _numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
+    """The cells of one line, which float32 can hold; NaN for ``?`` and ``NaN``."""
     try:
         values = np.array([float("nan") if cell.strip() == "?" else float(cell) for cell in cells])
     except ValueError:
@@ -137,7 +146,8 @@ def _numbers(path: Path, number: int, cells: list[str]) -> Float32Array:
             f"'{path.name}' line {number}, value {position}: {quoted(cell)} is not a number; "
             "a missing one is '?' or 'NaN'."
         ) from None
-    return finite_float32(values, lambda index: f"'{path.name}' line {number}, value {index[0] + 1}")
+    finite_float32(values, lambda index: f"'{path.name}' line {number}, value {index[0] + 1}")
+    return values
 
 
 def _is_number(cell: str) -> bool:

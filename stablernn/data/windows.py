@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
@@ -36,7 +37,8 @@ class WindowSet:
 
     Args:
         values: One float32 array (time, channels) a series.
-        origins: int64 (windows, 2) of series index and end index, in the order in which the windows are numbered.
+        origins: int64 (windows, 2) of series index and end index, in the order in which the windows are numbered:
+            series by series.
         context_length: Steps that the model sees.
         horizon: Steps that the model forecasts.
         target_indices: Channels that are forecast, in the order of the targets.
@@ -57,6 +59,7 @@ class WindowSet:
         self.target_indices = tuple(target_indices)
         self.dropped = dropped
         self._flat = np.concatenate(values)
+        self._targets = self._flat[:, list(self.target_indices)]
         lengths = np.array([len(series) for series in values], dtype=np.int64)
         self._starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
         self._origins = origins
@@ -72,11 +75,13 @@ class WindowSet:
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
         """The windows with these numbers: x (n, context_length, channels), lengths (n,), y (n, horizon, targets)."""
         series, end = self._select(indices)
-        first = self._starts[series] + end
-        x = self._flat[first[:, None] + np.arange(-self.context_length, 0)]
-        future = self._flat[first[:, None] + np.arange(self.horizon)]
-        y = np.ascontiguousarray(future[:, :, list(self.target_indices)])
-        return Samples(x, np.full(len(x), self.context_length, dtype=np.int64), y)
+        x = _cut(self._flat, self._starts[series] + end - self.context_length, self.context_length)
+        return Samples(x, np.full(len(x), self.context_length, dtype=np.int64), self.truth(indices))
+
+    def truth(self, indices: Sequence[int] | Int64Array) -> Float32Array:
+        """What :meth:`gather` gives as y, without the contexts, which are by far the larger part."""
+        series, end = self._select(indices)
+        return _cut(self._targets, self._starts[series] + end, self.horizon)
 
     def history(self, indices: Sequence[int] | Int64Array, steps: int) -> Float32Array:
         """The last ``steps`` steps before each window's targets, also where that is more than the context.
@@ -95,6 +100,14 @@ class WindowSet:
     def _select(self, indices: Sequence[int] | Int64Array) -> tuple[Int64Array, Int64Array]:
         chosen = self._origins[np.asarray(indices, dtype=np.int64)]
         return chosen[:, 0], chosen[:, 1]
+
+
+def _cut(values: Float32Array, first: Int64Array, steps: int) -> Float32Array:
+    """``values[i : i + steps]`` for each i of ``first``: (windows, steps, channels), without a table of all indices."""
+    if not len(first):
+        return np.empty((0, steps, values.shape[1]), dtype=np.float32)
+    found: Float32Array = sliding_window_view(values, (steps, values.shape[1]))[:, 0][first]
+    return found
 
 
 def build_windows(

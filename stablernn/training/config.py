@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from stablernn.data.load import LARGEST_SEED
 from stablernn.errors import ConfigError, near
 
 Task = Literal["classify", "forecast"]
@@ -26,7 +27,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -63,7 +64,7 @@ class DataConfig(Section):
     time_column: str = "ds"
     """Column with the time stamps."""
     channels: Names | None = None
-    """Columns that a forecaster sees; None: all columns of numbers."""
+    """What the model sees, in this order: columns of a table, None for all of numbers; names of sequences' features."""
     frequency: str | None = None
     """Word of the time grid, such as 'h' or 'W'; None: found in the data."""
     validation_steps: Count | None = None
@@ -126,6 +127,11 @@ class ModelConfig(Section):
     def _check(self) -> ModelConfig:
         if self.window is not None and self.scaling != "window":
             raise ValueError(f"model.window is only used by the scaling 'window', got model.scaling='{self.scaling}'.")
+        if self.dropout and self.num_layers == 1:
+            raise ValueError(
+                f"model.dropout acts between layers and needs model.num_layers of 2 or more, got "
+                f"model.dropout={self.dropout:g} with 1 layer."
+            )
         return self
 
 
@@ -147,7 +153,8 @@ class TrainingConfig(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Of sgd and rmsprop; None: recommended."""
     schedule: ScheduleName | None = None
-    """Course of the learning rate; None: recommended."""
+    """Course of the learning rate; None: recommended. one-cycle ends near 0, which is all there is of it in a run of a
+    single step; for that take constant."""
     step_epochs: Count | None = None
     """Epochs between two drops of the schedule 'step'; None: a third of the run."""
     lr_decay: Share | None = None
@@ -229,6 +236,19 @@ def load_config(
     layers = [dict(defaults or {}), _read(path) if path is not None else {}]
     layers += [_branch(key, value) for key, value in (options or {}).items() if value is not None]
     layers += [_parse_override(text) for text in overrides]
+    return _laid_over_each_other(layers)
+
+
+def laid_over(stored: Config, given: Config) -> Config:
+    """The stored settings with those in place that ``given`` was made with; what it left to defaults stays as stored.
+
+    Raises:
+        ConfigError: If the two do not go together.
+    """
+    return _laid_over_each_other([stored.tree(), given.model_dump(mode="json", exclude_unset=True)])
+
+
+def _laid_over_each_other(layers: Sequence[Mapping[str, Any]]) -> Config:
     tree: dict[str, Any] = {}
     for layer in layers:
         _replace_length(tree, layer)
@@ -249,7 +269,10 @@ def validate(tree: Mapping[str, Any]) -> Config:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with the floats of YAML 1.2 (``1e-3`` is a number) and without keys that silently replace another."""
+    """Safe YAML with the floats and booleans of YAML 1.2 and without keys that silently replace another.
+
+    ``1e-3`` is a number; ``no``, ``yes``, ``on`` and ``off`` are words, such as the name of a column.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -259,6 +282,12 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_BOOL = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789")
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stablernn.data import ClassificationData, ForecastData
+from stablernn.data.sequences import are_names
 from stablernn.data.windows import Samples
 from stablernn.errors import DataError
 from stablernn.metrics import (
@@ -114,20 +115,28 @@ def evaluate(
         UnknownNameError: If there is no split of that name.
         DataError: If the split is empty, or the data is not of the kind that the predictor was trained on.
     """
-    expected = features if features is not None else _features(data)
-    if len(expected) != len(_features(data)):
-        raise DataError(
-            f"'{data.name}' has {_count(len(_features(data)), 'feature')}, the model expects {len(expected)} "
-            f"({', '.join(expected)})."
-        )
+    if features is not None:
+        _check_features(data, tuple(features))
     scorer = Scorer(data, split, quantiles=quantiles, labels=labels)
     if not scorer.samples:
         raise DataError(f"The split '{split}' of '{data.name}' is empty. Choose another split.")
     return scorer.score(predict(predictor, scorer.source, batch_size=batch_size))
 
 
-def _features(data: Data) -> tuple[str, ...]:
-    return data.channels if isinstance(data, ForecastData) else data.features
+def _check_features(data: Data, expected: tuple[str, ...]) -> None:
+    found = data.channels if isinstance(data, ForecastData) else data.features
+    if len(found) != len(expected):
+        raise DataError(
+            f"'{data.name}' has {_count(len(found), 'feature')}, the model expects {len(expected)} "
+            f"({', '.join(expected)})."
+        )
+    # Sequences without names of their own can only be told apart by their position.
+    named = isinstance(data, ForecastData) or (are_names(found) and are_names(expected))
+    if named and found != expected:
+        raise DataError(
+            f"'{data.name}' was loaded with the features {', '.join(found)}, the model expects {', '.join(expected)}. "
+            "Name them by 'channels' in the order of the model."
+        )
 
 
 def _count(number: int, noun: str) -> str:
@@ -169,15 +178,17 @@ class Scorer:
             return
         windows = data.windows(split)
         self.source = windows
-        self.truth = windows.gather(np.arange(len(windows))).y
+        self.truth = windows.truth(np.arange(len(windows)))
         origins = np.array(windows.origins, dtype=np.int64).reshape(-1, 2)
         self._series = origins[:, 0]
+        # Windows are numbered series by series, so that each series' are a slice.
+        numbers, first = np.unique(self._series, return_index=True)
+        slices = [slice(start, stop) for start, stop in zip(first, [*first[1:], len(origins)], strict=True)]
         targets = list(data.target_indices)
         self._scale = np.stack([seasonal_scale(values[:, targets], data.season) for values in data.training_values()])
         for name, season in (("seasonal_naive", data.season), ("naive", 1)):
             mean = np.empty(self.truth.shape)
-            for number in np.unique(self._series):
-                mine = self._series == number
+            for number, mine in zip(numbers, slices, strict=True):
                 values = data.series[number].values[:, targets]
                 mean[mine] = seasonal_naive(values, origins[mine, 1], season=season, horizon=data.horizon)
             self.naive[name] = self._forecast(mean)

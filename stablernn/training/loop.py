@@ -33,7 +33,7 @@ SAVE_SECONDS = 300.0
 """Longest time between two saves inside an epoch: what a power cut may cost."""
 
 _GATHERED_BYTES = 2**30
-"""Inputs up to this size are gathered once; larger ones, such as many overlapping windows, batch by batch."""
+"""Samples up to this size are gathered once; larger ones, such as many overlapping windows, batch by batch."""
 
 
 class Progress(NamedTuple):
@@ -99,8 +99,8 @@ class Batches:
         self._source = source
         self._device = device
         self._whole: Batch | None = None
-        size = source.gather(np.arange(min(1, len(source)))).x.nbytes * len(source)
-        if size <= _GATHERED_BYTES:
+        one = source.gather(np.arange(min(1, len(source))))
+        if (one.x.nbytes + one.y.nbytes) * len(source) <= _GATHERED_BYTES:
             self._whole = self._gather(np.arange(len(source)))
 
     def __len__(self) -> int:
@@ -186,7 +186,8 @@ class Trainer:
             Whether the run is done; False when it was interrupted.
 
         Raises:
-            TrainingError: If the loss is not finite. ``last`` is then from before.
+            TrainingError: If the loss is not finite; ``last`` is then from before. If no epoch left weights that give
+                finite answers.
         """
         report = progress or (lambda _: None)
         self._saved_at = time.monotonic()
@@ -199,6 +200,8 @@ class Trainer:
             # max_steps ended inside an epoch. ``last`` was saved before this validation, so that a resumed run with
             # more steps goes on as if it had never stopped here.
             self._validate(report)
+        if not self._best:
+            raise TrainingError(f"No epoch left a model that can be used: {self._missing()}. Set {self._calmer()}.")
         return True
 
     def _epoch(self, report: Callable[[Progress], None], stop: threading.Event) -> None:
@@ -248,11 +251,19 @@ class Trainer:
 
     def _not_finite(self, value: float) -> str:
         position, rate = self.position, self._optimizer.param_groups[0]["lr"]
-        clip = "a smaller training.clip_norm" if self.settings.clip_norm else "training.clip_norm=1"
         return (
             f"The training loss became {value} at step {position.step + 1} (epoch {position.epoch + 1}) at a learning "
-            f"rate of {rate:.3g}. Set a lower training.lr, such as {(self.settings.lr or 0) / 10:g}, or {clip}."
+            f"rate of {rate:.3g}. Set {self._calmer()}."
         )
+
+    def _missing(self) -> str:
+        if not self._scorer.samples:
+            return "its weights are not finite"
+        return f"the validation metric '{self.task.headline}' was never finite, last {self.position.metric}"
+
+    def _calmer(self) -> str:
+        clip = "a smaller training.clip_norm" if self.settings.clip_norm else "training.clip_norm=1"
+        return f"a lower training.lr, such as {(self.settings.lr or 0) / 10:g}, or {clip}"
 
     def _validate(self, report: Callable[[Progress], None]) -> None:
         position, name = self.position, self.task.headline
@@ -282,8 +293,8 @@ class Trainer:
         """Whether to keep these weights. A tie goes to the later epoch, but counts as no progress."""
         position = self.position
         if not self._scorer.samples:
-            return True
-        if metric is None or math.isnan(metric):
+            return all(bool(torch.isfinite(weights).all()) for weights in self.model.state_dict().values())
+        if metric is None or not math.isfinite(metric):
             position.stale += 1
             return False
         sign = 1 if self.task.mode == "max" else -1
@@ -310,8 +321,7 @@ class Trainer:
         self._saved_at = time.monotonic()
 
     def best(self) -> Checkpoint:
-        """The weights with the best validation metric, the latest ones before any validation."""
-        weights = self._best or self.model.state_dict()
+        """The weights with the best validation metric; without a validation split the latest ones."""
         state = {
             "model": self.model.config(),
             "epoch": self.position.best_epoch,
@@ -319,7 +329,7 @@ class Trainer:
             "metric": self.task.headline,
             "value": self.position.best,
         }
-        return Checkpoint({f"model.{name}": value for name, value in weights.items()}, state)
+        return Checkpoint({f"model.{name}": value for name, value in self._best.items()}, state)
 
     def checkpoint(self) -> Checkpoint:
         """All that the steps to come depend on."""
@@ -353,8 +363,7 @@ class Trainer:
 
     def load_best(self) -> None:
         """Put the best weights into the model."""
-        if self._best:
-            self.model.load_state_dict(self._best)
+        self.model.load_state_dict(self._best)
 
 
 @contextmanager

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ import torch
 import yaml
 
 from stablernn.data import ClassificationData, ForecastData, load_data
+from stablernn.data.catalog import is_dataset
+from stablernn.data.sequences import are_names
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun
 from stablernn.models import Classifier, Forecaster, SequenceModel, build_model
 from stablernn.training._files import plain, read_json, write_bytes, write_json
 from stablernn.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from stablernn.training.config import Config, load_config
+from stablernn.training.config import Config, laid_over, load_config
 from stablernn.training.device import pick_device, torch_settings
 from stablernn.training.environment import environment
 from stablernn.training.evaluate import Scorer, TorchPredictor, predict
@@ -47,7 +50,7 @@ def train(
     """Train as the settings say, and leave a run directory.
 
     Args:
-        config: The settings; None with ``resume``: those of the run.
+        config: The settings; None with ``resume``: those of the run, which also stand for all that it leaves out.
         run_dir: Where the run goes; None: ``runs/<dataset>-<cell>-<number>`` below the working directory.
         resume: Whether to go on with the run in ``run_dir``, from where it was stopped. The numbers are those of a run
             that was never stopped.
@@ -58,41 +61,61 @@ def train(
         ``best_epoch`` and ``metrics`` of the best weights on ``validation`` and, where there is one, ``test``.
 
     Raises:
-        ConfigError: If a setting is wrong, there is a run in ``run_dir`` already, or none to resume.
+        ConfigError: If a setting is wrong, the model does not fit into memory, there is a run in ``run_dir`` already,
+            or none to resume.
         UnknownNameError: If the dataset or the cell is not there.
         DataError: If the data cannot be used, or is not that with which the run began.
         DeviceError: If the device is not there.
-        TrainingError: If the loss is not finite.
+        TrainingError: If the loss is not finite, or no epoch left weights that give finite answers.
         InterruptedRun: If the user stopped it; it can be resumed.
     """
-    stored = _stored_config(run_dir) if resume else None
-    config = config if config is not None else stored
+    place = _place_to_resume(run_dir) if resume else None
+    stored = load_config(place.config) if place is not None else None
+    if stored is not None:
+        config = stored if config is None else laid_over(stored, config)
     if config is None:
         raise ConfigError("train needs settings: give a config, or resume a run.")
     if not resume and run_dir is not None and RunDirectory(Path(run_dir)).has_run:
         raise ConfigError(f"There is a run in '{run_dir}' already. Resume it with --resume, or name another directory.")
     device = pick_device(config.training.device)
-    data = load_run_data(config)
+    data = load_run_data(config if place is None else _located(config, place.path, read_json(place.data)))
     settings = resolve(config, data)
     if stored is not None:
         _check_resumable(stored, settings)
     with torch_settings(device, seed=settings.training.seed, threads=settings.training.threads):
         model = create_model(settings, data)
-        place = _open(run_dir, settings, data, model, device, resume=resume)
-        return _fit(place, settings, data, model.to(device), progress)
+        opened = _open(run_dir, settings, data, model, device, resume=resume)
+        return _fit(opened, settings, data, model.to(device), progress)
 
 
-def load_run_data(config: Config, source: str | None = None) -> Data:
+def load_run_data(
+    config: Config,
+    source: str | None = None,
+    *,
+    features: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+) -> Data:
     """The data that settings name, or another source read in the same way.
 
+    Args:
+        config: The settings.
+        source: In place of theirs.
+        features: What a trained model sees, in its order. Columns are found by these names, wherever they stand in the
+            file; so are the features of sequences, where both have names.
+        targets: What it forecasts, in its order.
+
     Raises:
-        UnknownNameError: If the source is neither a dataset nor a file.
+        UnknownNameError: If the source is neither a dataset nor a file, or a column is not there.
         DataError: If the content cannot be used.
     """
     options = config.data.model_dump(exclude={"source"})
     if source is not None and source != config.data.source:
         options["test"] = None
     task = config.task
+    if features and (task.name == "forecast" or are_names(features)):
+        options["channels"] = features
+    if targets:
+        options["target"] = targets
     return load_data(
         source or config.data.source,
         task=task.name,
@@ -110,14 +133,28 @@ def create_model(config: Config, data: Data) -> SequenceModel:
         ConfigError: If the cell or the model has no such option.
         UnknownNameError: If the cell is not in the catalog.
     """
+    try:
+        model = _build(config, data)
+    except (MemoryError, RuntimeError) as error:
+        # torch's allocator has no class of its own on the CPU; its message is the only mark.
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise ConfigError(
+            f"A model with model.hidden_size={config.model.hidden_size} and model.num_layers={config.model.num_layers} "
+            "does not fit into memory. Lower one of the two."
+        ) from error
+    model.fit_scaling(data.training_values())
+    return model
+
+
+def _build(config: Config, data: Data) -> SequenceModel:
     settings = config.model
     shared: dict[str, Any] = {
         **settings.model_dump(exclude={"cell", "hidden_size", "mask_channel"}),
         "mask_channel": settings.mask_channel is True,
     }
-    model: SequenceModel
     if isinstance(data, ForecastData):
-        model = Forecaster(
+        return Forecaster(
             settings.cell,
             len(data.channels),
             data.horizon,
@@ -126,10 +163,7 @@ def create_model(config: Config, data: Data) -> SequenceModel:
             quantiles=config.task.quantiles or (),
             **shared,
         )
-    else:
-        model = Classifier(settings.cell, len(data.features), len(data.labels), settings.hidden_size, **shared)
-    model.fit_scaling(data.training_values())
-    return model
+    return Classifier(settings.cell, len(data.features), len(data.labels), settings.hidden_size, **shared)
 
 
 @dataclass(frozen=True)
@@ -139,8 +173,8 @@ class LoadedRun:
     Attributes:
         path: The directory.
         model: With the best weights, on the CPU, in evaluation mode.
-        config: The resolved settings.
-        data: What ``data.json`` holds: fingerprint, splits, features, labels or targets, scaling.
+        config: The resolved settings, as they are stored.
+        data: What ``data.json`` holds: fingerprint, files, splits, features, labels or targets, scaling.
         summary: What ``summary.json`` holds; None while the run is not done.
     """
 
@@ -153,9 +187,19 @@ class LoadedRun:
     def predictor(self) -> TorchPredictor:
         return TorchPredictor(self.model)
 
+    @property
+    def located(self) -> Config:
+        """The settings with the data's files named by where they lie, whatever the working directory is."""
+        return _located(self.config, self.path, self.data)
+
     def load_data(self, source: str | None = None) -> Data:
-        """The run's data, or another source read in the same way; see :func:`load_run_data`."""
-        return load_run_data(self.config, source)
+        """The run's data, or another source read so that it fits the model; see :func:`load_run_data`.
+
+        Raises:
+            UnknownNameError: If a file is not there.
+            DataError: If its content cannot be used.
+        """
+        return load_run_data(self.located, source, features=self.data["features"], targets=self.data.get("targets"))
 
 
 def load_run(run_dir: str | Path) -> LoadedRun:
@@ -219,13 +263,42 @@ class RunDirectory:
         write_bytes(self.metrics, "".join(json.dumps(record) + "\n" for record in records).encode())
 
 
-def _stored_config(run_dir: str | Path | None) -> Config:
+def _place_to_resume(run_dir: str | Path | None) -> RunDirectory:
     if run_dir is None:
         raise ConfigError("To resume a run, its directory must be named (--run-dir).")
     place = RunDirectory(Path(run_dir))
     if not place.has_run:
         raise ConfigError(f"There is no run to resume in '{run_dir}'. Start it without --resume.")
-    return load_config(place.config)
+    return place
+
+
+def _files(config: Config) -> dict[str, str]:
+    """The settings of the data that name files, not a dataset."""
+    named = {"source": config.data.source, "test": config.data.test}
+    return {key: path for key, path in named.items() if path is not None and not (key == "source" and is_dataset(path))}
+
+
+def _from_run(path: str, run_dir: Path) -> str:
+    """The way to a file from a run directory: the same in every working directory, and when both are moved together."""
+    file = Path(path)
+    return os.path.relpath(file.parent.resolve() / file.name, run_dir.resolve())
+
+
+def _located(config: Config, run_dir: Path, described: Mapping[str, Any]) -> Config:
+    """The settings with the data's files named by where they lay at training, unless that is what they say already.
+
+    Where nothing is there any more, what was typed at training is taken if it names a file here; else the place itself
+    stays, so that the error for a missing file says where it was.
+    """
+    found = {}
+    for key, path in _files(config).items():
+        way = described.get("files", {}).get(key)
+        if way is None or way == _from_run(path, run_dir):
+            continue
+        place = Path(os.path.normpath(run_dir.resolve() / way))
+        if place.is_file() or not Path(path).is_file():
+            found[key] = str(place)
+    return config.model_copy(update={"data": config.data.model_copy(update=found)})
 
 
 def _check_resumable(stored: Config, given: Config) -> None:
@@ -275,7 +348,12 @@ def _open(
         first = read_json(place.environment)
         here = {**first, "resumed": [*first.get("resumed", []), here]}
     write_json(place.environment, here)
-    write_json(place.data, describe_data(data, model))
+    described = describe_data(data, model)
+    if resume:
+        described["files"] = read_json(place.data).get("files", {})
+    else:
+        described["files"] = {key: _from_run(file, path) for key, file in _files(config).items()}
+    write_json(place.data, described)
     # The settings make the directory a run, so they come last: what has a config.yaml has the rest.
     write_bytes(place.config, yaml.safe_dump(config.tree(), sort_keys=False, allow_unicode=True).encode())
     return place

@@ -136,6 +136,19 @@ def test_columns_are_found_by_name(workplace: Workplace) -> None:
         assert scores[0]["metrics"] == scores[1]["metrics"]
 
 
+def test_the_data_of_a_run_is_found_by_name_when_its_columns_have_moved(workplace: Workplace) -> None:
+    before = [workplace.ok("-q", "eval", target, "--json").json["metrics"] for target in ("load", "load-run")]
+    write_load(workplace.path("load.csv"), columns=("wind", "power", "heat"))
+    assert [workplace.ok("-q", "eval", target, "--json").json["metrics"] for target in ("load", "load-run")] == before
+
+
+def test_the_data_of_a_run_is_found_from_another_folder(workplace: Workplace) -> None:
+    expected = workplace.ok("-q", "eval", "load-run", "--json").json["metrics"]
+    workplace.path("elsewhere").mkdir()
+    elsewhere = Workplace(workplace.path("elsewhere"))
+    assert elsewhere.ok("-q", "eval", "../load-run", "--json").json["metrics"] == expected
+
+
 def test_output_goes_to_a_file_that_is_whole_or_not_there(workplace: Workplace) -> None:
     result = workplace.ok("predict", "load", "--input", "load.csv", "--output", "answers.csv")
     assert result.out == ""
@@ -211,7 +224,7 @@ def test_bad_input_files(workplace: Workplace, row: str, kind: str) -> None:
 def test_eval_on_data_of_another_kind(workplace: Workplace) -> None:
     np.savez(workplace.path("two.npz"), x=np.ones((9, 4, 2), np.float32), y=np.arange(9) % 3)
     result = workplace("eval", "digits", "--data", "two.npz", "--split", "train")
-    assert result.sentence == "'two.npz' has 2 features, the model expects 1 (pixel)."
+    assert result.sentence == "'two.npz' has 2 features (channel_0, channel_1), the model expects 1 (pixel)."
     assert result.code == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import csv
 import io
 import json
@@ -10,6 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -111,6 +114,71 @@ def test_it_stops_when_asked(trained: Workplace, tmp_path: Path, number: signal.
     assert running.process.returncode == 0
     assert out == ""
     lines = [line for line in running.log.read_text().splitlines() if not line.startswith("import time:")]
+    assert lines[-1] == "Stopped."
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_a_long_inference_does_not_hold_the_stop(
+    trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client gets a 503 in our shape when the grace is over, and the process is gone before Docker kills it."""
+    steps = 40_000_000
+    monkeypatch.setenv("STABLERNN_MAX_STEPS", str(steps))
+    monkeypatch.setenv("STABLERNN_MAX_BODY_BYTES", str(2**30))
+    monkeypatch.setenv("STABLERNN_MAX_ELEMENTS", str(2**30))
+    running = start(trained, tmp_path / "log", "--model", "digits:1")
+    size = 4 * steps
+    tensor = {"name": "x", "shape": [1, steps, 1], "datatype": "FP32", "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    request = urllib.request.Request(
+        f"{running.ready['url']}/v2/models/digits/infer",
+        head + bytes(size),
+        {"Inference-Header-Content-Length": str(len(head))},
+    )
+
+    def ask() -> tuple[int, Any]:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=60)
+        return caught.value.code, json.load(caught.value)
+
+    with (
+        concurrent.futures.ThreadPoolExecutor() as pool,
+        socket.create_connection(("127.0.0.1", int(running.ready["url"].rpartition(":")[2]))) as unfinished,
+    ):
+        unfinished.sendall(b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        answer = pool.submit(ask)
+        time.sleep(4)
+        assert not answer.done()
+        started = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        out, _ = running.process.communicate(timeout=30)
+        assert time.monotonic() - started < 10
+        assert answer.result() == (
+            503,
+            {
+                "error": "The server is shutting down and did not finish this request; send it again.",
+                "code": "not_ready",
+            },
+        )
+    assert (running.process.returncode, out) == (0, "")
+
+
+def test_it_stops_while_it_opens_models(trained: Workplace, tmp_path: Path) -> None:
+    """As the first process of a container it would not hear the signal without a handler of its own."""
+    with (tmp_path / "log").open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-X", "importtime", "-m", "stablernn_cli", "serve", "--port", "0"],
+            cwd=trained.folder,
+            env=os.environ | trained.environment,
+            stderr=stderr,
+        )
+    deadline = time.monotonic() + 20
+    while "| typer" not in (tmp_path / "log").read_text() or "onnxruntime" not in (tmp_path / "log").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    lines = [line for line in (tmp_path / "log").read_text().splitlines() if not line.startswith("import time:")]
     assert lines[-1] == "Stopped."
     assert not any("Traceback" in line for line in lines)
 

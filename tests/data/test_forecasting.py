@@ -264,3 +264,47 @@ def test_split_without_any_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         load(write(tmp_path / "d.csv", "ds,y", rows), **SMALL)
     assert str(caught.value) == ("'d.csv' has no window in the test steps with a value to forecast; all 1 lack one.")
+
+
+def test_a_target_that_channels_leave_out_must_be_named_anew(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", "ds,y,temp", [f"{day},1,{i}" for i, day in enumerate(days(20))])
+    with pytest.raises(DataError) as caught:
+        load(path, channels=["temp"], **SMALL)
+    assert str(caught.value) == (
+        "'d.csv' is read without its column 'y', so the target must be named: one or more of temp."
+    )
+    assert load(path, channels=["temp"], target="temp", **SMALL).targets == ("temp",)
+
+
+def unequal(folder: Path, *lengths: int) -> Path:
+    rows = [f"s{n},{day},{i}" for n, length in enumerate(lengths) for i, day in enumerate(days(length))]
+    return write(folder / "d.csv", "unique_id,ds,y", rows)
+
+
+def test_what_is_cut_for_the_shortest_series_is_noted(tmp_path: Path) -> None:
+    data = load(unequal(tmp_path, 300, 30, 400))
+    assert (data.context_length, data.validation_steps, data.test_steps) == (9, 7, 7)
+    assert data.notes["cut_for_the_shortest"] == {
+        "series": "s1",
+        "steps": 30,
+        "context_length": 9,
+        "validation_steps": 7,
+        "test_steps": 7,
+    }
+    some = load(unequal(tmp_path, 300, 30, 400), validation_steps=7, test_steps=7)
+    assert some.notes["cut_for_the_shortest"] == {"series": "s1", "steps": 30, "context_length": 9}
+
+
+@pytest.mark.parametrize("lengths", [(300, 300), (300, 30, 400)], ids=["equal", "all given"])
+def test_nothing_is_noted_where_nothing_is_cut(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    given = {} if len(set(lengths)) == 1 else SMALL
+    assert "cut_for_the_shortest" not in load(unequal(tmp_path, *lengths), **given).notes
+
+
+def test_all_series_that_are_too_short_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load(unequal(tmp_path, 30, 8, 40, 5, 6), **SMALL)
+    assert str(caught.value) == (
+        "'d.csv': series 's1' has 8 steps (too short as well: s3, s4), 9 are needed: context_length 3 + horizon 2 + "
+        "validation 2 + test 2. Shorten these, or leave the series out."
+    )

@@ -175,3 +175,13 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError) as caught:
         read_inputs(tmp_path / "d.csv", task="forecast", features=["y"])
     assert str(caught.value) == f"No file '{tmp_path / 'd.csv'}'. Check the path."
+
+
+def test_features_of_sequences_are_found_by_name(tmp_path: Path) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    np.savez(tmp_path / "d.npz", x=x, features=np.array(["b", "a"]))
+    inputs = read_inputs(tmp_path / "d.npz", task="classify", features=["a", "b"])
+    np.testing.assert_array_equal(inputs.x, x[:, :, ::-1])
+    with pytest.raises(DataError) as caught:
+        read_inputs(tmp_path / "d.npz", task="classify", features=["a", "c"])
+    assert str(caught.value) == "'d.npz' has 2 features (b, a), the model expects 2 (a, c)."

@@ -44,6 +44,8 @@ CLASSIFY = "'digits' is read for task 'classify'"
         ("digits", {"horizon": 3}, ConfigError, f"horizon is for forecasting; {CLASSIFY}."),
         ("digits", {"target": "y"}, ConfigError, f"target is for forecasting; {CLASSIFY}."),
         ("digits", {"time_column": "t"}, ConfigError, f"time_column is for forecasting; {CLASSIFY}."),
+        ("digits", {"seed": 2**32}, ConfigError, "seed must be from 0 to 4294967295, got 4294967296."),
+        ("digits", {"seed": -1}, ConfigError, "seed must be from 0 to 4294967295, got -1."),
         ("digits", {"test": "x.npz"}, ConfigError, f"test is for files; {FIXED}"),
         ("digits", {"validation_fraction": 0.3}, ConfigError, f"validation_fraction is for files; {FIXED}"),
     ],

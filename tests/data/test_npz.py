@@ -212,3 +212,89 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
     assert refused(path) == (
         r"'d.npz': 'x' is not a numpy array (the magic string is not correct; expected b'\x93NUMPY', got b'1,2,3\n')."
     )
+
+
+def named(folder: Path, name: str, x: Any, features: list[str] | None) -> Path:
+    arrays = {} if features is None else {"features": np.array(features)}
+    np.savez(folder / name, x=x, y=Y, **arrays)
+    return folder / name
+
+
+def test_features_of_a_test_file_are_found_by_name(tmp_path: Path) -> None:
+    train = named(tmp_path, "D_TRAIN.npz", X, ["a", "b"])
+    named(tmp_path, "D_TEST.npz", X[:, :, ::-1], ["b", "a"])
+    data = load_data(train)
+    assert isinstance(data, ClassificationData)
+    assert data.features == ("a", "b")
+    np.testing.assert_array_equal(data.split("test").x, X)
+
+
+def test_a_test_file_with_other_names_is_refused(tmp_path: Path) -> None:
+    train = named(tmp_path, "D_TRAIN.npz", X, ["a", "b"])
+    named(tmp_path, "D_TEST.npz", X, ["a", "c"])
+    with pytest.raises(DataError) as caught:
+        load_data(train)
+    assert str(caught.value) == (
+        "'D_TEST.npz' has 2 features (a, c), 'D_TRAIN.npz' has 2 (a, b); both must have the same."
+    )
+
+
+def test_a_test_file_without_names_goes_by_position(tmp_path: Path) -> None:
+    train = named(tmp_path, "D_TRAIN.npz", X, ["a", "b"])
+    named(tmp_path, "D_TEST.npz", X, None)
+    data = load_data(train)
+    assert isinstance(data, ClassificationData)
+    np.testing.assert_array_equal(data.split("test").x, X)
+
+
+def test_features_are_put_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
+    data = load_data(named(tmp_path, "d.npz", X, ["a", "b"]), channels=["b", "a"])
+    assert isinstance(data, ClassificationData)
+    assert data.features == ("b", "a")
+    for sequence, number in zip(data.train.x, data.train.ids, strict=True):
+        np.testing.assert_array_equal(sequence, X[int(number)][:, ::-1])
+
+
+def test_features_that_the_file_does_not_have_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load_data(named(tmp_path, "d.npz", X, ["a", "b"]), channels=["a", "c"])
+    assert str(caught.value) == "'d.npz' has 2 features (a, b), the model expects 2 (a, c)."
+
+
+def test_a_feature_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load_data(named(tmp_path, "d.npz", X, ["a", "a"]))
+    assert str(caught.value) == "'d.npz' has a name twice in 'features' (a, a). Rename one."
+
+
+def test_words_stay_as_they_are(tmp_path: Path) -> None:
+    y = np.array(["1E2", "100", "1_000", "1.0"])
+    assert read_npz(write(tmp_path, x=X, y=y)).labels == ["1E2", "100", "1_000", "1.0"]
+
+
+def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
+    x = X.copy()
+    x[:, :, 1] = 1_700_000_000 + 7 * np.arange(12).reshape(4, 3)
+    with pytest.raises(DataError) as caught:
+        load_data(write(tmp_path, x=x, y=Y))
+    assert str(caught.value) == (
+        "'d.npz': x[:, :, 1] goes from 1700000000 to 1700000077, which float32 rounds by up to 63. "
+        "Subtract an offset, such as 1700000000, from all of its values."
+    )
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.full(12, 0.1),
+        np.array([0.1 + 0.2, 0.3] * 6),
+        1e6 + np.arange(12),
+        1e6 + np.linspace(-30, 30, 12),
+        np.array([np.nan] * 11 + [0.1]),
+    ],
+    ids=["constant", "constant but for rounding", "whole numbers", "a hundredth at a million", "one value"],
+)
+def test_what_float32_holds_well_enough_is_read(tmp_path: Path, column: Any) -> None:
+    x = X.copy()
+    x[:, :, 1] = column.reshape(4, 3)
+    assert read_npz(write(tmp_path, x=x, y=Y)).values[0].dtype == np.float32

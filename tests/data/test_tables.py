@@ -233,3 +233,30 @@ def test_of_many_columns_only_some_are_listed(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "Unknown column 'zz'. 'd.csv' has c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11 and 38 more."
     )
+
+
+def test_a_series_may_be_called_na(tmp_path: Path) -> None:
+    table = read(tmp_path, "unique_id,ds,y\nNA,1,1\nnull,1,NA\nNone,1,3\n")
+    assert [one.unique_id for one in table.series] == ["NA", "null", "None"]
+    assert table.notes["missing_values"] == 1
+
+
+def test_months_without_a_dash_are_months(tmp_path: Path) -> None:
+    ds = read(tmp_path, "ds,y\n202311,1\n202312,2\n202401,3\n").series[0].ds
+    assert [str(stamp)[:10] for stamp in ds] == ["2023-11-01", "2023-12-01", "2024-01-01"]
+
+
+@pytest.mark.parametrize("last", [202313, 202400], ids=["month 13", "month 0"])
+def test_six_digits_that_are_no_months_are_integers(tmp_path: Path, last: int) -> None:
+    ds = read(tmp_path, f"ds,y\n202311,1\n202312,2\n{last},3\n").series[0].ds
+    assert (ds.dtype, ds.tolist()) == (np.int64, [202311, 202312, last])
+
+
+def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
+    rows = "".join(f"{step},{step},{1_700_000_000 + 7 * step}\n" for step in range(300))
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, "ds,y,counter\n" + rows)
+    assert str(caught.value) == (
+        "'d.csv' column 'counter' goes from 1700000000 to 1700002093, which float32 rounds by up to 64. "
+        "Subtract an offset, such as 1700000000, from all of its values."
+    )

@@ -192,7 +192,9 @@ def test_test_file_with_other_channels_is_refused(tmp_path: Path) -> None:
     train = write(tmp_path / "a.ts", HEADER + "1:1:up\n2:2:up\n3:3:down\n4:4:down\n")
     with pytest.raises(DataError) as caught:
         load_data(train, test=write(tmp_path / "b.tsv", "up\t1\n"))
-    assert str(caught.value) == ("'b.tsv' has 1 feature, 'a.ts' has 2 (channel_0, channel_1); both must have the same.")
+    assert str(caught.value) == (
+        "'b.tsv' has 1 feature (value), 'a.ts' has 2 (channel_0, channel_1); both must have the same."
+    )
 
 
 def test_a_missing_test_file_is_refused(tmp_path: Path) -> None:
@@ -219,3 +221,39 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         load_data(path)
     assert str(caught.value) == "'a.tsv' is not UTF-8 text (byte 2 is 0xfc). Save it as UTF-8."
+
+
+@pytest.mark.parametrize("label", ["1E2", "1_000", "1e2", "1e+02", "0x1", "inf", "+1", "01", "2.5"])
+def test_other_labels_stay_as_they_are(tmp_path: Path, label: str) -> None:
+    assert read_tsv(write(tmp_path / "a.tsv", f"{label}\t1\n0\t1\n")).labels == [label, "0"]
+
+
+def test_one_label_in_two_spellings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read_tsv(write(tmp_path / "a.tsv", "1\t1\n2\t1\n1.0\t1\n"))
+    assert str(caught.value) == (
+        "'a.tsv' has the labels '1' and '1.0', which are the same number. Write it in one way, or use words."
+    )
+
+
+def test_train_and_test_may_spell_labels_differently(tmp_path: Path) -> None:
+    train = write(tmp_path / "A_TRAIN.tsv", "1.0000000e+00\t1\n" * 2 + "2.0000000e+00\t2\n" * 2)
+    write(tmp_path / "A_TEST.tsv", "2\t1\n")
+    data = load(train)
+    assert data.labels == ("1", "2")
+    assert data.test is not None
+    assert data.test.y.tolist() == [1]
+
+
+def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
+    rows = "".join(f"1,1:{1_700_000_000 + 7 * step},{1_700_000_003 + 7 * step}:up\n" for step in range(4))
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "a.ts", HEADER + rows))
+    assert str(caught.value) == (
+        "'a.ts': channel 1 goes from 1700000000 to 1700000024, which float32 rounds by up to 24. "
+        "Subtract an offset, such as 1700000000, from all of its values."
+    )
+
+
+def test_a_row_that_hardly_changes_is_read_where_others_do(tmp_path: Path) -> None:
+    assert len(load(write(tmp_path / "a.tsv", "1\t1e6\t1000000.01\n1\t0\t5\n2\t1\t1\n2\t2\t2\n")).train) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -146,3 +147,27 @@ def test_unknown_split_is_refused() -> None:
     with pytest.raises(UnknownNameError) as caught:
         make([20], 2, 1, 3, 3).windows("val")
     assert str(caught.value) == "Unknown split 'val'. Splits are train, validation and test."
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=datasets())
+def test_truth_is_what_gather_gives_as_y(data: ForecastData) -> None:
+    windows = data.windows("train")
+    numbers = np.arange(len(windows))[::-2]
+    np.testing.assert_array_equal(windows.truth(numbers), windows.gather(numbers).y)
+
+
+def test_windows_are_gathered_without_a_table_of_indices() -> None:
+    windows = make([4000], context=400, horizon=4, validation=4, test=4).windows("train")
+    numbers = np.arange(1000)
+    tracemalloc.start()
+    try:
+        windows.truth(numbers)
+        truth_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        x = windows.gather(numbers).x
+        gather_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert truth_bytes < x.nbytes / 20
+    assert gather_bytes < 1.2 * x.nbytes

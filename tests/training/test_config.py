@@ -75,6 +75,18 @@ def test_values_are_yaml() -> None:
     assert config.model.cell_options == {"step_size": 0.05}
 
 
+@pytest.mark.parametrize("word", ["No", "no", "yes", "on", "OFF", "y"])
+def test_words_that_were_booleans_once_are_words(word: str, tmp_path: Path) -> None:
+    assert load_config(overrides=[*NEEDED, f"data.time_column={word}"]).data.time_column == word
+    path = written(tmp_path, f"data: {{source: digits, target: [{word}]}}\nmodel: {{cell: rnn}}\n")
+    assert load_config(path).data.target == (word,)
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), ("False", False)])
+def test_booleans(word: str, value: bool) -> None:
+    assert load_config(overrides=[*NEEDED, f"model.mask_channel={word}"]).model.mask_channel is value
+
+
 @pytest.mark.parametrize(
     ("first", "second", "kept"),
     [("epochs", "max_steps", "max_steps"), ("max_steps", "epochs", "epochs")],
@@ -126,6 +138,11 @@ WRONG = {
     "training.epochs=0": "training.epochs must be greater than or equal to 1, got 0.",
     "training.epochs=ten": "training.epochs must be a valid integer, got 'ten'.",
     "training.epochs=1.5": "training.epochs must be a valid integer, got 1.5.",
+    "training.seed=4294967296": "training.seed must be less than or equal to 4294967295, got 4294967296.",
+    "data.seed=4294967296": "data.seed must be less than or equal to 4294967295, got 4294967296.",
+    "model.dropout=0.3": (
+        "model.dropout acts between layers and needs model.num_layers of 2 or more, got model.dropout=0.3 with 1 layer."
+    ),
     "training.seed=true": "training.seed must be a valid integer, got True.",
     "training.lr=0": "training.lr must be greater than 0, got 0.",
     "training.lr=.inf": "training.lr must be a finite number, got inf.",

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from stablernn.data import ClassificationData, ForecastData, load_data
+from stablernn.data import ClassificationData, ForecastData, Series, WindowSet, load_data
 from stablernn.errors import DataError, UnknownNameError
-from stablernn.metrics import classification_metrics
+from stablernn.metrics import classification_metrics, seasonal_naive
 from stablernn.models import Classifier, Forecaster
 from stablernn.training import TorchPredictor, evaluate, predict
+from stablernn.training.evaluate import Scorer
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +153,37 @@ BAD: dict[str, tuple[dict[str, Any], Any, str]] = {
 }
 
 
+def test_features_in_another_order(series: ForecastData) -> None:
+    with pytest.raises(DataError) as caught:
+        evaluate(Shapes((6, 1)), series, "test", features=("b", "a"))
+    assert str(caught.value) == (
+        "'two.csv' was loaded with the features a, b, the model expects b, a. "
+        "Name them by 'channels' in the order of the model."
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "fits"),
+    [
+        (("a", "b"), ("b", "a"), False),
+        (("a", "b"), ("channel_0", "channel_1"), True),
+        (("channel_0", "channel_1"), ("b", "a"), True),
+    ],
+    ids=["both named", "model without names", "data without names"],
+)
+def test_features_of_sequences_are_compared_where_both_have_names(
+    digits: ClassificationData, found: tuple[str, ...], expected: tuple[str, ...], fits: bool
+) -> None:
+    doubled = replace(digits.validation, x=np.repeat(digits.validation.x, 2, axis=2))
+    data = replace(digits, features=found, validation=doubled)
+    predictor = Shapes((10,), "probabilities")
+    if fits:
+        assert evaluate(predictor, data, "validation", features=expected)
+    else:
+        with pytest.raises(DataError, match="was loaded with the features a, b, the model expects b, a"):
+            evaluate(predictor, data, "validation", features=expected)
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_data_that_the_model_was_not_made_for(case: str, digits: ClassificationData) -> None:
     options, predictor, sentence = BAD[case]
@@ -182,3 +216,60 @@ def test_unknown_split(digits: ClassificationData) -> None:
     with pytest.raises(UnknownNameError) as caught:
         evaluate(Shapes((10,), "probabilities"), digits, "tset")
     assert str(caught.value) == "Unknown split 'tset'. Did you mean 'test'? Splits are train, validation and test."
+
+
+def test_the_scale_of_mase_is_of_the_training_steps_alone(tmp_path: Path) -> None:
+    # In training y alternates between 0 and 1; then it jumps by 50, which would make any later scale larger.
+    rows = [f"{step},{step % 2 if step < 40 else 50 * (step % 2)}" for step in range(60)]
+    (tmp_path / "d.csv").write_text("\n".join(["ds,y", *rows]))
+    data = load_data(tmp_path / "d.csv", season=1, horizon=2, context_length=4, validation_steps=10, test_steps=10)
+    for split in ("validation", "test"):
+        got = evaluate(Shapes((2, 1)), data, split)
+        assert got["mase"] == pytest.approx(got["mae"] / 1.0)
+        assert got["mae"] == pytest.approx(25)
+
+
+def test_the_truth_is_read_without_the_contexts(series: ForecastData, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(*_: object) -> None:
+        raise AssertionError("contexts were gathered")
+
+    monkeypatch.setattr(WindowSet, "gather", gather)
+    assert Scorer(series, "test").truth.shape == (6, 6, 1)
+
+
+def test_each_series_is_forecast_from_its_own_past() -> None:
+    random = np.random.default_rng(0)
+    lengths = [14, 30, 12, 20]
+    many = ForecastData(
+        name="many",
+        series=tuple(Series(f"s{n}", np.arange(n), random.normal(size=(n, 1)).astype(np.float32)) for n in lengths),
+        channels=("y",),
+        targets=("y",),
+        frequency="1",
+        season=3,
+        horizon=2,
+        context_length=2,
+        validation_steps=3,
+        test_steps=4,
+        notes={},
+        fingerprint="",
+    )
+    for split in ("train", "validation", "test"):
+        apart = [Scorer(replace(many, series=(one,)), split) for one in many.series]
+        weights = [scorer.samples for scorer in apart]
+        for name in ("seasonal_naive", "naive"):
+            expected = np.average([scorer.naive[name]["mae"] for scorer in apart], weights=weights)
+            assert Scorer(many, split).naive[name]["mae"] == pytest.approx(expected)
+
+
+def test_many_series_are_grouped_once(series: ForecastData, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A mask over all windows for each series would be quadratic; slices of them are views.
+    seen: list[bool] = []
+
+    def naive(values: np.ndarray, ends: np.ndarray, **options: int) -> np.ndarray:
+        seen.append(ends.base is not None)
+        return seasonal_naive(values, ends, **options)
+
+    monkeypatch.setattr(sys.modules[Scorer.__module__], "seasonal_naive", naive)
+    Scorer(series, "test")
+    assert seen == [True] * 4

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stablernn.data import ClassificationData, SequenceSplit
+from stablernn.data.windows import build_windows
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.models import Classifier
 from stablernn.tasks import Batch
@@ -153,7 +154,7 @@ def test_the_best_weights_are_kept(accuracies: list[float], best: int) -> None:
         (1, [0.5, 0.6, 0.6, 0.9], 3),
         (2, [0.5, 0.4, 0.3, 0.9], 3),
         (2, [0.5, 0.4, 0.6, 0.5, 0.6, 0.9], 5),
-        (2, [math.nan, math.nan, 0.9], 2),
+        (2, [0.5, math.nan, math.nan, 0.9], 3),
     ],
     ids=["a tie is no progress", "two worse", "starts again after a better one", "missing"],
 )
@@ -186,6 +187,50 @@ def test_a_loss_that_is_not_finite() -> None:
         "Set a lower training.lr, such as 1e+37, or training.clip_norm=1."
     )
     assert journal.saved == []
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_no_epoch_with_a_finite_metric(epochs: int) -> None:
+    ours, journal = trainer(epochs=epochs)
+    scored(ours, [math.nan] * epochs)
+    with pytest.raises(TrainingError) as caught:
+        ours.fit()
+    assert str(caught.value) == (
+        "No epoch left a model that can be used: the validation metric 'accuracy' was never finite, last nan. "
+        "Set a lower training.lr, such as 0.001, or training.clip_norm=1."
+    )
+    assert {name for name, _ in journal.saved} == {"last"}
+
+
+def test_weights_that_are_not_finite_are_never_the_best() -> None:
+    ours, journal = trainer(data(train=4, validation=0), optimizer="sgd", lr=1e38, momentum=0.0, epochs=1)
+    ours._step = _ruin(ours, ours._step)  # type: ignore[method-assign]
+    with pytest.raises(TrainingError) as caught:
+        ours.fit()
+    assert str(caught.value) == (
+        "No epoch left a model that can be used: its weights are not finite. "
+        "Set a lower training.lr, such as 1e+37, or training.clip_norm=1."
+    )
+    assert {name for name, _ in journal.saved} == {"last"}
+
+
+def _ruin(ours: Trainer, step: Any) -> Any:
+    """The step, after which a weight has overflowed."""
+
+    def ruined(batch: Batch) -> float:
+        loss = float(step(batch))
+        with torch.no_grad():
+            next(ours.model.parameters()).fill_(math.inf)
+        return loss
+
+    return ruined
+
+
+def test_an_infinite_metric_is_no_metric() -> None:
+    ours, _ = trainer(epochs=2)
+    scored(ours, [math.inf, 0.5])
+    ours.fit()
+    assert ours.position.best_epoch == 2
 
 
 def test_clipping_bounds_a_step() -> None:
@@ -232,6 +277,15 @@ def test_large_sources_are_gathered_batch_by_batch(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("stablernn.training.loop._GATHERED_BYTES", 0)
     for got, expected in zip(Batches(toy.train, torch.device("cpu")).take(chosen), whole, strict=True):
         assert torch.equal(got, expected)
+
+
+def test_the_truth_counts_in_what_is_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(60, dtype=np.float32)[:, None]
+    windows = build_windows([values], [(0, 60)], context_length=2, horizon=20, target_indices=[0])
+    x, _, y = windows.gather(np.arange(len(windows)))
+    for limit, whole in ((x.nbytes + y.nbytes, True), (x.nbytes + y.nbytes - 1, False)):
+        monkeypatch.setattr("stablernn.training.loop._GATHERED_BYTES", limit)
+        assert (Batches(windows, torch.device("cpu"))._whole is not None) is whole
 
 
 def test_long_epochs_are_saved_in_between(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,3 +74,10 @@ def test_one_cycle_leaves_the_momentum_alone() -> None:
     optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(1))], chosen)
     build_schedule(optimizer, chosen, total_steps=10, epoch_steps=1)
     assert optimizer.param_groups[0]["momentum"] == 0.7
+
+
+def test_one_cycle_of_a_single_step_is_its_end_as_its_description_says() -> None:
+    assert rates("one-cycle", 1)[0] < 1e-6
+    assert max(rates("one-cycle", 2)) > 0.08
+    described = " ".join(str(TrainingConfig.model_fields["schedule"].description).split())
+    assert "in a run of a single step; for that take constant" in described

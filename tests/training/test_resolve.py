@@ -100,6 +100,20 @@ def test_missing_values_get_a_mask_channel(co2: ForecastData, digits: Classifica
     assert resolve(settings("model.mask_channel=false"), co2).model.mask_channel is False
 
 
+def test_missing_values_of_validation_and_test_are_not_looked_at(co2: ForecastData, digits: ClassificationData) -> None:
+    holes = digits.validation.x.copy()
+    holes[0, 0] = np.nan
+    later = replace(digits.validation, x=holes)
+    assert resolve(settings(), replace(digits, validation=later, test=later)).model.mask_channel is False
+    (one,) = co2.series
+    held_out = co2.validation_steps + co2.test_steps
+    values = np.nan_to_num(one.values)
+    values[-held_out:] = np.nan
+    assert resolve(settings(), replace(co2, series=(replace(one, values=values),))).model.mask_channel is False
+    values[-held_out - 1] = np.nan
+    assert resolve(settings(), replace(co2, series=(replace(one, values=values),))).model.mask_channel is True
+
+
 def test_running_scaling_remembers_the_context_or_the_longest_sequence(
     co2: ForecastData, digits: ClassificationData
 ) -> None:

@@ -186,6 +186,38 @@ def test_a_longer_run_equals_one_that_was_long_from_the_start(tmp_path: Path) ->
     assert_same(tmp_path / "grown", tmp_path / "whole")
 
 
+def test_what_was_derived_at_the_start_stays_when_a_run_grows(tmp_path: Path) -> None:
+    shared = [*CO2[:4], "training.schedule=step", "training.batch_size=500", *TINY]
+    train(load_config(overrides=[*shared, "training.epochs=3"]), tmp_path / "run")
+    before = load_config(tmp_path / "run/config.yaml").training
+    assert before.step_epochs == 1
+    assert train(load_config(overrides=[*shared, "training.epochs=4"]), tmp_path / "run", resume=True)["epochs"] == 4
+    after = load_config(tmp_path / "run/config.yaml").training
+    assert after == before.model_copy(update={"epochs": 4})
+
+
+def test_settings_that_are_left_out_stay_as_they_were(tmp_path: Path, references: dict[str, Path]) -> None:
+    shutil.copytree(references["digits"], tmp_path / "run")
+    few = load_config(overrides=["data.source=digits", "model.cell=lipschitz"])
+    train(few, tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", references["digits"])
+
+
+def test_a_run_is_resumed_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ["ds,y", *(f"{step},{step % 7}" for step in range(80))]
+    Path("series.csv").write_text("\n".join(rows))
+    shared = ["data.source=series.csv", "task.horizon=2", "model.cell=rnn", "training.schedule=constant", *TINY]
+    train(load_config(overrides=[*shared, "training.max_steps=1"]), "run")
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    Path("series.csv").write_text("ds,y\n1,1\n")
+    assert train(None, "../run", resume=True)["steps"] == 1
+    longer = load_config(overrides=[*shared, "training.max_steps=2"])
+    assert train(longer, "../run", resume=True)["steps"] == 2
+    assert load_config(Path("../run/config.yaml")).data.source == "series.csv"
+
+
 def test_the_length_of_a_planned_schedule_cannot_change(tmp_path: Path, references: dict[str, Path]) -> None:
     config = load_config(references["digits"] / "config.yaml", ["training.max_steps=30"])
     with pytest.raises(ConfigError) as caught:

@@ -13,7 +13,15 @@ import yaml
 
 from stablernn.cells import list_cells
 from stablernn.data import load_data
-from stablernn.errors import CheckpointError, ConfigError, DataError, DeviceError, StableRNNError, UnknownNameError
+from stablernn.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    StableRNNError,
+    TrainingError,
+    UnknownNameError,
+)
 from stablernn.training import evaluate, load_config, load_run, load_run_data, train
 
 TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.max_steps=2"]
@@ -288,3 +296,94 @@ def test_a_forecast_beats_the_seasonal_naive_one_on_a_clear_signal(tmp_path: Pat
         ]
     )
     assert train(config, tmp_path / "run")["metrics"]["test"]["relative_mae"] < 0.85
+
+
+def wide(path: Path, order: str, steps: int = 60) -> Path:
+    """Channels of very different sizes, in an order."""
+    columns = {"a": 1.0, "b": 100.0, "c": 10000.0}
+    rows = [",".join([str(step), *(str(columns[c] * (step % 5)) for c in order)]) for step in range(steps)]
+    path.write_text("\n".join([",".join(["ds", *order]), *rows]))
+    return path
+
+
+def test_columns_of_other_data_are_found_by_name(tmp_path: Path) -> None:
+    source = wide(tmp_path / "abc.csv", "abc")
+    overrides = [f"data.source={source}", "data.target=[c, a]", "task.horizon=2", "model.cell=rnn", *TINY]
+    train(load_config(overrides=overrides), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    expected = evaluate(run.predictor(), run.load_data(), "test")
+    turned = run.load_data(str(wide(tmp_path / "cba.csv", "cba")))
+    assert evaluate(run.predictor(), turned, "test") == expected
+    # Also where the run's own file was written anew.
+    wide(source, "bca")
+    assert evaluate(run.predictor(), run.load_data(), "test") == expected
+    assert evaluate(run.predictor(), run.load_data(str(source)), "test") == expected
+
+
+def test_features_of_other_sequences_are_found_by_name(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 5, 2)) * [1, 100], np.arange(40) % 2
+    np.savez(tmp_path / "ab.npz", x=x, y=y, features=np.array(["a", "b"]))
+    np.savez(tmp_path / "ba.npz", x=x[:, :, ::-1], y=y, features=np.array(["b", "a"]))
+    train(load_config(overrides=[f"data.source={tmp_path / 'ab.npz'}", "model.cell=rnn", *TINY]), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    expected = evaluate(run.predictor(), run.load_data(), "validation")
+    assert evaluate(run.predictor(), run.load_data(str(tmp_path / "ba.npz")), "validation") == expected
+
+
+def small_series(path: Path, level: int = 0) -> None:
+    path.write_text("\n".join(["ds,y", *(f"{step},{level + step % 7}" for step in range(80))]))
+
+
+SERIES = ["data.source=series.csv", "task.horizon=2", "model.cell=rnn", *TINY]
+
+
+def test_the_data_of_a_run_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    small_series(Path("series.csv"))
+    train(load_config(overrides=SERIES), "runs/one")
+    fingerprint = load_run("runs/one").load_data().fingerprint
+    # A file of the same name here is not the run's.
+    monkeypatch.chdir(tmp_path)
+    small_series(tmp_path / "series.csv", level=5)
+    assert load_run("project/runs/one").load_data().fingerprint == fingerprint
+    project.rename(tmp_path / "renamed")
+    assert load_run("renamed/runs/one").load_data().fingerprint == fingerprint
+    # No path of this machine gets into what is published.
+    assert load_run("renamed/runs/one").config.data.source == "series.csv"
+    assert str(tmp_path) not in (tmp_path / "renamed/runs/one/data.json").read_text()
+
+
+def test_a_run_without_its_data_says_where_it_lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small_series(Path("series.csv"))
+    train(load_config(overrides=SERIES), "run")
+    Path("elsewhere").mkdir()
+    Path("series.csv").rename("elsewhere/other.csv")
+    monkeypatch.chdir("elsewhere")
+    with pytest.raises(UnknownNameError) as caught:
+        load_run("../run").load_data()
+    assert str(caught.value) == f"Unknown dataset or file '{tmp_path / 'series.csv'}'. Datasets: co2, digits."
+    # What was typed at training is taken where the file itself is gone.
+    Path("other.csv").rename("series.csv")
+    assert load_run("../run").load_data().name == "series.csv"
+
+
+def test_a_model_that_does_not_fit_into_memory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train(load_config(overrides=[*DIGITS, "model.cell=rnn", "model.hidden_size=10000000"]), tmp_path / "run")
+    assert str(caught.value) == (
+        "A model with model.hidden_size=10000000 and model.num_layers=1 does not fit into memory. Lower one of the two."
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_weights_overflow_is_not_done(tmp_path: Path) -> None:
+    settings = [*DIGITS, "model.cell=rnn", "training.optimizer=sgd", "training.lr=1e38", "training.max_steps=1"]
+    settings += ["training.schedule=constant", "training.clip_norm=0", "training.weight_decay=100"]
+    with pytest.raises(TrainingError, match="^No epoch left a model that can be used: the validation metric"):
+        train(load_config(overrides=settings), tmp_path / "run")
+    assert not (tmp_path / "run/summary.json").exists()
+    with pytest.raises(CheckpointError):
+        load_run(tmp_path / "run")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -219,7 +219,9 @@ def _check_cell(settings: Config) -> None:
     from stablernn.cells import create_cell
 
     model = settings.model
-    create_cell(model.cell, 1, model.hidden_size, preset=model.preset, **model.cell_options)
+    # A size that memory cannot hold is a RuntimeError here; the training has the sentence for it.
+    with suppress(RuntimeError):
+        create_cell(model.cell, 1, model.hidden_size, preset=model.preset, **model.cell_options)
 
 
 def _in_options(sentence: str, given: Mapping[str, Any]) -> str:
