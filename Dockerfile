@@ -34,6 +34,7 @@ ENV PATH="/opt/stablernn/bin:$PATH" \
 USER 10001
 VOLUME /registry
 EXPOSE 8080
+# Follows STABLERNN_PORT; `serve --port` alone would not tell it.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"STABLERNN_PORT\"]}/v2/health/ready', timeout=4)"]
 ENTRYPOINT ["stablernn"]

@@ -127,6 +127,13 @@ def _failure(error: Exception) -> int:
     if code is not None:
         _say(str(error))
         return code
+    if isinstance(error, ModuleNotFoundError) and _is_foreign(error.name):
+        _say(
+            f"This installation has no '{error.name}', which this command needs. A serving image holds what 'serve' "
+            "and 'registry' need, no more; elsewhere, install stablernn again with its dependencies. "
+            "See 'stablernn doctor'."
+        )
+        return FAILED
     if isinstance(error, OSError):
         where = f" '{error.filename}'" if error.filename else ""
         _say(f"The file system refused{where}: {error.strerror or error}.")
@@ -136,6 +143,11 @@ def _failure(error: Exception) -> int:
         "Run it again as `stablernn --debug ...` and report the traceback."
     )
     return FAILED
+
+
+def _is_foreign(module: str | None) -> bool:
+    """Whether a whole package of others is missing, and not a part of ours or of one that is there."""
+    return module is not None and "." not in module and not module.startswith("stablernn")
 
 
 def _say(sentence: str) -> None:

@@ -23,6 +23,7 @@ from .gates import Check, CheckResult
 from .journal import AliasEntry, LogEntry, PublishEntry
 from .manifest import FileEntry, Manifest, ManifestFields
 from .refs import Ref, parse_ref
+from .signature import GraphSignature, Signature, StateSignature, TensorSignature
 from .store import Registry
 from .verify import VerifyReport
 from .version import ModelInfo, Version
@@ -34,6 +35,7 @@ __all__ = [
     "CheckResult",
     "FileEntry",
     "GateRefused",
+    "GraphSignature",
     "IntegrityError",
     "LogEntry",
     "Manifest",
@@ -45,7 +47,10 @@ __all__ = [
     "RefError",
     "Registry",
     "RegistryError",
+    "Signature",
+    "StateSignature",
     "StorageError",
+    "TensorSignature",
     "UnknownRefError",
     "VerifyReport",
     "Version",

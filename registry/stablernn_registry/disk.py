@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import IntegrityError, ManifestError, RegistryError, StorageError
+from .errors import RESTORE, IntegrityError, ManifestError, RegistryError, StorageError
 from .manifest import FileEntry
 
 _CHUNK_BYTES = 1 << 20
@@ -145,9 +145,7 @@ def check_bytes(found: FileEntry, wanted: FileEntry, what: str) -> None:
             if found.bytes != wanted.bytes
             else f"has sha256 {found.sha256[:12]}..., its manifest says {wanted.sha256[:12]}..."
         )
-        raise IntegrityError(
-            f"{what} is damaged: it {differs}. Restore it from a copy of the registry, or publish the same file again."
-        )
+        raise IntegrityError(f"{what} is damaged: it {differs}. {RESTORE}, or publish the same file again.")
 
 
 def _create(path: Path, *, writable: bool) -> int:

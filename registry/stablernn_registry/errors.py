@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .gates import CheckResult
 
+RESTORE = "Restore it from a copy of the registry"
+"""What to do about damage, with a full stop or ", or ..." to follow."""
+
 
 class RegistryError(Exception):
     """Base class of everything this package raises on purpose."""

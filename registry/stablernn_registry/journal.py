@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from .errors import IntegrityError, RegistryError
+from .errors import RESTORE, IntegrityError, RegistryError
 from .manifest import sentence
 
 FIRST = "0" * 64
@@ -159,15 +159,14 @@ def decode(data: bytes, where: str) -> History:
         IntegrityError: Naming the first line that is damaged.
         RegistryError: If a newer program wrote a line.
     """
-    cure = "Restore it from a copy of the registry."
     if not data.endswith(b"\n"):
-        raise IntegrityError(f"{where} is damaged: it {'is cut off' if data else 'is empty'}. {cure}")
+        raise IntegrityError(f"{where} is damaged: it {'is cut off' if data else 'is empty'}. {RESTORE}.")
     history = History()
     for number, line in enumerate(data[:-1].split(b"\n"), start=1):
         body = line[:-_TAIL] + b"}"
         own = hashlib.sha256(body).hexdigest()
         if line != body[:-1] + f',"sha256":"{own}"}}'.encode("ascii"):
-            raise IntegrityError(f"{where} is damaged: line {number} does not match its own sha256. {cure}")
+            raise IntegrityError(f"{where} is damaged: line {number} does not match its own sha256. {RESTORE}.")
         try:
             tree = json.loads(body)
             known = isinstance(tree, dict) and tree.get("action") in ("publish", "alias", "rollback")
@@ -175,9 +174,11 @@ def decode(data: bytes, where: str) -> History:
                 raise RegistryError(f"{where} has a line {number} that this stablernn does not know. Update stablernn.")
             entry = _ENTRY.validate_python(tree)
         except ValidationError as error:
-            raise IntegrityError(f"{where} is damaged: line {number}: {sentence(error, AliasEntry)}. {cure}") from error
+            raise IntegrityError(
+                f"{where} is damaged: line {number}: {sentence(error, AliasEntry)}. {RESTORE}."
+            ) from error
         except ValueError as error:
-            raise IntegrityError(f"{where} is damaged: line {number}: {error}. {cure}") from error
+            raise IntegrityError(f"{where} is damaged: line {number}: {error}. {RESTORE}.") from error
         if (wrong := history.apply(entry, own)) is not None:
-            raise IntegrityError(f"{where} is damaged: line {number} does not follow: {wrong}. {cure}")
+            raise IntegrityError(f"{where} is damaged: line {number} does not follow: {wrong}. {RESTORE}.")
     return history

@@ -10,12 +10,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from .errors import IntegrityError, ManifestError, RegistryError, near
+from .errors import RESTORE, IntegrityError, ManifestError, RegistryError, near
+from .signature import Signature
 
 SCHEMA: Literal[1] = 1
 _FILENAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -28,7 +29,9 @@ def plain_json(value: object, where: str = "") -> object:
         ValueError: Naming the place of the first value that JSON cannot hold.
     """
     at = f" at '{where}'" if where else ""
-    if value is None or isinstance(value, str | bool | int):
+    if isinstance(value, str):
+        return is_text(value, at)
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -38,10 +41,24 @@ def plain_json(value: object, where: str = "") -> object:
         for key in value:
             if not isinstance(key, str):
                 raise ValueError(f"JSON keys are text, got {key!r}{at}")
+            is_text(key, at)
         return {key: plain_json(item, f"{where}.{key}" if where else key) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
     raise ValueError(f"JSON cannot hold a {type(value).__name__}{at}; give plain numbers, text, lists and dicts")
+
+
+def is_text(value: str, at: str = "") -> str:
+    """Returns ``value`` if it can be written as UTF-8, which half of a surrogate pair cannot.
+
+    Raises:
+        ValueError: Otherwise; ``at`` says where it was found.
+    """
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text {value!r:.100} is not Unicode{at}") from error
+    return value
 
 
 def check_filename(filename: str) -> str:
@@ -58,6 +75,26 @@ def check_filename(filename: str) -> str:
     return filename
 
 
+def check_filenames(filenames: Iterable[str]) -> None:
+    """Raises unless the names can all lie in one folder, on a disk that ignores case too.
+
+    Raises:
+        ManifestError: If a name is bad (see ``check_filename``), or two cannot lie side by side.
+    """
+    parts: dict[str, tuple[str, bool]] = {}
+    for filename in filenames:
+        check_filename(filename)
+        pieces = filename.split("/")
+        for depth in range(1, len(pieces) + 1):
+            path, is_file = "/".join(pieces[:depth]), depth == len(pieces)
+            other, other_is_file = parts.setdefault(path.lower(), (path, is_file))
+            if other != path or other_is_file != is_file:
+                raise ManifestError(
+                    f"The files '{other}' and '{filename}' of a version cannot lie in one folder: names must differ by "
+                    f"more than case, and a file is no folder."
+                )
+
+
 def _distinct(values: list[str] | None) -> list[str] | None:
     for index, value in enumerate(values or ()):
         if values and value in values[:index]:
@@ -65,8 +102,17 @@ def _distinct(values: list[str] | None) -> list[str] | None:
     return values
 
 
+def _signature(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        Signature.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(sentence(error, Signature)) from error
+    return value
+
+
 _Json = Annotated[dict[str, Any], BeforeValidator(plain_json)]
-_Names = Annotated[list[str], AfterValidator(_distinct)]
+_Text = Annotated[str, AfterValidator(is_text)]
+_Names = Annotated[list[_Text], AfterValidator(_distinct)]
 
 
 class FileEntry(BaseModel):
@@ -106,19 +152,19 @@ class ManifestFields(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+        frozen=True, extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
     )
 
     task: Literal["classify", "forecast", "predict-next"]
-    cell: str = Field(min_length=1)
-    signature: _Json
+    cell: _Text = Field(min_length=1)
+    signature: Annotated[_Json, AfterValidator(_signature)]
     labels: _Names | None = None
     features: _Names
     targets: _Names | None = None
     horizon: int | None = Field(default=None, ge=1)
     context_length: int | None = Field(default=None, ge=1)
     season: int | None = Field(default=None, ge=1)
-    frequency: str | None = None
+    frequency: _Text | None = None
     quantiles: list[Annotated[float, Field(gt=0, lt=1)]] | None = None
     preprocessing: _Json = Field(default_factory=dict)
     metrics: _Json = Field(default_factory=dict)
@@ -193,6 +239,31 @@ def decode(data: bytes, where: str) -> Manifest:
         raise IntegrityError(f"{where} is not a manifest: {sentence(error, Manifest)}.") from error
     except ValueError as error:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error
+
+
+def checked(data: bytes | None, name: str, version: int, digest: str, place: str) -> Manifest:
+    """Reads the manifest of one version.
+
+    Args:
+        data: Bytes of the file; None if there is none.
+        name: Name of the model.
+        version: Number of the version.
+        digest: What the log says of it.
+        place: Path of the file below the root, for messages.
+
+    Raises:
+        IntegrityError: If it is missing, damaged or that of another version.
+        RegistryError: If a newer program wrote it.
+    """
+    what = f"The manifest of '{name}:{version}' ({place})"
+    if data is None:
+        raise IntegrityError(f"{what} is missing. {RESTORE}.")
+    if digest_of(data) != digest:
+        raise IntegrityError(f"{what} is damaged: its sha256 is not the digest in the log. {RESTORE}.")
+    manifest = decode(data, what)
+    if (manifest.name, manifest.version) != (name, version):
+        raise IntegrityError(f"{what} is that of '{manifest.name}:{manifest.version}'. {RESTORE}.")
+    return manifest
 
 
 def digest_of(data: bytes) -> str:

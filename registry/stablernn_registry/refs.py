@@ -14,6 +14,8 @@ from .errors import RefError
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 _RESERVED_ALIAS = re.compile(r"latest|v?[0-9]+")
+# Paths of the HTTP service below which a model of that name could not be told apart.
+RESERVED_NAMES = frozenset({"health", "repository", "stats"})
 _RULE = "1 to 64 of the characters a-z 0-9 . _ -, the first a letter or a digit"
 
 
@@ -63,7 +65,7 @@ def parse_ref(text: str) -> Ref:
     check_name(name)
     if not _VERSION.fullmatch(rest):
         raise RefError(
-            f"'{text}' has no version number after the colon, got '{rest}'. "
+            f"'{text:.100}' has no version number after the colon, got '{rest:.100}'. "
             f"Write '{name}:3' for version 3, '{name}@ALIAS' for an alias or '{name}' for the highest version."
         )
     return Ref(name, version=int(rest))
@@ -73,16 +75,19 @@ def check_name(name: str) -> str:
     """Returns ``name`` if it may name a model.
 
     Raises:
-        RefError: If it does not match ``[a-z0-9][a-z0-9._-]{0,63}``.
+        RefError: If it does not match ``[a-z0-9][a-z0-9._-]{0,63}``, or is reserved: ``health``, ``repository``,
+            ``stats``.
     """
+    if name in RESERVED_NAMES:
+        raise RefError(f"'{name}' is reserved for the HTTP service and cannot name a model. Choose another word.")
     if not is_name(name):
-        raise RefError(f"A model name is {_RULE}, got {name!r}.")
+        raise RefError(f"A model name is {_RULE}, got {name!r:.100}.")
     return name
 
 
 def is_name(name: str) -> bool:
     """Whether ``name`` may name a model."""
-    return _NAME.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
 
 
 def check_version(version: int) -> int:
@@ -104,7 +109,7 @@ def check_alias(alias: str, name: str) -> str:
         RefError: If it is not well formed or reserved: ``latest``, digits, ``v`` with digits.
     """
     if not _NAME.fullmatch(alias):
-        raise RefError(f"An alias is {_RULE}, got {alias!r}.")
+        raise RefError(f"An alias is {_RULE}, got {alias!r:.100}.")
     if _RESERVED_ALIAS.fullmatch(alias):
         number = alias.lstrip("v")
         meant = f"'{name}' for the highest version" if alias == "latest" else f"'{name}:{number}' for that version"

@@ -35,7 +35,7 @@ from .errors import (
 from .gates import Check, CheckResult, failures
 from .journal import AliasEntry, CheckLine, History, LogEntry, PublishEntry
 from .layout import FOREIGN, MARKER, SCHEMA, Layout
-from .manifest import Manifest, ManifestFields, check_filename, decode, digest_of
+from .manifest import Manifest, ManifestFields, check_filenames, checked, digest_of, is_text
 from .refs import Ref, check_alias, check_name, check_version, is_name, parse_ref
 from .verify import Verifier, VerifyReport
 from .version import ModelInfo, Version, quoted
@@ -91,10 +91,12 @@ class Registry:
             IntegrityError: If the model's log is damaged.
         """
         check_name(name)
-        checked = ManifestFields.parse(fields)
+        who = _said(who, why)
+        parsed = ManifestFields.parse(fields)
         if not files:
             raise ManifestError(f"A version needs at least one file, got none for '{name}'.")
-        sources = {check_filename(filename): Path(files[filename]) for filename in sorted(files)}
+        check_filenames(sorted(files))
+        sources = {filename: Path(files[filename]) for filename in sorted(files)}
         for filename, source in sources.items():
             if not source.is_file():
                 raise ManifestError(f"Cannot publish '{filename}': there is no file {source}.")
@@ -105,7 +107,7 @@ class Registry:
             entries = {f: disk.copy_new(sources[f], staged[f], f) for f in sources}
             time = _now()
             manifest = Manifest(
-                **checked.model_dump(),
+                **parsed.model_dump(),
                 name=name,
                 version=max(history.digests, default=0) + 1,
                 created=time,
@@ -116,7 +118,7 @@ class Registry:
             line = PublishEntry(
                 seq=len(history.entries) + 1,
                 time=time,
-                who=who or _user(),
+                who=who,
                 version=manifest.version,
                 digest=digest_of(data),
                 why=why,
@@ -126,6 +128,7 @@ class Registry:
             # Nothing of size is written from here on: a full disk has shown itself by now.
             for filename, entry in entries.items():
                 blob = self._layout.blob(entry.sha256)
+                self._refuse_links(blob.parent)
                 disk.make_folders(blob.parent)
                 # Also where the blob is there already: that mends one that was damaged.
                 disk.place(staged[filename], blob)
@@ -149,15 +152,9 @@ class Registry:
         history = self._known_history(ref.name)
         number = self._resolve(ref, history)
         path = self._layout.manifest(ref.name, number)
-        what = f"The manifest of '{ref.name}:{number}' ({self._layout.relative(path)})"
         with disk.explained(f"read '{ref}'", self.root):
             data = disk.read_or_none(path)
-        cure = "Restore it from a copy of the registry."
-        if data is None:
-            raise IntegrityError(f"{what} is missing. {cure}")
-        if digest_of(data) != history.digests[number]:
-            raise IntegrityError(f"{what} is damaged: its sha256 is not the digest in the log. {cure}")
-        manifest = decode(data, what)
+        manifest = checked(data, ref.name, number, history.digests[number], self._layout.relative(path))
         return Version(
             ref.name, number, history.digests[number], manifest, history.aliases_of(number), _layout=self._layout
         )
@@ -214,6 +211,7 @@ class Registry:
         """
         check_alias(alias, check_name(name))
         check_version(version)
+        who = _said(who, why)
         _check_force(force, why)
         self._resolve(Ref(name, version), self._known_history(name))
         with self._locked(name):
@@ -238,6 +236,7 @@ class Registry:
             AliasError: If the alias never pointed elsewhere.
         """
         check_alias(alias, check_name(name))
+        who = _said(who, why)
         _check_force(force, why)
         self._resolve(Ref(name, alias=alias), self._known_history(name))
         with self._locked(name):
@@ -285,7 +284,7 @@ class Registry:
         version: int,
         history: History,
         *,
-        who: str | None,
+        who: str,
         why: str | None,
         force: bool,
         checks: Sequence[Check],
@@ -304,7 +303,7 @@ class Registry:
             {
                 "seq": len(history.entries) + 1,
                 "time": _now(),
-                "who": who or _user(),
+                "who": who,
                 "action": action,
                 "alias": alias,
                 "from": current,
@@ -396,8 +395,9 @@ class Registry:
                 if marker is None and not names:
                     return False
                 if marker is None and not names & {"models", "blobs"}:
+                    few = quoted(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                     raise StorageError(
-                        f"{self.root} is not a registry: it has no registry.json but holds {quoted(names)}. "
+                        f"{self.root} is not a registry: it has no registry.json but holds {few}. "
                         f"Point {ENVIRONMENT} to a registry, or to a new or empty folder."
                     )
         if marker is None:
@@ -415,9 +415,14 @@ class Registry:
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         self._exists()
+        path, staging = self._layout.lock(name), self._layout.staging(name)
         with disk.explained(f"lock '{name}'", self.root):
+            self._refuse_links(path, staging, self._layout.versions(name), self._layout.blobs)
+            if not path.exists():
+                # Says to verify, from before the lock is there, why there is a lock without a model.
+                disk.make_folders(staging)
             disk.make_folders(self._layout.locks)
-            lock = filelock.FileLock(self._layout.lock(name))
+            lock = filelock.FileLock(path)
             try:
                 lock.acquire(timeout=self._lock_timeout_seconds)
             except filelock.Timeout as error:
@@ -428,11 +433,32 @@ class Registry:
         try:
             yield
         finally:
-            lock.release()
+            try:
+                with disk.explained(f"unlock '{name}'", self.root):
+                    if not self._layout.log(name).exists():
+                        # A first write that failed: nothing is to tell of a model that never was.
+                        self._clear(name)
+                        staging.rmdir()
+                        path.unlink()
+            finally:
+                lock.release()
+
+    def _refuse_links(self, *paths: Path) -> None:
+        """Raises if a path, or a folder between it and the root, is a link: a write would change files elsewhere."""
+        for path in paths:
+            for part in (*reversed(path.relative_to(self.root).parents), path.relative_to(self.root)):
+                if part != Path() and (self.root / part).is_symlink():
+                    raise IntegrityError(
+                        f"{part.as_posix()} is a link: a write would change files outside the registry {self.root}. "
+                        f"Take it out; a registry holds no links."
+                    )
 
     @contextmanager
     def _staged(self, name: str, action: str) -> Iterator[Path]:
-        """A staging folder, empty at the start and gone at the end; the caller holds the model's lock."""
+        """A staging folder, empty at the start; gone at the end if the model exists, as it explains the lock if not.
+
+        The caller holds the model's lock.
+        """
         staging = self._layout.staging(name)
         with disk.explained(action, self.root):
             self._clear(name)
@@ -444,6 +470,8 @@ class Registry:
                 yield staging
             finally:
                 self._clear(name)
+                if self._layout.log(name).exists():
+                    staging.rmdir()
 
     def _stage_log(self, name: str, entry: LogEntry) -> None:
         old = disk.read_or_none(self._layout.log(name)) or b""
@@ -480,8 +508,11 @@ class Registry:
                 orphan.unlink()
                 disk.sync_folder(orphan.parent)
         for leftover in staging.iterdir():
+            if leftover.is_dir() and not leftover.is_symlink():
+                raise IntegrityError(
+                    f"{self._layout.relative(leftover)} does not belong into a registry: take it out, then do it again."
+                )
             leftover.unlink()
-        staging.rmdir()
         for folder in (self._layout.versions(name), self._layout.model(name)):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
@@ -490,6 +521,22 @@ class Registry:
 def _check_force(force: bool, why: str | None) -> None:
     if force and not (why and why.strip()):
         raise AliasError("A forced move needs a reason, got none. Give why.")
+
+
+def _said(who: str | None, why: str | None) -> str:
+    """Who did it, by default the user of the process.
+
+    Raises:
+        ManifestError: If one of the two is not text.
+    """
+    for word, value in (("who", who), ("why", why)):
+        try:
+            if not isinstance(value, str | None):
+                raise ValueError(f"it must be text, got {value!r:.100}")
+            is_text(value or "")
+        except ValueError as error:
+            raise ManifestError(f"The log cannot be written: field '{word}': {error}.") from error
+    return who or _user()
 
 
 def _now() -> str:

@@ -9,18 +9,17 @@ It takes no lock and writes nothing. Where a write may be under way, the order o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import disk, journal
-from .errors import IntegrityError, RegistryError
+from .errors import RESTORE, IntegrityError, RegistryError
 from .journal import History
 from .layout import FOREIGN, MARKER, SHA256, STAGED, Layout
-from .manifest import FileEntry, Manifest, decode, digest_of
+from .manifest import FileEntry, Manifest
+from .manifest import checked as checked_manifest
 from .refs import is_name
-
-_CURE = "Restore it from a copy of the registry"
 
 
 @dataclass(frozen=True)
@@ -71,34 +70,38 @@ class Verifier:
     notes: list[str] = field(default_factory=list)
     _wanted: dict[str, list[_Owner]] = field(default_factory=dict)
 
-    def root(self) -> list[str]:
+    def root(self) -> Sequence[str]:
         """Checks the root's own files: ``registry.json``, ``locks``, ``tmp``, and that nothing else lies there.
 
         Returns:
-            The names of the models.
+            The names of the models, of those too that only a lock file tells of.
         """
-        layout, names = self.layout, []
+        layout, names = self.layout, set()
         for entry in self._scan(layout.root):
             if entry.name == layout.marker.name:
                 self._file(entry)
-            elif entry.name in ("blobs", "locks", "models", "tmp"):
+            elif entry.name in {"blobs", "locks", "models", "tmp"} | FOREIGN:
                 self._folder(entry)
-            elif entry.name not in FOREIGN:
+            else:
                 self._stray(entry)
+        # Looked at before registry.json, which the first write of all makes before these.
+        has_content = layout.models.exists() or layout.blobs.parent.exists()
         marker = self._read(layout.marker)
         if marker is not None and marker != MARKER:
             self.problems.append(
                 f"registry.json is damaged, or written by a newer stablernn: its whole content should be "
                 f"{MARKER.decode().strip()} and a newline."
             )
-        if marker is None and (layout.models.exists() or layout.blobs.parent.exists()):
+        if marker is None and has_content:
             self.problems.append(
                 f"registry.json is missing: write {MARKER.decode().strip()} and a newline to {layout.marker}."
             )
         for entry in self._scan(layout.locks):
             if not is_name(entry.name):
                 self._stray(entry)
-            elif self._file(entry) and self._read(layout.locks / entry.name):
+                continue
+            names.add(entry.name)
+            if self._file(entry) and self._read(layout.locks / entry.name):
                 self.problems.append(f"locks/{entry.name} is not empty, a lock file always is: empty it.")
         for entry in self._scan(layout.tmp):
             if not is_name(entry.name):
@@ -109,8 +112,8 @@ class Verifier:
             if not is_name(entry.name):
                 self._stray(entry)
             elif self._folder(entry):
-                names.append(entry.name)
-        return names
+                names.add(entry.name)
+        return sorted(names)
 
     def model(self, name: str) -> History | None:
         """Checks log and manifests of one model, and notes which blobs its versions want.
@@ -129,6 +132,7 @@ class Verifier:
         # First the manifests that are there, then whether a write is under way, then the log: a manifest that a running
         # write has put in place is then either in the log by now, or its staged log was seen.
         found = [entry for entry in self._scan(layout.versions(name)) if self._file(entry)]
+        under_way = layout.staging(name).exists()
         unfinished = (layout.staging(name) / "log.jsonl").exists()
         data = self._read(layout.log(name))
         history = History()
@@ -139,7 +143,14 @@ class Verifier:
                 self.problems.append(str(error))
                 return None
         elif found and not unfinished:
-            self.problems.append(f"The log of '{name}' ({layout.relative(layout.log(name))}) is missing. {_CURE}.")
+            self.problems.append(f"The log of '{name}' ({layout.relative(layout.log(name))}) is missing. {RESTORE}.")
+            return None
+        elif not under_way and layout.lock(name).exists():
+            # Looked at last: a first write that fails takes its lock away.
+            self.problems.append(
+                f"The model '{name}' is missing: locks/{name} is there, {layout.relative(layout.log(name))} is not. "
+                f"{RESTORE}; if it was taken out on purpose, take out locks/{name} too."
+            )
             return None
         published = {f"{number}.json" for number in history.digests}
         coming = f"{max(history.digests, default=0) + 1}.json"
@@ -183,22 +194,11 @@ class Verifier:
 
     def _manifest(self, name: str, number: int, digest: str) -> Manifest | None:
         path = self.layout.manifest(name, number)
-        what = f"The manifest of '{name}:{number}' ({self.layout.relative(path)})"
-        data = self._read(path)
-        if data is None:
-            self.problems.append(f"{what} is missing. {_CURE}.")
-        elif digest_of(data) != digest:
-            self.problems.append(f"{what} is damaged: its sha256 is not the digest in the log. {_CURE}.")
-        else:
-            try:
-                manifest = decode(data, what)
-            except RegistryError as error:
-                self.problems.append(str(error))
-                return None
-            if (manifest.name, manifest.version) == (name, number):
-                return manifest
-            self.problems.append(f"{what} is that of '{manifest.name}:{manifest.version}'. {_CURE}.")
-        return None
+        try:
+            return checked_manifest(self._read(path), name, number, digest, self.layout.relative(path))
+        except RegistryError as error:
+            self.problems.append(str(error))
+            return None
 
     def _blob(self, path: Path) -> None:
         place = self.layout.relative(path)
@@ -208,10 +208,10 @@ class Verifier:
             found = disk.hash_of(path)
         except FileNotFoundError:
             if owners:
-                self.problems.append(f"{who} ({place}) is missing. {_CURE}, or publish the same file again.")
+                self.problems.append(f"{who} ({place}) is missing. {RESTORE}, or publish the same file again.")
             return
         except OSError as error:
-            self.problems.append(f"{place} cannot be read: {error.strerror}. {_CURE}.")
+            self.problems.append(f"{place} cannot be read: {error.strerror}. {RESTORE}.")
             return
         self.checked += 1
         wanted = [owner.entry for owner in owners] or [FileEntry(bytes=found.bytes, sha256=path.name)]
@@ -237,7 +237,7 @@ class Verifier:
         try:
             data = disk.read_or_none(path)
         except OSError as error:
-            self.problems.append(f"{self.layout.relative(path)} cannot be read: {error.strerror}. {_CURE}.")
+            self.problems.append(f"{self.layout.relative(path)} cannot be read: {error.strerror}. {RESTORE}.")
             return None
         self.checked += data is not None
         return data
@@ -249,7 +249,7 @@ class Verifier:
             # Not there yet, or gone since it was listed; a file in place of a folder is reported where it is listed.
             return
         except OSError as error:
-            self.problems.append(f"{self.layout.relative(folder)} cannot be read: {error.strerror}. {_CURE}.")
+            self.problems.append(f"{self.layout.relative(folder)} cannot be read: {error.strerror}. {RESTORE}.")
             return
         yield from entries
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import disk
-from .errors import IntegrityError, UnknownRefError, near
+from .errors import RESTORE, IntegrityError, UnknownRefError, near
 from .layout import Layout
 from .manifest import FileEntry, Manifest
 
@@ -98,10 +98,7 @@ class Version:
         return f"'{filename}' of '{self.ref}' ({self._layout.relative(path)})"
 
     def _missing(self, filename: str, path: Path) -> IntegrityError:
-        return IntegrityError(
-            f"{self._what(filename, path)} is missing. Restore it from a copy of the registry, or publish the same "
-            f"file again."
-        )
+        return IntegrityError(f"{self._what(filename, path)} is missing. {RESTORE}, or publish the same file again.")
 
 
 def quoted(names: Iterable[str]) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from stablernn_server.app import create_app
 from stablernn_server.errors import (
+    BusyError,
     DeviceError,
     InputError,
     ModelLoadError,
     NotReadyError,
+    ReadTimeoutError,
     ServerError,
     SettingsError,
     TooLargeError,
@@ -21,11 +23,13 @@ from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.settings import Settings
 
 __all__ = [
+    "BusyError",
     "DeviceError",
     "InputError",
     "ModelLoadError",
     "NotReadyError",
     "OnnxModel",
+    "ReadTimeoutError",
     "ServerError",
     "Settings",
     "SettingsError",

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from anyio import CapacityLimiter
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
@@ -15,9 +14,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from stablernn_server.context import Context, json_response
-from stablernn_server.errors import CODE_OF_STATUS, STATUS_AND_CODE, InputError, ServerError, TooLargeError, sentence_of
+from stablernn_server.errors import CODE_OF_STATUS, STATUS_AND_CODE, InputError, ServerError, cut, sentence_of
 from stablernn_server.routes import health, timeseries, v2
-from stablernn_server.runtime.cpus import available_cpus
 from stablernn_server.runtime.table import ModelTable
 from stablernn_server.schemas.common import ErrorBody
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
@@ -30,8 +28,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "Bad input"},
     404: {"model": ErrorBody, "description": "Not served here"},
     413: {"model": ErrorBody, "description": "Too large"},
-    503: {"model": ErrorBody, "description": "Starting or shutting down"},
+    408: {"model": ErrorBody, "description": "The body arrived too slowly"},
+    503: {"model": ErrorBody, "description": "Starting, shutting down, or too busy"},
 }
+
+RETRY_AFTER_SECONDS = 5
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -49,9 +50,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        context.workers = CapacityLimiter(settings.workers or available_cpus())
+        context.start()
         yield
-        context.workers = None
+        context.stop()
 
     app = FastAPI(
         title="stablernn",
@@ -81,9 +82,11 @@ def error_response(error: Exception) -> Response:
         if kind in STATUS_AND_CODE:
             status, code = STATUS_AND_CODE[kind]
             response = json_response({"error": str(error), "code": code}, status)
-            if kind is TooLargeError:
+            if status in (408, 413, 503):
                 # Whatever is left of the body would be taken for the next request.
                 response.headers["Connection"] = "close"
+            if status == 503:
+                response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
             return response
     return json_response({"error": "The server failed to answer; its log says why.", "code": "internal"}, 500)
 
@@ -103,7 +106,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     code = CODE_OF_STATUS.get(error.status_code, "refused")
-    sentence = f"{error.detail}: {request.method} {request.url.path} is nothing that this server answers."
+    asked = f"{request.method} {cut(request.url.path)}"
+    sentence = f"{error.detail}: {asked} is nothing that this server answers."
     response = json_response({"error": sentence, "code": code}, error.status_code)
     response.headers.update(error.headers or {})
     return response

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from stablernn_server.errors import InputError, TooLargeError
+from stablernn_server.errors import InputError, TooLargeError, cut
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, unless it is longer than ``limit`` bytes, which is noticed before it is held.
+async def body_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body as it arrives, unless it is longer than ``limit`` bytes, which is noticed before it is held.
 
     Raises:
         TooLargeError: As soon as the length is known to be above the limit.
@@ -20,21 +21,29 @@ async def read_body(request: Request, limit: int) -> bytes:
     """
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
-        raise InputError(f"The Content-Encoding '{encoding}' is not understood; send the body uncompressed.")
-    stated = request.headers.get("content-length", "")
-    if stated.isascii() and stated.isdigit() and int(stated) > limit:
-        raise _too_large(limit)
-    chunks = []
+        raise InputError(f"The Content-Encoding '{cut(encoding)}' is not understood; send the body uncompressed.")
+    stated = whole_number(request.headers.get("content-length", ""))
+    if stated is not None and stated > limit:
+        raise too_large(limit)
     size = 0
     try:
         async for chunk in request.stream():
             size += len(chunk)
             if size > limit:
-                raise _too_large(limit)
-            chunks.append(chunk)
+                raise too_large(limit)
+            yield chunk
     except ClientDisconnect as error:
         raise InputError("The client closed the connection before the body was complete.") from error
-    return b"".join(chunks)
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a header holds; None if it is none, or has more than 18 digits."""
+    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
+def too_large(limit: int) -> TooLargeError:
+    """The error for a body, or its JSON, above ``limit`` bytes."""
+    return TooLargeError(f"The body is longer than the limit of {limit} bytes; send fewer or shorter series at a time.")
 
 
 def parse_json(content: bytes | memoryview) -> Any:
@@ -93,7 +102,3 @@ def json_type(value: Any) -> str:
         dict: "an object",
     }
     return words[type(value)]
-
-
-def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(f"The body is longer than the limit of {limit} bytes; send fewer or shorter series at a time.")

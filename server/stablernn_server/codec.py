@@ -16,9 +16,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from stablernn_server.body import json_type, parse_object
-from stablernn_server.errors import InputError
-from stablernn_server.json_arrays import to_array
+from stablernn_server.body import json_type, parse_object, whole_number
+from stablernn_server.errors import InputError, cut
+from stablernn_server.json_arrays import MAX_LEVELS, to_array
 
 Array = NDArray[Any]
 
@@ -30,6 +30,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"),
 }
 DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "int32": "INT32"}
+MAX_NUMBERS = 2**31
 # Extensions of the protocol that change what a request means; to ignore one silently would give a wrong answer.
 REFUSED = {
     "sequence_id": "sequences kept by the server",
@@ -73,17 +74,39 @@ class InferRequest:
     binary: bool = False
 
 
-def decode_request(body: bytes, header_length: str | None) -> InferRequest:
+def json_bytes(body: bytes, header: str | None) -> int:
+    """Bytes of JSON before the raw tensors.
+
+    Args:
+        body: The whole body.
+        header: The header ``Inference-Header-Content-Length``; without it, all is JSON.
+
+    Raises:
+        InputError: If the header does not fit the body.
+    """
+    if header is None:
+        return len(body)
+    length = whole_number(header)
+    if length is None or not 0 < length <= len(body):
+        raise InputError(
+            f"Inference-Header-Content-Length must be between 1 and the {len(body)} bytes of the body, "
+            f"got '{cut(header)}'."
+        )
+    return length
+
+
+def decode_request(body: bytes, json_length: int) -> InferRequest:
     """Read the body of ``POST .../infer``.
 
     Args:
         body: The whole body.
-        header_length: The header ``Inference-Header-Content-Length``: bytes of JSON before the raw tensors.
+        json_length: From :func:`json_bytes`.
 
     Raises:
         InputError: If the body is not what the protocol says; the sentence names the place.
     """
-    head, tail = _split(body, header_length)
+    view = memoryview(body)
+    head, tail = view[:json_length], view[json_length:]
     request = parse_object(head)
     identity = request.get("id")
     if not isinstance(identity, str | None):
@@ -98,11 +121,12 @@ def decode_request(body: bytes, header_length: str | None) -> InferRequest:
     for entry in entries:
         name, array, used = _decode_input(entry, tail[at:])
         if name in inputs:
-            raise InputError(f"The input '{name}' is given twice.")
+            raise InputError(f"The input '{cut(name)}' is given twice.")
         inputs[name] = array
         at += used
     if at != len(tail):
-        raise InputError(f"The body ends with {len(tail) - at} bytes that belong to no input; check binary_data_size.")
+        left = "1 byte that belongs" if len(tail) - at == 1 else f"{len(tail) - at} bytes that belong"
+        raise InputError(f"The body ends with {left} to no input; check binary_data_size.")
     return InferRequest(identity, inputs, _wanted(request.get("outputs"), binary), binary)
 
 
@@ -158,28 +182,22 @@ def _packed(texts: Sequence[str]) -> bytes:
     return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
 
 
-def _split(body: bytes, header_length: str | None) -> tuple[memoryview, memoryview]:
-    view = memoryview(body)
-    if header_length is None:
-        return view, view[:0]
-    if not header_length.isascii() or not header_length.isdigit() or not 0 < int(header_length) <= len(body):
-        raise InputError(
-            f"Inference-Header-Content-Length must be between 1 and the {len(body)} bytes of the body, "
-            f"got '{header_length}'."
-        )
-    return view[: int(header_length)], view[int(header_length) :]
-
-
 def _decode_input(entry: Any, tail: memoryview) -> tuple[str, Array, int]:
     """Name and value of one input, and how many of the raw bytes in ``tail`` it used."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise InputError("Every input must be an object with a name.")
     name: str = entry["name"]
-    what = f"input '{name}'"
+    what = f"input '{cut(name)}'"
     shape = entry.get("shape")
     # bool is an int in Python, and `true` is no size.
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InputError(f"The shape of {what} must be an array of whole numbers, got {shape!r:.80}.")
+        raise InputError(f"The shape of {what} must be an array of whole numbers from 0, got {shape!r:.80}.")
+    # numpy refuses more, with a 0 among the sizes too.
+    if len(shape) > MAX_LEVELS or prod(max(size, 1) for size in shape) >= MAX_NUMBERS:
+        raise InputError(
+            f"The shape of {what} must have at most {MAX_LEVELS} sizes and fewer than {MAX_NUMBERS} numbers, "
+            f"got {shape!r:.80}."
+        )
     datatype = entry.get("datatype")
     if not isinstance(datatype, str) or datatype not in DTYPES:
         raise InputError(f"The datatype of {what} must be one of {', '.join(DTYPES)}, got {datatype!r:.80}.")
@@ -209,7 +227,9 @@ def _shaped(array: Array, shape: list[int], dtype: np.dtype[Any], what: str) -> 
     if dtype.kind == "i" and array.size:
         limits = np.iinfo(dtype)
         if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:
-            raise InputError(f"The data of {what} must be whole numbers from {limits.min} to {limits.max}.")
+            raise InputError(
+                f"The data of {what} must be whole numbers from {limits.min} to {limits.max}, written without a point."
+            )
     with np.errstate(over="ignore"):  # becomes infinite, which the model refuses with its place
         return array.astype(dtype).reshape(shape)
 
@@ -225,12 +245,13 @@ def _wanted(entries: Any, binary: bool) -> list[WantedOutput] | None:
             raise InputError("Every output must be an object with a name.")
         name = entry["name"]
         if name in wanted:
-            raise InputError(f"The output '{name}' is asked for twice.")
-        parameters = _parameters(entry, f"output '{name}'")
+            raise InputError(f"The output '{cut(name)}' is asked for twice.")
+        what = f"output '{cut(name)}'"
+        parameters = _parameters(entry, what)
         classes = parameters.get("classification", 0)
         if type(classes) is not int or classes < 0:
-            raise InputError(f"The parameter classification of output '{name}' must be a whole number.")
-        wanted[name] = WantedOutput(name, _flag(parameters, "binary_data", binary, f"output '{name}'"), classes)
+            raise InputError(f"The parameter classification of {what} must be a whole number from 0.")
+        wanted[name] = WantedOutput(name, _flag(parameters, "binary_data", binary, what), classes)
     return list(wanted.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ from numpy.typing import NDArray
 
 from stablernn_server.body import json_type
 from stablernn_server.errors import InputError
+
+MAX_LEVELS = 8
+"""Levels of an array; no tensor of a model has more than four."""
 
 
 def to_array(data: Any, what: str) -> NDArray[Any]:
@@ -22,31 +26,36 @@ def to_array(data: Any, what: str) -> NDArray[Any]:
         float64, or int64 where every number is whole.
 
     Raises:
-        InputError: If it is no array, is not rectangular, or holds anything but numbers and ``null``.
+        InputError: If it is no array, is not rectangular, nests too deep, or holds anything but numbers and ``null``.
     """
     if not isinstance(data, list):
         raise InputError(f"{what} must be an array of numbers, got {json_type(data)}.")
-    try:
-        array = np.array(data)
-    except (ValueError, OverflowError) as error:  # rows of different length, or arrays beyond numpy's 64 dimensions
-        raise _ragged(what) from error
-    if array.dtype.kind in "iuf":
-        return array.astype(np.float64) if array.dtype.kind == "u" else array
-    if array.dtype.kind == "O":
-        return _from_objects(array, what)
-    kind = {"U": "text", "b": "true or false"}.get(array.dtype.kind, str(array.dtype))
-    raise InputError(f"{what} holds {kind}; only numbers, and null or NaN for missing values, are allowed.")
-
-
-def _from_objects(array: NDArray[Any], what: str) -> NDArray[Any]:
-    types = set(map(type, array.ravel().tolist()))
+    # Level by level, so that numpy only ever sees numbers: it would pad every text to the length of the longest.
+    shape, level = [len(data)], data
+    while (types := set(map(type, level))) == {list}:
+        sizes = set(map(len, level))
+        if len(sizes) > 1:
+            raise _ragged(what)
+        if len(shape) == MAX_LEVELS:
+            raise InputError(f"{what} nests arrays deeper than {MAX_LEVELS} levels.")
+        shape.append(sizes.pop())
+        level = list(chain.from_iterable(level))
     if list in types:
         raise _ragged(what)
     if not types <= {int, float, type(None)}:
         kind = "text" if str in types else "true or false" if bool in types else "objects"
         raise InputError(f"{what} holds {kind}; only numbers, and null or NaN for missing values, are allowed.")
+    return _numbers(level, types, what).reshape(shape)
+
+
+def _numbers(values: list[Any], types: set[type], what: str) -> NDArray[Any]:
+    if types == {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass  # float64 holds it, if not to the last digit
     try:
-        return array.astype(np.float64)
+        return np.array(values, np.float64)
     except OverflowError as error:  # a whole number of more than 308 digits
         raise InputError(f"{what} holds a number beyond the range of float64.") from error
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stablernn_server.errors import InputError, TooLargeError
 from stablernn_server.json_arrays import to_array
 from stablernn_server.runtime.onnx_model import OnnxModel
+from stablernn_server.runtime.session import Stop
 from stablernn_server.schemas.timeseries import (
     MULTIVARIATE,
     UNIVARIATE,
@@ -21,18 +22,22 @@ from stablernn_server.schemas.timeseries import (
     ForecastRequest,
     SeriesInput,
 )
+from stablernn_server.settings import Settings
 from stablernn_server.timestamps import advance, check_frequency
 
 Array = NDArray[Any]
 
 
-def forecast(model: OnnxModel, request: ForecastRequest, max_elements: int) -> dict[str, Any]:
+def forecast(
+    model: OnnxModel, request: ForecastRequest, settings: Settings, stop: Stop | None = None
+) -> dict[str, Any]:
     """The body of the answer to a forecast request.
 
     Args:
         model: The model that answers.
         request: The checked body.
-        max_elements: Numbers that the padded batch and its states may hold.
+        settings: The limits of one request.
+        stop: Ends the inference from another thread.
 
     Raises:
         InputError: If the model does not forecast, or a series or an option does not fit it.
@@ -45,7 +50,7 @@ def forecast(model: OnnxModel, request: ForecastRequest, max_elements: int) -> d
     stamps = [_stamp(item, len(values), model) for item, values in zip(request.inputs, observed, strict=True)]
     # Trained on windows of context_length steps, and evaluated on them: a longer past would be another model.
     context = [values if manifest.context_length is None else values[-manifest.context_length :] for values in observed]
-    answers = model.run_numpy(*pad(context, model, max_elements))
+    answers = model.run_numpy(*pad(context, model, settings), stop)
     targets = manifest.targets or []
     outputs = []
     for place, item in enumerate(request.inputs):
@@ -65,7 +70,9 @@ def forecast(model: OnnxModel, request: ForecastRequest, max_elements: int) -> d
     return _response(model, outputs)
 
 
-def classify(model: OnnxModel, request: ClassifyRequest, max_elements: int) -> dict[str, Any]:
+def classify(
+    model: OnnxModel, request: ClassifyRequest, settings: Settings, stop: Stop | None = None
+) -> dict[str, Any]:
     """The body of the answer to a classification request; see :func:`forecast`.
 
     Raises:
@@ -78,7 +85,7 @@ def classify(model: OnnxModel, request: ClassifyRequest, max_elements: int) -> d
     if top_k > len(labels):
         raise InputError(f"options.top_k must be at most the {len(labels)} classes of '{model.name}', got {top_k}.")
     observed = [_values(item, place, model) for place, item in enumerate(request.inputs)]
-    probabilities = model.run_numpy(*pad(observed, model, max_elements))["probabilities"]
+    probabilities = model.run_numpy(*pad(observed, model, settings), stop)["probabilities"]
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
     outputs = [
         _output(
@@ -94,36 +101,45 @@ def classify(model: OnnxModel, request: ClassifyRequest, max_elements: int) -> d
     return _response(model, outputs)
 
 
-def pad(series: Sequence[Array], model: OnnxModel, max_elements: int) -> tuple[Array, Array]:
+def pad(series: Sequence[Array], model: OnnxModel, settings: Settings) -> tuple[Array, Array]:
     """Series ``(time, features)`` as one batch.
 
     Returns:
         ``x`` of shape ``(batch, longest, features)``, padded with zeros, and ``lengths`` of shape ``(batch,)``.
 
     Raises:
-        TooLargeError: If ``x`` and the states would hold more than ``max_elements`` numbers.
+        InputError: If a series holds only missing values: its answer would rest on nothing.
+        TooLargeError: If the batch is above a limit of the settings.
     """
     lengths = np.array([len(values) for values in series], np.int64)
     longest = int(lengths.max())
-    check_elements(model, len(series), longest, max_elements)
+    check_size(model, len(series), longest, settings)
     x = np.zeros((len(series), longest, series[0].shape[1]), np.float32)
-    with np.errstate(over="ignore"):  # becomes infinite, which the model refuses
-        for row, values in zip(x, series, strict=True):
-            row[: len(values)] = values
+    for place, values in enumerate(series):
+        if np.isnan(values).all():
+            where = f" in the {len(values)} steps that the model looks at" if model.manifest.context_length else ""
+            raise InputError(f"inputs.{place}.series holds only missing values{where}; at least one must be there.")
+        x[place, : len(values)] = values
     return x, lengths
 
 
-def check_elements(model: OnnxModel, batch: int, time_steps: int, max_elements: int) -> None:
-    """Raise if a run over ``batch`` sequences of ``time_steps`` would hold more than ``max_elements`` numbers.
+def check_size(model: OnnxModel, batch: int, time_steps: int, settings: Settings) -> None:
+    """Raise if a run over ``batch`` sequences of ``time_steps`` is above a limit of the settings.
 
     Raises:
         TooLargeError: With the numbers.
     """
-    elements = model.elements(batch, time_steps)
-    if elements > max_elements:
+    # Time steps run one after another, whatever the batch: they are what takes long.
+    if time_steps > settings.max_steps:
         raise TooLargeError(
-            f"{batch} sequences padded to {time_steps} steps make {elements} numbers with the model's state, the limit "
-            f"is {max_elements}; send fewer or shorter series at a time."
+            f"A sequence of {time_steps} time steps is longer than the limit of {settings.max_steps}; send it in "
+            "parts, or its end."
+        )
+    elements = model.elements(batch, time_steps)
+    if elements > settings.max_elements:
+        raise TooLargeError(
+            f"{batch} sequences padded to {time_steps} steps make {elements} numbers with outputs and states, the "
+            f"limit is {settings.max_elements}; send fewer or shorter series at a time."
         )
 
 
@@ -131,7 +147,6 @@ def _values(item: SeriesInput, place: int, model: OnnxModel) -> Array:
     """One input as ``(time, features)``."""
     what = f"inputs.{place}.series"
     values = to_array(item.series, what)
-    features = model.manifest.features
     if item.type == UNIVARIATE and values.ndim > 1:
         raise InputError(f"{what} must be a flat array of numbers for the type '{UNIVARIATE}'.")
     if item.type == MULTIVARIATE and values.ndim == 1 and values.size:
@@ -142,15 +157,7 @@ def _values(item: SeriesInput, place: int, model: OnnxModel) -> Array:
         values = values[:, None]
     if values.ndim != 2:
         raise InputError(f"{what} must be flat, or an array of one array per time step, got {values.ndim} levels.")
-    if values.shape[1] != len(features):
-        names = f" ({', '.join(features)})" if len(features) <= 8 else ""
-        given = "1 feature" if values.shape[1] == 1 else f"{values.shape[1]} features"
-        raise InputError(f"{what} has {given}, the model '{model.name}' expects {len(features)}{names}.")
-    infinite = np.isinf(values) | (np.abs(values) > np.finfo(np.float32).max)
-    if infinite.any():
-        step = int(np.argwhere(infinite)[0][0])
-        raise InputError(f"{what} is beyond the range of float32 at step {step}; a missing value is null or NaN.")
-    return values
+    return model.check_values(what, values)
 
 
 def _stamp(item: SeriesInput, steps: int, model: OnnxModel) -> tuple[str | None, str | None]:

@@ -13,7 +13,21 @@ from stablernn_registry import Registry, Version
 FIELDS: dict[str, Any] = {
     "task": "classify",
     "cell": "lipschitz",
-    "signature": {"step": {"inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", 1], "optional": False}]}},
+    "signature": {
+        "step": {
+            "inputs": [
+                {"name": "x", "dtype": "float32", "shape": ["batch", 1], "optional": False},
+                {"name": "state_0", "dtype": "float32", "shape": ["batch", 4], "optional": True},
+            ],
+            "outputs": [
+                {"name": "logits", "dtype": "float32", "shape": ["batch", 2], "optional": False},
+                {"name": "state_0_out", "dtype": "float32", "shape": ["batch", 4], "optional": False},
+            ],
+        },
+        "states": [
+            {"input": "state_0", "output": "state_0_out", "shape": ["batch", 4], "dtype": "float32", "role": "hidden"}
+        ],
+    },
     "labels": ["no", "yes"],
     "features": ["pressure"],
     "metrics": {"test": {"accuracy": 0.98, "roc_auc": None}},

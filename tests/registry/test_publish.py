@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from stablernn_registry import ManifestError, ManifestFields, RefError, Registry, StorageError, UnknownRefError, Version
+from stablernn_registry import (
+    IntegrityError,
+    ManifestError,
+    ManifestFields,
+    RefError,
+    Registry,
+    StorageError,
+    UnknownRefError,
+    Version,
+)
 from stablernn_registry.layout import MARKER
 
 Publish = Callable[..., Version]
@@ -146,6 +155,11 @@ def test_unknown_file(publish: Publish) -> None:
             "field 'lineage': JSON cannot hold a PosixPath at 'files[0]'; give plain numbers, text, lists and dicts",
         ),
         ({"parity": {1: 2}}, "field 'parity': JSON keys are text, got 1"),
+        ({"labels": ["a", "\udcff"]}, "field 'labels.1': the text '\\udcff' is not Unicode"),
+        ({"lineage": {"run": "\udcff"}}, "field 'lineage': the text '\\udcff' is not Unicode at 'run'"),
+        ({"lineage": {"\udcff": 1}}, "field 'lineage': the text '\\udcff' is not Unicode"),
+        ({"horizon": "3"}, "field 'horizon': input should be a valid integer, got '3'"),
+        ({"season": True}, "field 'season': input should be a valid integer, got True"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -201,6 +215,44 @@ def test_bad_filename(publish: Publish, filename: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "other", "filename"),
+    [(["a", "a/b"], "a", "a/b"), (["A", "a"], "A", "a"), (["Plots/x", "plots/y"], "Plots", "plots/y")],
+    ids=["file-and-folder", "case", "case-of-a-folder"],
+)
+def test_files_that_cannot_lie_in_one_folder(
+    registry: Registry, publish: Publish, names: list[str], other: str, filename: str
+) -> None:
+    with pytest.raises(ManifestError) as error:
+        publish(content=dict.fromkeys(names, b""))
+    assert str(error.value) == (
+        f"The files '{other}' and '{filename}' of a version cannot lie in one folder: names must differ by more than "
+        f"case, and a file is no folder."
+    )
+    assert not registry.root.exists()
+
+
+@pytest.mark.parametrize("word", ["who", "why"])
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [(7, "it must be text, got 7"), ("\udcff", "the text '\\udcff' is not Unicode")],
+    ids=["number", "surrogate"],
+)
+def test_who_and_why_are_text(
+    registry: Registry, publish: Publish, tmp_path: Path, fields: dict[str, Any], word: str, value: Any, what: str
+) -> None:
+    publish()
+    for write in (
+        lambda **said: registry.publish("digits", {"a": tmp_path / "source-0"}, fields, **said),
+        lambda **said: registry.set_alias("digits", "production", 1, **said),
+        lambda **said: registry.rollback("digits", "production", **said),
+    ):
+        with pytest.raises(ManifestError) as error:
+            write(**{word: value})
+        assert str(error.value) == f"The log cannot be written: field '{word}': {what}."
+    assert len(registry.log("digits")) == 1
+
+
 def test_bad_name_reaches_no_path(registry: Registry, publish: Publish, tmp_path: Path) -> None:
     for name in ("../outside", "/outside", "."):
         for ask in (publish, registry.get, registry.log, registry.verify):
@@ -223,6 +275,63 @@ def test_root_that_is_something_else(tmp_path: Path, fields: dict[str, Any]) -> 
             ask()
         assert str(error.value) == sentence
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_full_folder_that_is_no_registry_is_named_by_a_few_entries(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}").touch()
+    with pytest.raises(StorageError, match=r"but holds '00', '01', '02', '03', '04' and 35 more\."):
+        Registry(tmp_path).list()
+
+
+@pytest.mark.parametrize("where", ["tmp/digits", "tmp", "models/digits", "models/digits/versions", "blobs", "locks"])
+def test_a_link_below_the_root_makes_no_write_change_files_elsewhere(
+    registry: Registry, publish: Publish, tmp_path: Path, tree: Tree, where: str
+) -> None:
+    publish()
+    place, outside = registry.root / where, tmp_path / "outside"
+    if place.exists():
+        place.rename(outside)
+    else:
+        outside.mkdir()
+    (outside / "precious").write_text("mine")
+    before = tree(outside)
+    place.symlink_to(outside)
+    with pytest.raises(IntegrityError) as error:
+        publish()
+    assert str(error.value) == (
+        f"{where} is a link: a write would change files outside the registry {registry.root}. Take it out; a registry "
+        f"holds no links."
+    )
+    assert tree(outside) == before
+
+
+def test_a_link_in_place_of_a_folder_of_blobs_is_refused(registry: Registry, publish: Publish, tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"new").hexdigest()
+    publish()
+    (tmp_path / "outside").mkdir()
+    (registry.root / "blobs/sha256" / digest[:2]).symlink_to(tmp_path / "outside")
+    with pytest.raises(IntegrityError, match=rf"^blobs/sha256/{digest[:2]} is a link"):
+        publish(content={"a": b"new"})
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert registry.list()[0].versions == (1,)
+
+
+def test_a_root_that_is_a_link_is_a_registry(publish: Publish, registry: Registry, tmp_path: Path) -> None:
+    publish()
+    (tmp_path / "link").symlink_to(registry.root)
+    registry.root = tmp_path / "link"
+    assert Registry(tmp_path / "link").set_alias("digits", "production", 1).to_version == 1
+
+
+def test_a_stray_folder_among_staged_files_is_named(registry: Registry, publish: Publish) -> None:
+    publish()
+    (registry.root / "tmp/digits/deep").mkdir(parents=True)
+    with pytest.raises(IntegrityError) as error:
+        publish()
+    assert str(error.value) == "tmp/digits/deep does not belong into a registry: take it out, then do it again."
+    (registry.root / "tmp/digits/deep").rmdir()
+    assert publish().version == 2
 
 
 def test_root_that_is_a_file(tmp_path: Path) -> None:

@@ -52,6 +52,22 @@ def test_bad_name(name: str) -> None:
     assert str(error.value) == f"A model name is {RULE}, got {name!r}."
 
 
+@pytest.mark.parametrize("name", ["stats", "health", "repository"])
+def test_reserved_name(name: str) -> None:
+    with pytest.raises(RefError) as error:
+        parse_ref(name)
+    assert (
+        str(error.value) == f"'{name}' is reserved for the HTTP service and cannot name a model. Choose another word."
+    )
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "digits:" + "9" * 5000, "digits@" + "x" * 5000])
+def test_a_long_reference_is_not_echoed_whole(text: str) -> None:
+    with pytest.raises(RefError) as error:
+        parse_ref(text)
+    assert len(str(error.value)) < 500
+
+
 @pytest.mark.parametrize("version", ["", "0", "01", "-1", "1.0", "v1", "latest", "1:2", "٣", "1\n", "1234567890"])
 def test_bad_version(version: str) -> None:
     with pytest.raises(RefError) as error:

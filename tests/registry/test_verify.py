@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stablernn_registry import IntegrityError, Registry, RegistryError, UnknownRefError, Version
+from stablernn_registry import IntegrityError, Registry, RegistryError, StorageError, UnknownRefError, Version
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]
@@ -299,6 +299,47 @@ def test_a_lost_log_is_found(damaged: Registry) -> None:
     )
     assert damaged.verify().problems == (sentence,)
     assert damaged.verify("co2.weekly").problems == (sentence,)
+
+
+def test_a_lost_model_is_found(damaged: Registry) -> None:
+    shutil.rmtree(damaged.root / "models/co2.weekly")
+    sentence = (
+        "The model 'co2.weekly' is missing: locks/co2.weekly is there, models/co2.weekly/log.jsonl is not. Restore it "
+        "from a copy of the registry; if it was taken out on purpose, take out locks/co2.weekly too."
+    )
+    assert damaged.verify().problems == (sentence,)
+    assert damaged.verify("co2.weekly").problems == (sentence,)
+    assert damaged.verify("digits").ok
+    # A write that is under way explains it, and so does taking the lock out.
+    (damaged.root / "tmp/co2.weekly").mkdir()
+    assert damaged.verify().ok
+    (damaged.root / "tmp/co2.weekly").rmdir()
+    (damaged.root / "locks/co2.weekly").unlink()
+    report = damaged.verify()
+    assert (report.problems, report.notes) == ((), ("2 blobs belong to no version; they do no harm.",))
+
+
+def test_a_first_publish_that_fails_leaves_no_lock(damaged: Registry, tmp_path: Path) -> None:
+    fields = {"task": "predict-next", "cell": "lipschitz", "signature": {}, "features": ["x"]}
+    (damaged.root / "blobs/sha256").rename(tmp_path / "blobs")
+    (damaged.root / "blobs/sha256").write_text("in the way")
+    with pytest.raises(StorageError):
+        damaged.publish("new", {"a": tmp_path / "copy/registry.json"}, fields)
+    (damaged.root / "blobs/sha256").unlink()
+    (tmp_path / "blobs").rename(damaged.root / "blobs/sha256")
+    assert not (damaged.root / "locks/new").exists()
+    assert not (damaged.root / "tmp/new").exists()
+    assert damaged.verify().ok
+
+
+def test_lost_and_found_is_a_folder(damaged: Registry) -> None:
+    (damaged.root / "lost+found").mkdir()
+    assert damaged.verify().ok
+    (damaged.root / "lost+found").rmdir()
+    (damaged.root / "lost+found").write_text("x")
+    assert damaged.verify().problems == (
+        "lost+found does not belong into a registry in place of a folder: take it out.",
+    )
 
 
 @pytest.mark.parametrize(

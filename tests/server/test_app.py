@@ -43,8 +43,10 @@ def test_only_what_routes_raise_has_a_status() -> None:
     assert {kind.__name__: row for kind, row in STATUS_AND_CODE.items()} == {
         "InputError": (400, "bad_input"),
         "UnknownModelError": (404, "unknown_model"),
+        "ReadTimeoutError": (408, "timeout"),
         "TooLargeError": (413, "too_large"),
         "NotReadyError": (503, "not_ready"),
+        "BusyError": (503, "busy"),
     }
     assert all(issubclass(kind, ServerError) for kind in STATUS_AND_CODE)
 

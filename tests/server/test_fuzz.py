@@ -15,17 +15,19 @@ from stablernn_server import OnnxModel, ServerError, Settings
 from stablernn_server.errors import STATUS_AND_CODE
 from stablernn_server.routes.timeseries import _run
 from stablernn_server.routes.v2 import _infer
+from stablernn_server.runtime.session import Stop
 from stablernn_server.runtime.table import ModelTable
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
 from stablernn_server.series import classify, forecast
 
-LIMIT = 2**12
+LIMITS = Settings(max_elements=2**12)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
 )
+LONG_TEXTS = st.sampled_from([("a", 10**6), ("9", 5000)]).map(lambda part: part[0] * part[1])
 NUMBERS = st.none() | st.floats(width=32) | st.integers(-(2**40), 2**40)
 
 
@@ -48,8 +50,22 @@ TENSORS = st.one_of(
         lambda shape: tensor("state_0", list(shape), "FP32") | tensor("state_1", list(shape), "FP32")
     ),
 )
+SIZES = st.integers(-1, 3) | st.sampled_from([2**20, 2**31, 2**40, 2**63, 2**64])
+STRANGE = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["x", "lengths"]) | LONG_TEXTS,
+        "shape": st.lists(SIZES, max_size=4) | st.integers(5, 70).map(lambda count: [1] * count),
+        "datatype": st.sampled_from(["FP32", "INT64"]) | LONG_TEXTS,
+    },
+    optional={
+        "data": st.lists(NUMBERS | LONG_TEXTS, max_size=3)
+        | st.integers(1, 20_000).map(lambda count: ["a" * 100_000, *["b"] * count]),
+        "parameters": st.fixed_dictionaries({"binary_data_size": SIZES}),
+    },
+)
+HEADERS = st.none() | st.sampled_from(["0", "-1", "9" * 5000, "9" * 18, "٣", "1e3", ""]) | st.text(max_size=4)
 INFER_BODIES = st.fixed_dictionaries(
-    {"inputs": st.lists(TENSORS, min_size=1, max_size=3)},
+    {"inputs": st.lists(TENSORS | STRANGE, min_size=1, max_size=3)},
     optional={
         "id": st.text(max_size=3),
         "outputs": st.lists(
@@ -99,14 +115,14 @@ SERIES_BODIES = st.fixed_dictionaries(
 
 
 def is_refused_well(error: ServerError) -> bool:
-    return type(error) in STATUS_AND_CODE and str(error).endswith((".", "?"))
+    return type(error) in STATUS_AND_CODE and str(error).endswith((".", "?")) and len(str(error)) < 1000
 
 
 @settings(max_examples=200, deadline=None)
-@given(INFER_BODIES)
-def test_infer(animals: OnnxModel, body: dict[str, Any]) -> None:
+@given(INFER_BODIES, HEADERS)
+def test_infer(animals: OnnxModel, body: dict[str, Any], header: str | None) -> None:
     try:
-        content, json_length = _infer(animals, json.dumps(body).encode(), None, LIMIT)
+        content, json_length = _infer(Stop(), animals, json.dumps(body).encode(), header, LIMITS)
     except ServerError as error:
         if not is_refused_well(error):
             raise
@@ -120,11 +136,24 @@ def table(published: Published) -> ModelTable:
 
 
 @settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["animals", "animals@production", "animals:1"]) | LONG_TEXTS | st.text(max_size=5),
+    st.none() | st.sampled_from(["1", "0", "01", "2" * 18, "9" * 5000, "٣"]) | st.text(max_size=3),
+)
+def test_paths(table: ModelTable, model: str, version: str | None) -> None:
+    try:
+        assert table.find(model, version).name == "animals"
+    except ServerError as error:
+        if not is_refused_well(error):
+            raise
+
+
+@settings(max_examples=200, deadline=None)
 @given(SERIES_BODIES | JSON)
 @pytest.mark.parametrize(("schema", "task"), [(ForecastRequest, forecast), (ClassifyRequest, classify)])
 def test_timeseries(table: ModelTable, schema: Any, task: Any, body: Any) -> None:
     try:
-        content = _run(table, json.dumps(body).encode(), schema, task, LIMIT)
+        content = _run(Stop(), table, json.dumps(body).encode(), schema, task, LIMITS)
     except ServerError as error:
         if not is_refused_well(error):
             raise

@@ -43,6 +43,31 @@ def test_the_requirements_hold_everything_that_the_image_imports() -> None:
     assert {line for line in named if not line.startswith("#")} <= pins("cpu").keys()
 
 
+def test_everything_that_is_imported_is_declared() -> None:
+    """By the packages that the image runs, wherever in a file: what something else brings along may go away."""
+    import ast
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    folders = ("registry/stablernn_registry", "server/stablernn_server", "cli/stablernn_cli")
+    imported = set()
+    for path in itertools.chain.from_iterable((ROOT / folder).rglob("*.py") for folder in folders):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            imported |= {name.partition(".")[0] for name in names}
+    foreign = {name for name in imported if name not in sys.stdlib_module_names and not name.startswith("stablernn")}
+    distributions = {name.replace("_", "-") for name in foreign} - {"yaml"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {Requirement(text).name for text in project["dependencies"]}
+    assert distributions <= declared
+    named = (ROOT / "requirements" / "serve.in").read_text(encoding="utf-8").split()
+    not_in_the_image = {"torch", "polars", "matplotlib", "onnx", "onnxruntime"}
+    assert distributions - not_in_the_image <= set(named)
+
+
 def test_what_is_copied_is_there_and_not_ignored() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)

@@ -60,7 +60,7 @@ def test_run_numpy_gives_the_answers_without_states(flow: OnnxModel, published: 
 
 def test_left_out_inputs_are_full_lengths_and_zero_states(animals: OnnxModel) -> None:
     x = np.random.default_rng(3).normal(size=(2, 5, 1)).astype(np.float32)
-    state = {s["input"]: np.zeros((2, *s["shape"][1:]), np.float32) for s in animals.states}
+    state = {s.input: np.zeros((2, *s.shape[1:]), np.float32) for s in animals.states}
     given = animals.run_sequence(x, np.array([5, 5]), state)
     for name, value in animals.run_sequence(x).items():
         assert np.array_equal(given[name], value), name
@@ -190,7 +190,38 @@ def test_a_graph_that_differs_from_the_signature_is_refused(published: Published
 
 def test_a_signature_without_states_is_refused(published: Published, tmp_path: Path) -> None:
     registry = republished(published, tmp_path, lambda fields, files: fields["signature"].pop("states") and None)
-    assert refusal(registry) == ("'animals:1' cannot be served: its manifest has no usable signature.states.")
+    assert refusal(registry) == (
+        "'animals:1' cannot be served: the sequence in its signature has an input 'state_0' that is neither a state "
+        "nor one of x, lengths."
+    )
+
+
+UNUSABLE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no step": (lambda s: s.pop("step"), "its signature lacks 'sequence' or 'step'."),
+    "no states": (
+        lambda s: s.update(states=[]),
+        "the sequence in its signature has an input 'state_0' that is neither a state nor one of x, lengths.",
+    ),
+    "no x": (
+        lambda s: s["step"]["inputs"][0].update(name="y"),
+        "the step in its signature has no input 'x'.",
+    ),
+    "x in another shape": (
+        lambda s: s["step"]["inputs"][0].update(shape=["batch", "time", 1]),
+        "its signature gives the input 'x' of step the shape ['batch', 'time', 1], ['batch', 1] is served.",
+    ),
+    "an unknown axis": (
+        lambda s: s["sequence"]["outputs"][0].update(shape=["rows", 4]),
+        "the axis 'rows' of 'logits' in its signature of sequence is not one of batch, time.",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", UNUSABLE)
+def test_a_signature_that_cannot_be_served_is_refused(published: Published, tmp_path: Path, row: str) -> None:
+    change, sentence = UNUSABLE[row]
+    registry = republished(published, tmp_path, lambda fields, files: change(fields["signature"]))
+    assert refusal(registry) == f"'animals:1' cannot be served: {sentence}"
 
 
 def test_labels_that_do_not_fit_the_graph_are_refused(published: Published, tmp_path: Path) -> None:

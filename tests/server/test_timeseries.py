@@ -198,7 +198,8 @@ FORECAST = [
     pytest.param(bad(series="1,2,3"), "inputs.0.series must be an array of numbers, got text.", id="series is text"),
     pytest.param(
         bad(series=[1.0, 1e39]),
-        "inputs.0.series is beyond the range of float32 at step 1; a missing value is null or NaN.",
+        "inputs.0.series holds an infinite value at (1, 0); values must be finite within float32, and a missing "
+        "one is NaN (null in JSON).",
         id="beyond float32",
     ),
     pytest.param(
@@ -208,12 +209,12 @@ FORECAST = [
     ),
     pytest.param(
         bad(series=[[1, 2], [3, 4]]),
-        "inputs.0.series has 2 features, the model 'co2' expects 1 (co2).",
+        "inputs.0.series has 2 features, model 'co2:1' expects 1 (co2).",
         id="two features for one",
     ),
     pytest.param(
         bad(model="flow"),
-        "inputs.0.series has 1 feature, the model 'flow' expects 3 (flow, rain, level).",
+        "inputs.0.series has 1 feature, model 'flow:1' expects 3 (flow, rain, level).",
         id="one feature for three",
     ),
     pytest.param(

@@ -112,9 +112,7 @@ def test_an_error_reaches_the_client_as_our_sentence(client: triton.InferenceSer
     with pytest.raises(InferenceServerException) as caught:
         client.infer("flow", [tensor("x", x, binary=True)])
     assert caught.value.status() == "400"
-    assert caught.value.message() == (
-        "x has 5 features, model 'flow:1' expects 3 (flow, rain, level): shape (batch, time, 3), got (2, 40, 5)."
-    )
+    assert caught.value.message() == ("x has 5 features, model 'flow:1' expects 3 (flow, rain, level).")
 
 
 def test_what_the_server_cannot_do_is_refused_and_not_ignored(client: triton.InferenceServerClient) -> None:

@@ -16,6 +16,12 @@ from stablernn_cli.errors import FAILED, Reported
 from stablernn_cli.output import JsonOption, Output
 from stablernn_cli.version import installed_version
 
+# An ONNX graph of one Identity node, to see whether a provider runs it; written out, as a serving image has no onnx.
+TINY_GRAPH = bytes.fromhex(
+    "080a3a440a100a017812017922084964656e74697479120474696e795a140a0178120f0a0d080112090a0712056261746368"
+    "62140a0179120f0a0d080112090a071205626174636842040a001014"
+)
+
 
 @dataclass
 class Findings:
@@ -146,11 +152,10 @@ def _onnxruntime(findings: Findings) -> dict[str, Any]:
     from stablernn_server.errors import ServerError
     from stablernn_server.runtime.session import choose_device, open_session
 
-    graph = _tiny_graph()
     usable: dict[str, dict[str, Any]] = {}
     for device in ("cpu", "cuda"):
         try:
-            open_session(graph, "the test graph", choose_device(device), threads=1)
+            open_session(TINY_GRAPH, "the test graph", choose_device(device), threads=1)
             usable[device] = {"usable": True, "reason": None}
         except ServerError as error:
             usable[device] = {"usable": False, "reason": str(error)}
@@ -169,28 +174,15 @@ def _imported(name: str, findings: Findings, *, needed_for: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        findings.problem(
-            f"{name} cannot be imported ({reason}); {needed_for} need it.", "Install stablernn again", essential=True
-        )
+        cure = "Install stablernn again"
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            what = f"{name} is not installed"
+            cure += "; a serving image leaves torch out on purpose" if name == "torch" else ""
+        else:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            what = f"{name} cannot be imported ({reason})"
+        findings.problem(f"{what}; {needed_for} need it.", cure, essential=True)
         return None
-
-
-def _tiny_graph() -> bytes:
-    """An ONNX graph of one node, to see whether a provider runs it."""
-    from onnx import TensorProto, helper
-
-    shape = ["batch"]
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-    )
-    content: bytes = helper.make_model(
-        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]
-    ).SerializeToString()
-    return content
 
 
 def _folders(findings: Findings) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import signal
 import socket
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
-GRACE_SECONDS = 30
-"""How long requests that are being answered may take after the server was told to stop."""
+GRACE_SECONDS = 8.0
+"""How long requests may take after the server was told to stop; `docker stop` kills after 10 s."""
+
+MAX_CONNECTIONS = 1000
+"""Connections at a time; above it, uvicorn answers 503 by itself."""
 
 
 def serve(
@@ -56,31 +60,36 @@ def serve(
 ) -> None:
     """Serve models over REST
 
-    Stops on Ctrl-C or SIGTERM after the requests in hand are answered. With --json, one document with url and models is
-    printed when the server is ready. The registry is the folder STABLERNN_REGISTRY. STABLERNN_MODELS, _HOST, _PORT,
-    _DEVICE and _ENGINE stand for the options where these are not given.
+    Stops on Ctrl-C or SIGTERM after the requests in hand are answered, at most 8 s later. With --json, one document
+    with url and models is printed when the server is ready. The registry is the folder STABLERNN_REGISTRY.
+    STABLERNN_MODELS, _HOST, _PORT, _DEVICE and _ENGINE stand for the options where these are not given.
 
     Example: stablernn serve --model digits@production --port 8080
     """
+    output = Output.of(context, as_json)
+    given: dict[str, Any] = {"models": tuple(models)} if models else {}
+    # From before the slow imports on: the first process of a container has no default for SIGTERM.
+    with _quiet_end():
+        _run({"host": host, "port": port, "device": device, "engine": engine, **given}, output)
+    output.note("Stopped.")
+
+
+def _run(given: dict[str, Any], output: Output) -> None:
     import logging
 
     from stablernn_server import Settings, create_app
 
-    output = Output.of(context, as_json)
     logging.getLogger("stablernn_server").setLevel(logging.WARNING if output.quiet else logging.INFO)
-    given: dict[str, Any] = {"models": tuple(models)} if models else {}
-    settings = Settings(host=host, port=port, device=device, engine=engine, **given)
+    settings = Settings(**given)
     # The port comes first: it is cheap to try, and opening models is not.
-    with _bound(host, port) as listener:
+    with _bound(settings.host, settings.port) as listener:
         app = create_app(settings)
-        with _explained(host, port):
+        with _explained(settings.host, settings.port):
             listener.listen()
         server = _server(app, listener, output)
-        with _quiet_end():
-            server.run(sockets=[listener])
+        server.run(sockets=[listener])
     if not server.started:
         raise CommandError("The server could not start; the lines above say why.")
-    output.note("Stopped.")
 
 
 @contextlib.contextmanager
@@ -125,12 +134,18 @@ def _server(app: FastAPI, listener: socket.socket, output: Output) -> uvicorn.Se
             if self.started:
                 _announce(output, url, served)
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            app.state.context.drain(GRACE_SECONDS)
+            await super().shutdown(sockets)
+
     return Server(
         uvicorn.Config(
             app,
             log_level="warning" if output.quiet else "info",
             log_config=None,
-            timeout_graceful_shutdown=GRACE_SECONDS,
+            # Requests end by themselves before that.
+            timeout_graceful_shutdown=math.ceil(GRACE_SECONDS) + 1,
+            limit_concurrency=MAX_CONNECTIONS,
         )
     )
 
@@ -145,12 +160,21 @@ def _announce(output: Output, url: str, served: list[str]) -> None:
 def _quiet_end() -> Iterator[None]:
     """Ends in peace when the server was asked to stop: uvicorn raises the signal again once everything is answered."""
 
+    asked = False
+
     def leave(number: int, frame: FrameType | None) -> NoReturn:
+        nonlocal asked
+        asked = True
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            yield
+        yield
+    except KeyboardInterrupt:
+        pass
+    except Exception:
+        # A compiled module that is being imported turns the interrupt into an ImportError.
+        if not asked:
+            raise
     finally:
         signal.signal(signal.SIGTERM, before)

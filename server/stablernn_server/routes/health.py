@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import APIRouter, Request
 
 from stablernn_server.context import context_of
-from stablernn_server.errors import NotReadyError
 from stablernn_server.schemas.v2 import Live, Ready, ServerMetadata
 
 router = APIRouter(prefix="/v2", tags=["health"])
@@ -22,17 +21,18 @@ async def server_metadata() -> ServerMetadata:
     return ServerMetadata(name="stablernn", version=package_version(), extensions=EXTENSIONS)
 
 
+@router.head("/health/live", include_in_schema=False)
 @router.get("/health/live")
 async def live() -> Live:
     """Answers as long as the process can."""
     return Live(live=True)
 
 
+@router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready")
 async def ready(request: Request) -> Ready:
     """Answers 200 when every model is open and warm, 503 while starting and shutting down."""
-    if not context_of(request).is_ready:
-        raise NotReadyError("The server is starting or shutting down; try again later.")
+    context_of(request).check_ready()
     return Ready(ready=True, live=True)
 
 

@@ -11,12 +11,14 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
-from stablernn_server.body import parse_object, read_body
+from stablernn_server.body import parse_object
 from stablernn_server.context import context_of
 from stablernn_server.errors import InputError, sentence_of
+from stablernn_server.runtime.session import Stop
 from stablernn_server.runtime.table import ModelTable
 from stablernn_server.schemas.timeseries import ClassifyRequest, ClassifyResponse, ForecastRequest, ForecastResponse
 from stablernn_server.series import classify, forecast
+from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +52,19 @@ async def post_classify(request: Request) -> Response:
 
 async def _answer(request: Request, schema: type[Body], task: Callable[..., dict[str, Any]]) -> Response:
     context = context_of(request)
-    body = await read_body(request, context.settings.max_body_bytes)
-    content = await context.work(_run, context.models, body, schema, task, context.settings.max_elements)
+    async with context.take(request) as item:
+        body = await context.read(item, context.settings.json_limit)
+        content = await context.work(item, _run, context.models, body, schema, task, context.settings)
     return Response(content, media_type="application/json")
 
 
 def _run(
-    models: ModelTable, body: bytes, schema: type[Body], task: Callable[..., dict[str, Any]], max_elements: int
+    stop: Stop,
+    models: ModelTable,
+    body: bytes,
+    schema: type[Body],
+    task: Callable[..., dict[str, Any]],
+    settings: Settings,
 ) -> bytes:
     """Decode, run, encode: everything about one request that takes time."""
     started = time.perf_counter()
@@ -65,7 +73,7 @@ def _run(
     except ValidationError as error:
         raise InputError(sentence_of(error, "the body")) from error
     model = models.find(checked.model)
-    answer = task(model, checked, max_elements)
+    answer = task(model, checked, settings, stop)
     content = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
     elapsed_ms = 1e3 * (time.perf_counter() - started)
     logger.info("%s %s:%d %.2f ms", task.__name__, model.name, model.version, elapsed_ms)

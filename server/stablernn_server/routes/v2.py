@@ -8,12 +8,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from stablernn_server.body import read_body
-from stablernn_server.codec import DATATYPES, decode_request, encode_response
+from stablernn_registry import TensorSignature
+from stablernn_server.body import too_large
+from stablernn_server.codec import DATATYPES, decode_request, encode_response, json_bytes
 from stablernn_server.context import context_of
-from stablernn_server.runtime.onnx_model import OnnxModel, TensorSpec
+from stablernn_server.runtime.onnx_model import OnnxModel
+from stablernn_server.runtime.session import Stop
 from stablernn_server.schemas.v2 import InferAnswer, ModelMetadata, ModelReady, TensorMetadata
-from stablernn_server.series import check_elements
+from stablernn_server.series import check_size
+from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "context_length": manifest.context_length,
             "frequency": manifest.frequency,
             "quantiles": manifest.quantiles,
-            "states": [dict(state) for state in found.states],
+            "states": [state.model_dump() for state in found.states],
             "engine": "onnx",
             "device": found.placement.device,
             "device_note": found.placement.note,
@@ -100,10 +103,12 @@ async def infer(request: Request, model: str) -> Response:
     """Runs whole sequences; JSON or raw tensors, both ways."""
     context = context_of(request)
     found = _find(request, model)
-    body = await read_body(request, context.settings.max_body_bytes)
-    header_length = request.headers.get("inference-header-content-length")
-    started = time.perf_counter()
-    content, json_length = await context.work(_infer, found, body, header_length, context.settings.max_elements)
+    header = request.headers.get("inference-header-content-length")
+    settings = context.settings
+    async with context.take(request) as item:
+        body = await context.read(item, settings.json_limit if header is None else settings.max_body_bytes)
+        started = time.perf_counter()
+        content, json_length = await context.work(item, _infer, found, body, header, settings)
     logger.info("infer %s:%d %.2f ms", found.name, found.version, 1e3 * (time.perf_counter() - started))
     if json_length is None:
         return Response(content, media_type="application/json")
@@ -115,26 +120,31 @@ def _find(request: Request, model: str) -> OnnxModel:
     return context_of(request).models.find(model, request.path_params.get("version"))
 
 
-def _infer(model: OnnxModel, body: bytes, header_length: str | None, max_elements: int) -> tuple[bytes, int | None]:
+def _infer(
+    stop: Stop, model: OnnxModel, body: bytes, header: str | None, settings: Settings
+) -> tuple[bytes, int | None]:
     """Decode, run, encode: everything about one request that takes time."""
-    request = decode_request(body, header_length)
+    head = json_bytes(body, header)
+    if head > settings.json_limit:
+        raise too_large(settings.json_limit)
+    request = decode_request(body, head)
     x = request.inputs.get("x")
     if x is not None and x.ndim == 3:
-        check_elements(model, x.shape[0], x.shape[1], max_elements)
+        check_size(model, x.shape[0], x.shape[1], settings)
     names = None if request.outputs is None else [output.name for output in request.outputs]
-    answers = model.run(model.sequence, request.inputs, names)
-    head = {"model_name": model.name, "model_version": str(model.version)}
-    return encode_response(head, request, answers, model.manifest.labels)
+    answers = model.run(model.sequence, request.inputs, names, stop)
+    about = {"model_name": model.name, "model_version": str(model.version)}
+    return encode_response(about, request, answers, model.manifest.labels)
 
 
-def _shape(spec: TensorSpec) -> list[int]:
+def _shape(spec: TensorSignature) -> list[int]:
     return [size if isinstance(size, int) else -1 for size in spec.shape]
 
 
-def _tensor(spec: TensorSpec) -> TensorMetadata:
+def _tensor(spec: TensorSignature) -> TensorMetadata:
     parameters = {"optional": True, "default": DEFAULTS.get(spec.name, "zeros")} if spec.optional else {}
     return TensorMetadata(name=spec.name, datatype=DATATYPES[spec.dtype], shape=_shape(spec), parameters=parameters)
 
 
-def _config_tensor(spec: TensorSpec) -> dict[str, Any]:
+def _config_tensor(spec: TensorSignature) -> dict[str, Any]:
     return {"name": spec.name, "data_type": f"TYPE_{DATATYPES[spec.dtype]}", "dims": _shape(spec)}

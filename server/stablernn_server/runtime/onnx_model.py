@@ -8,41 +8,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from math import prod
+from typing import Any, Self
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from stablernn_registry import Manifest, RegistryError, Version
+from stablernn_registry import (
+    GraphSignature,
+    Manifest,
+    RegistryError,
+    Signature,
+    StateSignature,
+    TensorSignature,
+    Version,
+)
 from stablernn_registry.errors import near
-from stablernn_server.errors import DeviceError, InputError, ModelLoadError
+from stablernn_server.errors import DeviceError, InputError, ModelLoadError, NotReadyError, cut
 from stablernn_server.runtime.graph_check import check_graph
-from stablernn_server.runtime.session import RUNTIME_ERRORS, Device, Placement, choose_device, open_session
+from stablernn_server.runtime.session import RUNTIME_ERRORS, Device, Placement, Stop, choose_device, open_session
 
 logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
-DTYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
+ONNX_TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
+AXES: dict[int | str, str] = {"batch": "sequence", "time": "time step"}
 WARM_UP_ERRORS: tuple[type[Exception], ...] = (InputError, *RUNTIME_ERRORS)
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One input or output of a graph, as the manifest's signature states it.
-
-    Attributes:
-        name: Its name in the graph.
-        dtype: ``"float32"`` or ``"int64"``.
-        shape: A number for a fixed dimension, a word (``"batch"``, ``"time"``) for a free one.
-        optional: Whether a caller may leave it out.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    optional: bool = False
 
 
 class Graph:
@@ -52,24 +44,23 @@ class Graph:
         self,
         content: bytes,
         what: str,
-        inputs: Mapping[str, TensorSpec],
-        outputs: Mapping[str, TensorSpec],
+        signature: GraphSignature,
         placement: Placement,
         threads: int,
     ) -> None:
         check_graph(content, what)
-        self.inputs = inputs
-        self.outputs = outputs
+        self.inputs = {tensor.name: tensor for tensor in signature.inputs}
+        self.outputs = {tensor.name: tensor for tensor in signature.outputs}
         self.session: ort.InferenceSession = open_session(content, what, placement, threads)
         self._check(what, "inputs", self.inputs, self.session.get_inputs())
         self._check(what, "outputs", self.outputs, self.session.get_outputs())
 
     @staticmethod
-    def _check(what: str, side: str, specs: Mapping[str, TensorSpec], actual: Sequence[Any]) -> None:
+    def _check(what: str, side: str, specs: Mapping[str, TensorSignature], actual: Sequence[Any]) -> None:
         # A free dimension reports its symbol; None and a differing symbol are free too, a number is not.
         found = {arg.name: (arg.type, tuple(d if isinstance(d, int) else -1 for d in arg.shape)) for arg in actual}
         stated = {
-            spec.name: (DTYPES.get(spec.dtype, spec.dtype), tuple(d if isinstance(d, int) else -1 for d in spec.shape))
+            spec.name: (ONNX_TYPES[spec.dtype], tuple(d if isinstance(d, int) else -1 for d in spec.shape))
             for spec in specs.values()
         }
         if found != stated:
@@ -88,7 +79,7 @@ class OnnxModel:
         placement: The device it runs on, and why.
         sequence: The graph over whole sequences.
         step: The graph of one time step.
-        states: What the signature says of each state: ``input``, ``output``, ``shape``, ``dtype``, ``role``.
+        states: The states that both graphs take and give.
     """
 
     def __init__(self, version: Version, placement: Placement, threads: int) -> None:
@@ -98,10 +89,15 @@ class OnnxModel:
         self.digest: str = version.digest
         self.manifest: Manifest = version.manifest
         self.placement = placement
-        self.states: tuple[Mapping[str, Any], ...] = tuple(self._signature("states"))
-        self.sequence = self._open(version, "sequence", threads)
-        self.step = self._open(version, "step", threads)
-        self._state_outputs = frozenset(state["output"] for state in self.states)
+        signature = Signature.model_validate(self.manifest.signature)
+        if signature.sequence is None or signature.step is None:
+            raise self._refusal("its signature lacks 'sequence' or 'step'.")
+        self.states: tuple[StateSignature, ...] = tuple(signature.states)
+        self._check_convention("sequence", signature.sequence, ["batch", "time"], {"lengths": ["batch"]})
+        self._check_convention("step", signature.step, ["batch"], {})
+        self.sequence = self._open(version, "sequence", signature.sequence, threads)
+        self.step = self._open(version, "step", signature.step, threads)
+        self._state_outputs = frozenset(state.output for state in self.states)
 
     @classmethod
     def load(cls, version: Version, device: Device = "auto", threads: int = 1) -> Self:
@@ -129,39 +125,62 @@ class OnnxModel:
         logger.info("%s:%d runs on %s. %s", model.name, model.version, placement.device, placement.note)
         return model
 
-    def _open(self, version: Version, kind: Literal["sequence", "step"], threads: int) -> Graph:
+    def _open(self, version: Version, kind: str, signature: GraphSignature, threads: int) -> Graph:
         try:
             content = version.read(f"{kind}.onnx")
         except RegistryError as error:
-            raise ModelLoadError(f"'{version.name}:{version.version}' cannot be served: {error}") from error
+            raise self._refusal(str(error)) from error
         what = f"{kind}.onnx of '{version.name}:{version.version}'"
-        inputs, outputs = (_specs(self._signature(kind, side)) for side in ("inputs", "outputs"))
-        return Graph(content, what, inputs, outputs, self.placement, threads)
+        return Graph(content, what, signature, self.placement, threads)
 
-    def _signature(self, *path: str) -> list[Mapping[str, Any]]:
-        """One list of the manifest's signature, which the registry stores without knowing what it means."""
-        node: Any = self.manifest.signature
-        for key in path:
-            node = node.get(key) if isinstance(node, dict) else None
-        required = {"name", "dtype", "shape"} if path != ("states",) else {"input", "output", "shape"}
-        if not isinstance(node, list) or not all(isinstance(item, dict) and required <= item.keys() for item in node):
-            raise ModelLoadError(
-                f"'{self.name}:{self.version}' cannot be served: its manifest has no usable signature.{'.'.join(path)}."
-            )
-        return node
+    def _check_convention(
+        self, kind: str, graph: GraphSignature, axes: list[int | str], further: Mapping[str, list[int | str]]
+    ) -> None:
+        """Raise unless the inputs are ``x``, the states and those of ``further``, in shapes that can be filled in.
+
+        Args:
+            kind: ``"sequence"`` or ``"step"``.
+            graph: What the manifest says of it.
+            axes: The free axes of ``x``.
+            further: Shapes of further inputs, which a graph may lack.
+        """
+        shapes = {tensor.name: tensor.shape for tensor in graph.inputs}
+        known = {"x": [*axes, len(self.manifest.features)], **further}
+        if "x" not in shapes:
+            raise self._refusal(f"the {kind} in its signature has no input 'x'.")
+        states = {state.input for state in self.states}
+        for name, shape in shapes.items():
+            if name not in known and name not in states:
+                raise self._refusal(
+                    f"the {kind} in its signature has an input '{cut(name)}' that is neither a state nor one of "
+                    f"{', '.join(known)}."
+                )
+            if shape != known.get(name, shape):
+                raise self._refusal(
+                    f"its signature gives the input '{name}' of {kind} the shape {shape}, {known[name]} is served."
+                )
+        for tensor in (*graph.inputs, *graph.outputs):
+            if unknown := [size for size in tensor.shape if isinstance(size, str) and size not in axes]:
+                raise self._refusal(
+                    f"the axis '{cut(unknown[0])}' of '{cut(tensor.name)}' in its signature of {kind} is not one of "
+                    f"{', '.join(map(str, axes))}."
+                )
+
+    def _refusal(self, reason: str) -> ModelLoadError:
+        return ModelLoadError(f"'{self.name}:{self.version}' cannot be served: {reason}")
 
     def _warm_up(self) -> None:
         """One run of each graph, so that the first request finds everything in place and a broken graph is not served.
 
         Raises:
-            ModelLoadError: If the answers do not have the shapes that the manifest promises, or are not finite.
+            ModelLoadError: If an answer is not finite, or does not have the shape that the manifest promises.
         """
         x = np.zeros((1, 2, len(self.manifest.features)), np.float32)
         try:
             answers = self.run_sequence(x)
-            stepped = self.run_step(x[:, 0])
+            self.run_step(x[:, 0])
         except WARM_UP_ERRORS as error:
-            raise ModelLoadError(f"'{self.name}:{self.version}' cannot be served: {error}") from error
+            raise self._refusal(str(error)) from error
         targets, horizon = len(self.manifest.targets or ()), self.manifest.horizon or 0
         promised: dict[str, tuple[int, ...]] = {}
         if self.manifest.task == "classify":
@@ -173,15 +192,8 @@ class OnnxModel:
         for name, shape in promised.items():
             got = answers[name].shape if name in answers else None
             if got != shape:
-                raise ModelLoadError(
-                    f"'{self.name}:{self.version}' cannot be served: its manifest promises the output '{name}' in the "
-                    f"shape {shape}, the graph gives {got}."
-                )
-        for name, value in [*answers.items(), *stepped.items()]:
-            if not np.isfinite(value).all():
-                raise ModelLoadError(
-                    f"'{self.name}:{self.version}' cannot be served: a series of zeros makes its output '{name}' "
-                    "infinite or NaN."
+                raise self._refusal(
+                    f"its manifest promises the output '{name}' in the shape {shape}, the graph gives {got}."
                 )
 
     def __repr__(self) -> str:
@@ -217,26 +229,40 @@ class OnnxModel:
         """
         return self.run(self.step, {"x": x, **(state or {})})
 
-    def run_numpy(self, x: Array, lengths: Array | None = None) -> dict[str, Array]:
-        """The answers for whole sequences, without the states."""
+    def run_numpy(self, x: Array, lengths: Array | None = None, stop: Stop | None = None) -> dict[str, Array]:
+        """The answers for whole sequences, without the states; the name is that of ``stablernn.training``'s predictors.
+
+        Args:
+            x: As in :meth:`run_sequence`.
+            lengths: Likewise.
+            stop: As in :meth:`run`.
+        """
         answers = [name for name in self.sequence.outputs if name not in self._state_outputs]
         inputs = {"x": x} if lengths is None else {"x": x, "lengths": lengths}
-        return self.run(self.sequence, inputs, answers)
+        return self.run(self.sequence, inputs, answers, stop)
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
         """The states in ``outputs`` under the names of the inputs that they feed."""
-        return {state["input"]: outputs[state["output"]] for state in self.states}
+        return {state.input: outputs[state.output] for state in self.states}
 
-    def run(self, graph: Graph, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+    def run(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] | None = None,
+        stop: Stop | None = None,
+    ) -> dict[str, Array]:
         """Run one graph on named inputs; those that are optional may be absent.
 
         Args:
             graph: :attr:`sequence` or :attr:`step`.
             inputs: By name; numbers of any kind, they are converted to what the graph takes.
             outputs: Names of the wanted outputs; default: all.
+            stop: Ends the run from another thread.
 
         Raises:
-            InputError: If a name, a shape or a value does not fit.
+            InputError: If a name, a shape or a value does not fit, or the values lead to an output that is not finite.
+            NotReadyError: If the run was ended.
         """
         names = list(graph.outputs) if outputs is None else list(outputs)
         for name in names:
@@ -246,14 +272,56 @@ class OnnxModel:
             if name not in graph.inputs:
                 raise _unknown_tensor("input", name, graph.inputs, self._label)
         feeds = self._feeds(graph, inputs)
-        values: Sequence[Any] = graph.session.run(names, feeds)
-        return dict(zip(names, values, strict=True))
+        try:
+            values: Sequence[Any] = graph.session.run(names, feeds, None if stop is None else stop.options)
+        except RUNTIME_ERRORS as error:
+            if stop is not None and stop.is_set:
+                raise NotReadyError("The inference was ended because the server is shutting down.") from error
+            raise
+        answers: dict[str, Array] = dict(zip(names, values, strict=True))
+        for name, value in answers.items():
+            # A class or a forecast made of NaN would look like any other.
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                row = int(np.argwhere(~np.isfinite(value))[0][0])
+                raise InputError(
+                    f"The output '{name}' of {self._label} is not finite for sequence {row}: its values lead beyond "
+                    "the range of float32."
+                )
+        return answers
 
     def elements(self, batch: int, time: int) -> int:
-        """Numbers that one run over ``batch`` sequences of ``time`` steps holds: its input and its states."""
-        features = int(self.sequence.inputs["x"].shape[-1])
-        states = sum(int(np.prod([d for d in state["shape"] if isinstance(d, int)])) for state in self.states)
-        return batch * (time * features + states)
+        """Numbers in all inputs and outputs of one run over ``batch`` sequences of ``time`` steps."""
+        sizes = {"batch": batch, "time": time}
+        tensors = (*self.sequence.inputs.values(), *self.sequence.outputs.values())
+        return sum(prod(sizes[d] if isinstance(d, str) else d for d in tensor.shape) for tensor in tensors)
+
+    def check_values(self, what: str, values: Array) -> Array:
+        """``values`` of shape ``(..., features)`` as the graphs take them.
+
+        Args:
+            what: What to call them in errors.
+            values: Numbers in raw units, NaN where one is missing.
+
+        Returns:
+            float32, contiguous and aligned.
+
+        Raises:
+            InputError: If the features are not as many as the model's, or a value is infinite or beyond float32.
+        """
+        features = self.manifest.features
+        if values.shape[-1] != len(features):
+            names = f" ({', '.join(features)})" if len(features) <= 8 else ""
+            raise InputError(
+                f"{what} has {_count(values.shape[-1], 'feature')}, {self._label} expects {len(features)}{names}."
+            )
+        values = _converted(what, values, np.dtype(np.float32))
+        if np.isinf(values).any():
+            where = tuple(int(i) for i in np.argwhere(np.isinf(values))[0])
+            raise InputError(
+                f"{what} holds an infinite value at {where}; values must be finite within float32, and a missing one "
+                "is NaN (null in JSON)."
+            )
+        return values
 
     @property
     def _label(self) -> str:
@@ -288,52 +356,27 @@ class OnnxModel:
         shape = f"({', '.join(map(str, spec.shape))})"
         if x.ndim != len(spec.shape):
             raise InputError(f"x must have the shape {shape} for {self._label}, got {x.shape}.")
-        features = spec.shape[-1]
-        if x.shape[-1] != features:
-            named = self.manifest.features
-            names = f" ({', '.join(named)})" if named and len(named) <= 8 else ""
-            raise InputError(
-                f"x has {_count(x.shape[-1], 'feature')}, {self._label} expects {features}{names}: shape {shape}, "
-                f"got {x.shape}."
-            )
-        for word, size in zip(spec.shape, x.shape, strict=True):
-            if size == 0:
-                raise InputError(f"x is empty: shape {shape} needs at least one {word}, got {x.shape}.")
-        x = _converted("x", x, spec)
-        if np.isinf(x).any():
-            where = tuple(int(i) for i in np.argwhere(np.isinf(x))[0])
-            raise InputError(
-                f"x holds an infinite value at {where}; values must be finite within float32, and a missing one is NaN "
-                "(null in JSON)."
-            )
-        return x
+        for axis, size in zip(spec.shape, x.shape, strict=True):
+            if size == 0 and axis in AXES:
+                raise InputError(f"x is empty: it needs at least one {AXES[axis]}, got the shape {x.shape}.")
+        return self.check_values("x", x)
 
 
-def _specs(entries: Sequence[Mapping[str, Any]]) -> dict[str, TensorSpec]:
-    return {
-        entry["name"]: TensorSpec(
-            entry["name"], entry["dtype"], tuple(entry["shape"]), bool(entry.get("optional", False))
-        )
-        for entry in entries
-    }
-
-
-def _checked(name: str, value: Array, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+def _checked(name: str, value: Array, spec: TensorSignature, shape: tuple[int, ...]) -> Array:
     if value.shape != shape:
         words = f"({', '.join(map(str, spec.shape))})"
         raise InputError(f"{name} must have the shape {words} = {shape} to fit x, got {value.shape}.")
-    value = _converted(name, value, spec)
+    value = _converted(name, value, np.dtype(spec.dtype))
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise InputError(f"{name} holds values that are not finite; only x may have missing values.")
     return value
 
 
-def _converted(name: str, value: Array, spec: TensorSpec) -> Array:
+def _converted(name: str, value: Array, dtype: np.dtype[Any]) -> Array:
     """``value`` in the dtype of the graph, contiguous and aligned, as the runtime's C code needs it."""
-    dtype = np.dtype(spec.dtype)
     if value.dtype.kind not in ("iu" if dtype.kind == "i" else "iuf"):
         kind = "whole numbers" if dtype.kind == "i" else "numbers"
-        raise InputError(f"{name} must hold {kind} ({spec.dtype}), got {value.dtype}.")
+        raise InputError(f"{name} must hold {kind} ({dtype}), got {value.dtype}.")
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which is reported by the caller
         return np.require(value, dtype, ["C", "A"])
 
@@ -344,12 +387,12 @@ def _check_lengths(lengths: Array, time: int) -> None:
         raise InputError(f"lengths must lie between 1 and the {_count(time, 'time step')} of x, got {worst}.")
 
 
-def _unknown_tensor(side: str, given: str, specs: Mapping[str, TensorSpec], label: str) -> InputError:
+def _unknown_tensor(side: str, given: str, specs: Mapping[str, TensorSignature], label: str) -> InputError:
     verb = "takes" if side == "input" else "gives"
-    return InputError(f"Unknown {side} '{given}'.{near(given, specs)} The {label} {verb} {_listing(specs)}.")
+    return InputError(f"Unknown {side} '{cut(given)}'.{near(given, specs)} The {label} {verb} {_listing(specs)}.")
 
 
-def _listing(specs: Mapping[str, TensorSpec]) -> str:
+def _listing(specs: Mapping[str, TensorSignature]) -> str:
     return ", ".join(f"{spec.name} (optional)" if spec.optional else spec.name for spec in specs.values())
 
 

@@ -49,6 +49,25 @@ class Placement:
     note: str = ""
 
 
+class Stop:
+    """Ends an inference from another thread; one for each request.
+
+    Attributes:
+        options: For ``InferenceSession.run``, which looks at them between two nodes of the graph.
+    """
+
+    def __init__(self) -> None:
+        self.options = ort.RunOptions()
+
+    def set(self) -> None:
+        """End the run that has :attr:`options`, and every later one."""
+        self.options.terminate = True
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self.options.terminate)
+
+
 def choose_device(asked: Device) -> Placement:
     """The device to try for ``asked``, from what this machine has.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from stablernn_registry import RefError, Registry, parse_ref
 from stablernn_registry.errors import near
-from stablernn_server.errors import InputError, ModelLoadError, UnknownModelError
+from stablernn_server.errors import InputError, ModelLoadError, UnknownModelError, cut
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.settings import Settings
 
@@ -82,11 +82,13 @@ class ModelTable:
             raise UnknownModelError(str(error)) from error
         name, alias, number = ref.name, ref.alias, ref.version
         if version is not None:
-            if not version.isascii() or not version.isdigit():
-                raise InputError(f"The version of a model is a number, got '{version}'.")
-            if number is not None and number != int(version):
+            try:
+                asked = parse_ref(f"{name}:{version}").version
+            except RefError as error:
+                raise InputError(f"The version of a model is a number from 1, got '{cut(version)}'.") from error
+            if number not in (None, asked):
                 raise InputError(f"The model '{reference}' and the version {version} contradict each other.")
-            number = int(version)
+            number = asked
         if name not in self._models:
             raise UnknownModelError(
                 f"Unknown model '{name}'.{near(name, self._models)} Served models: {_words(self.names())}."

@@ -49,6 +49,12 @@ class SeriesInput(_Request):
     start_timestamp: str | None = Field(default=None, max_length=64, examples=["2024-01-06T00:00:00Z"])
 
 
+class _SeriesRequest(_Request):
+    model: str = Field(description="NAME, NAME@ALIAS or NAME:VERSION.")
+    inputs: list[SeriesInput] = Field(min_length=1, max_length=4096)
+    metadata: dict[str, Any] | None = Field(default=None, description="Anything of the client's own; not read.")
+
+
 class ForecastOptions(_Request):
     """What to forecast.
 
@@ -61,7 +67,7 @@ class ForecastOptions(_Request):
     quantiles: list[float] | None = Field(default=None, max_length=99, examples=[[0.1, 0.9]])
 
 
-class ForecastRequest(_Request):
+class ForecastRequest(_SeriesRequest):
     """Body of ``POST /v1/timeseries/forecast``."""
 
     model_config = ConfigDict(
@@ -84,10 +90,7 @@ class ForecastRequest(_Request):
         }
     )
 
-    model: str = Field(description="NAME, NAME@ALIAS or NAME:VERSION.")
-    inputs: list[SeriesInput] = Field(min_length=1, max_length=4096)
     options: ForecastOptions = Field(default_factory=ForecastOptions)
-    metadata: dict[str, Any] | None = Field(default=None, description="Anything of the client's own; not read.")
 
 
 class ClassifyOptions(_Request):
@@ -100,7 +103,7 @@ class ClassifyOptions(_Request):
     top_k: int | None = Field(default=None, ge=1)
 
 
-class ClassifyRequest(_Request):
+class ClassifyRequest(_SeriesRequest):
     """Body of ``POST /v1/timeseries/classify``."""
 
     model_config = ConfigDict(
@@ -109,10 +112,7 @@ class ClassifyRequest(_Request):
         }
     )
 
-    model: str = Field(description="NAME, NAME@ALIAS or NAME:VERSION.")
-    inputs: list[SeriesInput] = Field(min_length=1, max_length=4096)
     options: ClassifyOptions = Field(default_factory=ClassifyOptions)
-    metadata: dict[str, Any] | None = Field(default=None, description="Anything of the client's own; not read.")
 
 
 Values = list[float | None] | list[list[float | None]]

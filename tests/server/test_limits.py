@@ -1,0 +1,259 @@
+"""What one request, one client or a stop may not do to the server: take its memory, its time, or its last breath."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import Request
+
+from server_helpers import Published, Running, json_tensor, serve
+from stablernn_server import InputError, NotReadyError, OnnxModel, Settings, create_app
+from stablernn_server.json_arrays import to_array
+from stablernn_server.runtime.session import Stop
+
+LONG = 400_000
+"""Time steps whose inference takes a good second."""
+
+
+@contextmanager
+def running(published: Published, **settings: Any) -> Iterator[Running]:
+    app = create_app(Settings(registry=published.root, models=("animals", "co2"), **settings))
+    yield from serve(app)
+
+
+@pytest.fixture(scope="module")
+def small(published: Published) -> Iterator[Running]:
+    """A server with little of everything, and one worker."""
+    with running(
+        published, workers=1, max_json_bytes=2000, max_held_bytes=4000, max_steps=50, read_timeout_seconds=0.5
+    ) as server:
+        yield server
+
+
+def raw(x: np.ndarray) -> tuple[bytes, dict[str, str]]:
+    """A request with raw bytes, and its header."""
+    entry = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+    head = json.dumps({"inputs": [entry]}).encode()
+    return head + x.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
+
+
+def long_request(url: str, seconds: float = 60) -> httpx.Response:
+    content, headers = raw(np.zeros((1, LONG, 1), np.float32))
+    return httpx.post(f"{url}/v2/models/animals/infer", content=content, headers=headers, timeout=seconds)
+
+
+def test_a_long_text_takes_no_memory_but_its_own() -> None:
+    data = ["a" * 1_000_000, *["b"] * 100_000]  # as an array of texts: 400 GB
+    with pytest.raises(InputError, match="^data holds text"):
+        to_array(data, "data")
+
+
+def test_json_has_a_smaller_limit_than_raw_tensors(small: Running) -> None:
+    too_long = "The body is longer than the limit of 2000 bytes; send fewer or shorter series at a time."
+    for path in ("/v1/timeseries/classify", "/v2/models/animals/infer"):
+        response = httpx.post(f"{small.url}{path}", content=b" " * 2001)
+        assert (response.status_code, response.json()["error"]) == (413, too_long)
+    content, headers = raw(np.zeros((20, 40, 1), np.float32))
+    assert len(content) > 3000
+    response = httpx.post(f"{small.url}/v2/models/animals/infer", content=content, headers=headers)
+    assert response.status_code == 200, response.text
+    headers = {"Inference-Header-Content-Length": "2001"}
+    response = httpx.post(f"{small.url}/v2/models/animals/infer", content=b" " * 3000, headers=headers)
+    assert (response.status_code, response.json()["error"]) == (413, too_long)
+
+
+def test_more_time_steps_than_the_limit_are_refused(small: Running) -> None:
+    sentence = "A sequence of 51 time steps is longer than the limit of 50; send it in parts, or its end."
+    body = {"model": "animals", "inputs": [{"series": [1]}, {"series": [1] * 51}]}
+    response = httpx.post(f"{small.url}/v1/timeseries/classify", json=body)
+    assert (response.status_code, response.json()) == (413, {"error": sentence, "code": "too_large"})
+    content, headers = raw(np.zeros((1, 51, 1), np.float32))
+    response = httpx.post(f"{small.url}/v2/models/animals/infer", content=content, headers=headers)
+    assert (response.status_code, response.json()) == (413, {"error": sentence, "code": "too_large"})
+    # A forecast looks at its context only.
+    body = {"model": "co2", "inputs": [{"series": [1] * 51}]}
+    assert httpx.post(f"{small.url}/v1/timeseries/forecast", json=body).status_code == 200
+
+
+def test_outputs_count_as_numbers_too(animals: OnnxModel) -> None:
+    # x, lengths, logits, probabilities, and two states in and out.
+    states = sum(int(np.prod(state.shape[1:])) for state in animals.states)
+    assert animals.elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
+
+
+def test_a_body_that_does_not_come_is_given_up(small: Running) -> None:
+    with socket.create_connection(("127.0.0.1", small.port), timeout=10) as connection:
+        connection.sendall(b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    assert answer.startswith("HTTP/1.1 408 ")
+    assert json.loads(answer.partition("\r\n\r\n")[2]) == {
+        "error": "The body did not arrive within 0.5 s; send it faster or in smaller parts.",
+        "code": "timeout",
+    }
+
+
+def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
+    with running(published, max_held_bytes=3000) as server, socket.create_connection(("127.0.0.1", server.port)) as one:
+        one.sendall(b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n" + b" " * 2900)
+        context = server.app.state.context
+        _wait(lambda: context.held_bytes == 2900)
+        body = {"model": "animals", "inputs": [{"series": [1] * 200}]}
+        response = httpx.post(f"{server.url}/v1/timeseries/classify", json=body)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+        assert response.json() == {
+            "error": "The server holds 3000 bytes of other requests; try again later.",
+            "code": "busy",
+        }
+        one.close()
+        _wait(lambda: context.held_bytes == 0)
+        assert httpx.post(f"{server.url}/v1/timeseries/classify", json=body).status_code == 200
+
+
+def test_work_of_a_client_that_left_is_not_begun(published: Published, caplog: pytest.LogCaptureFixture) -> None:
+    with running(published, workers=1, max_steps=LONG) as server:
+        context = server.app.state.context
+        long = threading.Thread(target=long_request, args=(server.url,))
+        long.start()
+        _wait(lambda: context.workers.borrowed_tokens == 1)
+        body = json.dumps({"model": "animals", "inputs": [{"series": [1, 2]}]}).encode()
+        head = f"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with caplog.at_level(logging.INFO, "stablernn_server"):
+            with socket.create_connection(("127.0.0.1", server.port)) as left:
+                left.sendall(head + body)
+                _wait(lambda: context.workers.statistics().tasks_waiting == 1)
+            long.join()
+            _wait(lambda: not context.in_hand)
+        assert [message for message in caplog.messages if message.startswith("classify")] == []
+
+
+def test_an_inference_is_ended_from_another_thread(animals: OnnxModel) -> None:
+    stop = Stop()
+    threading.Timer(0.2, stop.set).start()
+    started = time.monotonic()
+    with pytest.raises(NotReadyError) as caught:
+        animals.run_numpy(np.zeros((1, 40 * LONG, 1), np.float32), stop=stop)
+    assert str(caught.value) == "The inference was ended because the server is shutting down."
+    assert time.monotonic() - started < 5
+
+
+def test_draining_ends_what_is_in_hand(published: Published) -> None:
+    app = create_app(Settings(registry=published.root, models=("animals",), max_steps=40 * LONG, max_elements=2**40))
+    content, headers = raw(np.zeros((1, 20 * LONG, 1), np.float32))
+    threads = set(threading.enumerate())
+
+    async def stop_while_busy() -> tuple[httpx.Response, httpx.Response, float]:
+        context = app.state.context
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+        ):
+            post = asyncio.create_task(client.post("/v2/models/animals/infer", content=content, headers=headers))
+            while not context.workers.borrowed_tokens:
+                await asyncio.sleep(0.01)
+            started = time.monotonic()
+            context.drain(0.3)
+            refused = await client.post("/v2/models/animals/infer", content=content, headers=headers)
+            return await post, refused, time.monotonic() - started
+
+    ended, refused, seconds = asyncio.run(stop_while_busy())
+    assert 0.3 <= seconds < 5
+    assert (ended.status_code, ended.headers["retry-after"]) == (503, "5")
+    assert ended.json() == {
+        "error": "The server is shutting down and did not finish this request; send it again.",
+        "code": "not_ready",
+    }
+    assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+    # Nothing is left that would keep the process.
+    _wait(lambda: set(threading.enumerate()) <= threads)
+
+
+def test_memory_that_is_not_there_is_a_413(published: Published) -> None:
+    app = create_app(Settings(registry=published.root, models=("animals",)))
+
+    def hungry(stop: Stop) -> None:
+        raise MemoryError
+
+    async def ask() -> httpx.Response:
+        context = app.state.context
+
+        async def endpoint(request: Request) -> None:
+            async with context.take(request) as item:
+                await context.work(item, hungry)
+
+        app.add_api_route("/memory", endpoint, methods=["POST"])
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+        ):
+            return await client.post("/memory")
+
+    response = asyncio.run(ask())
+    assert (response.status_code, response.json()) == (
+        413,
+        {
+            "error": "The request needs more memory than this server has left; send fewer or shorter series at a time.",
+            "code": "too_large",
+        },
+    )
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
+def test_health_answers_head(client: httpx.Client, path: str) -> None:
+    response = client.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
+def test_an_answer_that_is_not_finite_is_refused(client: httpx.Client, published: Published) -> None:
+    model = OnnxModel.load(published.registry.get("co2:1"), "cpu")
+    name = next(state.input for state in model.states if state.shape == ["batch", 8])
+    x = np.ones((2, 3, 1), np.float32)
+    state = np.zeros((2, 8), np.float32)
+    state[1] = 3e38
+    response = client.post("/v2/models/co2/infer", json={"inputs": [json_tensor("x", x), json_tensor(name, state)]})
+    assert (response.status_code, response.json()) == (
+        400,
+        {
+            "error": "The output 'mean' of model 'co2:1' is not finite for sequence 1: its values lead beyond the "
+            "range of float32.",
+            "code": "bad_input",
+        },
+    )
+
+
+def test_a_series_of_missing_values_only_is_refused(client: httpx.Client) -> None:
+    body: dict[str, Any] = {"model": "animals", "inputs": [{"series": [1]}, {"series": [None, None]}]}
+    response = client.post("/v1/timeseries/classify", json=body)
+    sentence = "inputs.1.series holds only missing values; at least one must be there."
+    assert (response.status_code, response.json()["error"]) == (400, sentence)
+    body = {"model": "co2", "inputs": [{"series": [1, *[None] * 6]}]}
+    response = client.post("/v1/timeseries/forecast", json=body)
+    sentence = (
+        "inputs.0.series holds only missing values in the 6 steps that the model looks at; at least one must be there."
+    )
+    assert (response.status_code, response.json()["error"]) == (400, sentence)
+
+
+def test_empty_variables_are_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REGISTRY", "MODELS", "PORT", "MAX_STEPS"):
+        monkeypatch.setenv(f"STABLERNN_{name}", "")
+    settings = Settings()
+    assert (settings.registry, settings.models, settings.port, settings.max_steps) == (None, (), 8080, 100_000)
+
+
+def _wait(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.01)
