@@ -39,6 +39,18 @@ def test_the_summary_is_one_document(empty: Workplace) -> None:
     assert stored == summary
 
 
+def test_the_seasonal_naive_score_stands_beside_a_forecast_score(empty: Workplace) -> None:
+    run = empty.ok("train", "--data", "co2", "--cell", "rnn", "--hidden-size", 2, "--max-steps", 1, "--run-dir", "run")
+    summary = json.loads((empty.path("run") / "summary.json").read_text())
+    header = next(line for line in run.out.splitlines() if line.startswith("metric"))
+    assert header.split("  ")[0] == "metric"
+    for split in ("validation", "test"):
+        assert f"seasonal naive, {split}" in header
+        mae = summary["metrics"][split]["seasonal_naive"]["mae"]
+        row = next(line for line in run.out.splitlines() if line.startswith("mae"))
+        assert f"{mae:.4g}" in row
+
+
 def test_a_run_directory_has_what_the_contract_says(trained: Workplace) -> None:
     for name in ("digits-run", "load-run"):
         found = {path.relative_to(trained.path(name)).as_posix() for path in trained.path(name).rglob("*")}

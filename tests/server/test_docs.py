@@ -59,4 +59,4 @@ def test_python_example(documented: Running, capsys: pytest.CaptureFixture[str])
 
 def test_json_examples_are_json() -> None:
     for block in blocks("json"):
-        json.loads(block)
+        assert json.loads(block)

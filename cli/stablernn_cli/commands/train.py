@@ -186,11 +186,12 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
             "trained": f"{summary['epochs']} epochs, {summary['steps']} steps, {summary['seconds']:.0f} s",
         }
     )
-    own = {
-        split: {name: value for name, value in scores.items() if not isinstance(value, Mapping)}
-        for split, scores in summary["metrics"].items()
-    }
-    show_metrics(output, own)
+    columns: dict[str, Mapping[str, Any]] = {}
+    for split, scores in summary["metrics"].items():
+        columns[split] = {name: value for name, value in scores.items() if not isinstance(value, Mapping)}
+        if "seasonal_naive" in scores:
+            columns[f"seasonal naive, {split}"] = scores["seasonal_naive"]
+    show_metrics(output, columns)
 
 
 def _settings(given: Mapping[str, Any], config: Path | None, overrides: Sequence[str]) -> Config:
