@@ -8,7 +8,8 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -68,8 +69,15 @@ def serve(
     """
     output = Output.of(context, as_json)
     given: dict[str, Any] = {"models": tuple(models)} if models else {}
-    # From before the slow imports on: the first process of a container has no default for SIGTERM.
-    with _quiet_end():
+
+    def leave() -> NoReturn:
+        output.note("Stopped.")
+        sys.stderr.flush()
+        os._exit(0)
+
+    # From before the slow imports on: the first process of a container has no default for SIGTERM. An exception in the
+    # middle of an import would end in somebody else's traceback, and there is nothing yet that needs an orderly end.
+    with _asked_to_stop(leave):
         _run({"host": host, "port": port, "device": device, "engine": engine, **given}, output)
     output.note("Stopped.")
 
@@ -87,7 +95,9 @@ def _run(given: dict[str, Any], output: Output) -> None:
         with _explained(settings.host, settings.port):
             listener.listen()
         server = _server(app, listener, output)
-        server.run(sockets=[listener])
+        # uvicorn raises the signal again once every request is answered.
+        with _asked_to_stop(_raise), contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
     if not server.started:
         raise CommandError("The server could not start; the lines above say why.")
 
@@ -157,24 +167,19 @@ def _announce(output: Output, url: str, served: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_end() -> Iterator[None]:
-    """Ends in peace when the server was asked to stop: uvicorn raises the signal again once everything is answered."""
+def _asked_to_stop(answer: Callable[[], NoReturn]) -> Iterator[None]:
+    """SIGTERM and SIGINT get this answer, and what they got before afterwards."""
 
-    asked = False
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        answer()
 
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        nonlocal asked
-        asked = True
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
-    except KeyboardInterrupt:
-        pass
-    except Exception:
-        # A compiled module that is being imported turns the interrupt into an ImportError.
-        if not asked:
-            raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise() -> NoReturn:
+    raise KeyboardInterrupt
