@@ -49,7 +49,7 @@ def read_npz(path: Path) -> Sequences:
         if len(set(names)) < len(names):
             raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({listing(names)}). Rename one.")
     lengths = _lengths(path, arrays, x)
-    labels = [_word(label) for label in _vector(path, arrays, "y", len(x)).tolist()] if "y" in arrays else None
+    labels = _labels(path, _vector(path, arrays, "y", len(x))) if "y" in arrays else None
     ignored = sorted(set(arrays) - set(_KEYS))
     return Sequences(
         name=path.name,
@@ -123,6 +123,17 @@ def _lengths(path: Path, arrays: dict[str, npt.NDArray[Any]], x: npt.NDArray[np.
         index = int(np.argmax(outside))
         raise errors.DataError(f"'{path.name}': lengths[{index}] must be 1 to {time}, got {lengths[index]}.")
     return [int(length) for length in lengths]
+
+
+def _labels(path: Path, y: npt.NDArray[Any]) -> list[str]:
+    broken = np.isfinite(y) & (y != np.round(y)) if y.dtype.kind == "f" else np.zeros(len(y), bool)
+    if broken.any():
+        index = int(np.argmax(broken))
+        raise errors.DataError(
+            f"'{path.name}': the labels 'y' must be whole numbers or words, got y[{index}]={y[index]}; "
+            "a number to predict is a forecast, which takes a table."
+        )
+    return [_word(label) for label in y.tolist()]
 
 
 def _word(label: object) -> str:

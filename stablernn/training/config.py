@@ -265,7 +265,9 @@ def validate(tree: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate({key: {} if value is None else value for key, value in tree.items()})
     except ValidationError as error:
-        raise ConfigError(_sentence(error.errors()[0])) from None
+        found = error.errors()
+        # A key that is not there explains why another is missing.
+        raise ConfigError(_sentence(min(found, key=lambda one: one["type"] != "extra_forbidden"))) from None
 
 
 class _Loader(yaml.SafeLoader):

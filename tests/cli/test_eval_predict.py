@@ -232,3 +232,14 @@ def test_a_horizon_is_not_for_classes(trained: Workplace) -> None:
     result = trained("predict", "digits", "--input", "load.csv", "--horizon", 2)
     assert result.sentence == "--horizon is for forecasts, and digits:1 classifies. Leave it out."
     assert result.code == 2
+
+
+def test_predict_does_not_write_over_its_input(trained: Workplace, tmp_path: Path) -> None:
+    data = trained.path("load.csv")
+    link = tmp_path / "link.csv"
+    link.symlink_to(data)
+    before = data.read_bytes()
+    result = trained("predict", "load", "--input", data, "--output", link)
+    assert result.code == 2
+    assert result.sentence == f"--output '{link}' is the input itself. Choose another file."
+    assert data.read_bytes() == before

@@ -298,3 +298,12 @@ def test_what_float32_holds_well_enough_is_read(tmp_path: Path, column: Any) -> 
     x = X.copy()
     x[:, :, 1] = column.reshape(4, 3)
     assert read_npz(write(tmp_path, x=x, y=Y)).values[0].dtype == np.float32
+
+
+def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        read_npz(write(tmp_path, x=X, y=np.array([1.0, 0.5, 1.0, 2.0])))
+    assert str(error.value) == (
+        "'d.npz': the labels 'y' must be whole numbers or words, got y[1]=0.5; "
+        "a number to predict is a forecast, which takes a table."
+    )

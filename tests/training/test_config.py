@@ -207,6 +207,14 @@ def test_missing(tree: dict[str, object], sentence: str) -> None:
     assert str(caught.value).startswith(sentence)
 
 
+def test_an_unknown_key_is_named_before_the_one_that_it_leaves_missing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate({"data": {"sorce": "digits"}, "model": {"cell": "rnn"}})
+    assert str(caught.value).startswith("Unknown")
+    assert "data.sorce" in str(caught.value)
+    assert "source" in str(caught.value)
+
+
 def test_override_without_equals_sign() -> None:
     assert error_of("training.lr") == "An override must look like training.lr=0.01, got 'training.lr'."
 

@@ -61,6 +61,8 @@ def predict(
     Example: stablernn predict digits@production --input new.npz --output answers.csv
     """
     output = Output.of(context, as_json)
+    if destination != "-" and Path(destination).exists() and Path(destination).samefile(source):
+        raise UsageError(f"--output '{destination}' is the input itself. Choose another file.")
     with output.status(f"Running {target} on {source} ..."):
         from stablernn.data import read_inputs
         from stablernn.training import predict as run

@@ -183,7 +183,13 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
         {
             "run": summary["run"],
             "model": f"{summary['cell']}, {summary['parameters']:,} parameters, for '{summary['task']}'",
-            "trained": f"{summary['epochs']} epochs, {summary['steps']} steps, {summary['seconds']:.0f} s",
+            "trained": ", ".join(
+                [
+                    _counted(summary["epochs"], "epoch"),
+                    _counted(summary["steps"], "step"),
+                    f"{summary['seconds']:.0f} s",
+                ]
+            ),
         }
     )
     columns: dict[str, Mapping[str, Any]] = {}
@@ -192,6 +198,10 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
         if "seasonal_naive" in scores:
             columns[f"seasonal naive, {split}"] = scores["seasonal_naive"]
     show_metrics(output, columns)
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _settings(given: Mapping[str, Any], config: Path | None, overrides: Sequence[str]) -> Config:
