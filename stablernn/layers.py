@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stablernn.cells import StableCell, State, cell_info, create_cell
 from stablernn.engines import check_engine, select_engine
+from stablernn.errors import ConfigError
 
 
 class StableRNN(nn.Module):
@@ -24,18 +25,24 @@ class StableRNN(nn.Module):
         dropout: Share of each layer's outputs zeroed in training before the next layer, 0 to 1.
         engine: What runs the steps: ``auto``, or one of :func:`stablernn.engines.list_engines`.
         preset: ``practical`` (ours) or ``paper``, the cell's defaults.
+        max_dt: Longest step that will be given as ``dt``, which fixes into how many sub-steps each step is divided.
+            When omitted, each call divides by its own longest step.
         options: Options of the cell, which win over the preset.
 
     Shape:
         - input: ``(batch, time, input_size)``, or ``(time, input_size)`` for one sequence
-        - state: ``(num_layers, batch, hidden_size)``, a tuple of them where the cell has several; without ``batch``
-          for one sequence; zeros when omitted
+        - state: ``(num_layers, batch, size)``, a tuple of them where the cell has several; without ``batch`` for one
+          sequence; zeros when omitted. ``size`` is ``hidden_size`` but for the tensors of which the cell says otherwise
+          (``state_sizes``); of a tensor that upper layers do not need only the layers that have it are stacked.
         - lengths: ``(batch,)`` integers: steps from there on are padding, over which the state is held
-        - output: ``(batch, time, hidden_size)``, the last layer's first state tensor, and the state after the last
+        - dt: ``(batch, time)``, or ``(time,)`` for one sequence: the time from the step before to each step, in units
+          of the regular one; only for cells that come from a differential equation
+        - output: ``(batch, time, output_size)``, the last layer's first state tensor, and the state after the last
           valid step. Over padding the output repeats the last valid one.
 
     Raises:
         ValueError: If a size or ``dropout`` is out of range, or an input has another shape.
+        ConfigError: If ``dt`` or ``max_dt`` is given and the cell takes none, or a ``dt`` is longer than ``max_dt``.
         UnknownNameError: If there is no such cell or engine.
 
     Example:
@@ -55,6 +62,7 @@ class StableRNN(nn.Module):
         dropout: float = 0.0,
         engine: str = "auto",
         preset: str = "practical",
+        max_dt: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -67,15 +75,29 @@ class StableRNN(nn.Module):
                 f"dropout acts between layers and needs num_layers of 2 or more, got dropout={dropout} with 1 layer."
             )
         check_engine(engine)
-        self.cell = cell_info(cell).key
+        if max_dt is not None and not 0 < max_dt < float("inf"):
+            raise ValueError(f"max_dt must be a finite number greater than 0, got {max_dt}.")
+        info = cell_info(cell)
+        self.cell = info.key
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
         self.batch_first = batch_first
         self.dropout = dropout
         self.engine = engine
-        sizes = [input_size] + [hidden_size] * (num_layers - 1)
-        self.layers = nn.ModuleList(create_cell(cell, size, hidden_size, preset=preset, **options) for size in sizes)
+        self.max_dt = max_dt
+        layers = [create_cell(cell, input_size, hidden_size, preset=preset, **options)]
+        if max_dt is not None:
+            layers[0].check_takes_dt()
+        for _ in range(num_layers - 1):
+            size = layers[-1].output_size
+            layers.append(create_cell(cell, size, hidden_size, preset=preset, **{**options, **info.upper_options}))
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def output_size(self) -> int:
+        """Length of the output of each step."""
+        return self.cells[-1].output_size
 
     @property
     def cells(self) -> list[StableCell]:
@@ -83,7 +105,11 @@ class StableRNN(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, StableCell)]
 
     def forward(
-        self, input: Tensor, state: Tensor | Sequence[Tensor] | None = None, lengths: Tensor | None = None
+        self,
+        input: Tensor,
+        state: Tensor | Sequence[Tensor] | None = None,
+        lengths: Tensor | None = None,
+        dt: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         check_tensor(input, next(self.parameters()).dtype)
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
@@ -93,63 +119,158 @@ class StableRNN(nn.Module):
             )
         single = input.dim() == 2
         x = input[None] if single else input
+        steps = dt[None] if single and dt is not None else dt
         if not self.batch_first and not single:
             x = x.transpose(0, 1)
+            steps = None if steps is None else steps.transpose(0, 1)
         if lengths is not None and single:
             raise ValueError("lengths are for batches, got an input of one sequence; cut it to its length instead.")
         initial = self.initial_state(len(x)) if state is None else self._unstacked(state, len(x), single)
-        output, final = self.run(x, initial, lengths)
+        output, final = self.run(x, initial, lengths, steps)
         if not self.batch_first and not single:
             output = output.transpose(0, 1)
-        width = len(self.cells[0].state_names)
-        stacked = tuple(torch.stack(final[part::width]) for part in range(width))
+        names = self.cells[0].state_names
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for (_, name, _), tensor in zip(self._state_parts(), final, strict=True):
+            parts[name].append(tensor)
+        stacked = tuple(torch.stack(tensors) for tensors in parts.values())
         if single:
             output, stacked = output[0], tuple(tensor[:, 0] for tensor in stacked)
-        return output, stacked[0] if width == 1 else self.cells[0].state_type()(*stacked)
+        return output, stacked[0] if len(names) == 1 else self.cells[0].state_type()(*stacked)
 
-    def run(self, x: Tensor, state: State, lengths: Tensor | None = None) -> tuple[Tensor, State]:
+    def run(
+        self, x: Tensor, state: State, lengths: Tensor | None = None, dt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """:meth:`forward` on ``(batch, time, input_size)`` with the state as one flat tuple, layer after layer."""
         valid = valid_steps(x, lengths)
         if valid is not None:
             # What stands in the padding must not reach a gradient: there even a weight of zero gives NaN for NaN.
             x = x.masked_fill(~valid[..., None], 0)
+        if dt is not None:
+            dt = self._checked_dt(dt, x, valid)
+        longest = self.max_dt if dt is None or self.max_dt is not None else float(dt.detach().max())
         final: list[Tensor] = []
+        start = 0
         for depth, cell in enumerate(self.cells):
             if depth and self.dropout:
                 x = nn.functional.dropout(x, self.dropout, self.training)
-            width = len(cell.state_names)
+            end = start + len(cell.state_names)
             drive = cell.drive(x)
             engine = select_engine(self.engine, cell, drive)
-            x, last = engine.run(cell, cell.materialize(), drive, state[depth * width : (depth + 1) * width], valid)
+            substeps = 1 if longest is None else cell.substeps(longest)
+            weights = cell.weights(timed=dt is not None)
+            x, last = engine.run(cell, weights, drive, state[start:end], valid, dt, substeps)
             final.extend(last)
+            start = end
         return x, tuple(final)
+
+    def advance(
+        self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: State, dt: Tensor | None = None
+    ) -> State:
+        """The flat state after one step of all layers.
+
+        Args:
+            weights: Each layer's used matrices.
+            x: ``(batch, input_size)``.
+            state: As :meth:`run` takes it.
+            dt: ``(batch, 1)``, up to ``max_dt``, which must be set.
+        """
+        following: list[Tensor] = []
+        start = 0
+        for cell, used in zip(self.cells, weights, strict=True):
+            end = start + len(cell.state_names)
+            substeps = cell.substeps(self.max_dt) if self.max_dt is not None else 1
+            last = cell.advance(used, state[start:end], cell.drive(x), dt, substeps)
+            x = last[0]
+            following.extend(last)
+            start = end
+        return tuple(following)
 
     def initial_state(self, batch_size: int) -> State:
         """Zeros, as one flat tuple, layer after layer."""
         return tuple(tensor for cell in self.cells for tensor in cell.initial_state(batch_size))
 
-    def state_roles(self) -> list[str]:
-        """What each tensor of the flat state is."""
-        return [f"layer {depth} {name}" for depth, cell in enumerate(self.cells) for name in cell.state_names]
+    def state_roles(self) -> list[tuple[str, int]]:
+        """What each tensor of the flat state is, and its length."""
+        return [(f"layer {depth} {name}", size) for depth, name, size in self._state_parts()]
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Let the cells project their parameters after optimizer step ``step`` (from 1) of ``total_steps``."""
+        with torch.no_grad():
+            for cell in self.cells:
+                cell.after_step(step, total_steps)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters behind ``orthogonal`` and unitary matrices, and all ``other`` ones."""
+        return group_parameters(self)
 
     def penalty(self) -> Tensor | None:
         """Sum of what the cells add to the training loss, or None."""
         penalties = [penalty for cell in self.cells if (penalty := cell.penalty()) is not None]
         return torch.stack(penalties).sum() if penalties else None
 
+    def _state_parts(self) -> list[tuple[int, str, int]]:
+        """Layer, name and length of each tensor of the flat state."""
+        return [
+            (depth, name, size)
+            for depth, cell in enumerate(self.cells)
+            for name, size in zip(cell.state_names, cell.state_sizes, strict=True)
+        ]
+
     def _unstacked(self, state: Tensor | Sequence[Tensor], batch_size: int, single: bool) -> State:
-        parts = (state,) if isinstance(state, Tensor) else tuple(state)
+        given = (state,) if isinstance(state, Tensor) else tuple(state)
         batch = () if single else (batch_size,)
-        self.cells[0].check_state(parts, (self.num_layers, *batch, self.hidden_size))
+        parts, cell = self._state_parts(), self.cells[0]
+        shapes = {
+            name: (sum(other == name for _, other, _ in parts), *batch, size)
+            for name, size in zip(cell.state_names, cell.state_sizes, strict=True)
+        }
+        if [tuple(tensor.shape) for tensor in given] != list(shapes.values()):
+            expected = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise ValueError(
+                f"The state of the cell '{cell.key}' is {expected} here, "
+                f"got {' and '.join(str(tuple(tensor.shape)) for tensor in given)}."
+            )
         if single:
-            parts = tuple(part[:, None] for part in parts)
-        return tuple(part[depth] for depth in range(self.num_layers) for part in parts)
+            given = tuple(tensor[:, None] for tensor in given)
+        rows = {name: iter(tensor) for name, tensor in zip(cell.state_names, given, strict=True)}
+        return tuple(next(rows[name]) for _, name, _ in parts)
+
+    def _checked_dt(self, dt: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
+        self.cells[0].check_takes_dt()
+        if dt.shape != x.shape[:2]:
+            raise ValueError(f"dt has shape {tuple(dt.shape)}, the input's steps are {tuple(x.shape[:2])}.")
+        dt = dt.to(x.dtype)
+        if valid is not None:
+            dt = torch.where(valid, dt, 1.0)
+        if not bool((dt >= 0).all()) or not bool(torch.isfinite(dt).all()):
+            raise ValueError("dt must be finite numbers of 0 or more, the time since the step before.")
+        longest = float(dt.detach().max())
+        # In float32 a dt may lie just above the number that it was written as.
+        if self.max_dt is not None and longest > self.max_dt * (1 + 1e-6):
+            raise ConfigError(
+                f"dt is at most max_dt={self.max_dt:g}, the longest step of the training data, got {longest:g}; divide "
+                "the gap into steps with missing values."
+            )
+        return dt
 
     def extra_repr(self) -> str:
         return (
             f"{self.cell!r}, {self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, "
             f"batch_first={self.batch_first}, dropout={self.dropout}, engine={self.engine!r}"
         )
+
+
+def group_parameters(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """A module's parameters: those behind ``orthogonal`` and unitary matrices of its cells, and all ``other`` ones."""
+    orthogonal = [
+        getattr(cell, name) for cell in module.modules() if isinstance(cell, StableCell) for name in cell.orthogonal
+    ]
+    apart = {id(parameter) for parameter in orthogonal}
+    return {
+        "other": [parameter for parameter in module.parameters() if id(parameter) not in apart],
+        "orthogonal": orthogonal,
+    }
 
 
 def check_tensor(x: Any, dtype: torch.dtype) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.cells import cell_info
 from stablernn.errors import ConfigError, near
-from stablernn.layers import StableRNN, check_tensor, valid_steps
+from stablernn.layers import StableRNN, check_tensor, group_parameters, valid_steps
 from stablernn.preprocessing import create_scaling
 
 States = tuple[Tensor, ...]
@@ -31,6 +32,7 @@ class NetworkOptions(TypedDict, total=False):
     scaling: str
     window: int | None
     mask_channel: bool
+    max_dt: float | None
     preset: str
     cell_options: Mapping[str, Any] | None
     engine: str
@@ -49,6 +51,8 @@ class SequenceModel(nn.Module):
         scaling: ``standard`` or ``window``, see :mod:`stablernn.preprocessing`.
         window: Steps that ``window`` scaling remembers.
         mask_channel: Whether the first layer also sees which values were observed.
+        max_dt: Longest time between two steps, in units of the regular one, of a model for irregular time; None when
+            all steps are regular. Only for cells that take ``dt``.
         preset: ``practical`` (ours) or ``paper``, the cell's defaults.
         cell_options: The cell's own options, which win over the preset.
         engine: What runs the steps, see :class:`stablernn.StableRNN`.
@@ -69,6 +73,7 @@ class SequenceModel(nn.Module):
         scaling: str = "standard",
         window: int | None = None,
         mask_channel: bool = False,
+        max_dt: float | None = None,
         preset: str = "practical",
         cell_options: Mapping[str, Any] | None = None,
         engine: str = "auto",
@@ -81,7 +86,13 @@ class SequenceModel(nn.Module):
         self.preset = preset
         self.window = window
         self.cell_options = dict(cell_options or {})
-        self.scaling = create_scaling(scaling, input_size, window=window, mask_channel=mask_channel)
+        self.scaling = create_scaling(
+            scaling,
+            input_size,
+            window=window,
+            mask_channel=mask_channel,
+            keep_missing=cell_info(cell).cell.takes_missing,
+        )
         self.rnn = StableRNN(
             cell,
             self.scaling.output_size,
@@ -90,14 +101,20 @@ class SequenceModel(nn.Module):
             dropout=dropout,
             engine=engine,
             preset=preset,
+            max_dt=max_dt,
             **self.cell_options,
         )
 
+    @property
+    def max_dt(self) -> float | None:
+        """Longest time between two steps; None when the model takes regular steps only."""
+        return self.rnn.max_dt
+
     def state_roles(self) -> list[tuple[str, int]]:
         """Role and length of every state tensor of the flat tuple; all start as zeros."""
-        hidden = self.rnn.hidden_size
-        kept = [] if self.readout == "last" else [(f"{self.readout} of outputs", hidden), ("outputs seen", 1)]
-        return [*self.scaling.state_roles(), *((role, hidden) for role in self.rnn.state_roles()), *kept]
+        size = self.rnn.output_size
+        kept = [] if self.readout == "last" else [(f"{self.readout} of outputs", size), ("outputs seen", 1)]
+        return [*self.scaling.state_roles(), *self.rnn.state_roles(), *kept]
 
     def initial_state(self, batch_size: int) -> States:
         """Zeros for each tensor of :meth:`state_roles`."""
@@ -108,19 +125,18 @@ class SequenceModel(nn.Module):
         self.scaling.fit(sequences)
 
     def materialize(self) -> list[tuple[Tensor, ...]]:
-        """Each layer's used matrices."""
-        return [cell.materialize() for cell in self.rnn.cells]
+        """Each layer's used matrices, for steps with ``dt`` where the model takes it."""
+        timed = self.max_dt is not None
+        return [cell.materialize_timed() if timed else cell.materialize() for cell in self.rnn.cells]
 
-    def transition(self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: States) -> States:
-        """The flat state after one raw sample ``(batch, input_size)``."""
+    def transition(
+        self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: States, dt: Tensor | None = None
+    ) -> States:
+        """The flat state after one raw sample ``(batch, input_size)``, a time ``dt`` ``(batch,)`` after the last."""
         scaled_state, layer_state, kept = self._split(state)
-        h, scaled_state = self.scaling.step(x, scaled_state)
-        following: list[Tensor] = []
-        for depth, cell in enumerate(self.rnn.cells):
-            width = len(cell.state_names)
-            last = cell.step(weights[depth], layer_state[depth * width : (depth + 1) * width], cell.drive(h))
-            h = last[0]
-            following.extend(last)
+        scaled, scaled_state = self.scaling.step(x, scaled_state)
+        following = self.rnn.advance(weights, scaled, layer_state, None if dt is None else dt[:, None])
+        h = following[self._top]
         if self.readout == "mean":
             count = kept[1] + 1
             kept = (kept[0] + (h - kept[0]) / count, count)
@@ -133,7 +149,7 @@ class SequenceModel(nn.Module):
         raise NotImplementedError
 
     def run(
-        self, x: Tensor, lengths: Tensor | None = None, state: States | None = None
+        self, x: Tensor, lengths: Tensor | None = None, state: States | None = None, dt: Tensor | None = None
     ) -> tuple[dict[str, Tensor], States]:
         """Outputs after the last valid step of each sequence, and the state there.
 
@@ -141,11 +157,14 @@ class SequenceModel(nn.Module):
             x: ``(batch, time, input_size)``, raw units, NaN where missing.
             lengths: ``(batch,)``; steps from there on are padding. All steps count when omitted.
             state: The flat state to go on from; zeros when omitted.
+            dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``; 1 when omitted.
         """
-        final = self.final_state(x, lengths, state)
+        final = self.final_state(x, lengths, state, dt)
         return dict(zip(self.output_names, self.emit(final), strict=True)), final
 
-    def final_state(self, x: Tensor, lengths: Tensor | None = None, state: States | None = None) -> States:
+    def final_state(
+        self, x: Tensor, lengths: Tensor | None = None, state: States | None = None, dt: Tensor | None = None
+    ) -> States:
         """:meth:`run` without the outputs."""
         check_tensor(x, self.scaling.mean.dtype)
         if x.dim() != 3 or x.shape[-1] != self.input_size:
@@ -157,7 +176,11 @@ class SequenceModel(nn.Module):
         scaled_state, layer_state, kept = self._split(self.initial_state(len(x)) if state is None else state)
         with torch.no_grad():
             scaled, scaled_state = self.scaling.sequence(x, scaled_state, valid)
-        outputs, layer_state = self.rnn.run(scaled, layer_state, None if valid is None else lengths)
+        if self.max_dt is None and dt is not None:
+            raise ConfigError("The model was built for regular steps, got dt; give max_dt when it is built.")
+        if self.max_dt is not None and dt is None:
+            dt = x.new_ones(x.shape[:2])
+        outputs, layer_state = self.rnn.run(scaled, layer_state, None if valid is None else lengths, dt)
         if self.readout != "last":
             kept = self._keep(outputs, kept, valid)
         return (*scaled_state, *layer_state, *kept)
@@ -165,6 +188,14 @@ class SequenceModel(nn.Module):
     def penalty(self) -> Tensor | None:
         """What the cells add to the training loss, or None."""
         return self.rnn.penalty()
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Let the cells project their parameters after optimizer step ``step`` (from 1) of ``total_steps``."""
+        self.rnn.after_step(step, total_steps)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters behind ``orthogonal`` and unitary matrices, and all ``other`` ones."""
+        return group_parameters(self)
 
     def config(self) -> dict[str, Any]:
         """What :func:`build_model` needs to build this model again, as JSON types."""
@@ -179,15 +210,20 @@ class SequenceModel(nn.Module):
             "scaling": self.scaling.kind,
             "window": self.window,
             "mask_channel": self.scaling.mask_channel,
+            "max_dt": self.max_dt,
             "preset": self.preset,
             "cell_options": self.cell_options,
         }
 
     def _features(self, state: States) -> Tensor:
-        """What the head sees, ``(batch, hidden_size)``."""
+        """What the head sees, ``(batch, output_size)``."""
         _, layer_state, kept = self._split(state)
-        width = len(self.rnn.cells[-1].state_names)
-        return layer_state[-width] if self.readout == "last" else kept[0]
+        return layer_state[self._top] if self.readout == "last" else kept[0]
+
+    @property
+    def _top(self) -> int:
+        """Where the last layer's output stands among the layers' states, from the end."""
+        return -len(self.rnn.cells[-1].state_names)
 
     def _keep(self, outputs: Tensor, kept: States, valid: Tensor | None) -> States:
         """The readout's state after a sequence of the last layer's outputs, ``(batch, time, hidden)``."""
@@ -221,6 +257,7 @@ class Classifier(SequenceModel):
     Shape:
         - input: ``(batch, time, input_size)`` in raw units, NaN where missing
         - lengths: ``(batch,)`` integers, or None when every step counts
+        - dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``
         - output: logits, ``(batch, num_classes)``
 
     Raises:
@@ -248,10 +285,10 @@ class Classifier(SequenceModel):
         if num_classes < 2:
             raise ValueError(f"num_classes must be 2 or more, got {num_classes}.")
         self.num_classes = num_classes
-        self.head = nn.Linear(hidden_size, num_classes)
+        self.head = nn.Linear(self.rnn.output_size, num_classes)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.head(self._features(self.final_state(x, lengths)))
+    def forward(self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.head(self._features(self.final_state(x, lengths, dt=dt)))
         return logits
 
     def emit(self, state: States) -> tuple[Tensor, ...]:
@@ -280,6 +317,7 @@ class Forecaster(SequenceModel):
     Shape:
         - input: ``(batch, time, input_size)`` in raw units, NaN where missing
         - lengths: ``(batch,)`` integers, or None when every step counts
+        - dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``
         - output: mean, ``(batch, horizon, targets)`` in raw units
 
     Raises:
@@ -325,10 +363,10 @@ class Forecaster(SequenceModel):
         self.quantiles = levels
         if not levels:
             self.output_names = ("mean",)
-        self.head = nn.Linear(hidden_size, horizon * len(self.target_indices) * (1 + len(levels)))
+        self.head = nn.Linear(self.rnn.output_size, horizon * len(self.target_indices) * (1 + len(levels)))
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return self.emit(self.final_state(x, lengths))[0]
+    def forward(self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None) -> Tensor:
+        return self.emit(self.final_state(x, lengths, dt=dt))[0]
 
     def changes(self, state: States) -> tuple[Tensor, Tensor, Tensor]:
         """Forecast change, location and scale, of which a raw forecast is ``location + scale * change``.

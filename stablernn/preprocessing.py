@@ -27,16 +27,18 @@ class Scaling(nn.Module):
     Args:
         size: Features, F.
         mask_channel: Whether F further channels tell which values were observed (1) or filled in (0).
+        keep_missing: Whether a missing value stays NaN, for a cell that takes it so.
     """
 
     kind = "standard"
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, size: int, *, mask_channel: bool = False) -> None:
+    def __init__(self, size: int, *, mask_channel: bool = False, keep_missing: bool = False) -> None:
         super().__init__()
         self.size = size
         self.mask_channel = mask_channel
+        self.keep_missing = keep_missing
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
 
@@ -83,7 +85,7 @@ class Scaling(nn.Module):
         (held,) = state
         observed = ~torch.isnan(x)
         held = torch.where(observed, (x - self.mean) / self.scale, held)
-        return self._with_mask(held, observed), (held,)
+        return self._channels(held, observed), (held,)
 
     def sequence(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """:meth:`step` over ``(batch, time, F)``; where ``valid`` (batch, time) is false the state is held."""
@@ -96,14 +98,16 @@ class Scaling(nn.Module):
             time = torch.arange(x.shape[1], device=x.device)[:, None].expand_as(x)
             latest = torch.where(observed, time, -1).cummax(dim=1).values
             scaled = torch.where(latest < 0, held[:, None], scaled.gather(1, latest.clamp_min(0)))
-        return self._with_mask(scaled, observed), (scaled[:, -1],)
+        return self._channels(scaled, observed), (scaled[:, -1],)
 
     def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Where a forecast starts from and what it is measured in: location and scale in raw units, ``(batch, F)``."""
         (held,) = state
         return self.mean + self.scale * held, self.scale.expand_as(held)
 
-    def _with_mask(self, scaled: Tensor, observed: Tensor) -> Tensor:
+    def _channels(self, scaled: Tensor, observed: Tensor) -> Tensor:
+        if self.keep_missing:
+            scaled = torch.where(observed, scaled, torch.nan)
         return torch.cat([scaled, observed.to(scaled.dtype)], dim=-1) if self.mask_channel else scaled
 
 
@@ -119,12 +123,13 @@ class WindowScaling(Scaling):
         size: Features, F.
         window: Observed values that the statistics remember, 2 or more.
         mask_channel: As in :class:`Scaling`.
+        keep_missing: As in :class:`Scaling`.
     """
 
     kind = "window"
 
-    def __init__(self, size: int, *, window: int, mask_channel: bool = False) -> None:
-        super().__init__(size, mask_channel=mask_channel)
+    def __init__(self, size: int, *, window: int, mask_channel: bool = False, keep_missing: bool = False) -> None:
+        super().__init__(size, mask_channel=mask_channel, keep_missing=keep_missing)
         if window < 2:
             raise ConfigError(f"The window of running scaling must be 2 steps or more, got {window}.")
         self.window = window
@@ -152,7 +157,7 @@ class WindowScaling(Scaling):
         mean = torch.where(observed, moved, mean)
         variance = torch.where(observed, spread, variance)
         scaled = (held - mean) / self._deviation(first, variance)
-        return self._with_mask(scaled, observed), (held, first, count, mean, variance)
+        return self._channels(scaled, observed), (held, first, count, mean, variance)
 
     def sequence(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         outputs = []
@@ -176,7 +181,9 @@ class WindowScaling(Scaling):
         return torch.maximum(torch.sqrt(torch.relu(variance)), torch.clamp(first.abs() * _FLAT, min=_NOTHING))
 
 
-def create_scaling(kind: str, size: int, *, window: int | None, mask_channel: bool) -> Scaling:
+def create_scaling(
+    kind: str, size: int, *, window: int | None, mask_channel: bool, keep_missing: bool = False
+) -> Scaling:
     """The scaling called ``standard`` or ``window``.
 
     Raises:
@@ -185,9 +192,9 @@ def create_scaling(kind: str, size: int, *, window: int | None, mask_channel: bo
     if kind == "standard":
         if window is not None:
             raise ConfigError(f"A window of {window} steps is only used by the scaling 'window', got 'standard'.")
-        return Scaling(size, mask_channel=mask_channel)
+        return Scaling(size, mask_channel=mask_channel, keep_missing=keep_missing)
     if kind != "window":
         raise ConfigError(f"Unknown scaling '{kind}'.{near(kind, ('standard', 'window'))} It is standard or window.")
     if window is None:
         raise ConfigError("The scaling 'window' needs a context length; set task.context_length.")
-    return WindowScaling(size, window=window, mask_channel=mask_channel)
+    return WindowScaling(size, window=window, mask_channel=mask_channel, keep_missing=keep_missing)

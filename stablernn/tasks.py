@@ -19,6 +19,8 @@ class Batch(NamedTuple):
     """``(batch,)`` int64: steps from there on are padding."""
     y: Tensor
     """Classify: ``(batch,)`` int64. Forecast: ``(batch, horizon, targets)`` float32 in raw units, NaN where missing."""
+    dt: Tensor | None = None
+    """``(batch, time)`` float32, the time from the step before in regular steps; None where it is not used."""
 
 
 class Task(Protocol):
@@ -40,7 +42,7 @@ class ClassifyTask:
     mode: ClassVar[Literal["max", "min"]] = "max"
 
     def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
-        return _with_penalty(nn.functional.cross_entropy(model(batch.x, batch.lengths), batch.y), model)
+        return _with_penalty(nn.functional.cross_entropy(model(batch.x, batch.lengths, batch.dt), batch.y), model)
 
 
 class ForecastTask:
@@ -55,7 +57,7 @@ class ForecastTask:
 
     def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
         assert isinstance(model, Forecaster)
-        change, location, scale = model.changes(model.final_state(batch.x, batch.lengths))
+        change, location, scale = model.changes(model.final_state(batch.x, batch.lengths, dt=batch.dt))
         observed = ~torch.isnan(batch.y)
         target = (torch.where(observed, batch.y, 0) - location) / scale
         error = target[..., None] - change

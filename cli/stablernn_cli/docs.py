@@ -1,4 +1,4 @@
-"""Writes what the documentation takes from the code: ``docs/cli.md`` and the tables of ``README.md``.
+"""Writes what the documentation takes from the code: ``docs/cli.md``, ``docs/cells.md``, the tables of ``README.md``.
 
 ``python -m stablernn_cli.docs`` in the repository (``make docs``); tests fail when either is out of date.
 """
@@ -10,11 +10,14 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from stablernn_cli.main import app
+
+if TYPE_CHECKING:
+    from stablernn.cells import CellInfo
 
 _HEAD = """# Command line
 
@@ -27,8 +30,64 @@ notes go to stderr.
 """
 
 
+_CELLS_HEAD = """# Cells
+
+Written by `make docs` from the catalog; do not edit by hand. `stablernn cells list` and `stablernn cells show KEY`
+print the same. What "stable" means for each of them, with conditions and counterexamples, is in
+[stability.md](stability.md); where other code differs, in [compared.md](compared.md).
+
+Every cell trains, exports to ONNX and TorchScript, and is served. Vectors are columns, `.*` multiplies units, `N` is
+`hidden_size`. Each has two presets of options and training settings: `practical`, ours, the default, and `paper`, the
+published values where they are known. Options are set by `--set model.cell_options.NAME=VALUE`.
+"""
+
+
+def cells_page() -> str:
+    """The page of all cells."""
+    return "".join([_CELLS_HEAD, "\n", *_overview(), *_sections()])
+
+
+def _overview() -> Iterator[str]:
+    rows = [
+        (
+            f"[`{info.key}`](#{info.key})",
+            str(info.year),
+            info.family,
+            "yes" if info.cell.takes_dt else "",
+            ", ".join(info.exports),
+            info.guarantee,
+        )
+        for info in _by_year()
+    ]
+    return _table(("cell", "year", "family", "irregular time", "exports to", "guarantee"), rows)
+
+
+def _sections() -> Iterator[str]:
+    for info in _by_year():
+        yield f"\n## `{info.key}`\n\n{info.title[0].upper()}{info.title[1:]}. {info.paper}.\n\n"
+        yield f"    {info.equation}\n\nGuarantee: {info.guarantee}.\n\n"
+        presets = [info.options("practical"), info.options("paper")]
+        settings = [dict(info.training.get(preset, {})) for preset in ("practical", "paper")]
+        rows = [(f"`{name}`", *(_value(preset.get(name)) for preset in presets)) for name in presets[0]]
+        names = dict.fromkeys([*settings[0], *settings[1]])
+        rows += [(f"training `{name}`", *(_value(preset.get(name)) for preset in settings)) for name in names]
+        yield from _table(("option", "practical", "paper"), rows)
+        if info.paper_source:
+            yield f"\nOf `paper`: {info.paper_source}\n"
+
+
+def _value(value: object) -> str:
+    return "" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _by_year() -> list[CellInfo]:
+    from stablernn.cells import cell_info, list_cells
+
+    return sorted(map(cell_info, list_cells()), key=lambda info: (info.year, info.key))
+
+
 def render() -> str:
-    """The whole page."""
+    """The page of all commands."""
     return _HEAD + "".join(_pages(typer.main.get_command(app), "stablernn"))
 
 
@@ -98,10 +157,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
 
 
 def _cells() -> Iterator[str]:
-    from stablernn.cells import cell_info, list_cells
-
-    infos = sorted(map(cell_info, list_cells()), key=lambda info: (info.year, info.key))
-    rows = [(f"`{info.key}`", info.title, info.guarantee, info.paper) for info in infos]
+    rows = [(f"`{info.key}`", info.title, info.guarantee, info.paper) for info in _by_year()]
     return _table(("cell", "what", "guarantee", "paper"), rows)
 
 
@@ -129,6 +185,7 @@ def _measured(root: Path) -> Iterator[str]:
 def main() -> None:
     root = Path(__file__).parents[2]
     (root / "docs" / "cli.md").write_text(render(), encoding="utf-8")
+    (root / "docs" / "cells.md").write_text(cells_page(), encoding="utf-8")
     page = root / "README.md"
     page.write_text(readme(page.read_text(encoding="utf-8"), root), encoding="utf-8")
 

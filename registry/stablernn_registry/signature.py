@@ -76,11 +76,13 @@ class Signature(_Part):
         sequence: The graph over whole sequences, ``sequence.onnx``.
         step: The graph of one time step, ``step.onnx``.
         states: The states that both graphs take and give.
+        max_dt: The longest ``dt`` that the graphs take; None where they take any, or none at all.
     """
 
     sequence: GraphSignature | None = None
     step: GraphSignature | None = None
     states: list[StateSignature] = Field(default_factory=list)
+    max_dt: Annotated[float, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
     def _states_are_in_the_graphs(self) -> Signature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import namedtuple
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from stablernn.errors import ConfigError
 
 State = tuple[Tensor, ...]
 
@@ -30,8 +33,14 @@ class StableCell(nn.Module):
     """
 
     key: ClassVar[str]
-    state_names: ClassVar[tuple[str, ...]] = ("hidden",)
-    """What each tensor of the state is; the first is the cell's output."""
+    state_names: tuple[str, ...] = ("hidden",)
+    """What each tensor of the state is; the first is the cell's output. Zeros stand for the start of a sequence."""
+    takes_dt: bool = False
+    """Whether :meth:`step` takes the length of the step, for irregular time."""
+    takes_missing: bool = False
+    """Whether NaN in the input says that a value is missing. Other cells are never given one."""
+    orthogonal: tuple[str, ...] = ()
+    """Names of the parameters behind orthogonal and unitary matrices, which train at a learning rate of their own."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -40,6 +49,17 @@ class StableCell(nn.Module):
                 raise ValueError(f"{name} must be 1 or more for {type(self).__name__}, got {size}.")
         self.input_size = input_size
         self.hidden_size = hidden_size
+        self._kept: tuple[Any, tuple[Tensor, ...]] | None = None
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Length of each tensor of the state, in the order of ``state_names``."""
+        return (self.hidden_size,) * len(self.state_names)
+
+    @property
+    def output_size(self) -> int:
+        """Length of the output, which is the state's first tensor."""
+        return self.state_sizes[0]
 
     def reset_parameters(self) -> None:
         """Draw fresh parameters."""
@@ -49,19 +69,67 @@ class StableCell(nn.Module):
         """The tensors that :meth:`step` uses, built from the free parameters."""
         raise NotImplementedError
 
+    def materialize_timed(self) -> tuple[Tensor, ...]:
+        """The tensors that :meth:`step` uses when it is given ``dt``.
+
+        They are those of :meth:`materialize`, but where the matrix itself depends on the length of the step.
+        """
+        return self.materialize()
+
+    def weights(self, *, timed: bool = False) -> tuple[Tensor, ...]:
+        """:meth:`materialize` or :meth:`materialize_timed`, kept while no gradient is wanted and no parameter changes.
+
+        Args:
+            timed: Whether steps will be given ``dt``.
+        """
+        build = self.materialize_timed if timed else self.materialize
+        if torch.is_grad_enabled():
+            return build()
+        stamp = (timed, self._stamp())
+        if self._kept is None or self._kept[0] != stamp:
+            self._kept = (stamp, build())
+        return self._kept[1]
+
     def drive(self, x: Tensor) -> Tensor:
         """Project inputs ``(..., input_size)`` to what a step adds to its recurrent products, ``(..., d)``."""
         raise NotImplementedError
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         """The next state.
 
         Args:
-            weights: What :meth:`materialize` returned.
-            state: One ``(batch, hidden_size)`` tensor for each of ``state_names``.
+            weights: What :meth:`materialize` returned, with ``dt`` what :meth:`materialize_timed` did.
+            state: One ``(batch, size)`` tensor for each of ``state_names``.
             drive: This step's projected input, ``(batch, d)``.
+            dt: Length of this step, ``(batch, 1)``, in units of the regular one; None is 1. Only cells with
+                ``takes_dt`` are given one.
         """
         raise NotImplementedError
+
+    def substeps(self, longest: float) -> int:
+        """In how many equal parts steps up to ``longest`` are taken, the input held over them.
+
+        None of the parts is longer than a regular step. An Euler step that is non-expansive stays so when it is made
+        shorter (it is then a mean of itself and of the identity), so what holds for the regular step holds for any gap.
+        """
+        return max(1, math.ceil(longest))
+
+    def advance(
+        self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
+    ) -> State:
+        """:meth:`step` over a time ``dt`` in equal parts."""
+        if dt is None:
+            return self.step(weights, state, drive)
+        part = dt / substeps
+        for _ in range(substeps):
+            state = self.step(weights, state, drive, part)
+        return state
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Called by training, without gradients, after optimizer step ``step`` (from 1) of ``total_steps``.
+
+        The place for projections onto a constraint and for schedules.
+        """
 
     def recurrent_matrix(self) -> Tensor:
         """The matrix K of the recurrent product ``K @ h``, column convention."""
@@ -71,30 +139,31 @@ class StableCell(nn.Module):
         """What the cell adds to the training loss, or None."""
         return None
 
-    @classmethod
-    @cache
-    def state_type(cls) -> type[tuple[Any, ...]]:
+    def state_type(self) -> type[tuple[Any, ...]]:
         """The named tuple in which a state of several tensors is returned."""
-        return namedtuple(f"{cls.__name__}State", cls.state_names)
+        return _state_type(type(self).__name__, self.state_names)
 
     def initial_state(self, batch_size: int) -> State:
-        """Zeros, one ``(batch_size, hidden_size)`` tensor for each of ``state_names``."""
+        """Zeros, one ``(batch_size, size)`` tensor for each of ``state_names``."""
         like = next(self.parameters())
-        return tuple(like.new_zeros(batch_size, self.hidden_size) for _ in self.state_names)
+        return tuple(like.new_zeros(batch_size, size) for size in self.state_sizes)
 
-    def forward(self, input: Tensor, state: Tensor | Sequence[Tensor] | None = None) -> Any:
+    def forward(
+        self, input: Tensor, state: Tensor | Sequence[Tensor] | None = None, dt: Tensor | float | None = None
+    ) -> Any:
         """One step.
 
         Args:
             input: ``(batch, input_size)`` or ``(input_size,)``.
-            state: The state before, ``(batch, hidden_size)`` or ``(hidden_size,)``; a sequence of them where the cell
-                has several; zeros when omitted.
+            state: The state before, ``(batch, size)`` or ``(size,)``; a sequence of them where the cell has several;
+                zeros when omitted.
+            dt: Length of the step in units of the regular one, a number or ``(batch,)``; 1 when omitted.
 
         Returns:
             The next state: a tensor, or a named tuple with the fields ``state_names`` where the cell has several.
 
         Raises:
-            ValueError: If ``input`` or ``state`` has another shape.
+            ValueError: If ``input`` or ``state`` has another shape, or the cell takes no ``dt``.
         """
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
             raise ValueError(
@@ -107,31 +176,59 @@ class StableCell(nn.Module):
         else:
             given = (state,) if isinstance(state, Tensor) else tuple(state)
             states = tuple(s if input.dim() == 2 else s[None] for s in given)
-            self.check_state(states, (len(batched), self.hidden_size))
-        states = self.step(self.materialize(), states, self.drive(batched))
+            self.check_state(states, (len(batched),))
+        if dt is None:
+            states = self.step(self.weights(), states, self.drive(batched))
+        else:
+            self.check_takes_dt()
+            lengths = torch.as_tensor(dt, dtype=batched.dtype, device=batched.device)
+            column = lengths.expand(len(batched))[:, None]
+            weights, substeps = self.weights(timed=True), self.substeps(float(lengths.detach().max()))
+            states = self.advance(weights, states, self.drive(batched), column, substeps)
         if input.dim() == 1:
             states = tuple(s[0] for s in states)
         return states[0] if len(states) == 1 else self.state_type()(*states)
 
-    def check_state(self, state: State, shape: tuple[int, ...]) -> None:
-        """Refuse a state that does not have one tensor of ``shape`` for each of ``state_names``.
+    def check_state(self, state: State, batch: tuple[int, ...]) -> None:
+        """Refuse a state that does not have one tensor of shape ``(*batch, size)`` for each of ``state_names``.
 
         Raises:
             ValueError: If it does not.
         """
-        if len(state) != len(self.state_names) or any(tensor.shape != shape for tensor in state):
+        shapes = [(*batch, size) for size in self.state_sizes]
+        if [tuple(tensor.shape) for tensor in state] != shapes:
+            expected = " and ".join(f"{name} {shape}" for name, shape in zip(self.state_names, shapes, strict=True))
             raise ValueError(
-                f"The state of the cell '{self.key}' is {' and '.join(self.state_names)}, each of shape {shape} here, "
+                f"The state of the cell '{self.key}' is {expected} here, "
                 f"got {' and '.join(str(tuple(tensor.shape)) for tensor in state)}."
             )
 
+    def check_takes_dt(self) -> None:
+        """Refuse time steps where the cell does not come from an equation in time.
+
+        Raises:
+            ConfigError: If it does not.
+        """
+        if not self.takes_dt:
+            raise ConfigError(
+                f"The cell '{self.key}' takes no dt: its step has no length. Leave dt out, or take a cell that comes "
+                "from a differential equation, such as lipschitz, lem or gru_d."
+            )
+
+    def _stamp(self) -> tuple[Any, ...]:
+        # _version counts every change in place, which is how optimizers and load_state_dict write.
+        tensors = [*self.parameters(), *self.buffers()]
+        return (self.training, *((id(t), t.data_ptr(), t.dtype, t._version) for t in tensors))
+
     def extra_repr(self) -> str:
-        options = {
-            name: value for name, value in vars(self).items() if isinstance(value, (int, float, str)) and name[0] != "_"
-        }
-        sizes = f"{options.pop('input_size')}, {options.pop('hidden_size')}"
-        options.pop("training", None)
-        return ", ".join([sizes, *(f"{name}={value!r}" for name, value in options.items())])
+        names = [name for name in inspect.signature(type(self)).parameters if name not in ("input_size", "hidden_size")]
+        sizes = f"{self.input_size}, {self.hidden_size}"
+        return ", ".join([sizes, *(f"{name}={getattr(self, name)!r}" for name in names)])
+
+
+@cache
+def _state_type(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
+    return namedtuple(f"{name}State", fields)
 
 
 def check_positive(cell: StableCell, **options: float) -> None:
@@ -165,6 +262,22 @@ def check_not_negative(cell: StableCell, **options: float) -> None:
     for name, value in options.items():
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be a finite number, 0 or more, for {type(cell).__name__}, got {value}.")
+
+
+def check_word(cell: StableCell, name: str, word: str, allowed: Sequence[str]) -> None:
+    """Refuse an option that is none of the words allowed.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if word not in allowed:
+        *first, last = [repr(one) for one in allowed]
+        raise ValueError(f"{name} of {type(cell).__name__} is {', '.join(first)} or {last}, got {word!r}.")
+
+
+def step_length(step_size: float, dt: Tensor | None) -> float | Tensor:
+    """The Euler step of a cell that takes ``dt``: ``step_size``, or ``step_size * dt`` for each sample."""
+    return step_size if dt is None else step_size * dt
 
 
 def uniform_(tensor: Tensor, fan_in: int) -> None:

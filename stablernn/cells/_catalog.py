@@ -33,6 +33,8 @@ class CellInfo:
         paper_options: The paper's values, where they differ from the class's own defaults.
         paper_source: Where the paper's values stand, and which of them are our choice.
         training: Recommended training settings of each preset.
+        upper_options: Options that hold for every layer but the first.
+        exports: Formats in which its step can be written.
     """
 
     key: str
@@ -46,6 +48,8 @@ class CellInfo:
     paper_options: Mapping[str, Any] = field(default_factory=dict)
     paper_source: str = ""
     training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    upper_options: Mapping[str, Any] = field(default_factory=dict)
+    exports: tuple[str, ...] = ("onnx", "torchscript")
 
     def options(self, preset: str = "practical") -> dict[str, Any]:
         """Every option of the cell with its value under ``preset``."""
@@ -137,8 +141,19 @@ def recommended_training(key: str, preset: str = "practical") -> dict[str, Any]:
 
 
 def _check_type(key: str, name: str, value: object, default: object) -> None:
-    kind, word = (str, "a word") if isinstance(default, str) else ((int, float), "a number")
-    if not isinstance(value, kind) or isinstance(value, bool):
+    """Options are words, numbers or switches, as their defaults are; a default of None is a number left open."""
+    if isinstance(default, bool):
+        fits, word = isinstance(value, bool), "true or false"
+    elif isinstance(default, str):
+        fits, word = isinstance(value, str), "a word"
+    else:
+        fits, word = isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
+        if isinstance(default, int) or default is None:
+            # An option without a fraction counts something; None lets the cell choose the count.
+            fits, word = fits and (isinstance(value, int) or default is None), "a whole number"
+        if default is None:
+            fits, word = fits or value is None, "a number or null"
+    if not fits:
         raise ConfigError(f"The option '{name}' of the cell '{key}' takes {word}, got {value!r}.")
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, State, check_not_negative, check_positive
+from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, step_length
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
 
@@ -90,6 +90,7 @@ class AntisymmetricRNNCell(StableCell):
         deviations; the paper's form is used here: V ~ N(0, 1/input_size), W ~ N(0, init_scale^2/hidden_size).
     """
 
+    takes_dt = True
     gates = 1
 
     def __init__(
@@ -107,10 +108,13 @@ class AntisymmetricRNNCell(StableCell):
         self.step_size = step_size
         self.damping = damping
         self.init_scale = init_scale
-        self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))
+        self.weight_hh = nn.Parameter(torch.empty(self._free_shape()))
         self.weight_ih = nn.Parameter(torch.empty(self.gates * hidden_size, input_size))
         self.bias_ih = nn.Parameter(torch.empty(self.gates * hidden_size))
         self.reset_parameters()
+
+    def _free_shape(self) -> tuple[int, ...]:
+        return (skew_size(self.hidden_size),)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight_hh, std=self.init_scale * self.hidden_size**-0.5)
@@ -127,10 +131,10 @@ class AntisymmetricRNNCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (k,) = weights
-        return (h + self.step_size * torch.tanh(nn.functional.linear(h, k) + drive),)
+        return (h + step_length(self.step_size, dt) * torch.tanh(nn.functional.linear(h, k) + drive),)
 
 
 @register_cell(
@@ -179,10 +183,78 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
 
     gates = 2
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (k,) = weights
         recurrent = nn.functional.linear(h, k)
         drive_z, drive_h = drive.chunk(2, dim=-1)
         z = torch.sigmoid(recurrent + drive_z)
-        return (h + self.step_size * z * torch.tanh(recurrent + drive_h),)
+        return (h + step_length(self.step_size, dt) * z * torch.tanh(recurrent + drive_h),)
+
+
+@register_cell(
+    "antisym_ablation",
+    title="antisymmetric_g with a free matrix",
+    paper=_PAPER,
+    year=2019,
+    guarantee="none: it is what is left of antisymmetric_g without the antisymmetric matrix",
+    family="shared gate",
+    equation="z = sigmoid(K h + V_z x + b_z); h <- h + step_size z .* tanh(K h + V_h x + b_h); K free, less damping I",
+    paper_options={"step_size": 0.01, "damping": 0.0, "init_scale": 1.0},
+    paper_source=(
+        "whether the damping stays in this model is not said: there is none, which is our choice. step_size and "
+        f"init_scale as for antisymmetric: {_SOURCE}"
+    ),
+    training=_TRAINING,
+)
+class AblationRNNCell(GatedAntisymmetricRNNCell):
+    r"""The gated antisymmetric step with a free matrix K in place of the antisymmetric one: the paper's ablation.
+
+    .. math::
+        z_t = \sigma(K h_{t-1} + V_z x_t + b_z), \quad
+        h_t = h_{t-1} + \epsilon z_t \odot \tanh(K h_{t-1} + V_h x_t + b_h)
+
+    In code: ``weight_hh`` is K, ``(hidden_size, hidden_size)``, from which ``damping`` I is taken off; ``weight_ih`` is
+    V_z over V_h, ``bias_ih`` is b_z over b_h.
+
+    Guarantee:
+        None, neither of the continuous equation nor of the step. Since the gate is at most 1 and tanh saturates, a step
+        moves the state by at most step_size sqrt(hidden_size).
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        step_size: Euler step, dimensionless, greater than 0. The default is ours.
+        damping: Shift of the diagonal, 1/step, 0 or more. The paper does not say whether it stays; 0 is our choice.
+        init_scale: Standard deviation of the entries of K times sqrt(hidden_size), 0 or more.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    Raises:
+        ValueError: If ``step_size`` is not positive, or ``damping`` or ``init_scale`` is negative.
+
+    References:
+        The paper's table 2, "ablation model", which "replaces the matrices in equation 13", the gated one. K is drawn
+        as W of the other cells is, N(0, init_scale^2/hidden_size), diagonal included.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        step_size: float = 0.3,
+        damping: float = 0.0,
+        init_scale: float = 1.0,
+    ) -> None:
+        super().__init__(input_size, hidden_size, step_size=step_size, damping=damping, init_scale=init_scale)
+
+    def _free_shape(self) -> tuple[int, ...]:
+        return (self.hidden_size, self.hidden_size)
+
+    def recurrent_matrix(self) -> Tensor:
+        k = self.weight_hh
+        return k - self.damping * torch.eye(self.hidden_size, dtype=k.dtype, device=k.device)

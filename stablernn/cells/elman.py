@@ -81,7 +81,7 @@ class ElmanRNNCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (w,) = weights
         return (torch.tanh(nn.functional.linear(h, w) + drive),)

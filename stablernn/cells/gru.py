@@ -92,7 +92,7 @@ class GRUCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         recurrent, bias = weights
         u_r, u_z, u_n = nn.functional.linear(h, recurrent).chunk(3, dim=-1)

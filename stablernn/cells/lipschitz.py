@@ -7,7 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, State, check_finite, check_not_negative, check_positive, uniform_
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    check_finite,
+    check_not_negative,
+    check_positive,
+    step_length,
+    uniform_,
+)
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import symmetric_skew
 
@@ -45,6 +53,8 @@ class LipschitzWeights(NamedTuple):
 
 class _LipschitzCell(StableCell):
     """Parameters and matrices that the Euler and the midpoint step share."""
+
+    takes_dt = True
 
     def __init__(
         self,
@@ -180,11 +190,11 @@ class LipschitzRNNCell(_LipschitzCell):
         check_finite(self, linear_scale=linear_scale)
         self.linear_scale = linear_scale
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (stacked,) = weights
         linear, recurrent = nn.functional.linear(h, stacked).chunk(2, dim=-1)
-        return (h + self.step_size * (self.linear_scale * linear + torch.tanh(recurrent + drive)),)
+        return (h + step_length(self.step_size, dt) * (self.linear_scale * linear + torch.tanh(recurrent + drive)),)
 
 
 @register_cell(
@@ -254,7 +264,7 @@ class LipschitzRK2RNNCell(_LipschitzCell):
             init_scale=init_scale,
         )
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (stacked,) = weights
 
@@ -262,4 +272,5 @@ class LipschitzRK2RNNCell(_LipschitzCell):
             linear, recurrent = nn.functional.linear(at, stacked).chunk(2, dim=-1)
             return linear + torch.tanh(recurrent + drive)
 
-        return (h + self.step_size * velocity(h + (self.step_size / 2) * velocity(h)),)
+        length = step_length(self.step_size, dt)
+        return (h + length * velocity(h + (length / 2) * velocity(h)),)

@@ -90,7 +90,7 @@ class LSTMCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c = state
         (recurrent,) = weights
         i, f, g, o = (nn.functional.linear(h, recurrent) + drive).chunk(4, dim=-1)

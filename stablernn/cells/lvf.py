@@ -7,9 +7,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, uniform_
+from stablernn.cells._base import State, check_not_negative, check_positive, check_word
 from stablernn.cells._catalog import register_cell
-from stablernn.parametrizations import cayley_propagator, doubly_stochastic_skew, modrelu, skew_size, vector_field
+from stablernn.cells._plain import Nonlinearity, PlainCell
+from stablernn.errors import ConfigError
+from stablernn.parametrizations import (
+    cayley_propagator,
+    doubly_stochastic_skew,
+    skew_size,
+    skew_spectrum,
+    vector_field,
+)
 
 _PAPER = "Azencot et al.: A Differential Geometry Perspective on Orthogonal Recurrent Models (2021)"
 _SOURCE = (
@@ -21,19 +29,13 @@ _TRAINING = {
     "paper": {"lr": 0.001, "optimizer": "adam"},
 }
 
-Nonlinearity = Literal["tanh", "modrelu", "softshrink"]
 Constraint = Literal["none", "soft", "hard"]
 
 
-class LVFWeights(NamedTuple):
-    propagator: Tensor
-    """Phi, (hidden, hidden)."""
-    bias: Tensor
-    """What the nonlinearity adds, (hidden,)."""
+class _LVFCell(PlainCell):
+    """Parameters and operator that the explicit and the implicit step share."""
 
-
-class _LVFCell(StableCell):
-    """Parameters and nonlinearity that the explicit and the implicit step share."""
+    nonlinearities = ("tanh", "modrelu", "softshrink")
 
     def __init__(
         self,
@@ -45,14 +47,9 @@ class _LVFCell(StableCell):
         constraint: Constraint,
         divergence_weight: float,
     ) -> None:
-        super().__init__(input_size, hidden_size)
+        super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
         check_positive(self, step_size=step_size)
-        if nonlinearity not in ("tanh", "modrelu", "softshrink"):
-            raise ValueError(
-                f"nonlinearity of {type(self).__name__} is 'tanh', 'modrelu' or 'softshrink', got {nonlinearity!r}."
-            )
-        if constraint not in ("none", "soft", "hard"):
-            raise ValueError(f"constraint of {type(self).__name__} is 'none', 'soft' or 'hard', got {constraint!r}.")
+        check_word(self, "constraint", constraint, ("none", "soft", "hard"))
         check_not_negative(self, divergence_weight=divergence_weight)
         if (divergence_weight > 0) != (constraint == "soft"):
             raise ValueError(
@@ -60,21 +57,15 @@ class _LVFCell(StableCell):
                 f"got {divergence_weight} with {constraint!r}."
             )
         self.step_size = step_size
-        self.nonlinearity = nonlinearity
         self.constraint = constraint
         self.divergence_weight = divergence_weight
         self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias = nn.Parameter(torch.empty(hidden_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
             self.weight_hh.copy_(doubly_stochastic_skew(self.hidden_size))
-        uniform_(self.weight_ih, self.input_size)
-        # A threshold |b| has no gradient at exactly zero, where modReLU starts.
-        bound = 0.01 if self.nonlinearity == "softshrink" else 0.0
-        nn.init.uniform_(self.bias, -bound, bound)
+        super().reset_parameters()
 
     def operator(self) -> Tensor:
         """The linear operator D of the vector field, column convention."""
@@ -87,24 +78,11 @@ class _LVFCell(StableCell):
     def recurrent_matrix(self) -> Tensor:
         return self.propagator()
 
-    def materialize(self) -> LVFWeights:
-        bias = -self.bias.abs() if self.nonlinearity == "softshrink" else self.bias
-        return LVFWeights(self.propagator(), bias)
-
     def penalty(self) -> Tensor | None:
         if self.constraint != "soft":
             return None
         divergence = 2 * self.operator().diagonal()
         return self.divergence_weight * divergence.square().sum()
-
-    def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih)
-
-    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor) -> State:
-        (h,) = state
-        propagator, bias = weights
-        z = nn.functional.linear(h, propagator) + drive
-        return (torch.tanh(z + bias) if self.nonlinearity == "tanh" else modrelu(z, bias),)
 
 
 @register_cell(
@@ -158,8 +136,12 @@ class LVFRNNCell(_LVFCell):
         torch.Size([2, 8])
 
     References:
-        The paper's eq. 5 and 6. V starts doubly stochastic (uniform entries, Sinkhorn), so D starts skew.
+        The paper's eq. 5 and 6. V starts doubly stochastic (uniform entries, Sinkhorn), so D starts skew. A step of
+        another length, which the paper does not have, moves the state along the field for that time, a long one in
+        equal parts; input and nonlinearity act once, at its end.
     """
+
+    takes_dt = True
 
     def __init__(
         self,
@@ -183,6 +165,33 @@ class LVFRNNCell(_LVFCell):
     def propagator(self) -> Tensor:
         d = self.operator()
         return torch.eye(self.hidden_size, dtype=d.dtype, device=d.device) + self.step_size * d
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        return super().step(weights, state, drive) if dt is None else self.advance(weights, state, drive, dt, 1)
+
+    def advance(
+        self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
+    ) -> State:
+        """The linear propagator in equal parts, then input and nonlinearity once."""
+        if dt is None:
+            return self.step(weights, state, drive)
+        (h,) = state
+        propagator, bias = weights
+        part = dt / substeps
+        for _ in range(substeps):
+            h = h + part * (nn.functional.linear(h, propagator) - h)
+        return (self.activate(h + drive, bias),)
+
+
+class LVFTimedWeights(NamedTuple):
+    operator: Tensor
+    """D, (hidden, hidden), skew."""
+    bias: Tensor
+    """What the nonlinearity adds, (hidden,)."""
+    basis: Tensor
+    """D's eigenvectors in real form, (2 hidden, hidden), see :func:`stablernn.parametrizations.skew_spectrum`."""
+    frequencies: Tensor
+    """D's eigenvalues without the factor -i, (hidden,)."""
 
 
 @register_cell(
@@ -232,8 +241,14 @@ class LVFMidpointRNNCell(_LVFCell):
         ValueError: If an option is outside what is listed above.
 
     References:
-        The paper's eq. 16.
+        The paper's eq. 16. Steps of another length, which the paper does not have, are taken with
+        ``constraint="hard"``: one step of the midpoint rule over dt for each sample, which is orthogonal for any
+        length, then input and nonlinearity once. Its matrix is never built: a skew D has an orthonormal basis in which
+        it is a rotation by twice the arc tangent of half the time times a frequency. A step much longer than the
+        fastest period turns that component by almost half a turn and no more.
     """
+
+    takes_dt = True
 
     def __init__(
         self,
@@ -254,5 +269,52 @@ class LVFMidpointRNNCell(_LVFCell):
             divergence_weight=divergence_weight,
         )
 
+        self.takes_dt = constraint == "hard"
+
     def propagator(self) -> Tensor:
         return cayley_propagator(self.operator(), self.step_size)
+
+    def check_takes_dt(self) -> None:
+        """Refuse time steps where the operator is not skew: only then are all lengths rotations in one basis.
+
+        Raises:
+            ConfigError: If ``constraint`` is not ``hard``.
+        """
+        if not self.takes_dt:
+            raise ConfigError(
+                f"The cell '{self.key}' takes dt with constraint='hard' only, got constraint='{self.constraint}'. "
+                "Leave dt out, or take the cell lvf."
+            )
+
+    def substeps(self, longest: float) -> int:
+        """One: the midpoint rule preserves norms at any length."""
+        return 1
+
+    def materialize_timed(self) -> LVFTimedWeights:
+        operator = self.operator()
+        return LVFTimedWeights(operator, self.used_bias(), *skew_spectrum(operator))
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        if dt is None:
+            return super().step(weights, state, drive)
+        (h,) = state
+        operator, bias, basis, frequencies = weights
+        half = (self.step_size / 2) * dt
+        # (I + half D) / (I - half D) at D = -i w is (1 - i t) / (1 + i t) with t = half w.
+        t = half * frequencies
+        scale = 1 / (1 + t * t)
+        moved = _in_basis(h, basis, (1 - t * t) * scale, 2 * t * scale)
+        if operator.requires_grad:
+            # The basis has no gradient, the equation that defines the step has: each correction by its residual, which
+            # is rounding in value, is right to one more derivative.
+            for _ in range(2):
+                later, before = nn.functional.linear(moved, operator), nn.functional.linear(h, operator)
+                residual = (h + half * before) - (moved - half * later)
+                moved = moved + _in_basis(residual, basis, scale, t * scale)
+        return (self.activate(moved + drive, bias),)
+
+
+def _in_basis(h: Tensor, basis: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """f(D) h for a function with f(-i w) = cosine - i sine."""
+    p, q = nn.functional.linear(h, basis).chunk(2, dim=-1)
+    return torch.cat([cosine * p - sine * q, sine * p + cosine * q], dim=-1) @ basis

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.fingerprint import fingerprint
-from stablernn.data.sequences import NO_LABEL, Sequences, in_order, pad, sorted_labels
+from stablernn.data.sequences import NO_LABEL, Sequences, in_order, pad, regular_step, sorted_labels, time_steps
 from stablernn.data.splits import stratified_validation
 from stablernn.data.types import ClassificationData, Notes, SequenceSplit, add_notes
 from stablernn.data.windows import Float32Array, Int64Array, SplitName
@@ -53,18 +53,27 @@ def classification_data(
         raise errors.DataError(
             f"'{train.name}' has one sequence for each label, none can be held out for validation. Add sequences."
         )
+    step = None if train.times is None else regular_step(train.times)
     pools: dict[SplitName, tuple[Sequences, Int64Array, Int64Array]] = {
         "train": (train, y, kept),
         "validation": (train, y, held_out),
     }
     if test is not None:
         test = _same_channels(train, test)
+        if step is not None and test.times is None:
+            raise errors.DataError(f"'{train.name}' says when its steps were, by 't', and '{test.name}' does not.")
         test_y = _encode(_check_known(test, labels, train.name), labels)
         pools["test"] = (test, test_y, np.arange(len(test_y)))
-    splits: dict[SplitName, SequenceSplit] = {split: _take(*pool) for split, pool in pools.items()}
+    splits: dict[SplitName, SequenceSplit] = {split: _take(*pool, step) for split, pool in pools.items()}
     how: Notes = {"how": "stratified sample of the training file", "fraction": validation_fraction, "seed": seed}
     return assemble(
-        name, labels, train.features, splits, validation=how, reader=add_notes(train.notes, test.notes if test else {})
+        name,
+        labels,
+        train.features,
+        splits,
+        validation=how,
+        reader=add_notes(train.notes, test.notes if test else {}),
+        time_step=step,
     )
 
 
@@ -85,6 +94,7 @@ def assemble(
     *,
     validation: Notes,
     reader: Notes,
+    time_step: float | None = None,
 ) -> ClassificationData:
     """The dataset with its counts and its fingerprint."""
     _check_channels_have_values(name, features, splits["train"])
@@ -114,6 +124,7 @@ def assemble(
         test=splits.get("test"),
         notes=notes,
         fingerprint=content,
+        time_step=time_step,
     )
 
 
@@ -125,16 +136,25 @@ def _content(splits: dict[SplitName, SequenceSplit]) -> list[str | int | npt.NDA
     for word, rows in (("train", pool), ("test", test)):
         rows = sorted(rows, key=lambda row: row[0])
         parts += [word, len(rows), np.array([y for _, _, y in rows], dtype=np.int64), *(x for _, x, _ in rows)]
-    return parts
+    times = [(int(i), dt) for split in splits.values() if split.dt is not None for i, dt in _dated(split)]
+    return [*parts, *(dt for _, dt in sorted(times, key=lambda row: row[0]))]
 
 
 def _rows(split: SequenceSplit) -> list[tuple[str, Float32Array, int]]:
     return [(i, x, int(y)) for i, x, y in zip(split.ids, split.sequences(), split.y, strict=True)]
 
 
-def _take(pool: Sequences, y: Int64Array, indices: Int64Array) -> SequenceSplit:
-    x, lengths = pad([pool.values[i] for i in indices], max(len(sequence) for sequence in pool.values))
-    return SequenceSplit(x, lengths, y[indices], tuple(str(i) for i in indices))
+def _dated(split: SequenceSplit) -> list[tuple[str, Float32Array]]:
+    assert split.dt is not None
+    return [(i, dt[:length]) for i, dt, length in zip(split.ids, split.dt, split.lengths, strict=True)]
+
+
+def _take(pool: Sequences, y: Int64Array, indices: Int64Array, step: float | None = None) -> SequenceSplit:
+    longest = max(len(sequence) for sequence in pool.values)
+    x, lengths = pad([pool.values[i] for i in indices], longest)
+    times = pool.times
+    dt = None if times is None or step is None else time_steps([times[i] for i in indices], step, longest)
+    return SequenceSplit(x, lengths, y[indices], tuple(str(i) for i in indices), dt)
 
 
 def _encode(words: Sequence[str], labels: tuple[str, ...]) -> Int64Array:

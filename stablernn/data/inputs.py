@@ -13,7 +13,7 @@ from stablernn.data.files import Task
 from stablernn.data.frequency import Frequency, parse_frequency
 from stablernn.data.grid import to_grid
 from stablernn.data.load import TASKS, read_sequences
-from stablernn.data.sequences import for_model, pad, wrong_features
+from stablernn.data.sequences import for_model, pad, time_steps, wrong_features
 from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, OpenTable, Table, open_table, unknown_column
 from stablernn.data.types import Notes, Timestamps
 from stablernn.data.windows import Float32Array, Int64Array
@@ -32,6 +32,8 @@ class InputSet:
         ds: Forecast: time stamps of each context, (length,) each. Else empty.
         frequency: Forecast: word of the time grid; None when it is irregular or not known.
         notes: What was counted, filled or left alone, as JSON types.
+        dt: float32 (samples, time), the time from the step before in units of the model's regular step; None when it
+            takes none.
     """
 
     task: Task
@@ -42,6 +44,7 @@ class InputSet:
     ds: tuple[Timestamps, ...]
     frequency: str | None
     notes: Notes
+    dt: Float32Array | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -79,6 +82,7 @@ def read_inputs(
     time_column: str = TIME_COLUMN,
     context_length: int | None = None,
     frequency: str | None = None,
+    time_step: float | None = None,
 ) -> InputSet:
     """Reads a file for prediction.
 
@@ -93,6 +97,8 @@ def read_inputs(
         context_length: Forecast: the last so many steps of each series are kept; all when omitted. A shorter series is
             taken as it is and counted in ``notes["short_contexts"]``.
         frequency: Forecast: word of the time grid; inferred when omitted.
+        time_step: Classification: the model's regular step, in the unit of the file's time stamps; None when the model
+            takes no times.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -102,12 +108,16 @@ def read_inputs(
         raise errors.unknown("task", task, TASKS, "Tasks are classify and forecast.")
     path = Path(path)
     if task == "classify":
-        return _read_sequences(path, features)
+        return _read_sequences(path, features, time_step)
     return _read_contexts(path, features, id_column, time_column, context_length, frequency)
 
 
-def _read_sequences(path: Path, features: Sequence[str]) -> InputSet:
+def _read_sequences(path: Path, features: Sequence[str], time_step: float | None) -> InputSet:
     sequences = for_model(read_sequences(path), features)
+    if time_step is not None and sequences.times is None:
+        raise errors.DataError(
+            f"'{path.name}' has no array 't', and the model was trained with the time of each step. Add it."
+        )
     x, lengths = pad(sequences.values)
     return InputSet(
         task="classify",
@@ -118,6 +128,7 @@ def _read_sequences(path: Path, features: Sequence[str]) -> InputSet:
         ds=(),
         frequency=None,
         notes={"sequences": len(x), "missing_values": int(np.isnan(x).sum()), **sequences.notes},
+        dt=None if time_step is None or sequences.times is None else time_steps(sequences.times, time_step),
     )
 
 

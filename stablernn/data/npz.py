@@ -16,28 +16,27 @@ from stablernn.data.files import read_bytes
 from stablernn.data.sequences import Sequences, channel_names, check_resolution, finite_float32
 from stablernn.data.wording import listing
 
-_KEYS = ("x", "y", "lengths", "features")
-# They would change what the numbers mean, so a reader that does not know them must not go on.
-_NOT_READ = ("mask", "t")
+_KEYS = ("x", "y", "lengths", "features", "t")
 
 
 def read_npz(path: Path) -> Sequences:
-    """Reads the arrays ``x`` (n, time, features) or (n, time), and, where they are, ``y``, ``lengths``, ``features``.
+    """Reads ``x`` (n, time, features) or (n, time), and, where they are, ``y``, ``lengths``, ``features``, ``t``.
 
     ``y`` (n,) holds labels as integers or words, ``lengths`` (n,) the real steps of each sequence, ``features`` the
-    names of the channels. Other arrays are left alone and named in ``notes["ignored_arrays"]``.
+    names of the channels, ``t`` (n, time) or (time,) when each step was, in any unit. Other arrays are left alone and
+    named in ``notes["ignored_arrays"]``.
 
     Raises:
         DataError: If the file is no ``.npz``, holds Python objects, or an array has the wrong shape or type.
         UnknownNameError: If there is no such file.
     """
     arrays = _read_arrays(path)
-    for key in _NOT_READ:
-        if key in arrays:
-            raise errors.DataError(
-                f"'{path.name}' has the array '{key}', which is not read yet. "
-                "Write missing values as NaN in 'x' and drop it."
-            )
+    if "mask" in arrays:
+        # It would change what the numbers mean, so a reader that does not know it must not go on.
+        raise errors.DataError(
+            f"'{path.name}' has the array 'mask', which is not read yet. "
+            "Write missing values as NaN in 'x' and drop it."
+        )
     if "x" not in arrays:
         raise errors.DataError(
             f"'{path.name}' has no array 'x' (samples, time, features); its arrays: {listing(list(arrays)) or 'none'}."
@@ -57,6 +56,7 @@ def read_npz(path: Path) -> Sequences:
         labels=labels,
         features=names,
         notes={"ignored_arrays": ignored} if ignored else {},
+        times=_times(path, arrays["t"], x.shape[:2], lengths) if "t" in arrays else None,
     )
 
 
@@ -123,6 +123,26 @@ def _lengths(path: Path, arrays: dict[str, npt.NDArray[Any]], x: npt.NDArray[np.
         index = int(np.argmax(outside))
         raise errors.DataError(f"'{path.name}': lengths[{index}] must be 1 to {time}, got {lengths[index]}.")
     return [int(length) for length in lengths]
+
+
+def _times(
+    path: Path, t: npt.NDArray[Any], shape: tuple[int, int], lengths: list[int]
+) -> list[npt.NDArray[np.float64]]:
+    if t.shape not in (shape, shape[1:]) or t.dtype.kind not in "fiuM":
+        raise errors.DataError(
+            f"'{path.name}': 't' must be numbers or dates of the shape {shape} or {shape[1:]}, as 'x' says, "
+            f"got {t.dtype} {t.shape}."
+        )
+    seconds = t if t.dtype.kind != "M" else (t - t.min()) / np.timedelta64(1, "s")
+    rows = [
+        row[:length].astype(np.float64) for row, length in zip(np.broadcast_to(seconds, shape), lengths, strict=True)
+    ]
+    for index, row in enumerate(rows):
+        if not np.isfinite(row).all() or (np.diff(row) < 0).any():
+            raise errors.DataError(
+                f"'{path.name}': the times t[{index}] must be finite and never fall. Sort the steps by time."
+            )
+    return rows
 
 
 def _labels(path: Path, y: npt.NDArray[Any]) -> list[str]:

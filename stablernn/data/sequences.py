@@ -36,6 +36,8 @@ class Sequences:
         labels: A word a sequence; None when the file has none.
         features: Names of the channels.
         notes: What the reader counted.
+        times: When each step was, float64 (length,) a sequence, never falling, in any unit; None when the file does
+            not say.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Sequences:
     labels: list[str] | None
     features: tuple[str, ...]
     notes: Notes = field(default_factory=dict)
+    times: list[npt.NDArray[np.float64]] | None = None
 
 
 def channel_names(count: int) -> tuple[str, ...]:
@@ -172,6 +175,21 @@ def sorted_labels(words: Sequence[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct, key=float))
     except ValueError:
         return tuple(distinct)
+
+
+def regular_step(times: Sequence[npt.NDArray[np.float64]]) -> float | None:
+    """The median time between two steps, those at the same time aside; None where no time passes at all."""
+    gaps = np.concatenate([np.diff(one) for one in times])
+    return float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else None
+
+
+def time_steps(times: Sequence[npt.NDArray[np.float64]], step: float, time: int | None = None) -> Float32Array:
+    """The time from the step before in units of ``step``, (n, time); 1 at the first step and behind the end."""
+    width = time or max(len(one) for one in times)
+    dt = np.ones((len(times), width), dtype=np.float32)
+    for row, one in zip(dt, times, strict=True):
+        row[1 : len(one)] = np.diff(one) / step
+    return dt
 
 
 def pad(values: Sequence[Float32Array], time: int | None = None) -> tuple[Float32Array, Int64Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,20 +26,24 @@ class SequenceSplit:
         lengths: int64 (samples,), from 1 to ``time``.
         y: int64 (samples,), index into the labels.
         ids: Position of each sample in the file it came from, from 0.
+        dt: float32 (samples, time), the time from the step before in units of the regular step, 1 at the first step
+            and after ``lengths``; None when the file gives no time, or it is not used.
     """
 
     x: Float32Array
     lengths: Int64Array
     y: Int64Array
     ids: tuple[str, ...]
+    dt: Float32Array | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        """The samples with these numbers: x (n, time, features), lengths (n,), y (n,)."""
+        """The samples with these numbers: x (n, time, features), lengths (n,), y (n,), dt (n, time)."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Samples(self.x[chosen], self.lengths[chosen], self.y[chosen])
+        dt = None if self.dt is None else self.dt[chosen]
+        return Samples(self.x[chosen], self.lengths[chosen], self.y[chosen], dt)
 
     def sequences(self) -> list[Float32Array]:
         """Each sample without its padding, (length, features)."""
@@ -59,6 +63,7 @@ class ClassificationData:
         test: What is scored at the end; None when the source has none.
         notes: What was counted, filled, cut or skipped, as JSON types.
         fingerprint: ``sha256:`` of the content; the path, the compression and the validation split do not enter.
+        time_step: The regular step, in the unit of the file's time stamps; None when it has none.
     """
 
     name: str
@@ -69,7 +74,21 @@ class ClassificationData:
     test: SequenceSplit | None
     notes: Notes
     fingerprint: str
+    time_step: float | None = None
     task: Literal["classify"] = "classify"
+
+    def in_steps_of(self, time_step: float | None) -> ClassificationData:
+        """The same data with times measured in another regular step; None leaves the times out."""
+        if self.time_step is None:
+            return self
+        factor = None if time_step is None else self.time_step / time_step
+        test = None if self.test is None else _rescaled(self.test, factor)
+        train, validation = _rescaled(self.train, factor), _rescaled(self.validation, factor)
+        return replace(self, train=train, validation=validation, test=test, time_step=time_step)
+
+    def longest_step(self) -> float:
+        """The largest time between two steps of what is trained and validated on, in regular steps; at least 1."""
+        return max(float(split.dt.max()) for split in (self.train, self.validation) if split.dt is not None)
 
     def split(self, name: str) -> SequenceSplit:
         """One of the splits train, validation and test.
@@ -161,6 +180,15 @@ class ForecastData:
         """The training part (time, channels) of each series: what scaling may be fitted on."""
         held_out = self.validation_steps + self.test_steps
         return [series.values[: len(series.values) - held_out] for series in self.series]
+
+
+def _rescaled(split: SequenceSplit, factor: float | None) -> SequenceSplit:
+    if split.dt is None or factor is None:
+        return replace(split, dt=None)
+    dt = (split.dt.astype(np.float64) * factor).astype(np.float32)
+    # The first step and the padding have no time of their own: they count as one step, whatever its length.
+    inner = (np.arange(dt.shape[1]) > 0) & (np.arange(dt.shape[1]) < split.lengths[:, None])
+    return replace(split, dt=np.where(inner, dt, np.float32(1)))
 
 
 def add_notes(first: Notes, second: Notes) -> Notes:

@@ -22,11 +22,14 @@ class Samples(NamedTuple):
         x: float32 (samples, time, features), raw units, NaN = missing, padded with 0 after ``lengths``.
         lengths: int64 (samples,), steps of each sample that are real.
         y: int64 (samples,) class indices, or float32 (samples, horizon, targets) with NaN = missing.
+        dt: float32 (samples, time), the time from the step before in units of the regular step; None when the time of
+            the steps is not known or not used.
     """
 
     x: Float32Array
     lengths: Int64Array
     y: Int64Array | Float32Array
+    dt: Float32Array | None = None
 
 
 class WindowSet:

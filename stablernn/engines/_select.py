@@ -21,16 +21,25 @@ class Engine(Protocol):
         ...
 
     def run(
-        self, cell: StableCell, weights: tuple[Tensor, ...], drive: Tensor, state: State, valid: Tensor | None
+        self,
+        cell: StableCell,
+        weights: tuple[Tensor, ...],
+        drive: Tensor,
+        state: State,
+        valid: Tensor | None,
+        dt: Tensor | None = None,
+        substeps: int = 1,
     ) -> tuple[Tensor, State]:
         """Every state and the last one.
 
         Args:
             cell: Whose step to run.
-            weights: What ``cell.materialize()`` returned.
+            weights: What ``cell.materialize()`` returned, with a ``dt`` what ``cell.materialize_timed()`` did.
             drive: ``(batch, time, d)``, what ``cell.drive`` returned; time is 1 or more.
             state: The state before the first step.
             valid: ``(batch, time)`` booleans; where false the state is held. None when every step counts.
+            dt: ``(batch, time)``, the length of each step in units of the regular one; None when all are regular.
+            substeps: In how many equal parts ``cell.advance`` takes each step when there is a ``dt``.
 
         Returns:
             The first state tensor after every step, ``(batch, time, hidden)``, and the state after the last.

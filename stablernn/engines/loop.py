@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,14 @@ class LoopEngine:
         return True
 
     def run(
-        self, cell: StableCell, weights: tuple[Tensor, ...], drive: Tensor, state: State, valid: Tensor | None
+        self,
+        cell: StableCell,
+        weights: tuple[Tensor, ...],
+        drive: Tensor,
+        state: State,
+        valid: Tensor | None,
+        dt: Tensor | None = None,
+        substeps: int = 1,
     ) -> tuple[Tensor, State]:
         outputs = []
         # unbind, not drive[:, t]: the backward of indexing writes a full-size gradient a step, 10 to 30 times slower.
@@ -27,8 +36,9 @@ class LoopEngine:
             # Up to the shortest length no state needs holding.
             shortest = int(valid.sum(dim=1).min())
             keeps[shortest:] = valid[:, shortest:, None].unbind(dim=1)
-        for step, keep in zip(steps, keeps, strict=True):
-            following = cell.step(weights, state, step)
+        times: Sequence[Tensor | None] = [None] * len(steps) if dt is None else dt[..., None].unbind(dim=1)
+        for step, keep, time in zip(steps, keeps, times, strict=True):
+            following = cell.advance(weights, state, step, time, substeps)
             if keep is not None:
                 following = tuple(torch.where(keep, new, old) for new, old in zip(following, state, strict=True))
             state = following

@@ -114,18 +114,23 @@ def model_signature(model: SequenceModel) -> dict[str, Any]:
     outputs = [_tensor(name, shape) for name, shape in _output_shapes(model).items()]
     outputs += [_tensor(state["output"], state["shape"]) for state in states]
     state_inputs = [_tensor(state["input"], state["shape"], optional=True) for state in states]
-    return {
+    timed = model.max_dt is not None
+    sequence_dt = [_tensor("dt", ["batch", "time"], optional=True)] if timed else []
+    step_dt = [_tensor("dt", ["batch"], optional=True)] if timed else []
+    signature = {
         "sequence": {
             "inputs": [
                 _tensor("x", ["batch", "time", model.input_size]),
+                *sequence_dt,
                 _tensor("lengths", ["batch"], dtype="int64", optional=True),
                 *state_inputs,
             ],
             "outputs": outputs,
         },
-        "step": {"inputs": [_tensor("x", ["batch", model.input_size]), *state_inputs], "outputs": outputs},
+        "step": {"inputs": [_tensor("x", ["batch", model.input_size]), *step_dt, *state_inputs], "outputs": outputs},
         "states": states,
     }
+    return signature | ({"max_dt": model.max_dt} if timed else {})
 
 
 def _output_shapes(model: SequenceModel) -> dict[str, list[str | int]]:

@@ -32,7 +32,7 @@ BATCHES = (1, 5)
 DEFAULT_LENGTHS = (1, 7, 40)
 
 Arrays = dict[str, np.ndarray]
-Runner = Callable[[np.ndarray, np.ndarray, Arrays], Arrays]
+Runner = Callable[[Arrays, np.ndarray, Arrays], Arrays]
 
 
 def session(graph: bytes) -> ort.InferenceSession:
@@ -79,24 +79,26 @@ def check_parity(
     amplification = 1.0
     for length in lengths:
         for batch in BATCHES:
-            x = _inputs(model, generator, batch, length)
+            inputs = _inputs(model, generator, batch, length)
             valid = _lengths(generator, batch, length)
-            expected = _torch_run(model, x, valid)
-            actual = run_sequence(x, valid, _zeros(model, batch))
-            grown = _amplification(model, x, valid, generator)
+            expected = _torch_run(model, inputs, valid)
+            actual = run_sequence(inputs, valid, _zeros(model, batch))
+            grown = _amplification(model, inputs, valid, generator)
             amplification = max(amplification, grown)
             allowed = min(STEP_TOLERANCE * grown, SEQUENCE_CAP)
             row: dict[str, Any] = {"time": length, "batch": batch, "allowed_rel_error": allowed}
             row["max_abs_error"], row["max_rel_error"] = _difference(expected, actual)
-            stepped = [_stream(step_session, model, x[b : b + 1, : valid[b]]) for b in range(batch)]
-            alone = [run_sequence(x[b : b + 1, : valid[b]], valid[b : b + 1], _zeros(model, 1)) for b in range(batch)]
-            row["step_rel_error"] = _one_step_error(step_session, model, x[:, 0], actual, names)
+            singles = [{name: value[b : b + 1, : valid[b]] for name, value in inputs.items()} for b in range(batch)]
+            stepped = [_stream(step_session, model, single) for single in singles]
+            alone = [run_sequence(single, valid[b : b + 1], _zeros(model, 1)) for b, single in enumerate(singles)]
+            first = {name: value[:, 0] for name, value in inputs.items()}
+            row["step_rel_error"] = _one_step_error(step_session, model, first, actual, names)
             row["stream_equals_sequence"] = all(map(_equal, stepped, alone))
             row["batch_equals_single"] = all(
                 _equal({name: value[b : b + 1] for name, value in actual.items()}, alone[b]) for b in range(batch)
             )
             if scripted is not None:
-                script_output = _script_run(scripted, model, x, valid)
+                script_output = _script_run(scripted, model, inputs, valid)
                 row["torchscript_rel_error"] = _difference(expected, script_output)[1]
             rows.append(row)
     report = {
@@ -145,12 +147,15 @@ def _judge(report: Mapping[str, Any]) -> None:
         )
 
 
-def _inputs(model: SequenceModel, generator: np.random.Generator, batch: int, length: int) -> np.ndarray:
-    """Raw values as spread as the training data were, one in twenty missing."""
+def _inputs(model: SequenceModel, generator: np.random.Generator, batch: int, length: int) -> Arrays:
+    """Raw values as spread as the training data were, one in twenty missing; steps up to the longest there is."""
     mean, scale = model.scaling.mean.numpy(), model.scaling.scale.numpy()
     x = mean + scale * generator.standard_normal((batch, length, model.input_size))
     x[generator.random(x.shape) < 0.05] = np.nan
-    return x.astype(np.float32)
+    inputs = {"x": x.astype(np.float32)}
+    if model.max_dt is not None:
+        inputs["dt"] = generator.uniform(0, model.max_dt, (batch, length)).astype(np.float32)
+    return inputs
 
 
 def _lengths(generator: np.random.Generator, batch: int, length: int) -> np.ndarray:
@@ -164,15 +169,17 @@ def _zeros(model: SequenceModel, batch: int) -> Arrays:
     return {name: np.zeros((batch, size), np.float32) for name, size in zip(state_names(model), sizes, strict=True)}
 
 
-def _torch_run(model: SequenceModel, x: np.ndarray, lengths: np.ndarray) -> Arrays:
+def _torch_run(model: SequenceModel, inputs: Arrays, lengths: np.ndarray) -> Arrays:
+    dt = torch.from_numpy(inputs["dt"]) if "dt" in inputs else None
     with torch.no_grad():
-        outputs, state = model.run(torch.from_numpy(x), torch.from_numpy(lengths))
+        outputs, state = model.run(torch.from_numpy(inputs["x"]), torch.from_numpy(lengths), dt=dt)
     return _named(model, outputs, state)
 
 
-def _script_run(scripted: Any, model: SequenceModel, x: np.ndarray, lengths: np.ndarray) -> Arrays:
+def _script_run(scripted: Any, model: SequenceModel, inputs: Arrays, lengths: np.ndarray) -> Arrays:
+    tensors = [torch.from_numpy(value) for value in inputs.values()]
     with torch.no_grad():
-        results = scripted(torch.from_numpy(x), torch.from_numpy(lengths), *model.initial_state(len(x)))
+        results = scripted(*tensors, torch.from_numpy(lengths), *model.initial_state(len(lengths)))
     count = len(model.output_names)
     return _named(model, dict(zip(model.output_names, results[:count], strict=True)), results[count:])
 
@@ -183,7 +190,7 @@ def _named(model: SequenceModel, outputs: Mapping[str, Tensor], state: Sequence[
 
 
 def _sequence_runner(runtime: ort.InferenceSession) -> Runner:
-    return lambda x, lengths, state: _run(runtime, {"x": x, "lengths": lengths, **state})
+    return lambda inputs, lengths, state: _run(runtime, {**inputs, "lengths": lengths, **state})
 
 
 def _run(runtime: ort.InferenceSession, inputs: Arrays) -> Arrays:
@@ -191,24 +198,26 @@ def _run(runtime: ort.InferenceSession, inputs: Arrays) -> Arrays:
     return dict(zip(names, cast("list[np.ndarray]", runtime.run(names, inputs)), strict=True))
 
 
-def _stream(runtime: ort.InferenceSession, model: SequenceModel, x: np.ndarray) -> Arrays:
-    state = _zeros(model, len(x))
+def _stream(runtime: ort.InferenceSession, model: SequenceModel, inputs: Arrays) -> Arrays:
+    batch, steps = inputs["x"].shape[:2]
+    state = _zeros(model, batch)
     outputs: Arrays = {}
-    for time in range(x.shape[1]):
-        outputs = _run(runtime, {"x": x[:, time], **state})
+    for time in range(steps):
+        outputs = _run(runtime, {name: value[:, time] for name, value in inputs.items()} | state)
         state = {name: outputs[f"{name}_out"] for name in state}
     return outputs
 
 
 def _one_step_error(
-    runtime: ort.InferenceSession, model: SequenceModel, x: np.ndarray, reached: Arrays, names: Sequence[str]
+    runtime: ort.InferenceSession, model: SequenceModel, first: Arrays, reached: Arrays, names: Sequence[str]
 ) -> float:
     """Torch against the step graph, one step on from the state that the sequences reached."""
     state = {name: reached[f"{name}_out"] for name in names}
-    actual = _run(runtime, {"x": x, **state})
+    actual = _run(runtime, first | state)
+    tensors = {name: torch.from_numpy(value) for name, value in first.items()}
     with torch.no_grad():
         following = model.transition(
-            model.materialize(), torch.from_numpy(x), tuple(torch.from_numpy(value) for value in state.values())
+            model.materialize(), state=tuple(torch.from_numpy(value) for value in state.values()), **tensors
         )
         emitted = dict(zip(model.output_names, model.emit(following), strict=True))
     return _difference(_named(model, emitted, following), actual)[1]
@@ -226,15 +235,16 @@ def _difference(expected: Arrays, actual: Arrays) -> tuple[float, float]:
     return absolute, relative
 
 
-def _amplification(model: SequenceModel, x: np.ndarray, lengths: np.ndarray, generator: np.random.Generator) -> float:
+def _amplification(model: SequenceModel, inputs: Arrays, lengths: np.ndarray, generator: np.random.Generator) -> float:
     """How many times one rounding step at every scaled input comes out larger, at least 1; measured in float64."""
     precise = copy.deepcopy(model).double()
     unit = 2.0**-23
+    x = inputs["x"]
     signs = generator.choice([-1.0, 1.0], size=x.shape)
     # Raw values reach torch and the graphs alike; what rounds differently begins with their distance from the mean.
     moved = x + unit * signs * (x.astype(np.float64) - precise.scaling.mean.numpy())
-    base = _torch_run(precise, x.astype(np.float64), lengths)
-    _, relative = _difference(base, _torch_run(precise, moved, lengths))
+    base = _torch_run(precise, {**inputs, "x": x.astype(np.float64)}, lengths)
+    _, relative = _difference(base, _torch_run(precise, {**inputs, "x": moved}, lengths))
     return max(1.0, relative / unit)
 
 

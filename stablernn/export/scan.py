@@ -16,9 +16,10 @@ IR_VERSION = 10
 
 
 def step_graph(transition: onnx.ModelProto, emission: onnx.ModelProto) -> onnx.ModelProto:
-    """One step: inputs ``x, state_0, ..``, outputs the model's outputs and ``state_0_out, ..``."""
+    """One step: inputs ``x[, dt], state_0, ..``, outputs the model's outputs and ``state_0_out, ..``."""
     names = _states(transition)
-    body = _prefixed(transition, "transition.", keep=["x", *names, *(f"{name}_out" for name in names)])
+    read = [value.name for value in _read(transition)]
+    body = _prefixed(transition, "transition.", keep=[*read, *names, *(f"{name}_out" for name in names)])
     tail = _tail(emission, names)
     graph = helper.make_graph(
         [*body.node, *tail.node],
@@ -31,11 +32,12 @@ def step_graph(transition: onnx.ModelProto, emission: onnx.ModelProto) -> onnx.M
 
 
 def sequence_graph(transition: onnx.ModelProto, emission: onnx.ModelProto) -> onnx.ModelProto:
-    """A whole sequence: inputs ``x, lengths, state_0, ..``; outputs as those of a step, after the last valid step.
+    """A whole sequence: inputs ``x[, dt], lengths, state_0, ..``; outputs as those of a step.
 
-    Steps from ``lengths`` on are padding, over which every state is held.
+    They are those after the last valid step. Steps from ``lengths`` on are padding, over which every state is held.
     """
     names = _states(transition)
+    read = _read(transition)
     body = _scan_body(transition, names)
     tail = _tail(emission, names)
     nodes = [
@@ -48,11 +50,11 @@ def sequence_graph(transition: onnx.ModelProto, emission: onnx.ModelProto) -> on
         helper.make_node("Unsqueeze", ["valid", "axis_two"], ["valid_steps"]),
         helper.make_node(
             "Scan",
-            [*names, "x", "valid_steps"],
+            [*names, *(value.name for value in read), "valid_steps"],
             [f"{name}_out" for name in names],
             body=body,
-            num_scan_inputs=2,
-            scan_input_axes=[1, 1],
+            num_scan_inputs=len(read) + 1,
+            scan_input_axes=[1] * (len(read) + 1),
         ),
         *tail.node,
     ]
@@ -62,12 +64,10 @@ def sequence_graph(transition: onnx.ModelProto, emission: onnx.ModelProto) -> on
         helper.make_tensor("axis_one", TensorProto.INT64, [1], [1]),
         helper.make_tensor("axis_two", TensorProto.INT64, [1], [2]),
     ]
-    x, *states = transition.graph.input
-    features = x.type.tensor_type.shape.dim[1].dim_value
     inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "time", features]),
+        *map(_over_time, read),
         helper.make_tensor_value_info("lengths", TensorProto.INT64, ["batch"]),
-        *states,
+        *(value for value in transition.graph.input if value.name in names),
     ]
     outputs = [*tail.output, *transition.graph.output]
     return _model(helper.make_graph(nodes, "sequence", inputs, outputs, [*constants, *tail.initializer]), transition)
@@ -75,7 +75,8 @@ def sequence_graph(transition: onnx.ModelProto, emission: onnx.ModelProto) -> on
 
 def _scan_body(transition: onnx.ModelProto, names: Sequence[str]) -> onnx.GraphProto:
     body = _prefixed(transition, "transition.", keep=[])
-    x, *states = body.input
+    count = len(body.input) - len(names)
+    read, states = body.input[:count], body.input[count:]
     keep = helper.make_tensor_value_info("transition.keep", TensorProto.BOOL, ["batch", 1])
     held, outputs = [], []
     for name, before, after in zip(names, states, body.output, strict=True):
@@ -84,7 +85,7 @@ def _scan_body(transition: onnx.ModelProto, names: Sequence[str]) -> onnx.GraphP
         output.name = f"transition.{name}_kept"
         held.append(helper.make_node("Where", [keep.name, after.name, before.name], [output.name]))
         outputs.append(output)
-    return helper.make_graph([*body.node, *held], "transition", [*states, x, keep], outputs, [*body.initializer])
+    return helper.make_graph([*body.node, *held], "transition", [*states, *read, keep], outputs, [*body.initializer])
 
 
 def _tail(emission: onnx.ModelProto, names: Sequence[str]) -> onnx.GraphProto:
@@ -111,7 +112,20 @@ def _prefixed(model: onnx.ModelProto, prefix: str, keep: Sequence[str]) -> onnx.
 
 
 def _states(transition: onnx.ModelProto) -> list[str]:
-    return [value.name for value in transition.graph.input][1:]
+    return [value.name.removesuffix("_out") for value in transition.graph.output]
+
+
+def _read(transition: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """What a step reads beside the states: ``x``, and ``dt`` where the model takes it."""
+    return list(transition.graph.input)[: -len(transition.graph.output)]
+
+
+def _over_time(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """The same input of a whole sequence, with a time axis after the batch."""
+    axes = value.type.tensor_type.shape.dim
+    return helper.make_tensor_value_info(
+        value.name, value.type.tensor_type.elem_type, ["batch", "time", *(axis.dim_value for axis in axes[1:])]
+    )
 
 
 def _model(graph: onnx.GraphProto, source: onnx.ModelProto) -> onnx.ModelProto:

@@ -19,7 +19,7 @@ OPSET = 20
 
 
 class Transition(nn.Module):
-    """``(x, *state) -> state`` with every used matrix frozen as a constant.
+    """``(x, *state) -> state``, or ``(x, dt, *state) -> state``, with every used matrix frozen as a constant.
 
     Args:
         model: In evaluation mode.
@@ -35,11 +35,12 @@ class Transition(nn.Module):
                 self.register_buffer(f"weight_{depth}_{part}", weight.detach().clone())
 
     def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        dt, state = (None, state) if self.model.max_dt is None else (state[0], state[1:])
         weights = [
             tuple(getattr(self, f"weight_{depth}_{part}") for part in range(count))
             for depth, count in enumerate(self.counts)
         ]
-        return self.model.transition(weights, x, state)
+        return self.model.transition(weights, x, state, dt)
 
 
 class Emission(nn.Module):
@@ -58,11 +59,20 @@ def state_names(model: SequenceModel) -> list[str]:
     return [f"state_{index}" for index in range(len(model.state_roles()))]
 
 
+def sample_inputs(model: SequenceModel) -> dict[str, Tensor]:
+    """What each step reads beside the states, by name, for a batch of two: ``x``, and ``dt`` where the model takes it.
+
+    Over whole sequences each of them has a time axis after the batch.
+    """
+    x = model.scaling.mean.new_zeros(2, model.input_size)
+    return {"x": x} if model.max_dt is None else {"x": x, "dt": x.new_ones(2)}
+
+
 def transition_graph(model: SequenceModel) -> onnx.ModelProto:
-    """ONNX of :class:`Transition`: inputs ``x, state_0, ..``, outputs ``state_0_out, ..``."""
-    names = state_names(model)
-    arguments = (model.scaling.mean.new_zeros(2, model.input_size), *model.initial_state(2))
-    return _exported(Transition(model), arguments, ["x", *names], [f"{name}_out" for name in names])
+    """ONNX of :class:`Transition`: inputs ``x[, dt], state_0, ..``, outputs ``state_0_out, ..``."""
+    names, samples = state_names(model), sample_inputs(model)
+    arguments = (*samples.values(), *model.initial_state(2))
+    return _exported(Transition(model), arguments, [*samples, *names], [f"{name}_out" for name in names])
 
 
 def emission_graph(model: SequenceModel) -> onnx.ModelProto:

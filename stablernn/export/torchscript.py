@@ -11,17 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stablernn.export.step import Emission, Transition, state_names
+from stablernn.export.step import Emission, Transition, sample_inputs, state_names
 from stablernn.models import SequenceModel
 
 # The arity of states and outputs differs by model, and TorchScript has no argument lists: the loop's source is filled
 # in for each model.
 _LOOP = """
-def forward(self, x: Tensor, lengths: Tensor, {declared}) -> Tuple[{types}]:
-    steps = torch.unbind(x, 1)
-    for time in range(len(steps)):
+def forward(self, {inputs}, lengths: Tensor, {declared}) -> Tuple[{types}]:
+    for time in range(x.size(1)):
         keep = (time < lengths).unsqueeze(1)
-        {following} = self.transition(steps[time], {names})
+        {following} = self.transition({read}, {names})
         {held}
     {outputs} = self.emission({names})
     return {results}
@@ -29,7 +28,7 @@ def forward(self, x: Tensor, lengths: Tensor, {declared}) -> Tuple[{types}]:
 
 
 def script(model: SequenceModel) -> torch.jit.ScriptModule:
-    """A module with inputs ``x, lengths, state_0, ..`` and outputs as ``sequence.onnx`` has them, any length and batch.
+    """A module with inputs ``x[, dt], lengths, state_0, ..`` and ``sequence.onnx``'s outputs; any length and batch.
 
     Args:
         model: In evaluation mode, without gradients.
@@ -38,15 +37,17 @@ def script(model: SequenceModel) -> torch.jit.ScriptModule:
     after = [f"{name}_out" for name in names]
     outputs = list(model.output_names)
     state = model.initial_state(2)
-    x = model.scaling.mean.new_zeros(2, model.input_size)
+    samples = sample_inputs(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         parts = nn.Module()
-        parts.transition = _traced(Transition(model), (x, *state))
+        parts.transition = _traced(Transition(model), (*samples.values(), *state))
         parts.emission = _traced(Emission(model), state)
         module: torch.jit.ScriptModule = torch.jit.script(parts)
         module.define(
             _LOOP.format(
+                inputs=", ".join(f"{name}: Tensor" for name in samples),
+                read=", ".join(f"{name}[:, time]" for name in samples),
                 declared=", ".join(f"{name}: Tensor" for name in names),
                 types=", ".join("Tensor" for _ in [*outputs, *names]),
                 following=_tuple(after),

@@ -120,6 +120,12 @@ class ModelConfig(Section):
     """Steps that the scaling 'window' remembers; None: the context, or the longest sequence."""
     mask_channel: Literal[True, False, "auto"] = "auto"
     """Whether the network is told which values are missing; auto: if any is in training."""
+    time: Literal["auto", "dt", "ignore"] = "auto"
+    """Whether the cell is told how much time lies between two steps; auto: if the data says when its steps were."""
+    time_step: Positive | None = None
+    """The regular step, dt=1, in the unit of the data's time stamps; None: the median of the training file."""
+    max_dt: Annotated[float, Field(ge=1)] | None = None
+    """Longest time between two steps that the model takes, in regular steps; None: the longest in training."""
     cell_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the cell; see `stablernn cells show`."""
 
@@ -146,6 +152,8 @@ class TrainingConfig(Section):
     """Samples in a step; None: recommended."""
     lr: Positive | None = None
     """Learning rate, the largest of its schedule; None: recommended."""
+    orthogonal_lr: Positive | None = None
+    """Learning rate of the parameters behind orthogonal and unitary matrices; None: recommended, else a tenth of lr."""
     optimizer: OptimizerName | None = None
     """None: recommended."""
     weight_decay: Annotated[float, Field(ge=0)] | None = None

@@ -34,8 +34,13 @@ BATCH_SIZE = 256
 class Predictor(Protocol):
     """Anything that answers a batch of sequences in raw units."""
 
-    def run_numpy(self, x: Array, lengths: Array | None = None) -> Outputs:
+    def run_numpy(self, x: Array, lengths: Array | None = None, *, dt: Array | None = None) -> Outputs:
         """Outputs for ``x`` (batch, time, features) float32, of which the first ``lengths`` (batch,) steps count.
+
+        Args:
+            x: Raw units, NaN where a value is missing.
+            lengths: All steps count when omitted.
+            dt: (batch, time) float32, the time from the step before, for models that take it.
 
         Returns:
             ``probabilities`` (batch, classes), or ``mean`` (batch, horizon, targets) and, where the model has them,
@@ -58,7 +63,7 @@ class TorchPredictor:
     def __init__(self, model: SequenceModel) -> None:
         self.model = model
 
-    def run_numpy(self, x: Array, lengths: Array | None = None) -> Outputs:
+    def run_numpy(self, x: Array, lengths: Array | None = None, *, dt: Array | None = None) -> Outputs:
         device = next(self.model.parameters()).device
         was_training = self.model.training
         self.model.eval()
@@ -66,6 +71,7 @@ class TorchPredictor:
             outputs, _ = self.model.run(
                 torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).to(device),
                 None if lengths is None else torch.from_numpy(np.asarray(lengths, dtype=np.int64)).to(device),
+                dt=None if dt is None else torch.from_numpy(np.asarray(dt, dtype=np.float32)).to(device),
             )
         self.model.train(was_training)
         return {name: _numpy(value) for name, value in outputs.items()}
@@ -80,7 +86,8 @@ def predict(predictor: Predictor, source: Source, *, batch_size: int = BATCH_SIZ
     parts: list[Outputs] = []
     for start in range(0, len(source), batch_size):
         batch = source.gather(np.arange(start, min(start + batch_size, len(source))))
-        parts.append(predictor.run_numpy(batch.x, batch.lengths))
+        timed = {} if batch.dt is None else {"dt": batch.dt}
+        parts.append(predictor.run_numpy(batch.x, batch.lengths, **timed))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 

@@ -111,15 +111,20 @@ class Batches:
         if self._whole is None:
             return _cut(self._gather(indices.numpy()))
         chosen = indices.to(self._device)
-        return _cut(Batch(*(tensor[chosen] for tensor in self._whole)))
+        x, lengths, y, dt = self._whole
+        return _cut(Batch(x[chosen], lengths[chosen], y[chosen], None if dt is None else dt[chosen]))
 
     def _gather(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Batch:
-        return Batch(*(torch.from_numpy(array).to(self._device) for array in self._source.gather(indices)))
+        *arrays, dt = self._source.gather(indices)
+        x, lengths, y = (torch.from_numpy(array).to(self._device) for array in arrays)
+        return Batch(x, lengths, y, None if dt is None else torch.from_numpy(dt).to(self._device))
 
 
 def _cut(batch: Batch) -> Batch:
     longest = int(batch.lengths.max())
-    return batch if longest == batch.x.shape[1] else batch._replace(x=batch.x[:, :longest])
+    if longest == batch.x.shape[1]:
+        return batch
+    return batch._replace(x=batch.x[:, :longest], dt=None if batch.dt is None else batch.dt[:, :longest])
 
 
 class Trainer:
@@ -155,7 +160,7 @@ class Trainer:
         self._size = settings.batch_size
         self.epoch_steps = math.ceil(len(source) / self._size)
         self.total_steps = settings.max_steps or (settings.epochs or 0) * self.epoch_steps
-        self._optimizer = build_optimizer(model.parameters(), settings)
+        self._optimizer = build_optimizer(model.parameter_groups(), settings)
         self._schedule = build_schedule(
             self._optimizer, settings, total_steps=self.total_steps, epoch_steps=self.epoch_steps
         )
@@ -246,6 +251,7 @@ class Trainer:
             clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.position.lr = float(self._optimizer.param_groups[0]["lr"])
         self._optimizer.step()
+        self.model.after_step(self.position.step + 1, self.total_steps)
         self._schedule.step()
         return value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.nn import Parameter
@@ -12,14 +12,19 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler,
 from stablernn.training.config import TrainingConfig
 
 
-def build_optimizer(parameters: Iterable[Parameter], settings: TrainingConfig) -> Optimizer:
+def build_optimizer(groups: Mapping[str, Sequence[Parameter]], settings: TrainingConfig) -> Optimizer:
     """The optimizer that resolved settings name.
 
     Args:
-        parameters: What it moves.
-        settings: With ``optimizer``, ``lr``, ``weight_decay`` and, where it is used, ``momentum`` filled in.
+        groups: What it moves: the parameters behind ``orthogonal`` matrices, and all ``other`` ones. The first have
+            their own learning rate and no weight decay, which would only pull their matrices towards the identity.
+        settings: With ``optimizer``, ``lr``, ``weight_decay`` and, where they are used, ``momentum`` and
+            ``orthogonal_lr`` filled in.
     """
     common: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    parameters: list[dict[str, Any]] = [{"params": groups["other"]}]
+    if groups["orthogonal"]:
+        parameters.append({"params": groups["orthogonal"], "lr": settings.orthogonal_lr, "weight_decay": 0.0})
     match settings.optimizer:
         case "adamw":
             return AdamW(parameters, **common)

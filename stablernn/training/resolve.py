@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
-from stablernn.cells import recommended_training
+from stablernn.cells import StableCell, cell_info, create_cell, recommended_training
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.errors import ConfigError
-from stablernn.training.config import Config, validate
+from stablernn.training.config import Config, ModelConfig, validate
 
 FALLBACK: dict[str, Any] = {
     "epochs": 40,
@@ -23,6 +24,9 @@ FALLBACK: dict[str, Any] = {
 
 FALLBACK_LR: dict[str, float] = {"adamw": 1e-3, "adam": 1e-3, "sgd": 1e-2, "rmsprop": 1e-3}
 """Learning rates where none is recommended, or where the recommended one belongs to another optimizer."""
+
+MOST_SUBSTEPS = 64
+"""Parts of one step beyond which a cell would take longer over its gaps than over its data."""
 
 QUANTILES = (0.1, 0.5, 0.9)
 """Levels of a forecast's quantiles: the median and a central interval of 80 %."""
@@ -41,10 +45,14 @@ def resolve(config: Config, data: ClassificationData | ForecastData) -> Config:
     tree = config.tree()
     tree["task"] = _task(config, data)
     if config.model.mask_channel == "auto":
-        tree["model"]["mask_channel"] = any(bool(np.isnan(values).any()) for values in data.training_values())
+        # A cell that takes NaN for missing needs no one to tell it.
+        tree["model"]["mask_channel"] = not cell_info(config.model.cell).cell.takes_missing and any(
+            bool(np.isnan(values).any()) for values in data.training_values()
+        )
     if config.model.scaling == "window" and config.model.window is None:
         longest = data.context_length if isinstance(data, ForecastData) else int(data.train.lengths.max())
         tree["model"]["window"] = max(2, longest)
+    tree["model"] |= _time(config, data)
     tree["training"] = _training(config, training_samples(data))
     return validate(tree)
 
@@ -72,8 +80,9 @@ def _training(config: Config, samples: int) -> dict[str, Any]:
     optimizer = given["optimizer"] or defaults["optimizer"]
     if optimizer != defaults["optimizer"]:
         # A learning rate that was found for one optimizer says nothing about another.
-        _forget(defaults, "lr", "momentum")
+        _forget(defaults, "lr", "orthogonal_lr", "momentum")
     defaults.setdefault("lr", FALLBACK_LR[optimizer])
+    _orthogonal_lr(config, given, defaults)
     if optimizer in ("sgd", "rmsprop"):
         defaults.setdefault("momentum", 0.0)
     if (given["schedule"] or defaults["schedule"]) != "step":
@@ -90,6 +99,58 @@ def _training(config: Config, samples: int) -> dict[str, Any]:
         chosen["step_epochs"] = chosen["step_epochs"] or math.ceil(epochs / 3)
         chosen["lr_decay"] = chosen["lr_decay"] or 0.1
     return chosen
+
+
+def _time(config: Config, data: ClassificationData | ForecastData) -> dict[str, Any]:
+    """How the time between steps is used: ``time``, ``time_step``, ``max_dt``."""
+    model = config.model
+    known = data.time_step if isinstance(data, ClassificationData) else None
+    if known is None:
+        given = [f"model.{key}" for key in ("time_step", "max_dt") if getattr(model, key) is not None]
+        given += ["model.time=dt"] if model.time == "dt" else []
+        if given:
+            raise ConfigError(
+                f"{' and '.join(given)} need data that says when its steps were, by an array 't', and '{data.name}' "
+                "does not."
+            )
+    if known is None or model.time == "ignore":
+        return {"time": "ignore", "time_step": None, "max_dt": None}
+    assert isinstance(data, ClassificationData)
+    cell = _small_cell(model)
+    if not cell.takes_dt:
+        raise ConfigError(
+            f"'{data.name}' says when its steps were, and model.cell='{model.cell}' takes no time between steps. "
+            "Take a cell that does, such as lipschitz, lem or gru_d, or set model.time=ignore."
+        )
+    step = model.time_step or known
+    longest = model.max_dt or data.in_steps_of(step).longest_step()
+    if cell.substeps(longest) > MOST_SUBSTEPS:
+        raise ConfigError(
+            f"The longest time between two steps is {longest:.4g} regular steps of {step:g}, for which "
+            f"'{model.cell}' would divide every step into {cell.substeps(longest)} parts, {MOST_SUBSTEPS} are allowed; "
+            "set a longer model.time_step, or cut the sequences at the gaps."
+        )
+    return {"time": "dt", "time_step": step, "max_dt": longest}
+
+
+def _small_cell(model: ModelConfig) -> StableCell:
+    """A cell with the options of the settings, to ask what it can do; the caller's random numbers stay as they are."""
+    with torch.random.fork_rng(devices=[]):
+        return create_cell(model.cell, 1, 2, preset=model.preset, **model.cell_options)
+
+
+def _orthogonal_lr(config: Config, given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Recommend a learning rate for orthogonal matrices where the cell has one, and refuse it where it has none."""
+    model = config.model
+    if not _small_cell(model).orthogonal:
+        if given["orthogonal_lr"] is not None:
+            raise ConfigError(
+                "training.orthogonal_lr is only used by cells with an orthogonal matrix, "
+                f"got training.orthogonal_lr={given['orthogonal_lr']:g} with model.cell='{model.cell}'."
+            )
+        _forget(defaults, "orthogonal_lr")
+    elif given["lr"] is not None or "orthogonal_lr" not in defaults:
+        defaults["orthogonal_lr"] = (given["lr"] or defaults["lr"]) / 10
 
 
 def _forget(defaults: dict[str, Any], *keys: str) -> None:

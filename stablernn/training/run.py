@@ -80,6 +80,7 @@ def train(
     device = pick_device(config.training.device)
     data = load_run_data(config if place is None else _located(config, place.path, read_json(place.data)))
     settings = resolve(config, data)
+    data = _timed(data, settings)
     if stored is not None:
         _check_resumable(stored, settings)
     with torch_settings(device, seed=settings.training.seed, threads=settings.training.threads):
@@ -116,7 +117,7 @@ def load_run_data(
         options["channels"] = features
     if targets:
         options["target"] = targets
-    return load_data(
+    data = load_data(
         source or config.data.source,
         task=task.name,
         horizon=task.horizon,
@@ -124,6 +125,20 @@ def load_run_data(
         season=task.season,
         **options,
     )
+    # Before a run has begun its settings do not say yet what becomes of the times.
+    return data if config.model.time == "auto" else _timed(data, config)
+
+
+def _timed(data: Data, config: Config) -> Data:
+    """The data with times in the model's regular step, or without them where the model takes none."""
+    if isinstance(data, ForecastData):
+        return data
+    if data.time_step is None and config.model.time_step is not None and config.model.time == "dt":
+        raise DataError(
+            f"'{data.name}' does not say when its steps were, and the model was trained with the time of each step. "
+            "Add an array 't'."
+        )
+    return data.in_steps_of(config.model.time_step if config.model.time == "dt" else None)
 
 
 def create_model(config: Config, data: Data) -> SequenceModel:
@@ -150,7 +165,7 @@ def create_model(config: Config, data: Data) -> SequenceModel:
 def _build(config: Config, data: Data) -> SequenceModel:
     settings = config.model
     shared: dict[str, Any] = {
-        **settings.model_dump(exclude={"cell", "hidden_size", "mask_channel"}),
+        **settings.model_dump(exclude={"cell", "hidden_size", "mask_channel", "time", "time_step"}),
         "mask_channel": settings.mask_channel is True,
     }
     if isinstance(data, ForecastData):

@@ -23,8 +23,8 @@ every_preset = pytest.mark.parametrize("preset", ["practical", "paper"])
 
 
 def _layer(key: str, num_layers: int = 1, dropout: float = 0.0, preset: str = "practical") -> StableRNN:
-    """A float64 layer of 3 features and 5 units, with biases that are not at zero."""
-    layer = StableRNN(key, 3, 5, num_layers, dropout=dropout, preset=preset).double()
+    """A float64 layer of 3 features and 5 units in evaluation mode, with biases that are not at zero."""
+    layer = StableRNN(key, 3, 5, num_layers, dropout=dropout, preset=preset).double().eval()
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.3)
     return layer
@@ -39,9 +39,16 @@ def _parts(state: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [state] if isinstance(state, Tensor) else list(state)
 
 
-def _random_state(layer: StableRNN, *batch: int) -> Tensor | tuple[Tensor, ...]:
-    parts = tuple(_inputs(layer.num_layers, *batch, layer.hidden_size) for _ in range(len(layer.cells[0].state_names)))
-    return parts[0] if len(parts) == 1 else parts
+def _reached_state(layer: StableRNN, *batch: int) -> Tensor | tuple[Tensor, ...]:
+    """A state to which random inputs led: counters and the like cannot be any number."""
+    with torch.no_grad():
+        _, state = layer(_inputs(*batch, 5, layer.input_size))
+    return state if isinstance(state, Tensor) else tuple(state)
+
+
+def _zero_state(layer: StableRNN, *batch: int) -> Tensor | tuple[Tensor, ...]:
+    parts = [torch.zeros_like(part) for part in _parts(_reached_state(layer, *batch))]
+    return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def _assert_equal(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
@@ -65,9 +72,15 @@ def test_layer_shapes_and_dtypes(
 ) -> None:
     layer = StableRNN(key, features, hidden, num_layers=2).to(dtype)
     output, state = layer(torch.randn(batch, time, features, dtype=dtype))
-    assert output.shape == (batch, time, hidden)
+    assert output.shape == (batch, time, layer.output_size)
     assert output.dtype == dtype
-    assert [tensor.shape for tensor in _parts(state)] == [(2, batch, hidden)] * len(layer.cells[0].state_names)
+    first, second = layer.cells
+    expected = [
+        (1 + (name in second.state_names), batch, size)
+        for name, size in zip(first.state_names, first.state_sizes, strict=True)
+    ]
+    assert [tensor.shape for tensor in _parts(state)] == expected
+    assert second.state_sizes[0] == layer.output_size >= hidden
     assert {tensor.dtype for tensor in _parts(state)} == {dtype}
 
 
@@ -76,8 +89,8 @@ def test_layer_shapes_and_dtypes(
 def test_cell_shapes_and_dtypes(key: str, dtype: torch.dtype) -> None:
     cell = create_cell(key, 3, 5).to(dtype)
     batched, single = _parts(cell(torch.randn(2, 3, dtype=dtype))), _parts(cell(torch.randn(3, dtype=dtype)))
-    assert [tensor.shape for tensor in batched] == [(2, 5)] * len(cell.state_names)
-    assert [tensor.shape for tensor in single] == [(5,)] * len(cell.state_names)
+    assert [tensor.shape for tensor in batched] == [(2, size) for size in cell.state_sizes]
+    assert [tensor.shape for tensor in single] == [(size,) for size in cell.state_sizes]
     assert {tensor.dtype for tensor in [*batched, *single]} == {dtype}
 
 
@@ -94,7 +107,7 @@ def test_a_fresh_layer_starts_finite_and_moves(key: str, preset: str) -> None:
 @every_depth
 def test_one_sequence_without_batch_equals_a_batch_of_one(key: str, num_layers: int) -> None:
     layer = _layer(key, num_layers)
-    x, state = _inputs(9, 3), _random_state(layer)
+    x, state = _inputs(9, 3), _reached_state(layer)
     batched_state = [tensor[:, None] for tensor in _parts(state)]
     output, last = layer(x, state)
     expected, expected_last = layer(x[None], batched_state[0] if len(batched_state) == 1 else batched_state)
@@ -130,7 +143,7 @@ def test_rows_of_a_batch_do_not_see_each_other(key: str, num_layers: int) -> Non
 @pytest.mark.parametrize("cuts", [[5, 6], [1] * 11, [10, 1]], ids=["two-chunks", "single-steps", "one-left"])
 def test_a_run_in_chunks_equals_the_whole_run(key: str, num_layers: int, cuts: list[int]) -> None:
     layer = _layer(key, num_layers)
-    x, state = _inputs(2, 11, 3), _random_state(layer, 2)
+    x, state = _inputs(2, 11, 3), _reached_state(layer, 2)
     output, last = layer(x, state)
     pieces = []
     for chunk in x.split(cuts, dim=1):
@@ -155,9 +168,8 @@ def test_stepping_the_cell_equals_the_layer(key: str) -> None:
 def test_omitted_state_is_zeros(key: str) -> None:
     layer = _layer(key, num_layers=2)
     x = _inputs(2, 7, 3)
-    zeros = tuple(torch.zeros(2, 2, 5, dtype=torch.float64) for _ in layer.cells[0].state_names)
     output, last = layer(x)
-    expected, expected_last = layer(x, zeros[0] if len(zeros) == 1 else zeros)
+    expected, expected_last = layer(x, _zero_state(layer, 2))
     _assert_equal([output, *_parts(last)], [expected, *_parts(expected_last)])
 
 
@@ -172,7 +184,7 @@ def test_the_last_state_of_the_top_layer_is_the_last_output(key: str, num_layers
 @every_depth
 def test_a_padded_sequence_equals_the_sequence_alone(key: str, num_layers: int) -> None:
     layer = _layer(key, num_layers)
-    x, lengths, state = _inputs(4, 9, 3), torch.tensor([9, 6, 1, 4]), _random_state(layer, 4)
+    x, lengths, state = _inputs(4, 9, 3), torch.tensor([9, 6, 1, 4]), _reached_state(layer, 4)
     output, last = layer(x, state, lengths=lengths)
     for row, length in enumerate(lengths.tolist()):
         alone_state = [tensor[:, row : row + 1] for tensor in _parts(state)]
@@ -203,7 +215,7 @@ def test_what_stands_in_the_padding_changes_no_bit_of_output_or_gradient(key: st
 def test_over_padding_the_output_repeats_the_last_valid_one(key: str) -> None:
     layer = _layer(key, num_layers=2)
     output, last = layer(_inputs(2, 8, 3), lengths=torch.tensor([8, 3]))
-    assert torch.equal(output[1, 3:], output[1, 2].expand(5, 5))
+    assert torch.equal(output[1, 3:], output[1, 2].expand(5, -1))
     assert torch.equal(_parts(last)[0][-1], torch.stack([output[0, 7], output[1, 2]]))
 
 
@@ -240,8 +252,15 @@ def test_the_state_dict_survives_weights_only_loading(key: str) -> None:
 @every_depth
 @every_preset
 def test_gradients_are_finite_and_reach_every_parameter(key: str, num_layers: int, preset: str) -> None:
-    layer = _layer(key, num_layers, preset=preset)
-    x = _inputs(2, 25, 3).requires_grad_()
+    layer = StableRNN(key, 3, 5, num_layers, preset=preset).double().eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))  # a zero may have no gradient
+    values = _inputs(8, 25, 3)  # of few units without slope, some sequence has one that is alive
+    if layer.cells[0].takes_missing:
+        for feature in range(3):
+            values[:, 1 + feature :: 3, feature] = math.nan
+    x = values.requires_grad_()
     layer(x)[0].square().mean().backward()
     assert x.grad is not None
     assert x.grad.abs().amax(dim=(0, 2)).gt(0).all(), "some time step does not influence the output"
@@ -264,9 +283,10 @@ def test_the_same_seed_gives_the_same_layer_and_the_same_numbers(key: str) -> No
 
 @every_cell
 def test_another_seed_gives_other_parameters(key: str) -> None:
-    first, second = StableRNN(key, 3, 8), StableRNN(key, 3, 8)
-    assert not torch.equal(first.cells[0].weight_ih, second.cells[0].weight_ih)
-    assert not torch.equal(first.cells[0].weight_hh, second.cells[0].weight_hh)
+    x = torch.randn(2, 20, 3)
+    first, second = StableRNN(key, 3, 8).eval(), StableRNN(key, 3, 8).eval()
+    assert any(not torch.equal(one, other) for one, other in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first(x)[0], second(x)[0])
 
 
 @every_cell
@@ -287,8 +307,8 @@ def test_repr_names_sizes_and_every_option(key: str, preset: str) -> None:
     cell = create_cell(key, 3, 8, preset=preset)
     shown = repr(cell)
     assert shown.startswith(f"{type(cell).__name__}(3, 8")
-    for name, value in cell_info(key).options(preset).items():
-        assert f"{name}={value!r}" in shown
+    for name in cell_info(key).options(preset):
+        assert f"{name}={getattr(cell, name)!r}" in shown
     assert f"'{key}', 3, 8, num_layers=2" in repr(StableRNN(key, 3, 8, num_layers=2))
 
 
@@ -297,7 +317,7 @@ def test_dropout_between_layers_acts_in_training_only(key: str) -> None:
     layer, without = _layer(key, num_layers=3, dropout=0.5), _layer(key, num_layers=3)
     without.load_state_dict(layer.state_dict())
     x = _inputs(2, 30, 3)
-    layer.train()
+    layer.training = True  # of the layer alone: a cell may draw noise of its own in training
     assert not torch.equal(layer(x)[0], layer(x)[0])
     layer.eval()
     assert torch.equal(layer(x)[0], without(x)[0])
@@ -305,16 +325,19 @@ def test_dropout_between_layers_acts_in_training_only(key: str) -> None:
 
 @every_cell
 def test_dropout_leaves_the_input_and_the_last_output_alone(key: str) -> None:
-    layer, without = _layer(key, num_layers=2, dropout=1.0).train(), _layer(key, num_layers=2)
+    layer, without = _layer(key, num_layers=2, dropout=1.0), _layer(key, num_layers=2)
     without.load_state_dict(layer.state_dict())
-    x, state = _inputs(2, 6, 3), _random_state(layer, 2)
-    output, last = layer(x, state)
+    layer.training = True
+    with torch.no_grad():
+        _, state = without.run(_inputs(2, 5, 3), without.initial_state(2))
+    x, width = _inputs(2, 6, 3), len(layer.cells[0].state_names)
+    output, last = layer.run(x, state)
     # The first layer saw the input. All that it gave was dropped, so the second saw zeros.
-    _assert_equal([tensor[0] for tensor in _parts(last)], [tensor[0] for tensor in _parts(without(x, state)[1])])
+    _assert_equal(last[:width], without.run(x, state)[1][:width])
     second = copy.deepcopy(without)
     second.layers = without.layers[1:]
-    zeros = torch.zeros(2, 6, 5, dtype=torch.float64)
-    expected, _ = second.run(zeros, tuple(tensor[1] for tensor in _parts(state)))
+    zeros = torch.zeros(2, 6, layer.cells[0].output_size, dtype=torch.float64)
+    expected, _ = second.run(zeros, state[width:])
     assert torch.equal(output, expected)
     assert expected.abs().max() > 0
 
@@ -335,20 +358,45 @@ def test_matrices_are_built_once_a_sequence(key: str, monkeypatch: pytest.Monkey
 
 
 @every_cell
+def test_without_gradients_matrices_are_built_again_only_when_a_parameter_changed(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = _layer(key)
+    x = _inputs(2, 4, 3)
+    with torch.no_grad():
+        before = layer(x)[0]
+        calls: list[StableCell] = []
+        original = type(layer.cells[0]).materialize
+
+        def counted(cell: StableCell) -> tuple[Tensor, ...]:
+            calls.append(cell)
+            return original(cell)
+
+        monkeypatch.setattr(type(layer.cells[0]), "materialize", counted)
+        assert torch.equal(layer(x)[0], before)
+        assert calls == []
+        for parameter in layer.parameters():
+            parameter.mul_(1.5)
+        assert not torch.equal(layer(x)[0], before)
+        assert calls == layer.cells
+
+
+@every_cell
 def test_a_step_uses_what_it_is_given_and_nothing_else(key: str) -> None:
     # Engines and the exported graph rely on it: with weights and drive fixed, the parameters no longer matter.
     cell = create_cell(key, 3, 5)
     weights, drive = tuple(cell.materialize()), cell.drive(torch.randn(2, 3))
     weights, state = tuple(tensor.clone() for tensor in weights), cell.initial_state(2)
     before = cell.step(weights, state, drive)
-    for parameter in cell.parameters():
-        nn.init.constant_(parameter, float("nan"))
+    for tensor in [*cell.parameters(), *cell.buffers()]:
+        if tensor.is_floating_point():
+            nn.init.constant_(tensor, float("nan"))
     _assert_equal(cell.step(weights, state, drive), before)
 
 
 @every_cell
 def test_the_drive_of_a_sequence_is_the_drive_of_its_steps(key: str) -> None:
-    cell = create_cell(key, 3, 5).double()
+    cell = create_cell(key, 3, 5).double().eval()
     x = _inputs(2, 7, 3)
     _assert_close([cell.drive(x)], [torch.stack([cell.drive(x[:, t]) for t in range(7)], dim=1)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reference.counts import FORMULAS, PUBLISHED, Published, total
+from reference.counts import FORMULAS, PUBLISHED, Published, output_size, total
 from stablernn import create_cell, list_cells
 
 
@@ -19,8 +19,13 @@ def test_the_formula_gives_the_published_count(row: Published) -> None:
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"{row.key}-N{row.N}-m{row.m}")
 def test_cell_with_decoder_and_embedding_has_the_published_count(row: Published) -> None:
-    decoder = row.N * row.o + row.o
+    decoder = output_size(row.key, row.N) * row.o + row.o
     assert _trained(row.key, row.m, row.N) + decoder + row.symbols * row.m == row.expected
+
+
+@pytest.mark.parametrize("key", list_cells())
+def test_a_decoder_reads_as_many_numbers_as_the_cell_gives(key: str) -> None:
+    assert create_cell(key, 3, 8).output_size == output_size(key, 8)
 
 
 def test_every_cell_of_the_catalog_has_a_formula() -> None:

@@ -20,6 +20,15 @@ STEP_SIZE_CELLS = {
     "lipschitz_rk2": "LipschitzRK2RNNCell",
     "lvf": "LVFRNNCell",
     "lvf_mid": "LVFMidpointRNNCell",
+    "antisym_ablation": "AblationRNNCell",
+    "incremental": "IncrementalRNNCell",
+    "nais_net": "NAISNetCell",
+    "neural_ode_rnn": "NeuralODERNNCell",
+    "noisy_rnn": "NoisyRNNCell",
+    "ode_rnn": "ODERNNCell",
+    "cornn": "CoRNNCell",
+    "lem": "LEMCell",
+    "unicornn": "UnICORNNCell",
 }
 
 
@@ -76,6 +85,59 @@ def test_a_step_that_does_not_go_forward_is_refused(key: str, step_size: float) 
             "constraint of LVFMidpointRNNCell is 'none', 'soft' or 'hard', got 'firm'.",
         ),
         (
+            "exprnn",
+            {"init": "orthogonal"},
+            "init of ExpRNNCell is 'henaff', 'cayley' or 'haar', got 'orthogonal'.",
+        ),
+        (
+            "exprnn",
+            {"parametrization": "qr"},
+            "parametrization of ExpRNNCell is 'exp' or 'cayley', got 'qr'.",
+        ),
+        (
+            "exprnn",
+            {"nonlinearity": "tanh"},
+            "nonlinearity of ExpRNNCell is 'modrelu' or 'softshrink', got 'tanh'.",
+        ),
+        ("dtriv", {"rebase": -1}, "rebase must be 0 or more for DynamicTrivializationRNNCell, got -1."),
+        ("dtriv", {"project": -2}, "project must be 0 or more for DynamicTrivializationRNNCell, got -2."),
+        (
+            "scornn",
+            {"negative_signs": 4},
+            "negative_signs must be from 0 to the 3 hidden units for ScaledCayleyRNNCell, got 4.",
+        ),
+        (
+            "spectral_rnn",
+            {"num_reflections": 0},
+            "num_reflections must be from 1 to the 3 hidden units for SpectralRNNCell, got 0.",
+        ),
+        (
+            "spectral_rnn",
+            {"margin": -0.1},
+            "margin must be a finite number, 0 or more, for SpectralRNNCell, got -0.1.",
+        ),
+        (
+            "soft_orth",
+            {"form": "hard"},
+            "form of SoftOrthogonalRNNCell is 'penalty', 'factored' or 'unbounded', got 'hard'.",
+        ),
+        (
+            "soft_orth",
+            {"penalty_weight": math.inf},
+            "penalty_weight must be a finite number, 0 or more, for SoftOrthogonalRNNCell, got inf.",
+        ),
+        (
+            "nnrnn",
+            {"gain_penalty": -1.0},
+            "gain_penalty must be a finite number, 0 or more, for NonNormalRNNCell, got -1.0.",
+        ),
+        (
+            "nnrnn",
+            {"upper_penalty": math.nan},
+            "upper_penalty must be a finite number, 0 or more, for NonNormalRNNCell, got nan.",
+        ),
+        ("rnn_orth", {"init": "eye"}, "init of OrthogonalStartRNNCell is 'henaff', 'cayley' or 'haar', got 'eye'."),
+        (
             "lvf",
             {"constraint": "soft", "divergence_weight": 0.0},
             "divergence_weight of LVFRNNCell is greater than 0 with constraint 'soft' and 0 otherwise, "
@@ -86,6 +148,53 @@ def test_a_step_that_does_not_go_forward_is_refused(key: str, step_size: float) 
             {"constraint": "none", "divergence_weight": 0.5},
             "divergence_weight of LVFMidpointRNNCell is greater than 0 with constraint 'soft' and 0 otherwise, "
             "got 0.5 with 'none'.",
+        ),
+        (
+            "cornn",
+            {"stiffness": 0.0},
+            "stiffness must be a finite number greater than 0 for CoRNNCell, got 0.0.",
+        ),
+        (
+            "cornn",
+            {"damping": -1.0},
+            "damping must be a finite number greater than 0 for CoRNNCell, got -1.0.",
+        ),
+        (
+            "cornn",
+            {"step_size": 1.0, "stiffness": 2.0, "damping": 1.0},
+            "step_size is too long for CoRNNCell: 2 step_size damping + step_size^2 stiffness must be less than 4 "
+            "for a stable step, got 4.",
+        ),
+        (
+            "unicornn",
+            {"stiffness": -1.0},
+            "stiffness must be a finite number, 0 or more, for UnICORNNCell, got -1.0.",
+        ),
+        (
+            "unicornn",
+            {"speed_range": -3.0},
+            "speed_range must be a finite number, 0 or more, for UnICORNNCell, got -3.0.",
+        ),
+        ("momentum_lstm", {"momentum": 1.0}, "momentum must be from 0 to less than 1 for MomentumLSTMCell, got 1.0."),
+        (
+            "momentum_lstm",
+            {"input_scale": 0.0},
+            "input_scale must be a finite number greater than 0 for MomentumLSTMCell, got 0.0.",
+        ),
+        ("sr_lstm", {"restart": 0}, "restart must be 1 or more for ScheduledRestartLSTMCell, got 0."),
+        (
+            "sr_lstm",
+            {"forget_bias": math.nan},
+            "forget_bias must be a finite number for ScheduledRestartLSTMCell, got nan.",
+        ),
+        ("slstm", {"num_heads": 2}, "num_heads must divide hidden_size for SLSTMCell, got 2 heads for 3 units."),
+        ("slstm", {"num_heads": 0}, "num_heads must divide hidden_size for SLSTMCell, got 0 heads for 3 units."),
+        ("slstm", {"init": "zeros"}, "init of SLSTMCell is 'spread' or 'released', got 'zeros'."),
+        ("indrnn", {"max_length": 0}, "max_length must be 1 or more, or None, for IndRNNCell, got 0."),
+        (
+            "identity_rnn",
+            {"init_scale": -0.1},
+            "init_scale must be a finite number, 0 or more, for IdentityRNNCell, got -0.1.",
         ),
     ],
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else None,
@@ -210,15 +319,15 @@ def test_an_unknown_engine_is_named_with_those_there_are() -> None:
         (
             "rnn",
             [(1, 2, 4), (1, 2, 4)],
-            "The state of the cell 'rnn' is hidden, each of shape (1, 2, 4) here, got (1, 2, 4) and (1, 2, 4).",
+            "The state of the cell 'rnn' is hidden (1, 2, 4) here, got (1, 2, 4) and (1, 2, 4).",
         ),
         (
             "lstm",
             [(1, 2, 4)],
-            "The state of the cell 'lstm' is hidden and cell, each of shape (1, 2, 4) here, got (1, 2, 4).",
+            "The state of the cell 'lstm' is hidden (1, 2, 4) and cell (1, 2, 4) here, got (1, 2, 4).",
         ),
-        ("gru", [(1, 1, 4)], "The state of the cell 'gru' is hidden, each of shape (1, 2, 4) here, got (1, 1, 4)."),
-        ("gru", [(2, 2, 4)], "The state of the cell 'gru' is hidden, each of shape (1, 2, 4) here, got (2, 2, 4)."),
+        ("gru", [(1, 1, 4)], "The state of the cell 'gru' is hidden (1, 2, 4) here, got (1, 1, 4)."),
+        ("gru", [(2, 2, 4)], "The state of the cell 'gru' is hidden (1, 2, 4) here, got (2, 2, 4)."),
     ],
     ids=["one-too-many", "one-too-few", "would-broadcast", "too-many-layers"],
 )
@@ -228,7 +337,7 @@ def test_a_layer_refuses_a_state_of_another_shape(key: str, shapes: list[tuple[i
 
 
 def test_a_cell_refuses_a_state_of_another_shape() -> None:
-    sentence = "The state of the cell 'rnn' is hidden, each of shape (2, 4) here, got (1, 4)."
+    sentence = "The state of the cell 'rnn' is hidden (2, 4) here, got (1, 4)."
     with pytest.raises(ValueError, match=_exactly(sentence)):
         create_cell("rnn", 3, 4)(torch.zeros(2, 3), torch.zeros(1, 4))
 

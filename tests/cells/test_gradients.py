@@ -23,18 +23,50 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lvf_mid", {"nonlinearity": "modrelu", "constraint": "hard"}),
     ("lvf_mid", {"nonlinearity": "softshrink", "constraint": "hard"}),
     ("lvf_mid", {"nonlinearity": "tanh", "constraint": "none"}),
+    ("exprnn", {"parametrization": "cayley", "nonlinearity": "modrelu"}),
+    ("dtriv", {"parametrization": "cayley"}),
+    ("scornn", {"negative_signs": 2, "nonlinearity": "modrelu"}),
+    ("nnrnn", {"nonlinearity": "modrelu"}),
+    ("spectral_rnn", {"num_reflections": 3, "margin": 0.5, "nonlinearity": "softshrink"}),
+    ("soft_orth", {"form": "factored"}),
+    ("soft_orth", {"form": "unbounded"}),
+    ("slstm", {"num_heads": 3}),
+    ("lru", {"activation": "none"}),
+    ("ren", {"num_neurons": 3, "contraction_rate": 0.8}),
+    ("gru_d", {"imputation": "none"}),
+    ("cfc", {"backbone_layers": 0}),
+    ("cfc", {"backbone_layers": 3, "activation": "silu"}),
+    ("ode_lstm", {"solver": "rk4", "flow_size": 2}),
+    ("sr_lstm", {"restart": 5}),
+    ("urnn", {"nonlinearity": "modrelu"}),
+    ("fc_urnn", {"parametrization": "cayley", "nonlinearity": "modrelu"}),
+    ("eunn", {"capacity": 5, "nonlinearity": "modrelu"}),
+    ("eunn", {"variant": "real", "nonlinearity": "softshrink"}),
+    ("kru", {"nonlinearity": "modrelu"}),
+    ("antisym_ablation", {"damping": 0.3}),
+    ("fastrnn", {"nonlinearity": "relu", "input_rank": 1, "recurrent_rank": 2}),
+    ("fastgrnn", {"recurrent_rank": 2, "recurrent_kept": 0.5, "byte_weights": False}),
+    ("fastgrnn_lsq", {"nonlinearity": "quant_tanh", "gate_nonlinearity": "quant_sigmoid4"}),
+    ("incremental", {"inner_steps": 3, "start": "zero", "nonlinearity": "tanh"}),
+    ("incremental", {"inner_steps": 2, "recurrent_rank": 1, "nonlinearity": "relu"}),
+    ("nais_net", {"margin": 0.3, "step_size": 0.5}),
+    ("ode_rnn", {"solver": "rk4", "solver_steps": 2, "flow_size": 4}),
+    ("ode_rnn", {"solver": "midpoint", "flow_size": 4}),
 ]
 IDS = [",".join([key, *(str(value) for value in options.values())]) for key, options in VARIANTS]
 
 
 def _problem(key: str, options: dict[str, Any], time: int) -> tuple[Any, list[Tensor]]:
     """The layer as a function of input, first state and parameters, and a point at which to differentiate it."""
-    layer = StableRNN(key, 2, 3, engine="loop", **options).double()
+    layer = StableRNN(key, 2, 3, engine="loop", **options).double().eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=0.5)
+        _, reached = layer.run(torch.randn(2, 3, 2, dtype=torch.float64), layer.initial_state(2))
     names = [name for name, _ in layer.named_parameters()]
-    points = [torch.randn(2, time, 2, dtype=torch.float64)]
-    points += [torch.randn_like(tensor) for tensor in layer.initial_state(2)]
+    points = [torch.randn(2, time, 2, dtype=torch.float64), *reached]
     width = len(points)
-    points += [0.5 * torch.randn_like(parameter) for parameter in layer.parameters()]
+    points += [parameter.detach().clone() for parameter in layer.parameters()]
 
     def outputs(*values: Tensor) -> Tensor:
         x, *state = values[:width]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,12 @@ def _copy_summed_bias(layer: StableRNN, other: nn.RNNBase) -> None:
         cell.load_state_dict({"weight_ih": weight_ih, "weight_hh": weight_hh, "bias_ih": bias_ih + bias_hh})
 
 
+def _copy_identity(layer: StableRNN, other: nn.RNNBase) -> None:
+    for depth, cell in enumerate(layer.cells):
+        weight_ih, weight_hh, bias_ih, bias_hh = other.all_weights[depth]
+        cell.load_state_dict({"weight_ih": weight_ih, "weight_hh": weight_hh, "bias": bias_ih + bias_hh})
+
+
 def _copy_gru(layer: StableRNN, other: nn.RNNBase) -> None:
     size = layer.hidden_size
     for depth, cell in enumerate(layer.cells):
@@ -28,7 +35,12 @@ def _copy_gru(layer: StableRNN, other: nn.RNNBase) -> None:
         )
 
 
-BASELINES = [("rnn", nn.RNN, _copy_summed_bias), ("lstm", nn.LSTM, _copy_summed_bias), ("gru", nn.GRU, _copy_gru)]
+BASELINES = [
+    ("rnn", nn.RNN, _copy_summed_bias),
+    ("identity_rnn", partial(nn.RNN, nonlinearity="relu"), _copy_identity),
+    ("lstm", nn.LSTM, _copy_summed_bias),
+    ("gru", nn.GRU, _copy_gru),
+]
 
 
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch-first", "time-first"])

@@ -31,6 +31,51 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         for nonlinearity in ("tanh", "modrelu", "softshrink")
         for constraint in ("none", "hard")
     ),
+    ("exprnn", {"parametrization": "cayley"}),
+    ("dtriv", {"parametrization": "cayley"}),
+    ("scornn", {"negative_signs": 1}),
+    *(("rnn_orth", {"nonlinearity": nonlinearity}) for nonlinearity in ("tanh", "relu")),
+    *(
+        ("spectral_rnn", {"nonlinearity": nonlinearity, "margin": 0.3})
+        for nonlinearity in ("tanh", "modrelu", "softshrink")
+    ),
+    *(("soft_orth", {"form": form}) for form in ("factored", "unbounded")),
+    ("cornn", {"step_size": 0.7, "stiffness": 2.0, "damping": 0.5}),
+    ("lem", {"step_size": 0.4}),
+    ("unicornn", {"step_size": 0.9, "stiffness": 0.0}),
+    ("ren", {"num_neurons": 1, "margin": 0.1}),
+    ("ren", {"num_neurons": 5, "contraction_rate": 0.7}),
+    ("cfc", {"backbone_layers": 0}),
+    ("cfc", {"backbone_layers": 3, "backbone_units": 5}),
+    *(("cfc", {"activation": activation}) for activation in ("tanh", "relu", "silu", "gelu")),
+    ("ode_lstm", {"solver": "heun", "flow_size": 3}),
+    ("momentum_lstm", {"momentum": 0.0, "input_scale": 0.3}),
+    ("sr_lstm", {"restart": 1}),
+    ("sr_lstm", {"restart": 5, "input_scale": 0.9}),
+    ("fc_urnn", {"parametrization": "cayley"}),
+    ("eunn", {"capacity": 5, "nonlinearity": "modrelu"}),
+    *(("eunn", {"variant": "real", "nonlinearity": nonlinearity}) for nonlinearity in ("modrelu", "softshrink")),
+    ("kru", {"factors": 1}),
+    ("antisym_ablation", {"step_size": 0.7, "damping": 0.3}),
+    ("fastrnn", {"nonlinearity": "relu", "input_rank": 2, "recurrent_rank": 3}),
+    ("fastrnn", {"nonlinearity": "quant_tanh"}),
+    ("fastgrnn", {"input_rank": 2, "recurrent_rank": 3, "input_kept": 0.7, "recurrent_kept": 0.2}),
+    ("fastgrnn", {"byte_weights": False, "gate_nonlinearity": "quant_sigmoid"}),
+    ("fastgrnn_lsq", {"nonlinearity": "quant_tanh", "gate_nonlinearity": "quant_sigmoid4"}),
+    ("fastgrnn_lsq", {"nonlinearity": "relu"}),
+    *(
+        ("incremental", {"inner_steps": 3, "start": start, "nonlinearity": nonlinearity, "leak": 0.7})
+        for start in ("previous", "zero")
+        for nonlinearity in ("relu", "tanh")
+    ),
+    ("incremental", {"recurrent_rank": 3, "inner_steps": 2}),
+    ("nais_net", {"margin": 0.3, "step_size": 0.5}),
+    ("neural_ode_rnn", {"step_size": 0.2}),
+    ("noisy_rnn", {"skew_weight": 0.5, "linear_damping": 0.7, "recurrent_damping": 0.3}),
+    *(
+        ("ode_rnn", {"solver": solver, "solver_steps": 2, "flow_size": 5, "step_size": 0.7})
+        for solver in ("euler", "midpoint", "heun", "rk4")
+    ),
 ]
 
 
@@ -45,7 +90,7 @@ def _id(value: object) -> str | None:
 def _random_layer(key: str, sizes: tuple[int, ...], options: dict[str, Any], engine: str = "loop") -> StableRNN:
     """A float64 layer away from its start: biases too are nonzero, matrices of norm about one."""
     _, _, features, hidden = sizes
-    layer = StableRNN(key, features, hidden, engine=engine, **options).double()
+    layer = StableRNN(key, features, hidden, engine=engine, **options).double().eval()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.4 * hidden**-0.5)
     return layer
@@ -54,8 +99,21 @@ def _random_layer(key: str, sizes: tuple[int, ...], options: dict[str, Any], eng
 def _inputs(layer: StableRNN, sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
     batch, time, features, _ = sizes
     x = torch.randn(batch, time, features, dtype=dtype)
-    state = tuple(torch.randn_like(tensor, dtype=dtype) for tensor in layer.initial_state(batch))
-    return x, state
+    if layer.cells[0].takes_missing:
+        x[torch.rand(x.shape) < 0.2] = torch.nan
+    # The first row starts, the others go on from where other inputs led them.
+    with torch.no_grad():
+        _, reached = (
+            copy.deepcopy(layer)
+            .double()
+            .run(
+                torch.randn(batch, 4, features, dtype=torch.float64),
+                tuple(tensor.double() for tensor in layer.initial_state(batch)),
+            )
+        )
+    for tensor in reached:
+        tensor[0] = 0
+    return x, tuple(tensor.to(dtype) for tensor in reached)
 
 
 def _weighted_sum(outputs: Tensor, last: tuple[Tensor, ...]) -> Tensor:
@@ -76,7 +134,9 @@ def _results(
         outputs, last = states[0], tuple(tensor[:, -1] for tensor in states)
     else:
         outputs, last = layer.run(leaves[0], tuple(leaves[1:]))
-    gradients = torch.autograd.grad(_weighted_sum(outputs, last), [*leaves, *layer.parameters()])
+    gradients = torch.autograd.grad(
+        _weighted_sum(outputs, last), [*leaves, *layer.parameters()], allow_unused=True, materialize_grads=True
+    )
     return [tensor.detach() for tensor in (outputs, *last)], list(gradients)
 
 

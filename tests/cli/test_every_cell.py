@@ -22,11 +22,15 @@ def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
     write_load(empty.path("load.csv"))
     data = ("--horizon", HORIZON, "--context-length", CONTEXT, "--target", "heat") if task == "forecast" else ()
     source = "load.csv" if task == "forecast" else "digits"
-    small = ("--hidden-size", 6, "--max-steps", 3)
+    small = ("--hidden-size", 16, "--max-steps", 30)
     empty.ok("-q", "train", "--data", source, *data, "--cell", cell, *small, "--run-dir", "run")
 
-    document = empty.ok("-q", "export", "run", "--name", "model", "--json").json
+    formats = ("--format", "onnx", "--format", "torchscript")
+    document = empty.ok("-q", "export", "run", "--name", "model", *formats, "--json").json
     assert document["ref"] == "model:1"
+    assert {"step.onnx", "sequence.onnx", "model.torchscript"} <= set(document["files"])
+    assert len({row["time"] for row in document["parity"]["compared"]}) >= 3
+    assert empty.ok("-q", "registry", "verify", "model", "--json").json["ok"] is True
     assert document["parity"]["step_rel_error"] <= 1e-5
     assert document["parity"]["stream_equals_sequence"] is True
 
@@ -51,6 +55,14 @@ def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
         assert content[0]["mean_forecast"] == [row["mean"] for row in rows]
     else:
         assert [answer["label"] for answer in content] == [row["label"] for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", list_cells())
+def test_the_command_that_cells_show_gives_trains(empty: Workplace, cell: str) -> None:
+    program, *words = empty.ok("-q", "cells", "show", cell, "--json").json["train"].split()
+    assert program == "stablernn"
+    assert empty.ok("-q", *words, "--max-steps", 2, "--json").json["cell"] == cell
 
 
 def asked(workplace: Workplace, task: str) -> tuple[list[dict[str, Any]], str]:

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from cli_helpers import Workplace
-from stablernn_cli.docs import readme, render
+from stablernn_cli.docs import cells_page, readme, render
 from stablernn_cli.main import app
 
 HEAVY = ("torch", "onnxruntime", "polars", "matplotlib", "fastapi", "uvicorn", "numpy", "onnx", "scipy", "filelock")
@@ -112,6 +112,7 @@ def test_every_command_takes_json(name: str) -> None:
 def test_the_documentation_is_current() -> None:
     root = Path(__file__).parents[2]
     assert (root / "docs" / "cli.md").read_text(encoding="utf-8") == render(), "run `make docs`"
+    assert (root / "docs" / "cells.md").read_text(encoding="utf-8") == cells_page(), "run `make docs`"
     page = (root / "README.md").read_text(encoding="utf-8")
     assert page == readme(page, root), "run `make docs`"
 

@@ -26,7 +26,8 @@ def test_cells_list(empty: Workplace) -> None:
         "gru",
     } <= {row["key"] for row in rows}
     for row in rows:
-        assert set(row) == {"key", "title", "paper", "year", "guarantee", "family"}
+        assert set(row) == {"key", "title", "paper", "year", "guarantee", "family", "exports"}
+        assert row["exports"] == ["onnx", "torchscript"]
         assert isinstance(row["year"], int)
     assert [row["key"] for row in empty.ok("cells", "list", "lvf*", "--json").json] == ["lvf", "lvf_mid"]
     assert "lvf_mid" in empty.ok("cells", "list").out

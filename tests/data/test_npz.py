@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from stablernn.data import ClassificationData, load_data
@@ -138,6 +139,18 @@ HUGE[2, 1] = 1e300
             "'d.npz' has the array 'mask', which is not read yet. Write missing values as NaN in 'x' and drop it.",
         ),
         (
+            {"x": X, "y": Y, "t": np.zeros((3, 3))},
+            "'d.npz': 't' must be numbers or dates of the shape (4, 3) or (3,), as 'x' says, got float64 (3, 3).",
+        ),
+        (
+            {"x": X, "y": Y, "t": np.array([[0, 1, 2], [0, 1, 2], [0, 2, 1], [0, 1, 2]])},
+            "'d.npz': the times t[2] must be finite and never fall. Sort the steps by time.",
+        ),
+        (
+            {"x": X, "y": Y, "t": np.array([0, np.nan, 2.0])},
+            "'d.npz': the times t[0] must be finite and never fall. Sort the steps by time.",
+        ),
+        (
             {"x": INFINITE, "y": Y},
             "'d.npz': x[3, 0, 1] is -inf. Values must be finite float32 numbers; write a missing one as NaN.",
         ),
@@ -166,6 +179,9 @@ HUGE[2, 1] = 1e300
         "length too large",
         "lengths not whole",
         "mask",
+        "times of another shape",
+        "times that fall",
+        "a time missing",
         "infinite",
         "too large for float32",
         "one class",
@@ -307,3 +323,50 @@ def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
         "'d.npz': the labels 'y' must be whole numbers or words, got y[1]=0.5; "
         "a number to predict is a forecast, which takes a table."
     )
+
+
+def times_of(path: Path, t: npt.NDArray[Any], lengths: list[int] | None = None) -> ClassificationData:
+    y, further = np.array([0, 1] * 10), {} if lengths is None else {"lengths": np.array(lengths)}
+    np.savez(path, x=np.random.default_rng(0).normal(size=(20, 4, 1)), y=y, t=t, **further)
+    data = load_data(path)
+    assert isinstance(data, ClassificationData)
+    return data
+
+
+def test_times_become_distances_in_units_of_their_median(tmp_path: Path) -> None:
+    data = times_of(tmp_path / "d.npz", np.array([100.0, 130.0, 145.0, 175.0]))
+    assert data.time_step == 30.0
+    assert data.train.dt is not None
+    assert np.array_equal(np.unique(data.train.dt, axis=0), np.array([[1.0, 1.0, 0.5, 1.0]], np.float32))
+    assert data.longest_step() == 1.0
+
+
+def test_dates_are_times_in_seconds(tmp_path: Path) -> None:
+    days = np.array(["2024-01-01", "2024-01-02", "2024-01-03", "2024-01-06"], "datetime64[D]")
+    data = times_of(tmp_path / "d.npz", days)
+    assert data.time_step == 86_400
+    assert data.longest_step() == 3.0
+
+
+def test_what_stands_behind_the_end_counts_in_no_time(tmp_path: Path) -> None:
+    t = np.tile([0.0, 1.0, 2.0, 3.0], (20, 1))
+    t[:10, 2:] = -5
+    data = times_of(tmp_path / "d.npz", t, [2] * 10 + [4] * 10)
+    assert data.time_step == 1.0
+    assert data.train.dt is not None
+    assert (data.train.dt == 1).all()
+
+
+def test_times_in_another_step_or_left_out(tmp_path: Path) -> None:
+    data = times_of(tmp_path / "d.npz", np.array([0.0, 60.0, 120.0, 240.0]))
+    finer, without = data.in_steps_of(20.0), data.in_steps_of(None)
+    assert finer.train.dt is not None
+    assert finer.train.dt[0].tolist() == [1.0, 3.0, 3.0, 6.0]
+    assert finer.time_step == 20.0
+    assert without.train.dt is None
+    assert without.train.gather([0]).dt is None
+
+
+def test_times_enter_the_fingerprint(tmp_path: Path) -> None:
+    even, uneven = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0, 4.0])
+    assert times_of(tmp_path / "a.npz", even).fingerprint != times_of(tmp_path / "b.npz", uneven).fingerprint

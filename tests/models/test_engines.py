@@ -25,10 +25,17 @@ class OnlyRNN(LoopEngine):
         return cell.key == "rnn"
 
     def run(
-        self, cell: StableCell, weights: tuple[Tensor, ...], drive: Tensor, state: State, valid: Tensor | None
+        self,
+        cell: StableCell,
+        weights: tuple[Tensor, ...],
+        drive: Tensor,
+        state: State,
+        valid: Tensor | None,
+        dt: Tensor | None = None,
+        substeps: int = 1,
     ) -> tuple[Tensor, State]:
         self.runs += 1
-        return super().run(cell, weights, drive, state, valid)
+        return super().run(cell, weights, drive, state, valid, dt, substeps)
 
 
 @pytest.fixture

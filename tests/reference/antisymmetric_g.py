@@ -4,13 +4,16 @@
     z_t = sigmoid(K h_{t-1} + V_z x_t + b_z)
     h_t = h_{t-1} + eps z_t .* tanh(K h_{t-1} + V_h x_t + b_h)
 
-Vectors are columns in the formula; a batch holds one state per row, so ``K h`` reads ``h @ K.T`` below.
+A step of irregular length takes eps dt. Vectors are columns in the formula; a batch holds one state per row, so ``K h``
+reads ``h @ K.T`` below.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from reference.pieces import step_length
 
 
 def recurrent_matrix(params: dict[str, Tensor], gamma: float) -> Tensor:
@@ -19,13 +22,15 @@ def recurrent_matrix(params: dict[str, Tensor], gamma: float) -> Tensor:
     return upper - upper.T - gamma * torch.eye(upper.shape[0], dtype=upper.dtype)
 
 
-def sequence(params: dict[str, Tensor], x: Tensor, h0: Tensor, *, eps: float, gamma: float) -> Tensor:
-    """All states (B, T, N) of x (B, T, m), with Wh (N, N), V_z and V_h (N, m), b_z and b_h (N)."""
+def sequence(
+    params: dict[str, Tensor], x: Tensor, h0: Tensor, *, eps: float, gamma: float, dt: Tensor | None = None
+) -> Tensor:
+    """All states (B, T, N) of x (B, T, m), with Wh (N, N), V_z, V_h (N, m), b_z, b_h (N); optionally dt (B, T)."""
     p, K = params, recurrent_matrix(params, gamma)
     h, states = h0, []
     for t in range(x.shape[1]):
         product = h @ K.T
         z = torch.sigmoid(product + x[:, t] @ p["V_z"].T + p["b_z"])
-        h = h + eps * z * torch.tanh(product + x[:, t] @ p["V_h"].T + p["b_h"])
+        h = h + step_length(eps, dt, t) * z * torch.tanh(product + x[:, t] @ p["V_h"].T + p["b_h"])
         states.append(h)
     return torch.stack(states, dim=1)

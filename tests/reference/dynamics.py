@@ -30,12 +30,15 @@ def train(layer: StableRNN, steps: int) -> None:
     """Optimizer steps on a small task whose loss moves every parameter."""
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
     x = torch.randn(8, 12, layer.input_size, dtype=torch.float64)
-    target = torch.randn(8, layer.hidden_size, dtype=torch.float64)
-    for _ in range(steps):
+    if layer.cells[0].takes_missing:
+        x[:, ::3] = torch.nan
+    target = torch.randn(8, layer.output_size, dtype=torch.float64)
+    for step in range(steps):
         optimizer.zero_grad()
         loss = (layer(x)[0][:, -1] - target).square().mean()
         loss.backward()
         optimizer.step()
+        layer.after_step(step + 1, steps)
 
 
 def eye(size: int) -> Tensor:

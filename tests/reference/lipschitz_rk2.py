@@ -4,14 +4,16 @@
     k   = f(h_{t-1}, x_t)
     h_t = h_{t-1} + eps f(h_{t-1} + (eps / 2) k, x_t)
 
-The input is held over the step: both stages see x_t. Vectors are columns in the formula; a batch holds one state per
-row, so ``A h`` reads ``h @ A.T`` below.
+The input is held over the step: both stages see x_t. A step of irregular length takes eps dt. Vectors are columns in
+the formula; a batch holds one state per row, so ``A h`` reads ``h @ A.T`` below.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from reference.pieces import step_length
 
 
 def symmetric_skew(M: Tensor, beta: float, gamma: float) -> Tensor:
@@ -29,8 +31,9 @@ def sequence(
     beta: float,
     gamma_A: float,
     gamma_W: float,
+    dt: Tensor | None = None,
 ) -> Tensor:
-    """All states (B, T, N) of x (B, T, m), with M_A and M_W (N, N), U (N, m), b (N)."""
+    """All states (B, T, N) of x (B, T, m), with M_A and M_W (N, N), U (N, m), b (N); optionally dt (B, T)."""
     A = symmetric_skew(params["M_A"], beta, gamma_A)
     W = symmetric_skew(params["M_W"], beta, gamma_W)
     U, b = params["U"], params["b"]
@@ -41,6 +44,7 @@ def sequence(
     h, states = h0, []
     for t in range(x.shape[1]):
         k = f(h, x[:, t])
-        h = h + eps * f(h + (eps / 2) * k, x[:, t])
+        step = step_length(eps, dt, t)
+        h = h + step * f(h + (step / 2) * k, x[:, t])
         states.append(h)
     return torch.stack(states, dim=1)

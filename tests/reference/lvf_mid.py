@@ -1,6 +1,6 @@
 """Latent vector field RNN, implicit midpoint rule (Azencot et al. 2021, eq. 16 in place of eq. 5).
 
-    Phi = (I - (dt/2) D)^{-1} (I + (dt/2) D),  D from the field V as in eqs. 9, 12 to 14
+    Phi = (I - (Dt/2) D)^{-1} (I + (Dt/2) D),  Dt the step, D from the field V as in eqs. 9, 12 to 14
     h_t = s(Phi h_{t-1} + U x_t)
 
 Phi is orthogonal where D is skew (div V = 0): it is then the Cayley transform. The factor 1/2 and the sign of D are a
@@ -16,18 +16,19 @@ from torch import Tensor
 from reference.lvf import activation, operator
 
 
-def recurrent_matrix(V: Tensor, dt: float, hard: bool = False) -> Tensor:
+def recurrent_matrix(V: Tensor, step: float, hard: bool = False) -> Tensor:
     """Phi (N, N) of eq. 16, by an explicit inverse: N is small here and a reference may be slow."""
     identity = torch.eye(V.shape[0], dtype=V.dtype)
     D = operator(V, hard)
-    return torch.linalg.inv(identity - (dt / 2) * D) @ (identity + (dt / 2) * D)
+    inverse: Tensor = torch.linalg.inv(identity - (step / 2) * D)
+    return inverse @ (identity + (step / 2) * D)
 
 
 def sequence(
-    params: dict[str, Tensor], x: Tensor, h0: Tensor, *, dt: float, nonlinearity: str, hard: bool = False
+    params: dict[str, Tensor], x: Tensor, h0: Tensor, *, step: float, nonlinearity: str, hard: bool = False
 ) -> Tensor:
     """All states (B, T, N) of x (B, T, m), with V (N, N), U (N, m), b (N)."""
-    Phi, U = recurrent_matrix(params["V"], dt, hard), params["U"]
+    Phi, U = recurrent_matrix(params["V"], step, hard), params["U"]
     h, states = h0, []
     for t in range(x.shape[1]):
         h = activation(h @ Phi.T + x[:, t] @ U.T, params, nonlinearity)

@@ -6,6 +6,7 @@ parameters flow through the reference. What a paper does with its letters stands
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -13,7 +14,51 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from reference import antisymmetric, antisymmetric_g, gru, lipschitz, lipschitz_rk2, lstm, lvf, lvf_mid, rnn
+from reference import (
+    antisym_ablation,
+    antisymmetric,
+    antisymmetric_g,
+    cfc,
+    cornn,
+    dtriv,
+    eunn,
+    exprnn,
+    fastgrnn,
+    fastrnn,
+    fc_urnn,
+    gru,
+    gru_d,
+    identity_rnn,
+    incremental,
+    indrnn,
+    kru,
+    lem,
+    lipschitz,
+    lipschitz_rk2,
+    lru,
+    lstm,
+    lvf,
+    lvf_mid,
+    mingru,
+    minlstm,
+    momentum_lstm,
+    nais_net,
+    neural_ode_rnn,
+    nnrnn,
+    noisy_rnn,
+    ode_lstm,
+    ode_rnn,
+    ren,
+    rnn,
+    rnn_orth,
+    scornn,
+    slstm,
+    soft_orth,
+    spectral_rnn,
+    sr_lstm,
+    unicornn,
+    urnn,
+)
 
 
 class Row(NamedTuple):
@@ -58,13 +103,243 @@ def _lipschitz_scalars(cell: Any) -> dict[str, Any]:
     }
 
 
+def _lem(cell: Any) -> dict[str, Tensor]:
+    named = {"Wy": cell.weight_memory}
+    for letter, parameter in (("W", cell.weight_hh), ("V", cell.weight_ih), ("b", cell.bias_ih)):
+        # W has no fourth block of its own: Wy acts on the memory.
+        for index, part in zip("12zy", parameter.split(cell.hidden_size), strict=False):
+            named[f"{letter}{index}"] = part
+    return named
+
+
+def _momentum_lstm(cell: Any) -> dict[str, Tensor]:
+    named = {}
+    for letter, parameter in (("W", cell.weight_ih), ("U", cell.weight_hh), ("bx", cell.bias_ih), ("bh", cell.bias_hh)):
+        for gate, part in zip("ifgq", parameter.chunk(4), strict=True):
+            named[f"{letter}_{gate}"] = part
+    return named
+
+
+def _slstm(cell: Any) -> dict[str, Tensor]:
+    named = {}
+    for letter, parameter in (("W", cell.weight_ih), ("R", cell.weight_hh), ("b", cell.bias_ih)):
+        for gate, part in zip("ifzo", parameter.chunk(4), strict=True):
+            named[f"{letter}_{gate}"] = part.unflatten(0, (cell.num_heads, -1)) if letter == "R" else part
+    return named
+
+
 def _lvf(cell: Any) -> dict[str, Tensor]:
     # The cell keeps S_ij = (V_ji - V_ij) / 2 for i < j; of the fields V with this S, take the strictly lower one.
     return {"V": 2 * _upper(cell.weight_hh, cell.hidden_size).T, "U": cell.weight_ih, "b": cell.bias}
 
 
 def _lvf_scalars(cell: Any) -> dict[str, Any]:
-    return {"dt": cell.step_size, "nonlinearity": cell.nonlinearity, "hard": cell.constraint == "hard"}
+    return {"step": cell.step_size, "nonlinearity": cell.nonlinearity, "hard": cell.constraint == "hard"}
+
+
+def _modrelu_bias(cell: Any) -> Tensor:
+    # softshrink is modReLU whose bias is -|b|.
+    bias: Tensor = -cell.bias.abs() if cell.nonlinearity == "softshrink" else cell.bias
+    return bias
+
+
+def _scornn(cell: Any) -> dict[str, Tensor]:
+    N, negative = cell.hidden_size, cell.negative_signs
+    D = torch.cat([cell.bias.new_ones(N - negative), -cell.bias.new_ones(negative)])
+    return {"A": _upper(cell.weight_hh, N), "D": D, "U": cell.weight_ih, "b": _modrelu_bias(cell)}
+
+
+def _exprnn(cell: Any) -> dict[str, Tensor]:
+    return {"M": _upper(cell.weight_hh, cell.hidden_size), "U": cell.weight_ih, "b": _modrelu_bias(cell)}
+
+
+def _nnrnn(cell: Any) -> dict[str, Tensor]:
+    N, rows, start = cell.hidden_size, [], 0
+    for i in range(N):
+        # Rows of T without the entries up to the end of their 2 x 2 block, for which the cell keeps no number.
+        first = min(i + 2 - i % 2, N)
+        rows.append(torch.cat([cell.gain.new_zeros(first), cell.weight_upper[start : start + N - first]]))
+        start += N - first
+    return {
+        "A": _upper(cell.weight_hh, N),
+        "T": torch.stack(rows),
+        "gamma": cell.gain,
+        "theta": cell.phase,
+        "U": cell.weight_ih,
+        "b": _modrelu_bias(cell),
+    }
+
+
+def _spectral_rnn(cell: Any) -> dict[str, Tensor]:
+    named = {"u": cell.weight_left, "v": cell.weight_right, "p": cell.spectrum, "M": cell.weight_ih}
+    return {**named, "b": _modrelu_bias(cell)}
+
+
+def _plain_scalars(cell: Any) -> dict[str, Any]:
+    return {"nonlinearity": "modrelu" if cell.nonlinearity == "softshrink" else cell.nonlinearity}
+
+
+def _soft_orth(cell: Any) -> dict[str, Tensor]:
+    named = {"U": cell.weight_ih, "b": cell.bias_ih}
+    if cell.form == "penalty":
+        return {**named, "W": cell.weight_hh}
+    A_P, A_Q = (_upper(free, cell.hidden_size) for free in (cell.weight_left, cell.weight_right))
+    return {**named, "A_P": A_P, "A_Q": A_Q, "p": cell.spectrum, "h_0": cell.hidden_0}
+
+
+def _soft_orth_scalars(cell: Any) -> dict[str, Any]:
+    if cell.form == "penalty":
+        return {"form": "penalty"}
+    return {"form": "factored", "margin": cell.margin if cell.form == "factored" else math.inf}
+
+
+def _complex(cell: Any) -> dict[str, Tensor]:
+    """What complex cells have in common; two rows of numbers are [Re | Im]."""
+    return {"b": _modrelu_bias(cell)} | _parts(cell.weight_ih, "V")
+
+
+def _parts(stacked: Tensor, letter: str, dim: int = 0) -> dict[str, Tensor]:
+    re, im = stacked.chunk(2, dim=dim)
+    return {f"{letter}_re": re, f"{letter}_im": im}
+
+
+def _urnn(cell: Any) -> dict[str, Tensor]:
+    named = {"theta": cell.phases, "permutation": cell.permutation}
+    return named | _complex(cell) | _parts(cell.hidden_0, "h0") | _parts(cell.reflections, "v", dim=1)
+
+
+def _eunn(cell: Any) -> dict[str, Tensor]:
+    if cell.variant == "real":
+        # The real reference adds .01 to the modulus, which soft thresholding does without.
+        bias = cell.bias if cell.nonlinearity == "modrelu" else -cell.bias.abs() - 0.01
+        return {"theta": cell.theta, "U": cell.weight_ih, "b": bias}
+    angles = {"theta": cell.theta, "phi": cell.phi, "omega": cell.omega}
+    return angles | {"b": _modrelu_bias(cell)} | _parts(cell.weight_ih, "U")
+
+
+def _antisym_ablation(cell: Any) -> dict[str, Tensor]:
+    (V_z, V_h), (b_z, b_h) = cell.weight_ih.chunk(2), cell.bias_ih.chunk(2)
+    return {"K": cell.weight_hh, "V_z": V_z, "V_h": V_h, "b_z": b_z, "b_h": b_h}
+
+
+def _in_bytes(weight: Tensor) -> Tensor:
+    """Whole numbers from -127 to 127 times a scale that makes the largest entry 127."""
+    scale = weight.abs().max() / 127
+    return torch.round(weight / scale) * scale
+
+
+def _kept(weight: Tensor, fraction: float) -> Tensor:
+    """1 at the largest entries, as many as the fraction allows, one at least."""
+    count = max(1, int(fraction * weight.numel() + 1e-6))
+    smallest = torch.sort(weight.detach().abs().flatten()).values[-count]
+    return (weight.detach().abs() >= smallest).to(weight.dtype)
+
+
+def _fast_matrices(cell: Any) -> dict[str, Tensor]:
+    """W and U, or their factors, as the cell evaluates with them, and their masks."""
+    named = {}
+    for letter, name, kept in (("W", "weight_ih", cell.input_kept), ("U", "weight_hh", cell.recurrent_kept)):
+        factors = {letter: getattr(cell, name)}
+        if hasattr(cell, f"{name}_right"):
+            factors = {f"{letter}1": getattr(cell, name), f"{letter}2": getattr(cell, f"{name}_right")}
+        for factor, weight in factors.items():
+            named[factor] = _in_bytes(weight) if cell.byte_weights else weight
+            named[f"mask_{factor}"] = _kept(weight, kept)
+    return named
+
+
+def _fastrnn(cell: Any) -> dict[str, Tensor]:
+    return _fast_matrices(cell) | {"b": cell.bias_ih, "alpha": cell.alpha, "beta": cell.beta}
+
+
+def _fastgrnn(cell: Any) -> dict[str, Tensor]:
+    b_g, b_u = (_in_bytes(cell.bias_ih) if cell.byte_weights else cell.bias_ih).chunk(2)
+    return _fast_matrices(cell) | {"b_g": b_g, "b_u": b_u, "zeta": cell.zeta, "nu": cell.nu}
+
+
+_QUANT = {"quant_tanh": "quantTanh", "quant_sigmoid": "quantSigm", "quant_sigmoid4": "quantSigm4"}
+
+
+def _fast_functions(cell: Any) -> dict[str, Any]:
+    named = {name: getattr(cell, name, None) for name in ("nonlinearity", "gate_nonlinearity")}
+    return {name: _QUANT.get(word, word) for name, word in named.items() if word}
+
+
+def _incremental(cell: Any) -> dict[str, Tensor]:
+    named = {"W": cell.weight_ih, "b": cell.bias_ih, "e": cell.inner_lengths}
+    if hasattr(cell, "weight_hh_right"):
+        return named | {"U1": cell.weight_hh, "U2": cell.weight_hh_right}
+    return named | {"U": cell.weight_hh}
+
+
+def _ode_rnn(cell: Any) -> dict[str, Tensor]:
+    flow = {"F_1": cell.flow_in, "c_1": cell.flow_in_bias, "F_2": cell.flow_out, "c_2": cell.flow_out_bias}
+    return flow | _gru(cell)
+
+
+def _fc_urnn(cell: Any) -> dict[str, Tensor]:
+    M, B_0 = cell.weight_hh, cell.base_matrix()
+    generator = {"S": M.triu(1), "Y": M.tril(-1).T + 2**0.5 * torch.diag(M.diagonal())}
+    return generator | {"B0_re": B_0.real, "B0_im": B_0.imag} | _complex(cell) | _parts(cell.hidden_0, "h0")
+
+
+def _kru(cell: Any) -> dict[str, Tensor]:
+    named = {"b": _modrelu_bias(cell)} | _parts(cell.weight_ih, "U")
+    pieces = cell.weight_hh.split([2 * p * p for p in cell.sizes])
+    for f, (p, piece) in enumerate(zip(cell.sizes, pieces, strict=True), start=1):
+        named |= _parts(piece.reshape(2 * p, p), f"W_{f}")
+    return named
+
+
+def _gates(letters: str, **parameters: Tensor) -> dict[str, Tensor]:
+    """Parameters whose rows are those of one gate after the other, as ``{name}_{letter}``."""
+    return {
+        f"{name}_{letter}": part
+        for name, parameter in parameters.items()
+        for letter, part in zip(letters, parameter.chunk(len(letters)), strict=True)
+    }
+
+
+def _lru(cell: Any) -> dict[str, Tensor]:
+    (B_re, B_im), (C_re, C_im) = cell.weight_ih.chunk(2), cell.weight_output.chunk(2, dim=1)
+    named = {"nu": cell.log_decay, "th": cell.log_phase, "gm": cell.log_gain, "D": cell.weight_skip}
+    return {**named, "B_re": B_re, "B_im": B_im, "C_re": C_re, "C_im": C_im}
+
+
+def _gru_d(cell: Any) -> dict[str, Tensor]:
+    gates = _gates("zrn", W=cell.weight_ih, U=cell.weight_hh, V=cell.weight_mask, b=cell.bias_ih)
+    inputs = {"w_gx": cell.input_decay, "b_gx": cell.input_decay_bias}
+    return {**gates, **inputs, "W_gh": cell.state_decay, "b_gh": cell.state_decay_bias}
+
+
+def _cfc(cell: Any) -> dict[str, Tensor]:
+    maps = [(torch.cat([cell.weight_ih, cell.weight_hh], dim=1), cell.bias_ih)]
+    if cell.backbone_layers > 1:
+        maps += zip(cell.weight_backbone, cell.bias_backbone, strict=True)
+    if cell.backbone_layers:
+        maps.append((cell.weight_head, cell.bias_head))
+    *layers, head = maps
+    named = {}
+    for letter, parameter in zip("Wb", head, strict=True):
+        for name, part in zip(("f1", "f2", "ta", "tb"), parameter.chunk(4), strict=True):
+            named[f"{letter}_{name}"] = part
+    for index, (weight, bias) in enumerate(layers, start=1):
+        named |= {f"W_{index}": weight, f"b_{index}": bias}
+    return named
+
+
+def _ode_lstm(cell: Any) -> dict[str, Tensor]:
+    flow = {"W_1": cell.flow_in, "b_1": cell.flow_in_bias, "W_2": cell.flow_out, "b_2": cell.flow_out_bias}
+    return {**flow, **_gates("ifgq", W=cell.weight_ih, U=cell.weight_hh, b=cell.bias_ih)}
+
+
+def _ren(cell: Any) -> dict[str, Tensor]:
+    n, q = cell.hidden_size, cell.num_neurons
+    D12, B2, D22 = cell.weight_ih.split([q, n, n])
+    bv, bx, by = cell.bias_ih.split([q, n, n])
+    C2, D21 = cell.weight_output.split([n, q], dim=1)
+    free = {"X": cell.weight_hh, "Y1": _upper(cell.weight_skew, n)}
+    return {**free, "B2": B2, "D12": D12, "D22": D22, "bx": bx, "bv": bv, "by": by, "C2": C2, "D21": D21}
 
 
 MAPPING: dict[str, Row] = {
@@ -77,10 +352,69 @@ MAPPING: dict[str, Row] = {
         lambda c: {"eps": c.step_size, "gamma": c.damping},
     ),
     "antisymmetric_g": Row(antisymmetric_g, _antisymmetric_g, lambda c: {"eps": c.step_size, "gamma": c.damping}),
+    "antisym_ablation": Row(antisym_ablation, _antisym_ablation, lambda c: {"eps": c.step_size, "gamma": c.damping}),
+    "fastrnn": Row(fastrnn, _fastrnn, _fast_functions),
+    "fastgrnn": Row(fastgrnn, _fastgrnn, _fast_functions),
+    "fastgrnn_lsq": Row(fastgrnn, _fastgrnn, _fast_functions),
+    "incremental": Row(
+        incremental, _incremental, lambda c: {"a": c.leak, "nonlinearity": c.nonlinearity, "start": c.start}
+    ),
+    "nais_net": Row(
+        nais_net,
+        lambda c: {"R": c.weight_hh, "B": c.weight_ih, "b": c.bias_ih},
+        lambda c: {"e": c.margin, "eps": c.step_size},
+    ),
+    "neural_ode_rnn": Row(
+        neural_ode_rnn,
+        lambda c: {"W": c.weight_hh, "U": c.weight_ih, "b": c.bias_ih},
+        lambda c: {"eps": c.step_size},
+    ),
+    "noisy_rnn": Row(
+        noisy_rnn,
+        lambda c: _lipschitz(c) | {"d": c.unit_steps},
+        lambda c: {"beta": c.skew_weight, "gamma_A": c.linear_damping, "gamma_W": c.recurrent_damping},
+    ),
+    "ode_rnn": Row(ode_rnn, _ode_rnn, lambda c: {"solver": c.solver, "substeps": c.solver_steps, "eps": c.step_size}),
     "lipschitz": Row(lipschitz, _lipschitz, lambda c: _lipschitz_scalars(c) | {"alpha": c.linear_scale}),
     "lipschitz_rk2": Row(lipschitz_rk2, _lipschitz, _lipschitz_scalars),
+    "rnn_orth": Row(rnn_orth, lambda c: {"W": c.weight_hh, "U": c.weight_ih, "b": _modrelu_bias(c)}, _plain_scalars),
+    "soft_orth": Row(soft_orth, _soft_orth, _soft_orth_scalars),
+    "scornn": Row(scornn, _scornn, lambda c: {}),
+    "spectral_rnn": Row(spectral_rnn, _spectral_rnn, lambda c: {"r": c.margin} | _plain_scalars(c)),
+    "urnn": Row(urnn, _urnn, lambda c: {}),
+    "fc_urnn": Row(fc_urnn, _fc_urnn, lambda c: {"parametrization": c.parametrization}),
+    "kru": Row(kru, _kru, lambda c: {}),
+    "eunn": Row(eunn, _eunn, lambda c: {"variant": c.variant, "capacity": c.capacity, "style": c.style}),
+    "exprnn": Row(exprnn, _exprnn, lambda c: {"parametrization": c.parametrization}),
+    "dtriv": Row(
+        dtriv, lambda c: {**_exprnn(c), "B_0": c.base_matrix()}, lambda c: {"parametrization": c.parametrization}
+    ),
+    "nnrnn": Row(nnrnn, _nnrnn, lambda c: {}),
+    "lru": Row(lru, _lru, lambda c: {"activation": c.activation}),
+    "mingru": Row(mingru, lambda c: _gates("zh", W=c.weight_ih, b=c.bias_ih), lambda c: {}),
+    "minlstm": Row(minlstm, lambda c: _gates("fih", W=c.weight_ih, b=c.bias_ih), lambda c: {}),
+    "ren": Row(ren, _ren, lambda c: {"eps": c.margin, "ab": c.contraction_rate}),
+    "gru_d": Row(gru_d, _gru_d, lambda c: {}),
+    "cfc": Row(cfc, _cfc, lambda c: {"backbone": c.activation}),
+    "ode_lstm": Row(ode_lstm, _ode_lstm, lambda c: {"solver": c.solver}),
     "lvf": Row(lvf, _lvf, _lvf_scalars),
     "lvf_mid": Row(lvf_mid, _lvf, _lvf_scalars),
+    "cornn": Row(
+        cornn,
+        lambda c: {"W": c.weight_hh, "Wz": c.weight_velocity, "V": c.weight_ih, "b": c.bias_ih},
+        lambda c: {"step": c.step_size, "gamma": c.stiffness, "epsilon": c.damping},
+    ),
+    "lem": Row(lem, _lem, lambda c: {"step": c.step_size}),
+    "unicornn": Row(
+        unicornn,
+        lambda c: {"w": c.weight_hh, "c": c.speed, "V": c.weight_ih, "b": c.bias_ih},
+        lambda c: {"step": c.step_size, "alpha": c.stiffness},
+    ),
+    "momentum_lstm": Row(momentum_lstm, _momentum_lstm, lambda c: {"mu": c.momentum, "s": c.input_scale}),
+    "sr_lstm": Row(sr_lstm, _momentum_lstm, lambda c: {"s": c.input_scale, "F": c.restart}),
+    "slstm": Row(slstm, _slstm, lambda c: {}),
+    "indrnn": Row(indrnn, lambda c: {"u": c.weight_hh, "W": c.weight_ih, "b": c.bias_ih}, lambda c: {}),
+    "identity_rnn": Row(identity_rnn, lambda c: {"W": c.weight_hh, "U": c.weight_ih, "b": c.bias}, lambda c: {}),
 }
 
 

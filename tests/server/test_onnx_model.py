@@ -192,7 +192,7 @@ def test_a_signature_without_states_is_refused(published: Published, tmp_path: P
     registry = republished(published, tmp_path, lambda fields, files: fields["signature"].pop("states") and None)
     assert refusal(registry) == (
         "'animals:1' cannot be served: the sequence in its signature has an input 'state_0' that is neither a state "
-        "nor one of x, lengths."
+        "nor one of x, lengths, dt."
     )
 
 
@@ -200,7 +200,7 @@ UNUSABLE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no step": (lambda s: s.pop("step"), "its signature lacks 'sequence' or 'step'."),
     "no states": (
         lambda s: s.update(states=[]),
-        "the sequence in its signature has an input 'state_0' that is neither a state nor one of x, lengths.",
+        "the sequence in its signature has an input 'state_0' that is neither a state nor one of x, lengths, dt.",
     ),
     "no x": (
         lambda s: s["step"]["inputs"][0].update(name="y"),

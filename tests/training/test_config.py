@@ -98,8 +98,8 @@ def test_a_length_in_a_later_layer_replaces_the_other_kind(first: str, second: s
 
 
 TRAINING = (
-    "'training' has epochs, max_steps, batch_size, lr, optimizer, weight_decay, momentum, schedule, step_epochs, "
-    "lr_decay, clip_norm, patience, seed, device, threads."
+    "'training' has epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, weight_decay, momentum, schedule, "
+    "step_epochs, lr_decay, clip_norm, patience, seed, device, threads."
 )
 UNKNOWN = {
     "typing mistake": (
@@ -159,8 +159,8 @@ WRONG = {
     "model.window=5": "model.window is only used by the scaling 'window', got model.scaling='standard'.",
     "model.cell=null": "model.cell must be a valid string, got None.",
     "training=5": (
-        "training must be a section with keys (epochs, max_steps, batch_size, lr, optimizer, weight_decay, momentum, "
-        "schedule, step_epochs, lr_decay, clip_norm, patience, seed, device, threads), got 5."
+        "training must be a section with keys (epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, "
+        "weight_decay, momentum, schedule, step_epochs, lr_decay, clip_norm, patience, seed, device, threads), got 5."
     ),
 }
 

@@ -42,7 +42,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> ForecastData:
 class Repeats:
     """The seasonal naive forecast, made from the context alone."""
 
-    def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None, *, dt: None = None) -> dict[str, np.ndarray]:
         b = x[:, :, 1]
         mean = np.stack([b[:, -4 + step % 4] for step in range(6)], axis=1)[..., None]
         return {"mean": mean, "quantiles": mean[..., None] + np.array([-1.0, 0.0, 1.0])}
@@ -54,7 +54,7 @@ class Knows:
     def __init__(self, y: np.ndarray, classes: int) -> None:
         self.answers = iter(np.eye(classes, dtype=np.float32)[y])
 
-    def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None, *, dt: None = None) -> dict[str, np.ndarray]:
         return {"probabilities": np.stack([next(self.answers) for _ in x])}
 
 
@@ -82,7 +82,7 @@ class Shapes:
         self.shape = shape
         self.name = name
 
-    def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None, *, dt: None = None) -> dict[str, np.ndarray]:
         return {self.name: np.zeros((len(x), *self.shape))}
 
 
@@ -107,7 +107,7 @@ def test_batches_do_not_change_scores(digits: ClassificationData) -> None:
 def test_predict_keeps_the_order(digits: ClassificationData) -> None:
     model = Classifier("rnn", 1, 10, 4)
     outputs = predict(TorchPredictor(model), digits.validation, batch_size=100)
-    x, lengths, _ = digits.validation.gather(np.arange(150, 160))
+    x, lengths, _, _ = digits.validation.gather(np.arange(150, 160))
     with torch.no_grad():
         expected = torch.softmax(model(torch.from_numpy(x), torch.from_numpy(lengths)), dim=-1)
     np.testing.assert_allclose(outputs["probabilities"][150:160], expected.numpy(), rtol=1e-5)

@@ -17,7 +17,7 @@ def settings(**given: object) -> TrainingConfig:
 
 def rates(schedule: str, total: int, epoch: int = 1, **given: object) -> list[float]:
     chosen = settings(schedule=schedule, **given)
-    optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(1))], chosen)
+    optimizer = build_optimizer({"other": [torch.nn.Parameter(torch.zeros(1))], "orthogonal": []}, chosen)
     scheduler = build_schedule(optimizer, chosen, total_steps=total, epoch_steps=epoch)
     seen = []
     for _ in range(total):
@@ -35,7 +35,9 @@ def test_equals_torch(name: str) -> None:
     for ours in (True, False):
         weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
         optimizer = (
-            build_optimizer([weight], settings(optimizer=name, lr=0.05, weight_decay=0.1, **given))
+            build_optimizer(
+                {"other": [weight], "orthogonal": []}, settings(optimizer=name, lr=0.05, weight_decay=0.1, **given)
+            )
             if ours
             else classes.get(name, torch.optim.RMSprop)([weight], lr=0.05, weight_decay=0.1, **given)
         )
@@ -71,7 +73,7 @@ def test_step_drops_after_epochs() -> None:
 
 def test_one_cycle_leaves_the_momentum_alone() -> None:
     chosen = settings(momentum=0.7, schedule="one-cycle")
-    optimizer = build_optimizer([torch.nn.Parameter(torch.zeros(1))], chosen)
+    optimizer = build_optimizer({"other": [torch.nn.Parameter(torch.zeros(1))], "orthogonal": []}, chosen)
     build_schedule(optimizer, chosen, total_steps=10, epoch_steps=1)
     assert optimizer.param_groups[0]["momentum"] == 0.7
 
@@ -81,3 +83,16 @@ def test_one_cycle_of_a_single_step_is_its_end_as_its_description_says() -> None
     assert max(rates("one-cycle", 2)) > 0.08
     described = " ".join(str(TrainingConfig.model_fields["schedule"].description).split())
     assert "in a run of a single step; for that take constant" in described
+
+
+def test_orthogonal_parameters_have_their_own_rate_and_no_decay() -> None:
+    free, skew = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    chosen = settings(weight_decay=0.2, orthogonal_lr=0.003, schedule="cosine")
+    optimizer = build_optimizer({"other": [free], "orthogonal": [skew]}, chosen)
+    first, second = optimizer.param_groups
+    assert (first["params"], first["lr"], first["weight_decay"]) == ([free], 0.1, 0.2)
+    assert (second["params"], second["lr"], second["weight_decay"]) == ([skew], 0.003, 0.0)
+    schedule = build_schedule(optimizer, chosen, total_steps=2, epoch_steps=1)
+    optimizer.step()
+    schedule.step()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.0015])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stablernn.cells import list_cells, recommended_training
+from stablernn.cells import create_cell, list_cells, recommended_training
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.errors import ConfigError, UnknownNameError
 from stablernn.training.config import Config, load_config
@@ -34,7 +34,10 @@ def settings(*overrides: str, cell: str = "lipschitz") -> Config:
 @pytest.mark.parametrize("cell", list_cells())
 def test_takes_what_the_catalog_recommends(cell: str, preset: str, digits: ClassificationData) -> None:
     training = resolve(settings(f"model.preset={preset}", cell=cell), digits).training
-    for key, value in recommended_training(cell, preset).items():
+    recommended = recommended_training(cell, preset)
+    if not create_cell(cell, 1, 2, preset=preset).orthogonal:
+        recommended.pop("orthogonal_lr", None)  # of another form of the cell
+    for key, value in recommended.items():
         assert getattr(training, key) == value
     for key in ("epochs", "batch_size", "lr", "optimizer", "weight_decay", "schedule"):
         assert getattr(training, key) is not None
@@ -147,3 +150,58 @@ def test_unknown_cell(digits: ClassificationData) -> None:
     with pytest.raises(UnknownNameError) as caught:
         resolve(settings(cell="lipshitz"), digits)
     assert str(caught.value) == "Unknown cell 'lipshitz'. Did you mean 'lipschitz'? See `stablernn cells list`."
+
+
+def timed(digits: ClassificationData, gap: float) -> ClassificationData:
+    """Digits whose pixels are half an hour apart but for one gap of so many of them."""
+    dt = np.ones(digits.train.x.shape[:2], np.float32)
+    dt[:, 7] = gap
+    return replace(digits, train=replace(digits.train, dt=dt), time_step=1800.0)
+
+
+def test_times_in_the_data_are_used_and_what_they_mean_is_kept(digits: ClassificationData) -> None:
+    model = resolve(settings(), timed(digits, 4.5)).model
+    assert (model.time, model.time_step, model.max_dt) == ("dt", 1800.0, 4.5)
+    model = resolve(settings("model.time_step=3600"), timed(digits, 4.5)).model
+    assert (model.time_step, model.max_dt) == (3600.0, 2.25)
+    assert resolve(settings("model.max_dt=9"), timed(digits, 4.5)).model.max_dt == 9.0
+
+
+def test_times_can_be_ignored(digits: ClassificationData) -> None:
+    model = resolve(settings("model.time=ignore", cell="gru"), timed(digits, 4.5)).model
+    assert (model.time, model.time_step, model.max_dt) == ("ignore", None, None)
+
+
+def test_a_gap_that_would_make_every_step_slow_is_refused(digits: ClassificationData) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings(), timed(digits, 500.0))
+    assert str(caught.value) == (
+        "The longest time between two steps is 500 regular steps of 1800, for which 'lipschitz' would divide every "
+        "step into 500 parts, 64 are allowed; set a longer model.time_step, or cut the sequences at the gaps."
+    )
+
+
+@pytest.mark.parametrize("override", ["model.time=dt", "model.max_dt=3", "model.time_step=60"])
+def test_settings_of_time_need_data_with_times(digits: ClassificationData, override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings(override), digits)
+    name = override if override == "model.time=dt" else override.split("=")[0]
+    assert str(caught.value) == (
+        f"{name} need data that says when its steps were, by an array 't', and 'digits' does not."
+    )
+
+
+def test_orthogonal_matrices_train_at_a_tenth_of_the_rate(digits: ClassificationData) -> None:
+    assert resolve(settings("training.lr=0.02", cell="scornn"), digits).training.orthogonal_lr == pytest.approx(0.002)
+    given = resolve(settings("training.orthogonal_lr=0.5", cell="scornn"), digits).training
+    assert given.orthogonal_lr == 0.5
+    assert resolve(settings(), digits).training.orthogonal_lr is None
+
+
+def test_a_rate_for_orthogonal_matrices_is_refused_where_there_is_none(digits: ClassificationData) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings("training.orthogonal_lr=0.5", cell="gru"), digits)
+    assert str(caught.value) == (
+        "training.orthogonal_lr is only used by cells with an orthogonal matrix, "
+        "got training.orthogonal_lr=0.5 with model.cell='gru'."
+    )

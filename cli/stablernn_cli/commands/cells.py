@@ -31,8 +31,10 @@ def list_(
     if as_json:
         output.document(rows)
     else:
-        output.table(("key", "title", "paper", "year", "guarantee"), [[*list(row.values())[:5]] for row in rows])
-        output.note("`stablernn cells show KEY` has equation and options.")
+        columns = ("key", "paper", "year", "guarantee", "family", "exports")
+        shown = [{**row, "exports": ", ".join(row["exports"])} for row in rows]
+        output.table(columns, [[row[column] for column in columns] for row in shown])
+        output.note("`stablernn cells show KEY` has equation, options and a command that trains it.")
 
 
 @app.command()
@@ -41,7 +43,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Key of a cell, as `cells list` prints it.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show one cell: equation, guarantee, options
+    """Show one cell: equation, guarantee, options, how to train it
 
     Options are set by `stablernn train --set model.cell_options.NAME=VALUE`. The preset 'practical' holds values of
     ours that train well; 'paper' (`--preset paper`) holds the published ones.
@@ -59,6 +61,8 @@ def show(
         "options": presets,
         "training": {preset: dict(info.training.get(preset, {})) for preset in presets},
         "paper_source": info.paper_source,
+        "takes": {"dt": info.cell.takes_dt, "missing": info.cell.takes_missing},
+        "train": f"stablernn train --data digits --cell {info.key} --hidden-size 64 --run-dir runs/{info.key}",
     }
     if as_json:
         output.document(document)
@@ -70,12 +74,16 @@ def show(
             "family": info.family,
             "guarantee": info.guarantee,
             "one step": info.equation,
+            "irregular time": "takes the time between steps" if info.cell.takes_dt else "regular steps only",
+            "missing values": "takes them as they are" if info.cell.takes_missing else "filled in before the cell",
+            "exports to": ", ".join(info.exports),
         },
         title=info.title,
     )
     _show_presets(output, "option (model.cell_options.*)", presets)
     _show_presets(output, "recommended (training.*)", document["training"])
     output.text(f"\nThe preset 'practical' is ours. 'paper': {info.paper_source or 'the same values'}")
+    output.text(f"\nTrain it:\n    {document['train']}")
 
 
 def _show_presets(output: Output, heading: str, presets: dict[str, dict[str, Any]]) -> None:
@@ -96,4 +104,5 @@ def _row(info: CellInfo) -> dict[str, Any]:
         "year": info.year,
         "guarantee": info.guarantee,
         "family": info.family,
+        "exports": list(info.exports),
     }

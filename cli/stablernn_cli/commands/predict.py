@@ -74,6 +74,7 @@ def predict(
             task=model.task,
             features=model.features,
             context_length=model.context_length,
+            time_step=model.config.model.time_step,
             **_columns(model),
         )
         outputs = run(model.predictor, _Samples(inputs))
@@ -117,7 +118,8 @@ class _Samples:
     def gather(self, indices: Array) -> Any:
         from stablernn.data import Samples
 
-        return Samples(self._inputs.x[indices], self._inputs.lengths[indices], indices)
+        dt = None if self._inputs.dt is None else self._inputs.dt[indices]
+        return Samples(self._inputs.x[indices], self._inputs.lengths[indices], indices, dt)
 
 
 def _steps(model: Target, horizon: int | None) -> int | None:

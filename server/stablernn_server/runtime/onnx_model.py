@@ -93,8 +93,10 @@ class OnnxModel:
         if signature.sequence is None or signature.step is None:
             raise self._refusal("its signature lacks 'sequence' or 'step'.")
         self.states: tuple[StateSignature, ...] = tuple(signature.states)
-        self._check_convention("sequence", signature.sequence, ["batch", "time"], {"lengths": ["batch"]})
-        self._check_convention("step", signature.step, ["batch"], {})
+        self.max_dt: float | None = signature.max_dt
+        whole: dict[str, list[int | str]] = {"lengths": ["batch"], "dt": ["batch", "time"]}
+        self._check_convention("sequence", signature.sequence, ["batch", "time"], whole)
+        self._check_convention("step", signature.step, ["batch"], {"dt": ["batch"]})
         self.sequence = self._open(version, "sequence", signature.sequence, threads)
         self.step = self._open(version, "step", signature.step, threads)
         self._state_outputs = frozenset(state.output for state in self.states)
@@ -229,16 +231,21 @@ class OnnxModel:
         """
         return self.run(self.step, {"x": x, **(state or {})})
 
-    def run_numpy(self, x: Array, lengths: Array | None = None, stop: Stop | None = None) -> dict[str, Array]:
+    def run_numpy(
+        self, x: Array, lengths: Array | None = None, stop: Stop | None = None, *, dt: Array | None = None
+    ) -> dict[str, Array]:
         """The answers for whole sequences, without the states; the name is that of ``stablernn.training``'s predictors.
 
         Args:
             x: As in :meth:`run_sequence`.
             lengths: Likewise.
             stop: As in :meth:`run`.
+            dt: Shape ``(batch, time)``, the time from the step before in regular steps, where the model takes it;
+                default: 1.
         """
         answers = [name for name in self.sequence.outputs if name not in self._state_outputs]
-        inputs = {"x": x} if lengths is None else {"x": x, "lengths": lengths}
+        given = {"x": x, "lengths": lengths, "dt": dt}
+        inputs = {name: value for name, value in given.items() if value is not None}
         return self.run(self.sequence, inputs, answers, stop)
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -343,8 +350,12 @@ class OnnxModel:
                 feeds[name] = _checked(name, np.asarray(inputs[name]), spec, shape)
                 if name == "lengths":
                     _check_lengths(feeds[name], sizes["time"])
+                if name == "dt":
+                    _check_dt(feeds[name], self.max_dt)
             elif name == "lengths":
                 feeds[name] = np.full(shape, sizes["time"], np.int64)
+            elif name == "dt":
+                feeds[name] = np.ones(shape, np.float32)
             elif spec.optional:
                 feeds[name] = np.zeros(shape, np.dtype(spec.dtype))
             else:
@@ -385,6 +396,16 @@ def _check_lengths(lengths: Array, time: int) -> None:
     if lengths.min() < 1 or lengths.max() > time:
         worst = int(lengths.max() if lengths.max() > time else lengths.min())
         raise InputError(f"lengths must lie between 1 and the {_count(time, 'time step')} of x, got {worst}.")
+
+
+def _check_dt(dt: Array, longest: float | None) -> None:
+    if dt.min() < 0:
+        raise InputError(f"dt must be 0 or more, the time since the step before, got {dt.min():g}.")
+    if longest is not None and dt.max() > longest:
+        raise InputError(
+            f"dt must be at most {longest:g}, the longest step that the model was trained with, got {dt.max():g}; "
+            "divide the gap into steps with missing values."
+        )
 
 
 def _unknown_tensor(side: str, given: str, specs: Mapping[str, TensorSignature], label: str) -> InputError:

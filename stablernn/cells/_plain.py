@@ -1,0 +1,75 @@
+"""The plain family of steps, ``h <- f(K h + U x)``, whose members differ in how the matrix K is built."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, check_word, uniform_
+from stablernn.parametrizations import modrelu
+
+Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]
+
+
+class PlainWeights(NamedTuple):
+    recurrent: Tensor
+    """K, (hidden, hidden)."""
+    bias: Tensor
+    """What the nonlinearity adds, (hidden,)."""
+
+
+class PlainCell(StableCell):
+    """Input projection, bias and nonlinearity of a cell whose subclass gives ``recurrent_matrix``.
+
+    ``tanh`` and ``relu`` act on ``z + bias``; ``modrelu`` is ``sign(z) max(|z| + bias, 0)``; ``softshrink`` is modReLU
+    with the bias ``-|bias|``, which no training can make positive and which is therefore 1-Lipschitz. A subclass makes
+    its own parameters, then calls ``reset_parameters``.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        nonlinearity: One of ``nonlinearities``.
+
+    Raises:
+        ValueError: If the nonlinearity is another.
+    """
+
+    nonlinearities: ClassVar[tuple[Nonlinearity, ...]] = ("tanh", "relu", "modrelu", "softshrink")
+
+    def __init__(self, input_size: int, hidden_size: int, *, nonlinearity: Nonlinearity) -> None:
+        super().__init__(input_size, hidden_size)
+        check_word(self, "nonlinearity", nonlinearity, self.nonlinearities)
+        self.nonlinearity = nonlinearity
+        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
+        self.bias = nn.Parameter(torch.empty(hidden_size))
+
+    def reset_parameters(self) -> None:
+        uniform_(self.weight_ih, self.input_size)
+        # A threshold |b| has no gradient at exactly zero, where modReLU starts.
+        bound = 0.01 if self.nonlinearity == "softshrink" else 0.0
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def used_bias(self) -> Tensor:
+        """The bias as the nonlinearity adds it."""
+        return -self.bias.abs() if self.nonlinearity == "softshrink" else self.bias
+
+    def materialize(self) -> PlainWeights:
+        return PlainWeights(self.recurrent_matrix(), self.used_bias())
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        (h,) = state
+        recurrent, bias = weights
+        return (self.activate(nn.functional.linear(h, recurrent) + drive, bias),)
+
+    def activate(self, z: Tensor, bias: Tensor) -> Tensor:
+        """The nonlinearity, with a bias as :meth:`used_bias` gives it."""
+        if self.nonlinearity == "tanh":
+            return torch.tanh(z + bias)
+        if self.nonlinearity == "relu":
+            return torch.relu(z + bias)
+        return modrelu(z, bias)

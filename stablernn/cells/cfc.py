@@ -1,0 +1,185 @@
+"""Closed-form continuous-time network: Hasani, Lechner, Amini et al., Nature Machine Intelligence 2022."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, check_word
+from stablernn.cells._catalog import register_cell
+
+Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
+# Slope about zero, on average of both sides.
+_SLOPES = {"lecun_tanh": 1.7159 * 0.666, "tanh": 1.0, "relu": 0.5, "silu": 0.5, "gelu": 0.5}
+
+
+@register_cell(
+    "cfc",
+    title="closed-form continuous-time network",
+    paper="Hasani, Lechner, Amini et al.: Closed-form Continuous-time Neural Networks (Nature Mach. Intell. 2022)",
+    year=2022,
+    guarantee="none by construction: the state stays within 1 for any time step",
+    family="general",
+    equation=(
+        "v = backbone([x, h]), affine maps with an activation; s = sigmoid(ta(v) dt + tb(v)); "
+        "h <- (1 - s) .* tanh(f1(v)) + s .* tanh(f2(v)), all four affine"
+    ),
+    paper_options={"backbone_units": 128, "init": "xavier"},
+    paper_source=(
+        "the released code's defaults: one backbone layer of 128 units with LeCun's tanh, Glorot weights; the training "
+        "settings are ours, and so is the start in the preset practical."
+    ),
+    training={
+        "practical": {"lr": 0.001, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {"lr": 0.001, "optimizer": "adam"},
+    },
+)
+class CfCCell(StableCell):
+    r"""A closed form in place of an ODE's solution: a gate that depends on time blends two heads.
+
+    .. math::
+        v = \mathrm{backbone}([x_t, h_{t-1}]), \quad s = \sigma(t_a(v)\, dt + t_b(v)), \quad
+        h_t = (1 - s) \odot \tanh(f_1(v)) + s \odot \tanh(f_2(v))
+
+    In code: the first affine map is ``weight_ih`` on x, ``weight_hh`` on h and ``bias_ih``; the backbone's further
+    layers are ``weight_backbone`` and ``bias_backbone``; ``weight_head`` and ``bias_head`` hold f1, f2, t_a, t_b one
+    over the other. Without a backbone the first map is the head.
+
+    Guarantee:
+        None by construction. The state lies within 1 in every coordinate, whatever the time step: it is a convex
+        combination of two tanh.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        backbone_layers: Affine maps, each followed by the activation, before the head; 0 or more.
+        backbone_units: Length of what they give; None: hidden_size, our choice.
+        activation: ``lecun_tanh``, which is ``1.7159 tanh(0.666 v)``, ``tanh``, ``relu``, ``silu`` or ``gelu``.
+        init: Weights at the start: ``xavier`` is Glorot uniform; ``memory`` (ours) makes backbone and f1, f2 together
+            pass the state on as nearly unchanged as their nonlinearities allow.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    Raises:
+        ValueError: If ``backbone_layers`` is negative, ``backbone_units`` is below 1, or a word is none of
+            those listed.
+
+    Example:
+        >>> cell = CfCCell(input_size=3, hidden_size=8)
+        >>> cell(torch.zeros(2, 3), dt=2.5).shape
+        torch.Size([2, 8])
+
+    References:
+        The paper's eq. 2 as its released code has it: f1 and f2 are heads of one backbone, and the gate's time enters
+        as t_a dt + t_b. The code's modes without a gate and without time are not offered.
+    """
+
+    takes_dt = True
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        backbone_layers: int = 1,
+        backbone_units: int | None = None,
+        activation: Activation = "lecun_tanh",
+        init: Literal["memory", "xavier"] = "memory",
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        if backbone_layers < 0:
+            raise ValueError(f"backbone_layers must be 0 or more for CfCCell, got {backbone_layers}.")
+        if backbone_units is not None and backbone_units < 1:
+            raise ValueError(f"backbone_units must be 1 or more, or None, for CfCCell, got {backbone_units}.")
+        check_word(self, "activation", activation, tuple(_SLOPES))
+        check_word(self, "init", init, ("memory", "xavier"))
+        self.backbone_layers = backbone_layers
+        self.backbone_units = backbone_units
+        self.activation = activation
+        self.init = init
+        head, units = 4 * hidden_size, hidden_size if backbone_units is None else backbone_units
+        first = units if backbone_layers else head
+        self.weight_hh = nn.Parameter(torch.empty(first, hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(first, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(first))
+        if backbone_layers > 1:
+            self.weight_backbone = nn.Parameter(torch.empty(backbone_layers - 1, units, units))
+            self.bias_backbone = nn.Parameter(torch.empty(backbone_layers - 1, units))
+        if backbone_layers:
+            self.weight_head = nn.Parameter(torch.empty(head, units))
+            self.bias_head = nn.Parameter(torch.empty(head))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        n = self.hidden_size
+        for name, parameter in self.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(parameter)
+            elif name != "weight_backbone":
+                nn.init.xavier_uniform_(parameter)
+        for matrix in self._backbone()[1:]:
+            nn.init.xavier_uniform_(matrix)
+        if self.init == "xavier":
+            return
+        with torch.no_grad():
+            through = torch.eye(n, dtype=self.weight_hh.dtype, device=self.weight_hh.device)
+            for matrix in self._backbone():
+                nn.init.orthogonal_(matrix)
+                through = _SLOPES[self.activation] * matrix @ through
+            head = self.weight_head if self.backbone_layers else self.weight_hh
+            head[: 2 * n] = torch.linalg.pinv(through).repeat(2, 1)
+
+    def substeps(self, longest: float) -> int:
+        """One: the closed form takes a time of any length."""
+        return 1
+
+    def recurrent_matrix(self) -> Tensor:
+        """What the first affine map does to the state."""
+        return self.weight_hh
+
+    def materialize(self) -> tuple[Tensor, ...]:
+        """The first map's matrix on the state, then matrix and bias of each further map, the head's last."""
+        used = [self.weight_hh]
+        if self.backbone_layers > 1:
+            for weight, bias in zip(self.weight_backbone, self.bias_backbone, strict=True):
+                used += [weight, bias]
+        if self.backbone_layers:
+            used += [self.weight_head, self.bias_head]
+        return tuple(used)
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        (h,) = state
+        recurrent, *further = weights
+        v = nn.functional.linear(h, recurrent) + drive
+        for weight, bias in zip(further[::2], further[1::2], strict=True):
+            v = nn.functional.linear(self._activate(v), weight, bias)
+        f1, f2, rate, offset = v.chunk(4, dim=-1)
+        s = torch.sigmoid((rate if dt is None else rate * dt) + offset)
+        return ((1 - s) * torch.tanh(f1) + s * torch.tanh(f2),)
+
+    def _backbone(self) -> list[Tensor]:
+        """The matrices of the backbone's layers, the first one's that on the state."""
+        if self.backbone_layers < 2:
+            return [self.weight_hh] * self.backbone_layers
+        return [self.weight_hh, *self.weight_backbone.unbind()]
+
+    def _activate(self, v: Tensor) -> Tensor:
+        match self.activation:
+            case "lecun_tanh":
+                return 1.7159 * torch.tanh(0.666 * v)
+            case "tanh":
+                return torch.tanh(v)
+            case "relu":
+                return torch.relu(v)
+            case "silu":
+                return nn.functional.silu(v)
+            case "gelu":
+                return nn.functional.gelu(v)

@@ -1,0 +1,145 @@
+"""coRNN: Rusch, Mishra, "Coupled oscillatory recurrent neural network (coRNN): an accurate and (gradient) stable
+architecture for learning long time dependencies", ICLR 2021."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
+from stablernn.cells._catalog import register_cell
+
+
+class CoRNNWeights(NamedTuple):
+    recurrent: Tensor
+    """The matrices of position and velocity side by side, (hidden, 2 hidden): one product a step."""
+
+
+@register_cell(
+    "cornn",
+    title="coupled oscillators, driven and damped",
+    paper="Rusch, Mishra: Coupled Oscillatory Recurrent Neural Network (coRNN) (ICLR 2021)",
+    year=2021,
+    guarantee="with regular steps the state stays bounded by construction, for any weights and inputs; not contracting",
+    family="general",
+    equation=(
+        "z <- z + step_size (tanh(W y + Wz z + V x + b) - stiffness y - damping z); y <- y + step_size z (the new z)"
+    ),
+    paper_options={"step_size": 0.042, "stiffness": 2.7, "damping": 4.7},
+    paper_source=(
+        "the released code's settings for ordered MNIST with 256 units, training included; on permuted MNIST it takes "
+        "step_size .076, stiffness .4, damping 8 and lr .0054."
+    ),
+    training={
+        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {
+            "lr": 0.0021,
+            "optimizer": "adam",
+            "schedule": "step",
+            "lr_decay": 0.1,
+            "step_epochs": 100,
+            "epochs": 120,
+            "batch_size": 120,
+        },
+    },
+)
+class CoRNNCell(StableCell):
+    r"""Oscillators coupled through a tanh, one implicit-explicit step of their second-order equation.
+
+    .. math::
+        z_t = z_{t-1} + \Delta t \, (\tanh(W y_{t-1} + \mathcal{W} z_{t-1} + V x_t + b)
+            - \gamma y_{t-1} - \epsilon z_{t-1}), \quad
+        y_t = y_{t-1} + \Delta t \, z_t
+
+    In code: y is ``hidden``, z is ``velocity``, :math:`\Delta t` is ``step_size``, :math:`\gamma` is ``stiffness``,
+    :math:`\epsilon` is ``damping``; W is ``weight_hh``, :math:`\mathcal{W}` is ``weight_velocity``, V is
+    ``weight_ih``, b is ``bias_ih``.
+
+    Guarantee:
+        By construction, for any weights and inputs: each unit is a damped linear oscillator driven by a number within
+        [-1, 1], whose step is stable where 2 step_size damping + step_size^2 stiffness < 4, which is required; so
+        regular steps leave the state within a bound that does not depend on time. At the default options steps of
+        changing length do too, since one norm shrinks at every length. For any options and steps up to the regular
+        one, where also step_size damping <= 1 and step_size stiffness < damping, the energy
+        stiffness |y|^2 + |z|^2 grows by at most hidden_size step_size / (damping - step_size stiffness) a step (the
+        paper's proposition for the implicit damping, in the form that the explicit one has). The coupling through
+        the tanh can still drive trajectories apart, and the paper's bounds on gradients need small weights, which
+        nothing enforces.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Number of oscillators.
+        step_size: Length of a step, greater than 0. The default is ours.
+        stiffness: Restoring force, greater than 0. The default is ours.
+        damping: Of the velocity, greater than 0. The default is ours.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: hidden and velocity, each ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next hidden and velocity
+
+    Raises:
+        ValueError: If an option is not positive, or the step is too long for stiffness and damping.
+
+    Example:
+        >>> hidden, velocity = CoRNNCell(input_size=3, hidden_size=8)(torch.zeros(2, 3))
+        >>> hidden.shape
+        torch.Size([2, 8])
+
+    References:
+        The paper's recurrence, which leaves open whether the damping takes the old velocity or the new one; the old one
+        here, as in the released code. Weights start as there, uniform within 1 / sqrt(input_size + 2 hidden_size).
+    """
+
+    state_names = ("hidden", "velocity")
+    takes_dt = True
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        step_size: float = 0.5,
+        stiffness: float = 0.5,
+        damping: float = 0.5,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        check_positive(self, step_size=step_size, stiffness=stiffness, damping=damping)
+        reach = 2 * step_size * damping + step_size**2 * stiffness
+        if reach >= 4:
+            raise ValueError(
+                f"step_size is too long for CoRNNCell: 2 step_size damping + step_size^2 stiffness must be less than 4 "
+                f"for a stable step, got {reach:g}."
+            )
+        self.step_size = step_size
+        self.stiffness = stiffness
+        self.damping = damping
+        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_velocity = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            uniform_(parameter, self.input_size + 2 * self.hidden_size)
+
+    def recurrent_matrix(self) -> Tensor:
+        """W and the velocity's matrix side by side, ``(hidden, 2 hidden)``."""
+        return torch.cat([self.weight_hh, self.weight_velocity], dim=1)
+
+    def materialize(self) -> CoRNNWeights:
+        return CoRNNWeights(self.recurrent_matrix())
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        y, z = state
+        (recurrent,) = weights
+        length = step_length(self.step_size, dt)
+        force = torch.tanh(nn.functional.linear(torch.cat([y, z], dim=-1), recurrent) + drive)
+        z = z + length * (force - self.stiffness * y - self.damping * z)
+        return y + length * z, z

@@ -1,0 +1,198 @@
+"""GRU-D: Che, Purushotham, Cho, Sontag, Liu, "RNNs for multivariate time series with missing values", 2018."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, check_finite, check_positive, check_word, uniform_
+from stablernn.cells._catalog import register_cell
+
+Imputation = Literal["decay", "none"]
+
+
+class GRUDWeights(NamedTuple):
+    input: Tensor
+    """[W | V], (3 hidden, input or 2 input): acts on the values filled in and on which of them were observed."""
+    bias: Tensor
+    """b, (3 hidden,)."""
+    recurrent: Tensor
+    """U_z over U_r, (2 hidden, hidden)."""
+    candidate: Tensor
+    """U_n, (hidden, hidden)."""
+    decay: Tensor
+    """W_gh over diag(w_gx), (hidden + input, input): acts on the elapsed times; W_gh alone without imputation."""
+    decay_bias: Tensor
+    """b_gh and b_gx, (hidden + input,)."""
+
+
+@register_cell(
+    "gru_d",
+    title="GRU whose state and missing inputs decay with time",
+    paper=(
+        "Che, Purushotham, Cho, Sontag, Liu: Recurrent Neural Networks for Multivariate Time Series with Missing "
+        "Values (Scientific Reports 2018)"
+    ),
+    year=2018,
+    guarantee="none by construction: the state stays within 1 once it is there, whatever is missing for however long",
+    family="general",
+    equation=(
+        "e = elapsed + dt, the time since each feature was observed; gx = exp(-max(0, w .* e + b)), "
+        "gh = exp(-max(0, W_gh e + b_gh)); x^ = x where observed, else gx .* last; h <- gh .* h; "
+        "z, r = sigmoid(W x^ + U h + V m + b); n = tanh(W_n x^ + U_n (r .* h) + V_n m + b_n); "
+        "h <- (1 - z) .* h + z .* n"
+    ),
+    paper_options={"update_bias": 0.0},
+    paper_source="the paper's equations; initial values and training settings are ours.",
+    training={
+        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {"lr": 0.001, "optimizer": "adam"},
+    },
+    upper_options={"imputation": "none"},
+)
+class GRUDCell(StableCell):
+    r"""A GRU for missing values: NaN in the input says that a feature was not observed.
+
+    .. math::
+        e = \mathrm{elapsed} + dt, \quad \gamma_x = \exp(-\max(0, w \odot e + b)), \quad
+        \gamma_h = \exp(-\max(0, W_\gamma e + b_\gamma))
+    .. math::
+        \hat x = m \odot x_t + (1 - m) \odot \gamma_x \odot \mathrm{last}, \quad \hat h = \gamma_h \odot h_{t-1}
+    .. math::
+        z, r = \sigma(W \hat x + U \hat h + V m + b), \quad
+        n = \tanh(W_n \hat x + U_n (r \odot \hat h) + V_n m + b_n), \quad h_t = (1 - z) \odot \hat h + z \odot n
+
+    In code: m is 1 where a feature was observed and 0 where not, ``elapsed`` is the time since it last was, ``last``
+    its value then; both are part of the state. W, U, V and b are ``weight_ih``, ``weight_hh``, ``weight_mask`` and
+    ``bias_ih``, rows in the order z, r, n; :math:`w` and :math:`b` of the first line are ``input_decay`` and
+    ``input_decay_bias``, :math:`W_\gamma` and :math:`b_\gamma` are ``state_decay`` and ``state_decay_bias``.
+
+    Guarantee:
+        None by construction. A state within 1 in every coordinate stays so: a factor within 0 to 1 shrinks it, and the
+        step mixes it with a tanh. This and finite gradients hold for every pattern of missing values.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        imputation: ``decay``, or ``none`` for inputs of which none is ever missing, such as those of the upper layers
+            of a stack: no values to fill in, no mask, and all features were last observed a time dt ago.
+        update_bias: Initial bias of the update gate z: below 0 the state is kept at first. Our choice.
+        init_decay: Initial decay rate of state and filled-in values a regular step, on average, greater than 0. Our
+            choice.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``, NaN where missing
+        - state: hidden ``(batch, hidden_size)``, last and elapsed ``(batch, input_size)``, or all three without
+          ``batch``; hidden alone where ``imputation`` is ``none``; zeros when omitted
+        - output: the next state
+
+    Raises:
+        ValueError: If ``imputation`` is another word, or ``init_decay`` is not positive.
+
+    Example:
+        >>> hidden, last, elapsed = GRUDCell(input_size=2, hidden_size=8)(torch.tensor([[1.0, torch.nan]]))
+        >>> elapsed
+        tensor([[0., 1.]])
+
+    References:
+        The paper's eq. 3 to 6 and 10 to 14 (its GRU-D). A missing value decays towards the feature's mean, which is 0
+        after scaling. The paper sets the first elapsed time to 0, here it is the first dt: with the start at zero the
+        two differ only where a value is missing from the beginning.
+    """
+
+    takes_dt = True
+    takes_missing = True
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        imputation: Imputation = "decay",
+        update_bias: float = -1.0,
+        init_decay: float = 0.01,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        check_word(self, "imputation", imputation, ("decay", "none"))
+        check_finite(self, update_bias=update_bias)
+        check_positive(self, init_decay=init_decay)
+        self.imputation = imputation
+        self.update_bias = update_bias
+        self.init_decay = init_decay
+        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(3 * hidden_size))
+        imputes = self.takes_missing = imputation == "decay"
+        self.state_decay = nn.Parameter(torch.empty(hidden_size, input_size if imputes else 1))
+        self.state_decay_bias = nn.Parameter(torch.empty(hidden_size))
+        if imputes:
+            self.state_names = ("hidden", "last", "elapsed")
+            self.weight_mask = nn.Parameter(torch.empty(3 * hidden_size, input_size))
+            self.input_decay = nn.Parameter(torch.empty(input_size))
+            self.input_decay_bias = nn.Parameter(torch.empty(input_size))
+        self.reset_parameters()
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        sizes = (self.hidden_size, self.input_size, self.input_size)
+        return sizes[: len(self.state_names)]
+
+    def reset_parameters(self) -> None:
+        for name, parameter in self.named_parameters():
+            if not name.endswith("bias"):
+                uniform_(parameter, self.hidden_size)
+        with torch.no_grad():
+            self.bias_ih[: self.hidden_size] = self.update_bias
+        # Rates above zero: where max(0, .) cuts off, a rate has no gradient and would stay so.
+        nn.init.uniform_(self.state_decay, 0, 2 * self.init_decay / self.state_decay.shape[1])
+        nn.init.zeros_(self.state_decay_bias)
+        if self.imputation == "decay":
+            nn.init.uniform_(self.input_decay, 0, 2 * self.init_decay)
+            nn.init.zeros_(self.input_decay_bias)
+
+    def substeps(self, longest: float) -> int:
+        """One: the decay is a function of the time that has passed, of whatever length."""
+        return 1
+
+    def recurrent_matrix(self) -> Tensor:
+        """U of z, r and n, one over the other, ``(3 hidden, hidden)``; what decays comes before it."""
+        return self.weight_hh
+
+    def materialize(self) -> GRUDWeights:
+        recurrent, candidate = torch.split(self.weight_hh, [2 * self.hidden_size, self.hidden_size])
+        given: Tensor = self.weight_ih
+        decay: Tensor = self.state_decay
+        decay_bias: Tensor = self.state_decay_bias
+        if self.imputation == "decay":
+            given = torch.cat([given, self.weight_mask], dim=1)
+            decay = torch.cat([decay, torch.diag(self.input_decay)])
+            decay_bias = torch.cat([decay_bias, self.input_decay_bias])
+        return GRUDWeights(given, self.bias_ih, recurrent, candidate, decay, decay_bias)
+
+    def drive(self, x: Tensor) -> Tensor:
+        # What fills in a missing value depends on the state, so that the product waits for the step.
+        return x
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        matrix, bias, recurrent, candidate, decay, decay_bias = weights
+        size, h, given = self.hidden_size, state[0], drive
+        elapsed: Tensor = torch.ones_like(h[:, :1]) if dt is None else dt
+        if self.imputation == "decay":
+            last, before = state[1:]
+            elapsed = before + (1.0 if dt is None else dt)
+        left = torch.exp(-torch.relu(nn.functional.linear(elapsed, decay, decay_bias)))
+        kept: State = ()
+        if self.imputation == "decay":
+            observed = ~torch.isnan(drive)
+            # where, not a product with the mask: NaN times 0 is NaN, in the gradient too.
+            last = torch.where(observed, drive, last)
+            filled = torch.where(observed, last, left[:, size:] * last)
+            given = torch.cat([filled, observed.to(drive.dtype)], dim=-1)
+            kept = (last, torch.where(observed, 0.0, elapsed))
+        h = left[:, :size] * h
+        gates, n = torch.split(nn.functional.linear(given, matrix, bias), [2 * size, size], dim=-1)
+        z, r = torch.sigmoid(gates + nn.functional.linear(h, recurrent)).chunk(2, dim=-1)
+        n = torch.tanh(n + nn.functional.linear(r * h, candidate))
+        return ((1 - z) * h + z * n, *kept)

@@ -1,0 +1,111 @@
+"""IndRNN: Li, Li, Cook, Zhu, Gao, "Independently recurrent neural network (IndRNN): building a longer and deeper RNN",
+CVPR 2018."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, uniform_
+from stablernn.cells._catalog import register_cell
+
+
+class IndRNNWeights(NamedTuple):
+    recurrent: Tensor
+    """u, (hidden,)."""
+
+
+@register_cell(
+    "indrnn",
+    title="independent units, each with its own recurrent weight",
+    paper="Li, Li, Cook, Zhu, Gao: Independently Recurrent Neural Network (IndRNN) (CVPR 2018)",
+    year=2018,
+    guarantee="non-expansive while u is clamped to 1 (the default) after each optimizer step; the state can grow",
+    family="plain",
+    equation="h <- relu(u .* h + W x + b), |u| <= 2^(1/max_length)",
+    paper_options={"max_length": 784},
+    paper_source=(
+        "max_length is the length of MNIST by pixels, training settings as in the released code, which takes 6 layers "
+        "and more; epochs and schedule are our choice."
+    ),
+    training={
+        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {"lr": 0.0002, "optimizer": "adam", "batch_size": 128},
+    },
+)
+class IndRNNCell(StableCell):
+    r"""Units that remember only themselves; they meet in the next layer, so that one layer alone is weak.
+
+    .. math:: h_t = \operatorname{relu}(u \odot h_{t-1} + W x_t + b), \quad |u| \le 2^{1/T}
+
+    In code: u is ``weight_hh``, one number a unit, W is ``weight_ih``, b is ``bias_ih``, T is ``max_length``.
+
+    Guarantee:
+        Kept by clamping u after each optimizer step of our training loop, and at the start: one step multiplies the
+        distance of two states under the same input by at most 2^(1/T), hence T steps by at most 2; without a
+        ``max_length`` the bound is 1 and no number of steps drives states apart. A loop of one's own has to call
+        ``after_step``. The state itself is not bounded: at u = 1 a unit adds up its inputs.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        max_length: T, the steps over which a state may double, 1 or more; None bounds u by 1, our choice.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    Raises:
+        ValueError: If ``max_length`` is below 1.
+
+    Example:
+        >>> cell = IndRNNCell(input_size=3, hidden_size=8)
+        >>> cell(torch.zeros(2, 3)).shape
+        torch.Size([2, 8])
+
+    References:
+        The paper's recurrence with relu; its released code bounds by 5^(1/T) unless told otherwise. u starts uniform on
+        [0, 2^(1/T)]. The paper can start the last layer's u at its upper end, where a task asks for long memory, and
+        puts batch normalization between layers: neither is here. The training settings of the default are ours.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, *, max_length: int | None = None) -> None:
+        super().__init__(input_size, hidden_size)
+        if max_length is not None and max_length < 1:
+            raise ValueError(f"max_length must be 1 or more, or None, for {type(self).__name__}, got {max_length}.")
+        self.max_length = max_length
+        self.weight_hh = nn.Parameter(torch.empty(hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    @property
+    def bound(self) -> float:
+        """The largest modulus of u, 2^(1/T)."""
+        return 1.0 if self.max_length is None else float(2.0 ** (1 / self.max_length))
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.weight_hh, 0, self.bound)
+        uniform_(self.weight_ih, self.input_size)
+        nn.init.zeros_(self.bias_ih)
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        self.weight_hh.clamp_(-self.bound, self.bound)
+
+    def recurrent_matrix(self) -> Tensor:
+        """The diagonal matrix of u."""
+        return torch.diag(self.weight_hh)
+
+    def materialize(self) -> IndRNNWeights:
+        return IndRNNWeights(self.weight_hh)
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        (h,) = state
+        (u,) = weights
+        return (torch.relu(u * h + drive),)

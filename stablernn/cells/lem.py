@@ -1,0 +1,128 @@
+"""LEM: Rusch, Mishra, Erichson, Mahoney, "Long expressive memory for sequence modeling", ICLR 2022."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
+from stablernn.cells._catalog import register_cell
+
+
+class LEMWeights(NamedTuple):
+    recurrent: Tensor
+    """What acts on the hidden state: the matrices of both time scales and of the memory, (3 hidden, hidden)."""
+    memory: Tensor
+    """What acts on the new memory, (hidden, hidden)."""
+
+
+@register_cell(
+    "lem",
+    title="long expressive memory, two gated time scales",
+    paper="Rusch, Mishra, Erichson, Mahoney: Long Expressive Memory for Sequence Modeling (ICLR 2022)",
+    year=2022,
+    guarantee="hidden state and memory stay within 1 by construction for step_size <= 1; not contracting",
+    family="general",
+    equation=(
+        "a = step_size sigmoid(W1 y + V1 x + b1); c = step_size sigmoid(W2 y + V2 x + b2); "
+        "z <- (1 - c) .* z + c .* tanh(Wz y + Vz x + bz); y <- (1 - a) .* y + a .* tanh(Wy z + Vy x + by) (the new z)"
+    ),
+    paper_options={"step_size": 0.31},
+    paper_source="the released code's settings for permuted MNIST with 128 units, training included.",
+    training={
+        "practical": {"lr": 0.02, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {
+            "lr": 0.0073,
+            "optimizer": "adam",
+            "schedule": "step",
+            "lr_decay": 0.1,
+            "step_epochs": 100,
+            "epochs": 120,
+            "batch_size": 128,
+            "clip_norm": 1.1,
+        },
+    },
+)
+class LEMCell(StableCell):
+    r"""Two coupled ordinary differential equations with learned time scales, one implicit-explicit step.
+
+    .. math::
+        a = \Delta t \, \sigma(W_1 y_{t-1} + V_1 x_t + b_1), \quad
+        c = \Delta t \, \sigma(W_2 y_{t-1} + V_2 x_t + b_2)
+    .. math::
+        z_t = (1 - c) \odot z_{t-1} + c \odot \tanh(W_z y_{t-1} + V_z x_t + b_z), \quad
+        y_t = (1 - a) \odot y_{t-1} + a \odot \tanh(W_y z_t + V_y x_t + b_y)
+
+    In code: y is ``hidden``, z is ``memory``, :math:`\Delta t` is ``step_size``; ``weight_hh`` is W_1 over W_2 over
+    W_z, ``weight_memory`` is W_y; ``weight_ih`` and ``bias_ih`` have four blocks, for 1, 2, z and y.
+
+    Guarantee:
+        By construction where ``step_size`` is at most 1, for any weights and inputs: each step mixes hidden state and
+        memory with a tanh, coordinate by coordinate, so that both stay within 1 once they are there; steps of any
+        length keep this. Above 1 the mix has a negative share and the bound is lost. Nothing bounds the Jacobian: the
+        paper's bounds on gradients grow with the weights.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of hidden state and memory.
+        step_size: Largest share of a state that one step replaces, greater than 0. The default is ours.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: hidden and memory, each ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next hidden and memory
+
+    Raises:
+        ValueError: If ``step_size`` is not positive.
+
+    Example:
+        >>> hidden, memory = LEMCell(input_size=3, hidden_size=8)(torch.zeros(2, 3))
+        >>> memory.shape
+        torch.Size([2, 8])
+
+    References:
+        The paper's recurrence, with the indices 1 and 2 of the released code (the paper counts them the other way
+        round) and one bias for each product that the code gives two. All parameters start uniform within
+        1 / sqrt(hidden_size), as there.
+    """
+
+    state_names = ("hidden", "memory")
+    takes_dt = True
+
+    def __init__(self, input_size: int, hidden_size: int, *, step_size: float = 0.5) -> None:
+        super().__init__(input_size, hidden_size)
+        check_positive(self, step_size=step_size)
+        self.step_size = step_size
+        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
+        self.weight_memory = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(4 * hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            uniform_(parameter, self.hidden_size)
+
+    def recurrent_matrix(self) -> Tensor:
+        """W_1, W_2, W_z and W_y, one over the other, ``(4 hidden, hidden)``; the last acts on the memory."""
+        return torch.cat([self.weight_hh, self.weight_memory])
+
+    def materialize(self) -> LEMWeights:
+        return LEMWeights(self.weight_hh, self.weight_memory)
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        y, z = state
+        recurrent, memory = weights
+        length = step_length(self.step_size, dt)
+        drive_1, drive_2, drive_z, drive_y = drive.chunk(4, dim=-1)
+        w_1, w_2, w_z = nn.functional.linear(y, recurrent).chunk(3, dim=-1)
+        a = length * torch.sigmoid(w_1 + drive_1)
+        c = length * torch.sigmoid(w_2 + drive_2)
+        z = (1 - c) * z + c * torch.tanh(w_z + drive_z)
+        y = (1 - a) * y + a * torch.tanh(nn.functional.linear(z, memory) + drive_y)
+        return y, z

@@ -1,0 +1,123 @@
+"""NAIS-Net as a recurrent cell: Ciccone, Gallieri, Masci, Osendorfer, Gomez, "NAIS-Net: stable deep networks from
+non-autonomous differential equations", NeurIPS 2018."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
+from stablernn.cells._catalog import register_cell
+
+
+class NAISWeights(NamedTuple):
+    recurrent: Tensor
+    """``-R^T R - margin I``, (hidden, hidden)."""
+
+
+@register_cell(
+    "nais_net",
+    title="Euler step with a symmetric negative definite matrix, projected",
+    paper="Ciccone, Gallieri, Masci, Osendorfer, Gomez: NAIS-Net (NeurIPS 2018)",
+    year=2018,
+    guarantee="spectral radius of every step's Jacobian below 1 (step_size 1, projected); its 2-norm can exceed 1",
+    family="residual",
+    equation="A = -R^T R - margin I; h <- h + step_size tanh(A h + B x + b); after each optimizer step R is projected",
+    paper_options={"step_size": 1.0, "margin": 0.01},
+    paper_source=(
+        "step_size and margin as usual with this model. The paper has no sequential one: this is the cell that later "
+        "papers compare with, whose start and training settings are not published and are our choice."
+    ),
+    training={
+        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {"lr": 0.001, "optimizer": "adam", "batch_size": 128},
+    },
+)
+class NAISNetCell(StableCell):
+    r"""A residual step whose matrix is symmetric with eigenvalues between -1 and 0, so that no state is an exit.
+
+    .. math:: h_t = h_{t-1} + \epsilon \tanh(A h_{t-1} + B x_t + b), \quad A = -R^\top R - e I
+
+    After every optimizer step R is projected: with :math:`d = 1 - 2e`, if :math:`\|R^\top R\|_F > d` then
+    :math:`R \leftarrow \sqrt{d / \|R^\top R\|_F}\, R`.
+
+    In code: :math:`\epsilon` is ``step_size``, e is ``margin``, R is ``weight_hh``, B is ``weight_ih``, b is
+    ``bias_ih``.
+
+    Guarantee:
+        For a projected R, as every fresh and every trained cell has it, with step_size at most 1: A's eigenvalues lie
+        in [-(1 - e), -e], and those of the step's Jacobian I + step_size diag(tanh') A between 0 and 1 at every state,
+        which the input does not change. They are those of a matrix that is symmetric in coordinates scaled by
+        tanh'^(-1/2), which differ from state to state: the 2-norm can exceed 1, and two trajectories can move apart for
+        a while. ``tests/cells/test_guarantee_residual.py`` shows such a step.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        step_size: Euler step, dimensionless, greater than 0.
+        margin: Distance e that A's eigenvalues keep from 0 and from -1, between 0 and 0.5.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    Raises:
+        ValueError: If ``step_size`` is not positive or ``margin`` is not between 0 and 0.5.
+
+    Example:
+        >>> cell = NAISNetCell(input_size=3, hidden_size=8)
+        >>> cell(torch.zeros(2, 3)).shape
+        torch.Size([2, 8])
+
+    References:
+        The paper, whose layers become steps here. Two public versions scale R^T R by the root where the bound needs its
+        square, d/||R^T R||_F, so that their spectrum leaves the interval; the root is right for R, as here.
+        R starts as a random Gaussian matrix, projected, b at zero: our choice.
+    """
+
+    takes_dt = True
+
+    def __init__(self, input_size: int, hidden_size: int, *, step_size: float = 1.0, margin: float = 0.01) -> None:
+        super().__init__(input_size, hidden_size)
+        check_positive(self, step_size=step_size)
+        if not 0 < margin < 0.5:
+            raise ValueError(f"margin must be between 0 and 0.5 for {type(self).__name__}, got {margin}.")
+        self.step_size = step_size
+        self.margin = margin
+        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight_hh, std=self.hidden_size**-0.5)
+        uniform_(self.weight_ih, self.input_size)
+        nn.init.zeros_(self.bias_ih)
+        with torch.no_grad():
+            self.project()
+
+    def project(self) -> None:
+        """Scale R so that ||R^T R||_F is at most 1 - 2 margin."""
+        size = torch.linalg.matrix_norm(self.weight_hh.T @ self.weight_hh)
+        self.weight_hh.mul_(torch.sqrt(torch.clamp((1 - 2 * self.margin) / size, max=1.0)))
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        self.project()
+
+    def recurrent_matrix(self) -> Tensor:
+        r = self.weight_hh
+        return -r.T @ r - self.margin * torch.eye(self.hidden_size, dtype=r.dtype, device=r.device)
+
+    def materialize(self) -> NAISWeights:
+        return NAISWeights(self.recurrent_matrix())
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        (h,) = state
+        (a,) = weights
+        return (h + step_length(self.step_size, dt) * torch.tanh(nn.functional.linear(h, a) + drive),)

@@ -1,0 +1,157 @@
+"""Noisy RNN: Lim, Erichson, Hodgkinson, Mahoney, "Noisy recurrent neural networks", NeurIPS 2021."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import State, check_not_negative, step_length
+from stablernn.cells._catalog import register_cell
+from stablernn.cells.lipschitz import _LipschitzCell
+
+
+class NoisyWeights(NamedTuple):
+    stacked: Tensor
+    """The linear matrix A over the recurrent matrix W, (2 hidden, hidden)."""
+    lengths: Tensor
+    """Each unit's step d, (hidden,)."""
+
+
+@register_cell(
+    "noisy_rnn",
+    title="Lipschitz RNN with noise on the state in training",
+    paper="Lim, Erichson, Hodgkinson, Mahoney: Noisy Recurrent Neural Networks (NeurIPS 2021)",
+    year=2021,
+    guarantee="conditional, as lipschitz; the noise only encourages stability, and each unit's step is trained freely",
+    family="general",
+    equation=(
+        "A, W as in lipschitz; h <- h + d .* mu .* (A h + tanh(W h + U x + bias)) + additive_noise N(0, 1), "
+        "mu = 1 - multiplicative_noise + multiplicative_noise U(0, 1) in training; mu = 1 and no noise otherwise"
+    ),
+    paper_options={"step_size": 0.01, "linear_damping": 0.001, "recurrent_damping": 0.001, "skew_weight": 0.75},
+    paper_source=(
+        "noise, step and learning rate as in the released code, where additive_noise is 0.02 or 0.05; skew_weight and "
+        "the dampings are the Lipschitz RNN's for ordered MNIST."
+    ),
+    training={
+        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {"lr": 0.001, "optimizer": "adam", "epochs": 100, "batch_size": 128},
+    },
+)
+class NoisyRNNCell(_LipschitzCell):
+    r"""The Lipschitz RNN with a trained step for each unit, and noise on the state in training.
+
+    .. math::
+        h_t = h_{t-1} + d \odot \mu_t \odot (A h_{t-1} + \tanh(W h_{t-1} + U x_t + b)) + s_a n_t, \quad
+        \mu_t = (1 - s_m) + s_m u_t
+
+    with n standard normal and u uniform on (0, 1), drawn for each unit, step and sample; in evaluation
+    :math:`\mu = 1` and there is no n.
+
+    In code: d is ``unit_steps``, which starts at ``step_size``; :math:`s_a` is ``additive_noise``, :math:`s_m` is
+    ``multiplicative_noise``; A, W and the other letters are those of :class:`stablernn.cells.LipschitzRNNCell`. The
+    noise is drawn with the drive, so that a step stays a function of what it is given.
+
+    Guarantee:
+        Conditional, as for the Lipschitz RNN: none by construction. The paper shows that for small noise training
+        minimizes also a penalty on the derivatives of the loss, which encourages stability and robustness; nothing is
+        enforced. A trained d can turn negative, which runs a unit's equation backwards.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        step_size: Where each unit's Euler step starts, greater than 0. The default is ours.
+        skew_weight: Share of the skew part, 0 to 1; 1 is purely skew-symmetric.
+        linear_damping: Shift of A's diagonal, 1/step.
+        recurrent_damping: Shift of W's diagonal, 1/step.
+        init_scale: Standard deviation of the raw matrices' entries times hidden_size.
+        additive_noise: Standard deviation of what is added to the state in training, 0 or more; a step divided for its
+            length gets it once.
+        multiplicative_noise: Share of each unit's step that is random in training, 0 to 1.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    Raises:
+        ValueError: If an option is outside what is listed above.
+
+    Example:
+        >>> cell = NoisyRNNCell(input_size=3, hidden_size=8).eval()
+        >>> bool((cell(torch.zeros(2, 3)) == cell(torch.zeros(2, 3))).all())
+        True
+
+    References:
+        The paper and its released code, which has one step for each unit. The noise does not grow with the length of a
+        step: neither of them has steps of several lengths.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        step_size: float = 0.5,
+        skew_weight: float = 0.75,
+        linear_damping: float = 0.001,
+        recurrent_damping: float = 0.001,
+        init_scale: float = 0.1,
+        additive_noise: float = 0.02,
+        multiplicative_noise: float = 0.02,
+    ) -> None:
+        # The parent's constructor ends by drawing all parameters, before there are steps.
+        super().__init__(
+            input_size,
+            hidden_size,
+            step_size=step_size,
+            skew_weight=skew_weight,
+            linear_damping=linear_damping,
+            recurrent_damping=recurrent_damping,
+            init_scale=init_scale,
+        )
+        check_not_negative(self, additive_noise=additive_noise)
+        if not 0 <= multiplicative_noise <= 1:
+            raise ValueError(
+                f"multiplicative_noise must be from 0 to 1 for {type(self).__name__}, got {multiplicative_noise}."
+            )
+        self.additive_noise = additive_noise
+        self.multiplicative_noise = multiplicative_noise
+        self.unit_steps = nn.Parameter(torch.full((hidden_size,), float(step_size)))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(self, "unit_steps"):
+            nn.init.constant_(self.unit_steps, self.step_size)
+
+    def materialize(self) -> NoisyWeights:  # type: ignore[override]
+        return NoisyWeights(torch.cat([self.linear_matrix(), self.recurrent_matrix()]), self.unit_steps)
+
+    def drive(self, x: Tensor) -> Tensor:
+        """The projected input; in training then the factors mu and the additive noise, ``(..., 3 hidden)``."""
+        driven = super().drive(x)
+        if not self.training or (self.additive_noise == 0 and self.multiplicative_noise == 0):
+            return driven
+        factors = (1 - self.multiplicative_noise) + self.multiplicative_noise * torch.rand_like(driven)
+        return torch.cat([driven, factors, self.additive_noise * torch.randn_like(driven)], dim=-1)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        return self.advance(weights, state, drive, dt, 1)
+
+    def advance(
+        self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
+    ) -> State:
+        """The step in equal parts; what is added to the state is added once, at the end."""
+        (h,) = state
+        stacked, lengths = weights
+        # By the width of the drive: the cell may be in another mode than when it was drawn.
+        driven, *draws = torch.split(drive, self.hidden_size, dim=-1)
+        length = lengths * step_length(1.0, dt) / substeps
+        if draws:
+            length = length * draws[0]
+        for _ in range(substeps):
+            linear, recurrent = nn.functional.linear(h, stacked).chunk(2, dim=-1)
+            h = h + length * (linear + torch.tanh(recurrent + driven))
+        return (h + draws[1] if draws else h,)

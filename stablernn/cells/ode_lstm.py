@@ -1,0 +1,162 @@
+"""ODE-LSTM: Lechner, Hasani, "Learning long-term dependencies in irregularly-sampled time series", 2020."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, check_finite, check_word, uniform_
+from stablernn.cells._catalog import register_cell
+from stablernn.cells._flow import solver_step
+
+_PARTS = 3
+"""Steps of the solver between two samples, as in the released code."""
+
+
+class ODELSTMWeights(NamedTuple):
+    recurrent: Tensor
+    """The LSTM's matrices of i, f, g and q, one over the other, (4 hidden, hidden)."""
+    flow_in: Tensor
+    """F_1, (flow_size, hidden)."""
+    flow_in_bias: Tensor
+    """c_1, (flow_size,)."""
+    flow_out: Tensor
+    """F_2, (hidden, flow_size)."""
+    flow_out_bias: Tensor
+    """c_2, (hidden,)."""
+
+
+@register_cell(
+    "ode_lstm",
+    title="LSTM whose hidden state flows between samples",
+    paper="Lechner, Hasani: Learning Long-Term Dependencies in Irregularly-Sampled Time Series (2020)",
+    year=2020,
+    guarantee="none by construction: the hidden state stays bounded, the cell state can grow by 1 a step",
+    family="general",
+    equation=(
+        "(h, c) <- LSTM(x, (h, c)) as the cell lstm; h <- flow of f over dt, in 3 steps of the solver, "
+        "f(h) = F_2 tanh(F_1 h + c_1) + c_2"
+    ),
+    paper_options={"solver": "rk4"},
+    paper_source=(
+        "the released code's three solver steps, and of the solvers that it offers the classical Runge-Kutta rule; "
+        "forget bias, the start of the flow and all training settings are ours."
+    ),
+    training={
+        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {"lr": 0.005, "optimizer": "adam"},
+    },
+)
+class ODELSTMCell(StableCell):
+    r"""An LSTM step at each sample, after which the hidden state flows along a learned vector field until the next.
+
+    .. math::
+        (h', c_t) = \mathrm{LSTM}(x_t, (h_{t-1}, c_{t-1})), \quad
+        h_t = h' + \int_0^{dt_t} f(h)\, ds, \quad f(h) = F_2 \tanh(F_1 h + c_1) + c_2
+
+    In code: the LSTM's letters are those of :class:`stablernn.cells.LSTMCell`; F_1, c_1 are ``flow_in`` and
+    ``flow_in_bias``, F_2, c_2 are ``flow_out`` and ``flow_out_bias``. The integral is taken in three equal steps of the
+    solver, whatever dt is.
+
+    Guarantee:
+        None by construction. The cell state, which the flow leaves alone, grows by at most 1 a step. Coordinate i of
+        the hidden state stays within ``1 + dt (sum_j |F_2 ij| + |c_2 i|)``: the bracket is the fastest that f can be.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        solver: ``euler``, ``heun`` or ``rk4``, which evaluate f once, twice and four times a step.
+        flow_size: Units of the flow's hidden layer, 1 or more; None: hidden_size, as in the released code.
+        forget_bias: Initial bias of the forget gate. Our choice.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: hidden and cell, each ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next hidden and cell state
+
+    Raises:
+        ValueError: If ``solver`` is another word or ``flow_size`` is below 1.
+
+    Example:
+        >>> cell = ODELSTMCell(input_size=3, hidden_size=8)
+        >>> hidden, cell_state = cell(torch.zeros(2, 3), dt=torch.tensor([0.5, 3.0]))
+        >>> hidden.shape
+        torch.Size([2, 8])
+
+    References:
+        The paper's algorithm 1. Its solver that chooses steps by the data (dopri5) is not offered: no exported graph
+        can do that. The flow starts small, its outer layer at a tenth of torch's linear layers: our choice.
+    """
+
+    state_names = ("hidden", "cell")
+    takes_dt = True
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        solver: Literal["euler", "heun", "rk4"] = "euler",
+        flow_size: int | None = None,
+        forget_bias: float = 1.0,
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        check_word(self, "solver", solver, ("euler", "heun", "rk4"))
+        check_finite(self, forget_bias=forget_bias)
+        if flow_size is not None and flow_size < 1:
+            raise ValueError(f"flow_size must be 1 or more, or None, for ODELSTMCell, got {flow_size}.")
+        self.solver = solver
+        self.flow_size = flow_size
+        self.forget_bias = forget_bias
+        units = hidden_size if flow_size is None else flow_size
+        self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(4 * hidden_size))
+        self.flow_in = nn.Parameter(torch.empty(units, hidden_size))
+        self.flow_in_bias = nn.Parameter(torch.empty(units))
+        self.flow_out = nn.Parameter(torch.empty(hidden_size, units))
+        self.flow_out_bias = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in (self.weight_hh, self.weight_ih):
+            uniform_(weight, self.hidden_size)
+        nn.init.zeros_(self.bias_ih)
+        with torch.no_grad():
+            self.bias_ih[self.hidden_size : 2 * self.hidden_size] = self.forget_bias
+        for parameter in (self.flow_in, self.flow_in_bias):
+            uniform_(parameter, self.hidden_size)
+        for parameter in (self.flow_out, self.flow_out_bias):
+            uniform_(parameter, 100 * len(self.flow_in))
+
+    def substeps(self, longest: float) -> int:
+        """One: the sample enters once, and the flow is divided into three as it is."""
+        return 1
+
+    def recurrent_matrix(self) -> Tensor:
+        """U of the LSTM's four gates, one over the other, ``(4 hidden, hidden)``; the flow comes after it."""
+        return self.weight_hh
+
+    def materialize(self) -> ODELSTMWeights:
+        return ODELSTMWeights(self.weight_hh, self.flow_in, self.flow_in_bias, self.flow_out, self.flow_out_bias)
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        h, c = state
+        recurrent, flow_in, flow_in_bias, flow_out, flow_out_bias = weights
+        i, f, g, q = (nn.functional.linear(h, recurrent) + drive).chunk(4, dim=-1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(q) * torch.tanh(c)
+
+        def velocity(at: Tensor) -> Tensor:
+            inner = torch.tanh(nn.functional.linear(at, flow_in, flow_in_bias))
+            return nn.functional.linear(inner, flow_out, flow_out_bias)
+
+        length = (1.0 if dt is None else dt) / _PARTS
+        for _ in range(_PARTS):
+            h = solver_step(self.solver, velocity, h, length)
+        return h, c

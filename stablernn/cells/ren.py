@@ -1,0 +1,243 @@
+"""Recurrent equilibrium network: Revay, Wang, Manchester, "Recurrent equilibrium networks", IEEE TAC 2023."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, check_positive, check_word, uniform_
+from stablernn.cells._catalog import register_cell
+from stablernn.parametrizations import skew, skew_size
+
+Init = Literal["memory", "random"]
+
+_START = 0.98
+"""Share of each state's norm that "memory" keeps at the start, of what the contraction rate allows."""
+
+
+class RENWeights(NamedTuple):
+    state: Tensor
+    """[C1; A; C2], (neurons + 2 hidden, hidden): what the state gives to neurons, next state and output."""
+    input: Tensor
+    """[D12; B2; D22], (neurons + 2 hidden, input)."""
+    neurons: Tensor
+    """[B1; D21], (2 hidden, neurons)."""
+    within: Tensor
+    """D11, (neurons, neurons), strictly lower triangular."""
+    bias: Tensor
+    """[b_v; b_x; b_y], (neurons + 2 hidden,)."""
+
+
+class RENMatrices(NamedTuple):
+    """What the free parameters of the contracting part stand for; letters as in the paper."""
+
+    E: Tensor
+    P: Tensor
+    L: Tensor
+    """The diagonal of the paper's Lambda, (neurons,)."""
+    F: Tensor
+    B1: Tensor
+    """E times the B1 of the recurrence."""
+    C1: Tensor
+    """L times the C1 of the recurrence."""
+    D11: Tensor
+    """L times the D11 of the recurrence."""
+
+
+@register_cell(
+    "ren",
+    title="contracting recurrent equilibrium network, acyclic",
+    paper="Revay, Wang, Manchester: Recurrent Equilibrium Networks (IEEE Transactions on Automatic Control 2023)",
+    year=2023,
+    guarantee="contracting by construction: two states under one input approach at contraction_rate in a known metric",
+    family="general",
+    equation=(
+        "w = tanh(C1 x + D11 w + D12 u + b_v), D11 strictly lower triangular; y = C2 x + D21 w + D22 u + b_y; "
+        "x <- A x + B1 w + B2 u + b_x"
+    ),
+    paper_options={"init": "random"},
+    paper_source=(
+        "the paper's direct parametrization, with the contraction rate of its definition 1 at 1; the margin and the "
+        "training settings are ours, and so is the start in the preset practical."
+    ),
+    training={
+        "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 40, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {"lr": 0.001, "optimizer": "adam"},
+    },
+)
+class RENCell(StableCell):
+    r"""A linear system in feedback with a layer of neurons, contracting for any value of its parameters.
+
+    .. math::
+        v_t = C_1 x_t + D_{11} w_t + D_{12} u_t + b_v, \quad w_t = \tanh(v_t), \quad
+        y_t = C_2 x_t + D_{21} w_t + D_{22} u_t + b_y, \quad x_{t+1} = A x_t + B_1 w_t + B_2 u_t + b_x
+    .. math::
+        H = X^\top X + \epsilon I = \begin{pmatrix} H_{11} & H_{21}^\top & H_{31}^\top \\ H_{21} & H_{22} & H_{32}^\top
+        \\ H_{31} & H_{32} & P \end{pmatrix}, \quad
+        E = \tfrac12 (H_{11} + P / \bar\alpha^2 + S), \quad \Lambda = \tfrac12 \mathrm{diag}(H_{22})
+    .. math::
+        A = E^{-1} H_{31}, \quad B_1 = E^{-1} H_{32}, \quad B_2 = E^{-1} \tilde B_2, \quad C_1 = -\Lambda^{-1} H_{21},
+        \quad D_{11} = -\Lambda^{-1} \mathrm{tril}(H_{22}, -1), \quad D_{12} = \Lambda^{-1} \tilde D_{12}
+
+    In code: u is the input; x, the state, is ``hidden`` and y the ``output``. X is ``weight_hh``, S a skew-symmetric
+    matrix whose strict upper triangle is ``weight_skew``; :math:`\tilde D_{12}, \tilde B_2, D_{22}` are the rows of
+    ``weight_ih``, C2 and D21 the columns of ``weight_output``, the biases of v, x, y one after the other ``bias_ih``;
+    :math:`\bar\alpha` is ``contraction_rate``, :math:`\epsilon` is ``margin``. D11 is strictly lower triangular, so the
+    neurons are computed one after the other and nothing is solved for.
+
+    Guarantee:
+        By construction, for any value of the parameters: two states under one input approach,
+        ``|x - x'|_M <= contraction_rate |x - x'|_M`` from each step to the next in the norm of the metric
+        ``M = E^T P^-1 E`` (:meth:`metric`); strictly so, even with a rate of 1, as H is positive definite. It follows
+        from the paper's inequality (its section V): H is the matrix there, and tanh has slopes within 0 to 1. In
+        float32 it holds to rounding, which the condition of E multiplies.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state and of the output.
+        num_neurons: Neurons, 1 or more, each of which sees those before it; they are unrolled, so a step takes time in
+            proportion. Our choice.
+        contraction_rate: The rate, above 0 up to 1. A rate below 1 forgets by at least that factor a step.
+        margin: Added to the diagonal of H, greater than 0. Our choice.
+        init: ``memory`` (ours), a system that keeps most of each state at first, or ``random``, X and S Glorot normal.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: output and hidden, each ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next output and hidden state
+
+    Raises:
+        ValueError: If ``num_neurons`` is below 1, ``contraction_rate`` is outside 0 to 1, ``margin`` is not positive or
+            ``init`` is another word.
+
+    Example:
+        >>> cell = RENCell(input_size=3, hidden_size=8)
+        >>> cell.metric().shape
+        torch.Size([8, 8])
+
+    References:
+        The paper's eq. 6 to 8 and the contracting, acyclic case of its direct parametrization. S is the paper's Y1 -
+        Y1^T, of which it keeps all of Y1. The output is as long as the state here.
+    """
+
+    state_names = ("output", "hidden")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_neurons: int = 16,
+        contraction_rate: float = 1.0,
+        margin: float = 0.001,
+        init: Init = "memory",
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        if num_neurons < 1:
+            raise ValueError(f"num_neurons must be 1 or more for RENCell, got {num_neurons}.")
+        if not 0 < contraction_rate <= 1:
+            raise ValueError(f"contraction_rate must be above 0 up to 1 for RENCell, got {contraction_rate}.")
+        check_positive(self, margin=margin)
+        check_word(self, "init", init, ("memory", "random"))
+        self.num_neurons = num_neurons
+        self.contraction_rate = contraction_rate
+        self.margin = margin
+        self.init = init
+        rows = num_neurons + 2 * hidden_size
+        self.weight_hh = nn.Parameter(torch.empty(rows, rows))
+        self.weight_skew = nn.Parameter(torch.empty(skew_size(hidden_size)))
+        self.weight_ih = nn.Parameter(torch.empty(rows, input_size))
+        self.weight_output = nn.Parameter(torch.empty(hidden_size, hidden_size + num_neurons))
+        self.bias_ih = nn.Parameter(torch.empty(rows))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        n = self.hidden_size
+        if self.init == "random":
+            nn.init.xavier_normal_(self.weight_hh)
+            nn.init.normal_(self.weight_skew, std=n**-0.5)
+        else:
+            nn.init.zeros_(self.weight_skew)
+            with torch.no_grad():
+                self.weight_hh.copy_(self._start())
+        uniform_(self.weight_ih, self.input_size)
+        uniform_(self.weight_output, n + self.num_neurons)
+        nn.init.zeros_(self.bias_ih)
+
+    def matrices(self) -> RENMatrices:
+        """The blocks of H, of which the recurrence is made."""
+        n, q = self.hidden_size, self.num_neurons
+        rows = [n, q, n]
+        identity = torch.eye(2 * n + q, dtype=self.weight_hh.dtype, device=self.weight_hh.device)
+        h = self.weight_hh.T @ self.weight_hh + self.margin * identity
+        (h11, _, _), (h21, h22, _), (h31, h32, p) = (torch.split(row, rows, dim=1) for row in torch.split(h, rows))
+        e = (h11 + p / self.contraction_rate**2 + skew(self.weight_skew, n)) / 2
+        return RENMatrices(
+            E=e, P=p, L=torch.diagonal(h22) / 2, F=h31, B1=h32, C1=-h21, D11=-torch.tril(h22, diagonal=-1)
+        )
+
+    def metric(self) -> Tensor:
+        """The matrix M in whose norm, ``sqrt(d^T M d)``, the distance d of two states shrinks; ``(hidden, hidden)``."""
+        used = self.matrices()
+        metric: Tensor = used.E.T @ torch.linalg.solve(used.P, used.E)
+        return metric
+
+    def recurrent_matrix(self) -> Tensor:
+        """A, what the state gives to the next one beside the neurons."""
+        used = self.matrices()
+        matrix: Tensor = torch.linalg.solve(used.E, used.F)
+        return matrix
+
+    def materialize(self) -> RENWeights:
+        n, q = self.hidden_size, self.num_neurons
+        used = self.matrices()
+        to_neurons, to_state, to_output = torch.split(self.weight_ih, [q, n, n])
+        from_state, from_neurons = torch.split(self.weight_output, [n, q], dim=1)
+        scale = used.L[:, None]
+        solved = torch.linalg.solve(used.E, torch.cat([used.F, used.B1, to_state], dim=1))
+        a, b1, b2 = torch.split(solved, [n, q, self.input_size], dim=1)
+        return RENWeights(
+            state=torch.cat([used.C1 / scale, a, from_state]),
+            input=torch.cat([to_neurons / scale, b2, to_output]),
+            neurons=torch.cat([b1, from_neurons]),
+            within=used.D11 / scale,
+            bias=self.bias_ih,
+        )
+
+    def drive(self, x: Tensor) -> Tensor:
+        # The input's matrices hold E^-1, which is not to be solved for in every step: they act in the step.
+        return x
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        _, x = state
+        from_state, from_input, from_neurons, within, bias = weights
+        size = self.hidden_size
+        given = nn.functional.linear(x, from_state, bias) + nn.functional.linear(drive, from_input)
+        v, linear = torch.split(given, [self.num_neurons, 2 * size], dim=-1)
+        fired = []
+        for index in range(self.num_neurons):
+            w = torch.tanh(v[..., :1])
+            # What this neuron gives to those behind it; D11 is zero elsewhere.
+            v = v[..., 1:] + w * within[index + 1 :, index]
+            fired.append(w)
+        after, y = (linear + nn.functional.linear(torch.cat(fired, dim=-1), from_neurons)).chunk(2, dim=-1)
+        return y, after
+
+    def _start(self) -> Tensor:
+        """X of a system that keeps most of each state: a factor of an H in which A is nearly orthogonal."""
+        n, q = self.hidden_size, self.num_neurons
+        rotation = nn.init.orthogonal_(torch.empty(n, n, dtype=torch.float64))
+        coupling = torch.randn(q, 2 * n, dtype=torch.float64)
+        # The blocks of state and next state leave 1 - _START of definiteness, of which the neurons may take half.
+        coupling *= (1 - _START) ** 0.5 / torch.linalg.matrix_norm(coupling, 2)
+        lower = torch.zeros(2 * n + q, 2 * n + q, dtype=torch.float64)
+        lower[n : n + q, :n] = coupling[:, :n]
+        lower[n + q :, n : n + q] = coupling[:, n:].T
+        lower[n + q :, :n] = _START * rotation
+        h = lower + lower.T + torch.diag(torch.tensor([1.0, 2.0, 1.0]).repeat_interleave(torch.tensor([n, q, n])))
+        factor: Tensor = torch.linalg.cholesky(h).T
+        # E = I / rate^2 and A = _START rate Q: the state loses what the rate takes away, and little more.
+        factor[:, :n] /= self.contraction_rate
+        return factor

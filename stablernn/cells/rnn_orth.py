@@ -1,0 +1,95 @@
+"""RNN that starts orthogonal: Henaff, Szlam, LeCun, "Recurrent orthogonal networks and long-memory tasks", ICML
+2016."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import check_word
+from stablernn.cells._catalog import register_cell
+from stablernn.cells._plain import Nonlinearity, PlainCell
+from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initial_skew, skew
+
+
+@register_cell(
+    "rnn_orth",
+    title="Elman RNN that starts orthogonal",
+    paper="Henaff, Szlam, LeCun: Recurrent Orthogonal Networks and Long-Memory Tasks (ICML 2016)",
+    year=2016,
+    guarantee="none once it trains: W is orthogonal at the start and free afterwards",
+    family="plain",
+    equation=(
+        "W_0 = exp(A_0), A_0 skew, W free; h <- s(W h + U x), "
+        "s = tanh(. + b), relu(. + b), modReLU or softshrink with bias b"
+    ),
+    paper_options={"nonlinearity": "modrelu"},
+    paper_source=(
+        "init, modReLU and training settings as the non-normal RNN's code compares it on permuted MNIST (512 hidden "
+        "units); its tables take a random orthogonal start there and for the copy task, and init 'cayley' for text"
+    ),
+    training={
+        "practical": {"lr": 0.002, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {"lr": 5e-5, "optimizer": "rmsprop", "batch_size": 100},
+    },
+)
+class OrthogonalStartRNNCell(PlainCell):
+    r"""The plain recurrence with a matrix that starts orthogonal and trains freely.
+
+    .. math:: h_t = s(W h_{t-1} + U x_t), \quad W_0 = \exp(A_0), \quad A_0^\top = -A_0
+
+    In code: W is ``weight_hh``, U is ``weight_ih``, ``bias`` is the bias of s.
+
+    Guarantee:
+        At the start W is orthogonal. Nothing keeps it so: gradients can vanish and explode as training goes on. With
+        ``tanh`` every coordinate of the state lies within 1; with the others nothing bounds it.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Length of the state.
+        init: Distribution of :math:`A_0`: ``henaff``, ``cayley`` or ``haar``; see
+            :func:`stablernn.parametrizations.initial_skew`.
+        nonlinearity: ``modrelu`` (as in the non-normal RNN's runs), ``tanh`` or ``relu``, or ``softshrink`` (ours),
+            which is modReLU with the bias ``-|b|`` and has no jump.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros when omitted
+        - output: the next state, same shape and dtype as ``state``
+
+    Raises:
+        ValueError: If an option is none of the words above.
+
+    Example:
+        >>> cell = OrthogonalStartRNNCell(input_size=3, hidden_size=8)
+        >>> cell(torch.zeros(2, 3)).shape
+        torch.Size([2, 8])
+
+    References:
+        The paper, in the form in which the non-normal RNN's code runs it: U Glorot-normal, b ~ U(-0.01, 0.01). That
+        code draws the angles of ``henaff`` from U(-pi, 0), here from U(-pi, pi), as the exponential RNN's; with modReLU
+        it has a second bias on U, which the published count of numbers leaves out, as does this cell.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        init: SkewInit = "henaff",
+        nonlinearity: Nonlinearity = "softshrink",
+    ) -> None:
+        super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
+        check_word(self, "init", init, SKEW_INITS)
+        self.init: SkewInit = init
+        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.weight_hh.copy_(exponential(skew(initial_skew(self.init, self.hidden_size), self.hidden_size)))
+        nn.init.xavier_normal_(self.weight_ih)
+        nn.init.uniform_(self.bias, -0.01, 0.01)
+
+    def recurrent_matrix(self) -> Tensor:
+        return self.weight_hh

@@ -1,0 +1,150 @@
+"""sLSTM: Beck, Poeppel, Spanring, Auer, Prudnikova, Kopp, Klambauer, Brandstetter, Hochreiter, "xLSTM: extended long
+short-term memory", NeurIPS 2024."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells._base import StableCell, State, check_word, uniform_
+from stablernn.cells._catalog import register_cell
+
+Init = Literal["spread", "released"]
+
+
+class SLSTMWeights(NamedTuple):
+    recurrent: Tensor
+    """The four gates' block-diagonal matrices, one over the other, (4 hidden, hidden)."""
+
+
+@register_cell(
+    "slstm",
+    title="xLSTM's scalar-memory cell, exponential gates",
+    paper="Beck et al.: xLSTM: Extended Long Short-Term Memory (NeurIPS 2024)",
+    year=2024,
+    guarantee="the output stays within 1 by construction, a weighted mean of tanh; not contracting",
+    family="general",
+    equation=(
+        "i', f', z', o' = split(W x + R h + b); m' = max(i', m + log sigmoid(f')), at the start i'; i = exp(i' - m'), "
+        "f = exp(m + log sigmoid(f') - m'); c <- f .* c + i .* tanh(z'); n <- f .* n + i; h <- sigmoid(o') .* c / n"
+    ),
+    paper_options={"num_heads": 1, "init": "released"},
+    paper_source=(
+        "the start of the released code, which takes 4 heads (they must divide hidden_size, so the preset has 1); the "
+        "paper trains the cell in blocks for language only, so the training settings are our choice."
+    ),
+    training={
+        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "paper": {"lr": 0.001, "optimizer": "adamw"},
+    },
+)
+class SLSTMCell(StableCell):
+    r"""An LSTM with exponential gates, kept in range by a stabilizer and divided by the sum of its weights.
+
+    .. math::
+        (\tilde i, \tilde f, \tilde z, \tilde o) = W x_t + R h_{t-1} + b, \quad
+        m_t = \max(\tilde i, m_{t-1} + \log \sigma(\tilde f))
+    .. math::
+        i = e^{\tilde i - m_t}, \quad f = e^{m_{t-1} + \log \sigma(\tilde f) - m_t}, \quad
+        c_t = f \odot c_{t-1} + i \odot \tanh(\tilde z), \quad n_t = f \odot n_{t-1} + i, \quad
+        h_t = \sigma(\tilde o) \odot c_t / n_t
+
+    In code: c is ``cell``, n is ``normalizer``, m is ``stabilizer``; W is ``weight_ih``, b is ``bias_ih``, rows in the
+    order i, f, z, o. R is block-diagonal: a unit sees the units of its head only, ``weight_hh`` holds those
+    ``hidden_size / num_heads`` columns of each row. Where a unit's normalizer is 0 nothing has been remembered yet:
+    then :math:`m_t = \tilde i`, hence i = 1 and f = 0, whatever the state holds.
+
+    Guarantee:
+        By construction, from the start of a sequence and for any weights and inputs: c / n is a mean of the tanh
+        seen so far with positive weights, so the output stays within 1. Gates i and f are at most 1 and one of them
+        is 1, so that from the first step on the normalizer is 1 or more and nothing overflows; the normalizer grows by
+        at most 1 a step. The stabilizer follows the gates' inputs and changes no output. Nothing makes the step
+        contract.
+
+    Args:
+        input_size: Features per time step.
+        hidden_size: Units.
+        num_heads: Groups of units that see each other, a divisor of hidden_size.
+        init: ``spread`` starts R uniform within 1 / sqrt(hidden_size) and the forget biases of each head evenly from 3
+            to 6; ``released`` starts R at zero and the forget biases at 5 falling to -7, as the released code does in
+            its first block. The default is our choice.
+
+    Shape:
+        - input: ``(batch, input_size)`` or ``(input_size,)``
+        - state: hidden, cell, normalizer and stabilizer, each ``(batch, hidden_size)`` or ``(hidden_size,)``; zeros
+          when omitted
+        - output: the next hidden, cell, normalizer and stabilizer
+
+    Raises:
+        ValueError: If ``num_heads`` does not divide ``hidden_size``, or ``init`` is another word.
+
+    Example:
+        >>> state = SLSTMCell(input_size=3, hidden_size=8, num_heads=2)(torch.zeros(2, 3))
+        >>> state.normalizer.unique()
+        tensor([1.])
+
+    References:
+        The paper's sLSTM with its stabilizer and the sigmoid forget gate, as in the released code. That code asks once
+        for the whole batch whether a sequence starts; here each unit of each sequence knows it by its own normalizer.
+        The block around the cell (convolution, normalization, projections) is not here.
+    """
+
+    state_names = ("hidden", "cell", "normalizer", "stabilizer")
+
+    def __init__(self, input_size: int, hidden_size: int, *, num_heads: int = 1, init: Init = "spread") -> None:
+        super().__init__(input_size, hidden_size)
+        if num_heads < 1 or hidden_size % num_heads:
+            raise ValueError(
+                f"num_heads must divide hidden_size for {type(self).__name__}, got {num_heads} heads "
+                f"for {hidden_size} units."
+            )
+        check_word(self, "init", init, ("spread", "released"))
+        self.num_heads = num_heads
+        self.init = init
+        self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size // num_heads))
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
+        self.bias_ih = nn.Parameter(torch.empty(4 * hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        uniform_(self.weight_ih, self.input_size)
+        # From 0 at a head's first unit to 1 at its last.
+        order = torch.linspace(0, 1, self.hidden_size // self.num_heads).repeat(self.num_heads)
+        if self.init == "spread":
+            uniform_(self.weight_hh, self.hidden_size)
+            forget = 3 + 3 * order
+        else:
+            nn.init.zeros_(self.weight_hh)
+            forget = 5 - 12 * order**0.3
+        nn.init.zeros_(self.bias_ih)
+        with torch.no_grad():
+            self.bias_ih[self.hidden_size : 2 * self.hidden_size] = forget
+
+    def recurrent_matrix(self) -> Tensor:
+        """R of i, f, z and o as full matrices, one over the other, ``(4 hidden, hidden)``."""
+        units = torch.arange(self.hidden_size, device=self.weight_hh.device)
+        head = units // (self.hidden_size // self.num_heads)
+        seen = (head[:, None] == head).repeat(4, 1)
+        return torch.where(seen, self.weight_hh.repeat(1, self.num_heads), 0)
+
+    def materialize(self) -> SLSTMWeights:
+        return SLSTMWeights(self.recurrent_matrix())
+
+    def drive(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
+        h, c, n, m = state
+        (recurrent,) = weights
+        i, f, z, o = (nn.functional.linear(h, recurrent) + drive).chunk(4, dim=-1)
+        started = n != 0
+        kept = m + nn.functional.logsigmoid(f)
+        m = torch.where(started, torch.maximum(i, kept), i)
+        i = torch.exp(i - m)
+        # At the start kept is no bound of m and could overflow, so it is replaced before the exponential.
+        f = torch.where(started, torch.exp(torch.where(started, kept, m) - m), torch.zeros_like(m))
+        c = f * c + i * torch.tanh(z)
+        n = f * n + i
+        return torch.sigmoid(o) * c / n, c, n, m

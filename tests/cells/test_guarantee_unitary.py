@@ -1,0 +1,527 @@
+"""What the unitary cells promise: how long W stays unitary, what it can be, and where the step stops being safe."""
+
+from __future__ import annotations
+
+import cmath
+import itertools
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reference import eunn as eunn_reference
+from reference import kru as kru_reference
+from reference.dynamics import STAGES, cell_at, norm
+from stablernn import Classifier, StableRNN, create_cell
+from stablernn.cells import StableCell
+from stablernn.cells.kru import factor_sizes
+from stablernn.export.parity import session
+from stablernn.export.step import state_names, transition_graph
+from stablernn.parametrizations import complex_modrelu, haar_unitary, real_form, skew_hermitian
+
+every_stage = pytest.mark.parametrize("stage", STAGES)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+UNITARY: list[tuple[str, dict[str, Any]]] = [
+    ("urnn", {}),
+    ("fc_urnn", {}),
+    ("fc_urnn", {"parametrization": "cayley", "rebase": 1}),
+    ("eunn", {}),
+    ("eunn", {"capacity": 9}),
+    ("eunn", {"variant": "real"}),
+    ("eunn", {"style": "fft"}),
+]
+
+
+def _id(value: object) -> str | None:
+    return (
+        ",".join(f"{name}={option}" for name, option in value.items()) or "default" if isinstance(value, dict) else None
+    )
+
+
+every_unitary = pytest.mark.parametrize(("key", "options"), UNITARY, ids=_id)
+
+
+def excess(matrix: Tensor) -> float:
+    """Largest entry of W^H W - I."""
+    return float((matrix.mH @ matrix - torch.eye(len(matrix), dtype=matrix.dtype)).abs().max())
+
+
+def complex_randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.complex128)
+
+
+def stacked(z: Tensor) -> Tensor:
+    return torch.cat([z.real, z.imag], dim=-1)
+
+
+def distances(cell: StableCell, hidden: Tensor, x: Tensor) -> Tensor:
+    """How far apart the two rows of ``hidden`` (2, size) are at each time, both under the input x (T, m)."""
+    weights, started = cell.materialize(), torch.ones(2, 1, dtype=hidden.dtype)
+    state: tuple[Tensor, ...] = tuple(
+        started if name == "started" else part
+        for name, part in zip(cell.state_names, _split(cell, hidden), strict=True)
+    )
+    found = [hidden[0] - hidden[1]]
+    for drive in cell.drive(x):
+        state = cell.step(weights, state, drive.expand(2, -1))
+        moved = torch.cat(
+            [part for part, name in zip(state, cell.state_names, strict=True) if name != "started"], dim=1
+        )
+        found.append(moved[0] - moved[1])
+    return torch.stack(found).norm(dim=1).detach()
+
+
+def _split(cell: StableCell, hidden: Tensor) -> list[Tensor]:
+    sizes = [0 if name == "started" else size for name, size in zip(cell.state_names, cell.state_sizes, strict=True)]
+    return list(hidden.split(sizes, dim=1))
+
+
+def hidden_length(cell: StableCell) -> int:
+    return cell.recurrent_matrix().shape[0]
+
+
+class TestUnitary:
+    @every_unitary
+    @every_dtype
+    def test_matrix_stays_unitary_over_200_optimizer_steps(
+        self, key: str, options: dict[str, Any], dtype: torch.dtype
+    ) -> None:
+        layer = StableRNN(key, 1, 128, **options).to(dtype)
+        optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
+        start = layer.cells[0].recurrent_matrix().detach()
+        x, target = torch.randn(2, 3, 1, dtype=dtype), torch.randn(2, 3, layer.output_size, dtype=dtype)
+        for step in range(1, 201):
+            optimizer.zero_grad()
+            (layer(x)[0] - target).square().mean().backward()
+            optimizer.step()
+            layer.after_step(step, 200)
+        matrix = layer.cells[0].recurrent_matrix().detach()
+        assert (matrix - start).abs().max() > 0.1
+        assert excess(matrix) <= (1e-5 if dtype == torch.float32 else 1e-10)
+
+    @every_unitary
+    @every_stage
+    @pytest.mark.parametrize("hidden_size", [1, 8, 16])
+    def test_matrix_is_unitary_at_every_stage(
+        self, key: str, options: dict[str, Any], hidden_size: int, stage: str
+    ) -> None:
+        assert excess(cell_at(stage, key, hidden_size, **options).recurrent_matrix().detach()) <= 1e-13
+
+    @every_unitary
+    @every_stage
+    def test_with_softshrink_no_step_drives_two_states_apart(
+        self, key: str, options: dict[str, Any], stage: str
+    ) -> None:
+        cell = cell_at(stage, key, 8, **options)
+        with torch.no_grad():
+            # Of either sign: softshrink takes its size, while modReLU below does not survive a positive one.
+            cell.bias.copy_(torch.linspace(-0.5, 0.5, 8))
+        size = hidden_length(cell)
+        for scale in (1e-5, 0.1, 2.0):
+            hidden = scale * torch.randn(2, size, dtype=torch.float64)
+            apart = distances(cell, hidden, torch.randn(40, 1, dtype=torch.float64))
+            assert (apart[1:] - apart[:-1]).max() <= 1e-14
+
+    @every_unitary
+    def test_with_softshrink_the_largest_singular_value_of_a_step_is_at_most_one(
+        self, key: str, options: dict[str, Any]
+    ) -> None:
+        cell = cell_at("perturbed", key, 8, **options)
+        with torch.no_grad():
+            cell.bias.copy_(torch.linspace(-0.5, 0.5, 8))
+        weights, size = tuple(tensor.detach() for tensor in cell.materialize()), hidden_length(cell)
+        started = [torch.ones(1, 1, dtype=torch.float64)] if "started" in cell.state_names else []
+
+        def step(h: Tensor, drive: Tensor) -> Tensor:
+            parts = [part for part in _split(cell, h[None]) if part.shape[1]]
+            return torch.cat(cell.step(weights, (*parts, *started), drive[None]), dim=1)[0, :size]
+
+        for scale in (1e-6, 1e-3, 0.1, 1.0):
+            h, drive = (scale * torch.randn(size, dtype=torch.float64) for _ in range(2))
+            matrix = torch.autograd.functional.jacobian(lambda state, drive=drive: step(state, drive), h)
+            assert isinstance(matrix, Tensor)
+            assert norm(matrix) <= 1 + 1e-12
+
+    @pytest.mark.parametrize(
+        ("key", "options", "bias", "growth"),
+        [
+            ("urnn", {}, 0.5, 1000),
+            ("fc_urnn", {}, 0.5, 1000),
+            ("kru", {}, 0.5, 1000),
+            # Its 0.01 in the denominator bounds the stretch by 1 + 100 b.
+            ("eunn", {}, 0.5, 50),
+            # The real variant jumps by 0.02 at zero even where it starts, with b = 0.
+            ("eunn", {"variant": "real"}, 0.0, 1000),
+        ],
+        ids=_id,
+    )
+    def test_modrelu_drives_states_apart(self, key: str, options: dict[str, Any], bias: float, growth: float) -> None:
+        cell = cell_at("fresh", key, 4, nonlinearity="modrelu", **options)
+        nn.init.constant_(cell.bias, bias)
+        hidden = torch.full((2, hidden_length(cell)), 1e-6, dtype=torch.float64)
+        hidden[1] *= -1
+        before, after = distances(cell, hidden, torch.zeros(1, 1, dtype=torch.float64)).tolist()
+        assert after > growth * before
+
+    @pytest.mark.parametrize("offset", [1e-5, 0.01])
+    def test_complex_modrelu_stretches_by_as_much_as_its_docstring_says(self, offset: float) -> None:
+        z = torch.cat([torch.randn(200, 2, dtype=torch.float64) * scale for scale in (1e-9, 1e-6, 1e-3, 0.01, 1.0)])
+        for bias in (-0.3, 0.0, offset, offset + 0.2):
+            shift = torch.full((1,), bias, dtype=torch.float64)
+            slopes = torch.func.vmap(
+                torch.func.jacrev(lambda point, shift=shift: complex_modrelu(point, shift, offset))
+            )(z)
+            largest = torch.linalg.matrix_norm(slopes, 2).max().item()
+            bound = max(1.0, (bias + 1e-5) / (offset + 1e-5))
+            assert largest <= bound * (1 + 1e-9)
+            if bias > offset:
+                assert largest == pytest.approx(bound, rel=1e-3)
+
+    @pytest.mark.parametrize("key", ["urnn", "fc_urnn"])
+    def test_the_trained_start_stands_in_for_a_state_that_has_not_started(self, key: str) -> None:
+        cell = cell_at("perturbed", key, 5)
+        x = torch.randn(2, 1, dtype=torch.float64)
+        first = cell(x)
+        told = (cell.hidden_0.expand(2, -1), torch.ones(2, 1, dtype=torch.float64))
+        assert torch.equal(cell(x, told).hidden, first.hidden)
+        assert torch.equal(first.started, torch.ones(2, 1, dtype=torch.float64))
+        # What stands in a state that has not started does not count, even where others of the batch have.
+        mixed = (torch.cat([cell.hidden_0[None] + 3, first.hidden[1:]]), torch.tensor([[0.0], [1.0]]).double())
+        assert torch.equal(cell(x, mixed).hidden[0], first.hidden[0])
+        assert not torch.equal(cell(x, mixed).hidden[1], first.hidden[1])
+
+    def test_small_states_are_exported_as_they_are(self) -> None:
+        # Near |z| = 1e-5 the constant under the root decides, which the exporter drops where it stands alone.
+        model = Classifier("kru", 1, 2, 8, cell_options={"nonlinearity": "modrelu"}).eval().requires_grad_(False)
+        with torch.no_grad():
+            model.rnn.cells[0].weight_ih.mul_(1e-5)
+        x, zeros = torch.ones(3, 1), model.initial_state(3)
+        expected = model.transition(model.materialize(), x, zeros)
+        feed = {"x": x.numpy()} | {name: part.numpy() for name, part in zip(state_names(model), zeros, strict=True)}
+        got = session(transition_graph(model).SerializeToString()).run(None, feed)
+        for have, want in zip(got, expected, strict=True):
+            np.testing.assert_allclose(have, want.numpy(), rtol=1e-4)
+
+
+class TestUnitaryEvolution:
+    def test_it_starts_as_the_released_code_does(self) -> None:
+        cell = create_cell("urnn", 30, 300, preset="paper")
+        for name, bound in {
+            "phases": math.pi,
+            "reflections": math.sqrt(6 / (2 + 600)),
+            "weight_ih": math.sqrt(6 / (30 + 600)),
+            "bias": 0.01,
+            "hidden_0": math.sqrt(3 / 600),
+        }.items():
+            values = getattr(cell, name).detach()
+            assert values.abs().max() <= bound
+            assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1), name
+        assert sorted(cell.permutation.tolist()) == list(range(300))
+
+    def test_its_permutation_is_saved_with_it(self) -> None:
+        first, second = create_cell("urnn", 2, 20), create_cell("urnn", 2, 20)
+        assert not torch.equal(first.permutation, second.permutation)
+        second.load_state_dict(first.state_dict())
+        assert torch.equal(first.recurrent_matrix(), second.recurrent_matrix())
+
+
+class TestFullCapacity:
+    def test_skew_hermitian_has_all_its_coordinates_and_equally_long_ones(self) -> None:
+        free = torch.randn(6, 6, dtype=torch.float64)
+        a = skew_hermitian(free)
+        assert torch.equal(a.mH, -a)
+        assert a.abs().square().sum().item() == pytest.approx(2 * free.square().sum().item(), rel=1e-12)
+        assert torch.linalg.matrix_rank(torch.stack([stacked(skew_hermitian(e)).flatten() for e in _units(6)])) == 36
+
+    def test_it_starts_at_a_random_matrix_of_the_restricted_kind(self) -> None:
+        cell = create_cell("fc_urnn", 2, 20).double()
+        assert not cell.weight_hh.any()
+        assert torch.equal(cell.complex_matrix(), cell.base_matrix())
+        assert excess(cell.complex_matrix().detach()) < 1e-13
+
+    def test_cayley_with_a_rebase_at_each_step_is_the_step_of_the_paper(self) -> None:
+        cell = create_cell("fc_urnn", 1, 9, preset="paper").double()
+        target, rate = complex_randn(9, 9), 0.003
+
+        def loss(w: Tensor) -> Tensor:
+            return (w - target).abs().pow(3).sum()
+
+        optimizer = torch.optim.SGD([cell.weight_hh], lr=rate)
+        w = cell.complex_matrix().detach()
+        for step in range(1, 4):
+            leaf = w.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(loss(leaf), leaf)
+            a, identity = gradient @ w.mH - w @ gradient.mH, torch.eye(9, dtype=w.dtype)
+            w = torch.linalg.inv(identity + rate / 2 * a) @ (identity - rate / 2 * a) @ w
+            optimizer.zero_grad()
+            loss(cell.complex_matrix()).backward()
+            optimizer.step()
+            with torch.no_grad():
+                cell.after_step(step, 3)
+            assert not cell.weight_hh.any()
+            torch.testing.assert_close(cell.complex_matrix().detach(), w, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("parametrization", ["exp", "cayley"])
+    def test_a_rebase_moves_the_base_and_not_the_matrix(self, parametrization: str) -> None:
+        cell = create_cell("fc_urnn", 1, 9, parametrization=parametrization, rebase=3).double()
+        nn.init.normal_(cell.weight_hh)
+        before, base = cell.recurrent_matrix().detach(), cell.base.clone()
+        with torch.no_grad():
+            for step in (1, 2):
+                cell.after_step(step, 9)
+                assert torch.equal(cell.base, base)
+            cell.after_step(3, 9)
+        assert not cell.weight_hh.any()
+        assert not torch.equal(cell.base, base)
+        torch.testing.assert_close(cell.recurrent_matrix().detach(), before, rtol=0, atol=1e-13)
+
+    def test_rounding_does_not_add_up_over_many_rebases(self) -> None:
+        cell = create_cell("fc_urnn", 1, 16, parametrization="cayley", rebase=1)
+        with torch.no_grad():
+            for step in range(1, 2001):
+                nn.init.normal_(cell.weight_hh, std=0.1)
+                cell.after_step(step, 2000)
+        assert excess(cell.recurrent_matrix().detach()) < 2e-6
+
+
+def _units(size: int) -> list[Tensor]:
+    return list(torch.eye(size * size, dtype=torch.float64).reshape(-1, size, size))
+
+
+class TestEfficientUnitary:
+    @pytest.mark.parametrize("variant", ["complex", "real"])
+    @pytest.mark.parametrize(
+        ("hidden_size", "capacity", "style"),
+        [(6, 2, "tunable"), (7, 2, "tunable"), (7, 5, "tunable"), (1, 3, "tunable"), (8, 2, "fft"), (16, 2, "fft")],
+    )
+    def test_rotations_one_after_the_other_are_the_dense_matrix(
+        self, hidden_size: int, capacity: int, style: str, variant: str
+    ) -> None:
+        cell = cell_at("perturbed", "eunn", hidden_size, capacity=capacity, style=style, variant=variant)
+        start = complex_randn(hidden_size) if variant == "complex" else torch.randn(hidden_size, dtype=torch.float64)
+        h, pair = start.tolist(), 0
+        for layer in range(hidden_size.bit_length() - 1 if style == "fft" else capacity):
+            step = 2**layer if style == "fft" else 1
+            firsts = range(hidden_size) if style == "fft" else range(layer % 2, hidden_size - 1, 2)
+            for i in firsts:
+                if style == "fft" and i // step % 2:
+                    continue
+                theta = cell.theta[pair].item()
+                turn = cmath.exp(1j * cell.phi[pair].item()) if variant == "complex" else 1
+                h[i], h[i + step] = (
+                    math.cos(theta) * h[i] - turn * math.sin(theta) * h[i + step],
+                    math.sin(theta) * h[i] + turn * math.cos(theta) * h[i + step],
+                )
+                pair += 1
+        assert pair == len(cell.theta)
+        if variant == "complex":
+            h = [value * cmath.exp(1j * omega) for value, omega in zip(h, cell.omega.tolist(), strict=True)]
+        expected = torch.tensor(h, dtype=start.dtype)
+        torch.testing.assert_close(cell.complex_matrix().detach() @ start, expected, rtol=0, atol=1e-13)
+        if variant == "complex":
+            got = cell.recurrent_matrix().detach() @ stacked(start)
+            torch.testing.assert_close(got, stacked(expected), rtol=0, atol=1e-13)
+
+    @pytest.mark.parametrize("variant", ["complex", "real"])
+    def test_fft_style_follows_its_reference(self, variant: str) -> None:
+        cell = cell_at("perturbed", "eunn", 8, style="fft", variant=variant)
+        params = {"theta": cell.theta}
+        if variant == "complex":
+            params |= {"phi": cell.phi, "omega": cell.omega}
+        expected = eunn_reference.recurrent_matrix(params, size=8, variant=variant, capacity=2, style="fft")
+        torch.testing.assert_close(cell.complex_matrix(), expected, rtol=0, atol=1e-13)
+
+    def test_capacity_is_how_far_units_see_and_fft_style_sees_all(self) -> None:
+        index = torch.arange(16)
+        far = (index[:, None] - index).abs()
+        for capacity in (1, 2, 5):
+            matrix = cell_at("fresh", "eunn", 16, capacity=capacity).complex_matrix()
+            assert not matrix[far > capacity].any()
+            assert matrix[far == capacity].any()
+        assert cell_at("fresh", "eunn", 16, style="fft").complex_matrix().abs().min() > 0
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({"variant": "real"}, 2 * 15 // 2),
+            ({"variant": "real", "capacity": 16}, 16 * 15 // 2),
+            ({}, 2 * 15 + 16),
+            ({"capacity": 4}, 4 * 15 + 16),
+            ({"capacity": 16}, 16**2),
+            ({"style": "fft"}, 16 * 4 + 16),
+        ],
+        ids=_id,
+    )
+    def test_recurrent_parameters_are_as_many_as_the_paper_counts(self, options: dict[str, Any], expected: int) -> None:
+        cell = create_cell("eunn", 1, 16, **options)
+        assert sum(getattr(cell, name).numel() for name in cell.orthogonal) == expected
+
+    def test_with_as_many_layers_as_units_it_reaches_a_given_unitary_matrix_and_with_two_it_does_not(self) -> None:
+        target = haar_unitary(4)
+        reached = {}
+        for capacity in (2, 4):
+            cell = create_cell("eunn", 1, 4, capacity=capacity).double()
+            angles = [getattr(cell, name) for name in cell.orthogonal]
+            optimizer = torch.optim.LBFGS(angles, max_iter=500, tolerance_change=0, line_search_fn="strong_wolfe")
+
+            def distance(cell: Any = cell, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                loss = (cell.complex_matrix() - target).abs().square().sum()
+                loss.backward()
+                return loss
+
+            optimizer.step(distance)
+            reached[capacity] = distance().item()
+        assert reached[4] < 1e-10
+        assert reached[2] > 0.1
+
+    def test_paper_preset_starts_as_the_released_code_does(self) -> None:
+        cell = create_cell("eunn", 30, 300, preset="paper")
+        for name, bound in {"theta": math.pi, "phi": math.pi, "omega": math.pi, "weight_ih": 0.01}.items():
+            values = getattr(cell, name).detach()
+            assert values.abs().max() <= bound
+            assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1), name
+        assert not cell.bias.any()
+
+
+class TestKronecker:
+    @pytest.mark.parametrize(
+        ("hidden_size", "factors"), [(1, None), (7, None), (24, None), (24, 2), (36, 3), (32, None)]
+    )
+    def test_factors_one_after_the_other_are_the_dense_matrix(self, hidden_size: int, factors: int | None) -> None:
+        cell = cell_at("perturbed", "kru", hidden_size, factors=factors)
+        h = complex_randn(hidden_size)
+        applied = h.reshape(cell.sizes)
+        for axis, factor in enumerate(cell.factor_matrices()):
+            applied = torch.tensordot(factor, applied, dims=([1], [axis])).movedim(0, axis)
+        expected = applied.flatten().detach()
+        torch.testing.assert_close(cell.complex_matrix().detach() @ h, expected, rtol=0, atol=1e-11)
+        got = cell.recurrent_matrix().detach() @ stacked(h)
+        torch.testing.assert_close(got, stacked(expected), rtol=0, atol=1e-11)
+
+    @every_stage
+    def test_penalty_is_that_of_the_reference(self, stage: str) -> None:
+        cell = cell_at(stage, "kru", 12, penalty_weight=0.3)
+        named = {}
+        for f, factor in enumerate(cell.factor_matrices(), start=1):
+            named |= {f"W_{f}_re": factor.real, f"W_{f}_im": factor.imag}
+        expected = 0.3 * kru_reference.penalty(named).item()
+        assert cell.penalty().item() == pytest.approx(expected, rel=1e-12)
+        assert create_cell("kru", 1, 12, penalty_weight=0.0).penalty() is None
+
+    def test_factors_start_unitary(self) -> None:
+        cell = create_cell("kru", 3, 24)
+        assert cell.penalty().item() < 1e-12
+        assert all(excess(factor.detach()) < 1e-6 for factor in cell.factor_matrices())
+
+    def test_penalty_goes_to_zero_and_the_matrix_to_unitary_when_weighted_up(self) -> None:
+        x, target = torch.randn(8, 4, 1, dtype=torch.float64), torch.randn(8, 4, 32, dtype=torch.float64)
+        start = StableRNN("kru", 1, 16).double().state_dict()
+        left, stretch = [], []
+        for weight in (1e-4, 0.1, 100.0):
+            layer = StableRNN("kru", 1, 16, penalty_weight=weight).double()
+            layer.load_state_dict(start)
+            optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
+            for _ in range(300):
+                penalty = layer.penalty()
+                assert penalty is not None
+                optimizer.zero_grad()
+                ((layer(x)[0] - target).square().mean() + penalty).backward()
+                optimizer.step()
+                schedule.step()
+            left.append(layer.penalty().item() / weight)
+            stretch.append(excess(layer.cells[0].recurrent_matrix().detach()))
+        assert left == sorted(left, reverse=True)
+        assert left[0] > 0.1
+        assert left[-1] < 1e-7
+        assert stretch[0] > 0.1
+        assert stretch[-1] < 1e-3
+
+    def test_a_factor_that_is_not_unitary_drives_states_apart(self) -> None:
+        cell = cell_at("fresh", "kru", 8, nonlinearity="softshrink")
+        with torch.no_grad():
+            cell.weight_hh.mul_(1.1)
+            cell.bias.zero_()
+        # Three factors, each a tenth too long.
+        assert norm(cell.recurrent_matrix()) == pytest.approx(1.1**3, rel=1e-6)
+        apart = distances(cell, torch.randn(2, 16, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64))
+        assert apart[1] > 1.3 * apart[0]
+
+    def test_sizes_have_the_least_sum_of_squares(self) -> None:
+        assert factor_sizes(512, 9) == (2,) * 9
+        assert factor_sizes(512, 4) == (4, 4, 4, 8)
+        assert factor_sizes(97, 1) == (97,)
+        for size, count in ((60, 2), (60, 3), (360, 3), (128, 2), (30, 3)):
+            every = [
+                sizes
+                for sizes in itertools.combinations_with_replacement(range(2, size + 1), count)
+                if math.prod(sizes) == size
+            ]
+            assert sum(s * s for s in factor_sizes(size, count)) == min(sum(s * s for s in sizes) for sizes in every)
+
+
+def test_a_product_of_complex_matrices_is_that_of_their_real_forms() -> None:
+    a, b = complex_randn(5, 5), complex_randn(5, 5)
+    torch.testing.assert_close(real_form(a) @ real_form(b), real_form(a @ b), rtol=0, atol=1e-13)
+    h = complex_randn(5)
+    torch.testing.assert_close(real_form(a) @ stacked(h), stacked(a @ h), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "sentence"),
+    [
+        (
+            "urnn",
+            {"nonlinearity": "tanh"},
+            "nonlinearity of UnitaryEvolutionRNNCell is 'modrelu' or 'softshrink', got 'tanh'.",
+        ),
+        (
+            "fc_urnn",
+            {"parametrization": "qr"},
+            "parametrization of FullCapacityUnitaryRNNCell is 'exp' or 'cayley', got 'qr'.",
+        ),
+        ("fc_urnn", {"rebase": -1}, "rebase must be 0 or more for FullCapacityUnitaryRNNCell, got -1."),
+        ("eunn", {"capacity": 0}, "capacity must be 1 or more for EfficientUnitaryRNNCell, got 0."),
+        (
+            "eunn",
+            {"variant": "quaternion"},
+            "variant of EfficientUnitaryRNNCell is 'complex' or 'real', got 'quaternion'.",
+        ),
+        ("eunn", {"style": "butterfly"}, "style of EfficientUnitaryRNNCell is 'tunable' or 'fft', got 'butterfly'."),
+        (
+            "eunn",
+            {"style": "fft"},
+            "hidden_size must be a power of two for EfficientUnitaryRNNCell with style 'fft', got 12.",
+        ),
+        (
+            "eunn",
+            {"nonlinearity": "relu"},
+            "nonlinearity of EfficientUnitaryRNNCell is 'modrelu' or 'softshrink', got 'relu'.",
+        ),
+        (
+            "eunn",
+            {"input_scale": 0.0},
+            "input_scale must be a finite number greater than 0 for EfficientUnitaryRNNCell, got 0.0.",
+        ),
+        (
+            "kru",
+            {"factors": 4},
+            "factors must be from 1 to 3 for KroneckerRNNCell with hidden_size=12, the number of its prime factors, "
+            "got 4.",
+        ),
+        (
+            "kru",
+            {"penalty_weight": -0.1},
+            "penalty_weight must be a finite number, 0 or more, for KroneckerRNNCell, got -0.1.",
+        ),
+    ],
+    ids=_id,
+)
+def test_an_option_out_of_range_is_refused(key: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        create_cell(key, 2, 12, **options)

@@ -1,0 +1,117 @@
+"""Sequences that say when their steps were, from the file to the served model."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from cli_helpers import Workplace, first_document
+
+LONGEST = 3.5
+"""The longest gap, in regular steps, of which each lasts half an hour."""
+
+
+def write_irregular(path: Path, *, longest: float = LONGEST, samples: int = 60, seed: int = 0) -> None:
+    """Sine waves of two frequencies, sampled at irregular times, so that only the times tell the classes apart."""
+    noise = np.random.default_rng(seed)
+    gaps = noise.choice([1.0, 1.0, 1.0, 0.5, 2.0, longest], size=(samples, 24))
+    gaps[:, 1:3] = 1.0, longest
+    t = np.cumsum(gaps, axis=1)
+    y = np.arange(samples) % 2
+    x = np.sin(t * np.where(y == 0, 0.4, 0.8)[:, None])
+    np.savez(path, x=x.astype(np.float32), y=y, t=t * 1800)
+
+
+def infer(url: str, tensors: dict[str, np.ndarray]) -> Any:
+    inputs = [
+        {"name": name, "shape": value.shape, "datatype": "FP32", "data": value.ravel().tolist()}
+        for name, value in tensors.items()
+    ]
+    request = urllib.request.Request(f"{url}/v2/models/waves/infer", json.dumps({"inputs": inputs}).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return {output["name"]: np.array(output["data"]) for output in json.load(answer)["outputs"]}
+
+
+@pytest.fixture(scope="module")
+def waves(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    place = Workplace(tmp_path_factory.mktemp("waves"))
+    write_irregular(place.path("waves.npz"))
+    small = ("--hidden-size", 8, "--max-steps", 12)
+    place.ok("-q", "train", "--data", "waves.npz", "--cell", "lipschitz", *small, "--run-dir", "run")
+    place.ok("-q", "export", "run", "--name", "waves", "--format", "onnx", "--format", "torchscript")
+    return place
+
+
+def test_a_run_keeps_the_regular_step_and_the_longest_one(waves: Workplace) -> None:
+    model = yaml.safe_load(waves.path("run/config.yaml").read_text())["model"]
+    assert (model["time"], model["time_step"], model["max_dt"]) == ("dt", 1800.0, LONGEST)
+    manifest = waves.ok("-q", "registry", "show", "waves", "--json").json["manifest"]
+    assert manifest["signature"]["max_dt"] == LONGEST
+    assert [tensor["name"] for tensor in manifest["signature"]["step"]["inputs"]][:2] == ["x", "dt"]
+
+
+def test_run_version_and_server_give_the_same_answers(waves: Workplace) -> None:
+    by_torch = waves.ok("-q", "eval", "run", "--split", "validation", "--json").json["metrics"]
+    by_runtime = waves.ok("-q", "eval", "waves", "--split", "validation", "--json").json["metrics"]
+    assert by_runtime["log_loss"] == pytest.approx(by_torch["log_loss"], rel=1e-5)
+
+    write_irregular(waves.path("new.npz"), samples=3, seed=1)
+    rows = waves.ok("-q", "predict", "waves", "--input", "new.npz", "--json").json["predictions"]
+    expected = [[row["probability_0"], row["probability_1"]] for row in rows]
+    with np.load(waves.path("new.npz")) as file:
+        x, t = file["x"][..., None], file["t"]
+    dt = np.diff(t, axis=1, prepend=t[:, :1] - 1800) / 1800
+    process = waves.start("-q", "serve", "--port", 0, "--json")
+    try:
+        assert process.stdout is not None
+        url = first_document(process.stdout)["url"]
+        timed = infer(url, {"x": x, "dt": dt})["probabilities"].reshape(3, 2)
+        regular = infer(url, {"x": x})["probabilities"].reshape(3, 2)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            infer(url, {"x": x, "dt": 2 * dt})
+        sentence = json.load(refused.value)["error"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert timed == pytest.approx(np.array(expected), abs=1e-6)
+    assert np.abs(regular - timed).max() > 1e-3
+    assert refused.value.code == 400
+    assert sentence == (
+        "dt must be at most 3.5, the longest step that the model was trained with, got 7; "
+        "divide the gap into steps with missing values."
+    )
+
+
+def test_a_longer_gap_than_in_training_is_refused(waves: Workplace) -> None:
+    write_irregular(waves.path("gaps.npz"), longest=9.0)
+    for target in ("run", "waves"):
+        result = waves("-q", "predict", target, "--input", "gaps.npz", "--output", "answers.csv")
+        assert result.code != 0
+        assert result.sentence.endswith("got 9; divide the gap into steps with missing values.")
+        assert not waves.path("answers.csv").exists()
+
+
+def test_a_file_without_times_is_refused(waves: Workplace) -> None:
+    np.savez(waves.path("plain.npz"), x=np.zeros((2, 24), np.float32))
+    result = waves("-q", "predict", "waves", "--input", "plain.npz")
+    assert result.sentence == (
+        "'plain.npz' has no array 't', and the model was trained with the time of each step. Add it."
+    )
+
+
+def test_a_cell_without_a_step_length_refuses_times_unless_told_to_ignore_them(empty: Workplace) -> None:
+    write_irregular(empty.path("waves.npz"))
+    words = ("-q", "train", "--data", "waves.npz", "--cell", "gru", "--hidden-size", 4, "--max-steps", 1)
+    assert empty(*words).sentence == (
+        "'waves.npz' says when its steps were, and model.cell='gru' takes no time between steps. "
+        "Take a cell that does, such as lipschitz, lem or gru_d, or set model.time=ignore."
+    )
+    empty.ok(*words, "--set", "model.time=ignore", "--run-dir", "run")
+    assert yaml.safe_load(empty.path("run/config.yaml").read_text())["model"]["max_dt"] is None

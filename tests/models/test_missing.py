@@ -1,0 +1,144 @@
+"""Missing values in a cell that takes them: what reaches it, what it makes of them, and the same in exported graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import stablernn as srn
+from stablernn.cells import cell_info
+from stablernn.export import torchscript
+from stablernn.export.parity import session
+from stablernn.models import SequenceModel
+
+TAKING = [key for key in srn.list_cells() if cell_info(key).cell.takes_missing]
+taking = pytest.mark.parametrize("cell", TAKING)
+every_scaling = pytest.mark.parametrize("options", [{}, {"scaling": "window", "window": 6}], ids=["standard", "window"])
+
+
+def gappy(*shape: int, share: float = 0.4) -> Tensor:
+    x = 5 + 3 * torch.randn(*shape)
+    x[torch.rand(shape) < share] = torch.nan
+    return x
+
+
+def fitted(model: SequenceModel) -> SequenceModel:
+    model.fit_scaling([np.random.default_rng(0).normal(5, 3, (200, model.input_size))])
+    return model.eval()
+
+
+def filled(x: Tensor, start: float) -> Tensor:
+    """The last observed value in place of each missing one."""
+    held, steps = torch.full_like(x[:, 0], start), []
+    for sample in x.unbind(1):
+        held = torch.where(torch.isnan(sample), held, sample)
+        steps.append(held)
+    return torch.stack(steps, dim=1)
+
+
+def seen(model: SequenceModel, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """What the first layer's cell is given."""
+    cell, given = model.rnn.cells[0], []
+    original = cell.drive
+    monkeypatch.setattr(cell, "drive", lambda value: given.append(value) or original(value))
+    model.run(x)
+    return given[0]
+
+
+def test_gru_d_takes_missing_values() -> None:
+    assert TAKING == ["gru_d"]
+
+
+@taking
+@every_scaling
+def test_the_cell_is_given_nan_where_a_value_is_missing_and_nowhere_else(
+    cell: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = gappy(3, 12, 2)
+    given = seen(fitted(srn.Classifier(cell, 2, 3, 5, **options)), x, monkeypatch)
+    assert torch.equal(torch.isnan(given), torch.isnan(x))
+    other = seen(fitted(srn.Classifier("gru", 2, 3, 5, **options)), x, monkeypatch)
+    assert torch.isfinite(other).all()
+    assert torch.equal(given[~torch.isnan(x)], other[~torch.isnan(x)])
+
+
+@taking
+def test_a_mask_channel_is_one_more_feature_that_is_never_missing(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = gappy(3, 12, 2)
+    given = seen(fitted(srn.Classifier(cell, 2, 3, 5, mask_channel=True)), x, monkeypatch)
+    assert torch.equal(given[..., 2:], (~torch.isnan(x)).float())
+
+
+@taking
+def test_a_missing_value_is_not_the_last_one_repeated(cell: str) -> None:
+    x = gappy(4, 12, 2)
+    model, other = fitted(srn.Classifier(cell, 2, 3, 5)), fitted(srn.Classifier("gru", 2, 3, 5))
+    full = filled(x, start=0.0)
+    full = torch.where(torch.isnan(filled(x, start=torch.nan)), model.scaling.mean, full)
+    with torch.no_grad():
+        # A cell that does not take missing values sees no difference, this one does in every sequence.
+        torch.testing.assert_close(other(x), other(full))
+        assert (model(x) - model(full)).abs().amax(dim=1).min() > 1e-3
+
+
+@taking
+@pytest.mark.parametrize("share", [0.3, 1.0], ids=["some", "all"])
+@pytest.mark.parametrize("task", ["classify", "forecast"])
+def test_outputs_and_gradients_are_finite_whatever_is_missing(cell: str, task: str, share: float) -> None:
+    model = srn.Classifier(cell, 2, 3, 5, num_layers=2) if task == "classify" else srn.Forecaster(cell, 2, 4, 5)
+    fitted(model)
+    x = gappy(4, 12, 2, share=share)
+    x[0] = torch.nan
+    outputs, _ = model.run(x, torch.tensor([12, 1, 7, 3]))
+    sum(value.square().sum() for value in outputs.values()).backward()
+    assert all(torch.isfinite(value).all() for value in outputs.values())
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert gradients
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+@taking
+@every_scaling
+def test_a_stream_equals_the_sequence(cell: str, options: dict[str, object]) -> None:
+    model = fitted(srn.Classifier(cell, 2, 3, 5, num_layers=2, max_dt=4.0, **options)).double()
+    x, dt = gappy(3, 9, 2).double(), 4 * torch.rand(3, 9, dtype=torch.float64)
+    with torch.no_grad():
+        _, expected = model.run(x, dt=dt)
+        state, weights = model.initial_state(3), model.materialize()
+        for step in range(9):
+            state = model.transition(weights, x[:, step], state, dt[:, step])
+    for got, want in zip(state, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@taking
+@pytest.mark.parametrize("max_dt", [None, 4.0], ids=["regular", "irregular"])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_exported_graphs_make_the_same_of_missing_values(
+    cell: str, num_layers: int, max_dt: float | None, tmp_path: Path
+) -> None:
+    model = fitted(srn.Classifier(cell, 2, 3, 9, num_layers=num_layers, max_dt=max_dt))
+    report = srn.export(model, tmp_path, formats=("onnx", "torchscript"))
+    assert report.parity["stream_equals_sequence"] is True
+    assert report.parity["batch_equals_single"] is True
+
+    x, lengths = gappy(4, 20, 2, share=0.6), torch.tensor([20, 13, 6, 1])
+    x[3], x[0, :, 1] = torch.nan, torch.nan  # nothing at all, and one feature never
+    dt = None if max_dt is None else max_dt * torch.rand(4, 20)
+    with torch.no_grad():
+        expected = model.run(x, lengths, dt=dt)[0]["logits"]
+    read = {"x": x} if dt is None else {"x": x, "dt": dt}
+    zeros = {f"state_{index}": part for index, part in enumerate(model.initial_state(4))}
+
+    arguments = {name: value.numpy() for name, value in {**read, "lengths": lengths, **zeros}.items()}
+    runtime = session((tmp_path / "sequence.onnx").read_bytes())
+    (onnx_logits,) = runtime.run(["logits"], arguments)
+    torch.testing.assert_close(torch.from_numpy(onnx_logits), expected, rtol=1e-5, atol=1e-6)
+
+    scripted = torchscript.script(model.requires_grad_(False))
+    logits = scripted(*read.values(), lengths, *zeros.values())[0]
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
