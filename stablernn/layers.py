@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.cells import StableCell, State, cell_info, create_cell
+from stablernn.cells._base import check_dt, longest_step
 from stablernn.engines import check_engine, select_engine
 from stablernn.errors import ConfigError
 
@@ -25,8 +26,8 @@ class StableRNN(nn.Module):
         dropout: Share of each layer's outputs zeroed in training before the next layer, 0 to 1.
         engine: What runs the steps: ``auto``, or one of :func:`stablernn.engines.list_engines`.
         preset: ``practical`` (ours) or ``paper``, the cell's defaults.
-        max_dt: Longest step that will be given as ``dt``, which fixes into how many sub-steps each step is divided.
-            When omitted, each call divides by its own longest step.
+        max_dt: Longest step that will be given as ``dt``, 1 or more, which fixes into how many sub-steps each step is
+            divided. When omitted, each call divides by its own longest step.
         options: Options of the cell, which win over the preset.
 
     Shape:
@@ -44,6 +45,10 @@ class StableRNN(nn.Module):
         ValueError: If a size or ``dropout`` is out of range, or an input has another shape.
         ConfigError: If ``dt`` or ``max_dt`` is given and the cell takes none, or a ``dt`` is longer than ``max_dt``.
         UnknownNameError: If there is no such cell or engine.
+
+    Whoever trains a layer by a loop of their own adds :meth:`penalty` to the loss, calls :meth:`after_step` after each
+    optimizer step, on which the guarantees of some cells rest, and may give the ``orthogonal`` parameters of
+    :meth:`parameter_groups` a smaller rate.
 
     Example:
         >>> rnn = StableRNN("lipschitz", input_size=3, hidden_size=8, num_layers=2)
@@ -75,8 +80,8 @@ class StableRNN(nn.Module):
                 f"dropout acts between layers and needs num_layers of 2 or more, got dropout={dropout} with 1 layer."
             )
         check_engine(engine)
-        if max_dt is not None and not 0 < max_dt < float("inf"):
-            raise ValueError(f"max_dt must be a finite number greater than 0, got {max_dt}.")
+        if max_dt is not None and not 1 <= max_dt < float("inf"):
+            raise ValueError(f"max_dt must be a finite number of 1, the regular step, or more, got {max_dt}.")
         info = cell_info(cell)
         self.cell = info.key
         self.input_size = input_size
@@ -146,9 +151,10 @@ class StableRNN(nn.Module):
         if valid is not None:
             # What stands in the padding must not reach a gradient: there even a weight of zero gives NaN for NaN.
             x = x.masked_fill(~valid[..., None], 0)
+        longest = 1.0
         if dt is not None:
             dt = self._checked_dt(dt, x, valid)
-        longest = self.max_dt if dt is None or self.max_dt is not None else float(dt.detach().max())
+            longest = self.max_dt or longest_step(dt)
         final: list[Tensor] = []
         start = 0
         for depth, cell in enumerate(self.cells):
@@ -157,9 +163,8 @@ class StableRNN(nn.Module):
             end = start + len(cell.state_names)
             drive = cell.drive(x)
             engine = select_engine(self.engine, cell, drive)
-            substeps = 1 if longest is None else cell.substeps(longest)
             weights = cell.weights(timed=dt is not None)
-            x, last = engine.run(cell, weights, drive, state[start:end], valid, dt, substeps)
+            x, last = engine.run(cell, weights, drive, state[start:end], valid, dt, cell.substeps(longest))
             final.extend(last)
             start = end
         return x, tuple(final)
@@ -243,13 +248,12 @@ class StableRNN(nn.Module):
         dt = dt.to(x.dtype)
         if valid is not None:
             dt = torch.where(valid, dt, 1.0)
-        if not bool((dt >= 0).all()) or not bool(torch.isfinite(dt).all()):
-            raise ValueError("dt must be finite numbers of 0 or more, the time since the step before.")
-        longest = float(dt.detach().max())
+        check_dt(dt)
+        longest = longest_step(dt)
         # In float32 a dt may lie just above the number that it was written as.
         if self.max_dt is not None and longest > self.max_dt * (1 + 1e-6):
             raise ConfigError(
-                f"dt is at most max_dt={self.max_dt:g}, the longest step of the training data, got {longest:g}; divide "
+                f"dt is at most max_dt={self.max_dt:g}, the longest step that the model takes, got {longest:g}; divide "
                 "the gap into steps with missing values."
             )
         return dt
@@ -257,7 +261,7 @@ class StableRNN(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{self.cell!r}, {self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, "
-            f"batch_first={self.batch_first}, dropout={self.dropout}, engine={self.engine!r}"
+            f"batch_first={self.batch_first}, dropout={self.dropout}, engine={self.engine!r}, max_dt={self.max_dt}"
         )
 
 

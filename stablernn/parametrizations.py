@@ -1,7 +1,8 @@
 """Free parameters in, the matrices that a step uses out. All matrices act on columns: the product is ``K @ h``.
 
 Sources are given as the paper and the equation; what each parametrization promises is tested in
-``tests/cells/test_guarantee.py``.
+``tests/cells/test_guarantee.py`` and in ``test_guarantee_orthogonal.py``, ``test_guarantee_unitary.py`` and
+``test_guarantee_lvf.py`` beside it.
 """
 
 from __future__ import annotations

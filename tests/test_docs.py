@@ -51,6 +51,14 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_the_code_that_contributing_shows_is_that_of_the_files() -> None:
+    excerpts = blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "python")
+    assert len(excerpts) >= 5
+    for excerpt in excerpts:
+        head, code = excerpt.split("\n", 1)
+        assert code in (ROOT / head.removeprefix("# ")).read_text(encoding="utf-8"), head
+
+
 @pytest.mark.parametrize("line", stablernn_lines())
 def test_every_command_line_of_the_readme_is_one(line: str) -> None:
     words = shlex.split(line)[1:]

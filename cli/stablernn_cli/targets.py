@@ -107,7 +107,7 @@ def _open_version(version: Version, device: Device) -> Target:
         raise CommandError(f"'{version.ref}' is for the task 'predict-next', which this stablernn cannot evaluate.")
     lineage = manifest.lineage
     try:
-        config = validate(lineage.get("config") or {})
+        config = validate(lineage.get("config") or {}).as_stored()
     except ConfigError as error:
         raise CommandError(
             f"'{version.ref}' does not say how its data was read, so it cannot be run on files: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stablernn.cells._base import StableCell, State
+from stablernn.cells._base import StableCell, State, kept_weights
 from stablernn.cells._catalog import (
     CellInfo,
     cell_info,
@@ -96,6 +96,7 @@ __all__ = [
     "UnitaryEvolutionRNNCell",
     "cell_info",
     "create_cell",
+    "kept_weights",
     "list_cells",
     "recommended_training",
     "register_cell",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
@@ -39,6 +40,8 @@ class StableCell(nn.Module):
     """Whether :meth:`step` takes the length of the step, for irregular time."""
     takes_missing: bool = False
     """Whether NaN in the input says that a value is missing. Other cells are never given one."""
+    plans_ahead: bool = False
+    """Whether :meth:`after_step` depends on the length of the whole run."""
     orthogonal: tuple[str, ...] = ()
     """Names of the parameters behind orthogonal and unitary matrices, which train at a learning rate of their own."""
 
@@ -49,7 +52,7 @@ class StableCell(nn.Module):
                 raise ValueError(f"{name} must be 1 or more for {type(self).__name__}, got {size}.")
         self.input_size = input_size
         self.hidden_size = hidden_size
-        self._kept: tuple[Any, tuple[Tensor, ...]] | None = None
+        self._kept: dict[bool, tuple[Tensor, ...]] | None = None
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
@@ -77,18 +80,17 @@ class StableCell(nn.Module):
         return self.materialize()
 
     def weights(self, *, timed: bool = False) -> tuple[Tensor, ...]:
-        """:meth:`materialize` or :meth:`materialize_timed`, kept while no gradient is wanted and no parameter changes.
+        """:meth:`materialize` or :meth:`materialize_timed`; inside :func:`kept_weights` built once for all calls.
 
         Args:
             timed: Whether steps will be given ``dt``.
         """
         build = self.materialize_timed if timed else self.materialize
-        if torch.is_grad_enabled():
+        if self._kept is None:
             return build()
-        stamp = (timed, self._stamp())
-        if self._kept is None or self._kept[0] != stamp:
-            self._kept = (stamp, build())
-        return self._kept[1]
+        if timed not in self._kept:
+            self._kept[timed] = build()
+        return self._kept[timed]
 
     def drive(self, x: Tensor) -> Tensor:
         """Project inputs ``(..., input_size)`` to what a step adds to its recurrent products, ``(..., d)``."""
@@ -109,8 +111,8 @@ class StableCell(nn.Module):
     def substeps(self, longest: float) -> int:
         """In how many equal parts steps up to ``longest`` are taken, the input held over them.
 
-        None of the parts is longer than a regular step. An Euler step that is non-expansive stays so when it is made
-        shorter (it is then a mean of itself and of the identity), so what holds for the regular step holds for any gap.
+        None of the parts is longer than a regular step. Of an Euler step that is non-expansive a shorter one is so too
+        (it is a mean of itself and of the identity), so that what holds for the regular step holds over any gap.
         """
         return max(1, math.ceil(longest))
 
@@ -182,8 +184,9 @@ class StableCell(nn.Module):
         else:
             self.check_takes_dt()
             lengths = torch.as_tensor(dt, dtype=batched.dtype, device=batched.device)
+            check_dt(lengths)
             column = lengths.expand(len(batched))[:, None]
-            weights, substeps = self.weights(timed=True), self.substeps(float(lengths.detach().max()))
+            weights, substeps = self.weights(timed=True), self.substeps(longest_step(lengths))
             states = self.advance(weights, states, self.drive(batched), column, substeps)
         if input.dim() == 1:
             states = tuple(s[0] for s in states)
@@ -215,15 +218,42 @@ class StableCell(nn.Module):
                 "from a differential equation, such as lipschitz, lem or gru_d."
             )
 
-    def _stamp(self) -> tuple[Any, ...]:
-        # _version counts every change in place, which is how optimizers and load_state_dict write.
-        tensors = [*self.parameters(), *self.buffers()]
-        return (self.training, *((id(t), t.data_ptr(), t.dtype, t._version) for t in tensors))
-
     def extra_repr(self) -> str:
         names = [name for name in inspect.signature(type(self)).parameters if name not in ("input_size", "hidden_size")]
         sizes = f"{self.input_size}, {self.hidden_size}"
         return ", ".join([sizes, *(f"{name}={getattr(self, name)!r}" for name in names)])
+
+
+@contextmanager
+def kept_weights(module: nn.Module) -> Iterator[None]:
+    """Build the matrices of a module's cells once for all calls inside, which need no gradient.
+
+    Parameters must not change meanwhile.
+    """
+    cells = [cell for cell in module.modules() if isinstance(cell, StableCell)]
+    for cell in cells:
+        cell._kept = {}
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for cell in cells:
+            cell._kept = None
+
+
+def longest_step(dt: Tensor) -> float:
+    """The largest of the times between steps, 0 where there is none."""
+    return float(dt.detach().max()) if dt.numel() else 0.0
+
+
+def check_dt(dt: Tensor) -> None:
+    """Refuse times between steps that are not finite numbers of 0 or more.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    if not bool((dt >= 0).all()) or not bool(torch.isfinite(dt).all()):
+        raise ValueError("dt must be finite numbers of 0 or more, the time since the step before.")
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 Solver = Literal["euler", "midpoint", "heun", "rk4"]
+SOLVERS: tuple[Solver, ...] = ("euler", "midpoint", "heun", "rk4")
 
 
 def solver_step(solver: Solver, velocity: Callable[[Tensor], Tensor], h: Tensor, length: float | Tensor) -> Tensor:

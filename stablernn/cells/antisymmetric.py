@@ -86,8 +86,9 @@ class AntisymmetricRNNCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper. Slides about it (their eq. 8) subtract gamma from the whole matrix and use variances as standard
-        deviations; the paper's form is used here: V ~ N(0, 1/input_size), W ~ N(0, init_scale^2/hidden_size).
+        The paper. Slides about it (their eq. 8) subtract gamma from the whole matrix, use variances as standard
+        deviations and shift the input's index, x_{t-1} in one place and x_t in another; the paper's form is used here:
+        x_t, V ~ N(0, 1/input_size), W ~ N(0, init_scale^2/hidden_size).
     """
 
     takes_dt = True

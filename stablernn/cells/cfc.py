@@ -28,8 +28,8 @@ _SLOPES = {"lecun_tanh": 1.7159 * 0.666, "tanh": 1.0, "relu": 0.5, "silu": 0.5, 
     ),
     paper_options={"backbone_units": 128, "init": "xavier"},
     paper_source=(
-        "the released code's defaults: one backbone layer of 128 units with LeCun's tanh, Glorot weights; the training "
-        "settings are ours, and so is the start in the preset practical."
+        "LeCun's tanh as in the released code; one backbone layer of 128 units and Glorot weights after the authors' "
+        "library; the training settings are ours, and so is the start in the preset practical."
     ),
     training={
         "practical": {"lr": 0.001, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
@@ -75,8 +75,8 @@ class CfCCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper's eq. 2 as its released code has it: f1 and f2 are heads of one backbone, and the gate's time enters
-        as t_a dt + t_b. The code's modes without a gate and without time are not offered.
+        The paper's closed form as its released code has it: f1 and f2 are heads of one backbone, and time enters the
+        gate as t_a dt + t_b. The code's modes without a gate and without time are not offered.
     """
 
     takes_dt = True

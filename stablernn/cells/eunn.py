@@ -43,9 +43,10 @@ OFFSET = 0.01
         "W = D F_L .. F_1, F_l rotations of disjoint pairs of units, D diagonal with phases; "
         "h <- f(W h + U x), f = modReLU or softshrink with bias b, complex or real; output Re h"
     ),
-    paper_options={"capacity": 2, "nonlinearity": "modrelu", "input_scale": 0.01},
+    paper_options={"nonlinearity": "modrelu", "input_scale": 0.01},
     paper_source=(
-        "the released code's defaults, its copy task's training settings; no capacity is published for language models"
+        "the released code's defaults, its copy task's training settings but for RMSprop's decay, .9 there and .99, "
+        "torch's default, here; no capacity is published for language models"
     ),
     training={
         "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
@@ -77,7 +78,8 @@ class EfficientUnitaryRNNCell(StableCell):
     Args:
         input_size: Features per time step.
         hidden_size: Units. Where the number is odd, one end of each layer has no partner and stays as it is.
-        capacity: Layers L, 1 or more; with ``hidden_size`` of them W can be any unitary matrix. No effect on ``fft``.
+        capacity: Layers L of ``tunable``, 1 or more; None is 2, as in the released code. With ``hidden_size`` of them W
+            can be any unitary matrix. ``fft`` has a number of its own and takes None only.
         variant: ``complex``, or ``real``.
         style: ``tunable``: pairs (0, 1), (2, 3), .. and (1, 2), (3, 4), .. in turn; or ``fft``: log2(hidden_size)
             layers paired as in a fast Fourier transform, for which ``hidden_size`` is a power of two.
@@ -100,8 +102,9 @@ class EfficientUnitaryRNNCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper and its released code: angles ~ U(-3.14, 3.14), U ~ U(-0.01, 0.01), b = 0 (softshrink's within 0.01,
-        since a threshold has no gradient there), an even L and an even number of units.
+        The paper and its released code, which draws angles from U(-3.14, 3.14): here they are from U(-pi, pi). As there
+        U ~ U(-0.01, 0.01) in the preset ``paper``, and b = 0 (softshrink's within 0.01, since a threshold has no
+        gradient there). The code takes an even L and an even number of units, here both may be odd.
     """
 
     def __init__(
@@ -109,15 +112,15 @@ class EfficientUnitaryRNNCell(StableCell):
         input_size: int,
         hidden_size: int,
         *,
-        capacity: int = 2,
+        capacity: int | None = None,
         variant: Variant = "complex",
         style: Style = "tunable",
         nonlinearity: ComplexNonlinearity = "softshrink",
         input_scale: float = 1.0,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        if capacity < 1:
-            raise ValueError(f"capacity must be 1 or more for {type(self).__name__}, got {capacity}.")
+        if capacity is not None and not (capacity >= 1 and capacity % 1 == 0):
+            raise ValueError(f"capacity must be a whole number, 1 or more, for {type(self).__name__}, got {capacity}.")
         check_word(self, "variant", variant, ("complex", "real"))
         check_word(self, "style", style, ("tunable", "fft"))
         check_word(self, "nonlinearity", nonlinearity, ("modrelu", "softshrink"))
@@ -126,12 +129,18 @@ class EfficientUnitaryRNNCell(StableCell):
             raise ValueError(
                 f"hidden_size must be a power of two for {type(self).__name__} with style 'fft', got {hidden_size}."
             )
-        self.capacity = capacity
+        if style == "fft" and capacity is not None:
+            raise ValueError(
+                f"capacity of {type(self).__name__} is for style 'tunable', got {capacity} with style 'fft', which has "
+                "log2(hidden_size) layers. Leave capacity out."
+            )
+        layers = 2 if capacity is None else int(capacity)
+        self.capacity = None if style == "fft" else layers
         self.variant: Variant = variant
         self.style: Style = style
         self.nonlinearity: ComplexNonlinearity = nonlinearity
         self.input_scale = input_scale
-        partners = butterfly_pairs(hidden_size) if style == "fft" else neighbour_pairs(hidden_size, capacity)
+        partners = butterfly_pairs(hidden_size) if style == "fft" else neighbour_pairs(hidden_size, layers)
         self.partners: Tensor
         self.register_buffer("partners", partners, persistent=False)
         self.theta = nn.Parameter(torch.empty(count_pairs(partners)))

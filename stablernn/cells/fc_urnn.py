@@ -79,7 +79,9 @@ class FullCapacityUnitaryRNNCell(StartedComplexCell):
         torch.Size([2, 16])
 
     References:
-        The paper and its released code, for which input, h_0 and bias are those of the unitary evolution RNN.
+        The paper and its released code, for which input, h_0 and bias are those of the unitary evolution RNN. The code
+        has :math:`10^{-5}` under the root of :math:`|z|`, which takes zero for a number of modulus .003;
+        :math:`10^{-10}` is used here, as in the other complex cells.
     """
 
     orthogonal = ("weight_hh",)

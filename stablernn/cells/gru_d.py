@@ -97,7 +97,7 @@ class GRUDCell(StableCell):
         tensor([[0., 1.]])
 
     References:
-        The paper's eq. 3 to 6 and 10 to 14 (its GRU-D). A missing value decays towards the feature's mean, which is 0
+        The paper's GRU-D. A missing value decays towards the feature's mean, which is 0
         after scaling. The paper sets the first elapsed time to 0, here it is the first dt: with the start at zero the
         two differ only where a value is missing from the beginning.
     """

@@ -76,7 +76,9 @@ class IncrementalRNNCell(StableCell):
 
     References:
         The paper. It also trains one e for every inner step and every step of time, which fixes the length of the
-        sequences: left out. U, W and b start uniform within 1/sqrt(hidden_size): our choice.
+        sequences: left out. U, W and b start uniform within 1/sqrt(hidden_size): our choice. The factors of a U of rank
+        r start uniform within 3^(1/4)/sqrt(r) and 3^(1/4)/sqrt(hidden_size), so that its entries have the variance of
+        those of a full one.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class IncrementalRNNCell(StableCell):
         check_positive(self, step_size=step_size, leak=leak)
         check_word(self, "nonlinearity", nonlinearity, ("relu", "tanh"))
         check_word(self, "start", start, ("previous", "zero"))
-        if recurrent_rank is not None and (recurrent_rank < 1 or recurrent_rank != int(recurrent_rank)):
+        if recurrent_rank is not None and not (recurrent_rank >= 1 and recurrent_rank % 1 == 0):
             raise ValueError(
                 f"recurrent_rank must be a whole number, 1 or more, for {type(self).__name__}, got {recurrent_rank}."
             )
@@ -117,10 +119,14 @@ class IncrementalRNNCell(StableCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for name, parameter in self.named_parameters():
-            # Factors of rank r: the sum over r products of two entries has the variance of one full entry.
-            fan_in = self.recurrent_rank if name == "weight_hh" else self.hidden_size
-            uniform_(parameter, fan_in)
+        for parameter in self.parameters():
+            uniform_(parameter, self.hidden_size)
+        if self.recurrent_rank < self.hidden_size:
+            uniform_(self.weight_hh, self.recurrent_rank)
+            with torch.no_grad():
+                # A product of two uniform numbers has a third of the variance wanted: each takes the fourth root of 3.
+                for factor in (self.weight_hh, self.weight_hh_right):
+                    factor.mul_(3**0.25)
         nn.init.constant_(self.inner_lengths, self.step_size)
 
     def recurrent_matrix(self) -> Tensor:

@@ -87,12 +87,12 @@ class KroneckerRNNCell(ComplexCell):
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
         check_not_negative(self, penalty_weight=penalty_weight)
         most = max(1, len(_primes(hidden_size)))
-        if factors is not None and not 1 <= factors <= most:
+        if factors is not None and not (1 <= factors <= most and factors % 1 == 0):
             raise ValueError(
-                f"factors must be from 1 to {most} for {type(self).__name__} with hidden_size={hidden_size}, the "
-                f"number of its prime factors, got {factors}."
+                f"factors must be a whole number from 1 to {most} for {type(self).__name__} with "
+                f"hidden_size={hidden_size}, the number of its prime factors, got {factors}."
             )
-        self.factors = most if factors is None else factors
+        self.factors = most if factors is None else int(factors)
         self.penalty_weight = penalty_weight
         self.sizes = factor_sizes(hidden_size, self.factors)
         self.weight_hh = nn.Parameter(torch.empty(sum(2 * size * size for size in self.sizes)))

@@ -51,8 +51,11 @@ class LipschitzWeights(NamedTuple):
     """The linear matrix A over the recurrent matrix W, (2 hidden, hidden): one product a step."""
 
 
-class _LipschitzCell(StableCell):
-    """Parameters and matrices that the Euler and the midpoint step share."""
+class SymmetricSkewCell(StableCell):
+    """Parameters and matrices of the cells whose linear term and recurrent product each have a symmetric-skew matrix.
+
+    A subclass makes its own parameters, then calls ``reset_parameters``.
+    """
 
     takes_dt = True
 
@@ -82,7 +85,6 @@ class _LipschitzCell(StableCell):
         self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
         self.bias_ih = nn.Parameter(torch.empty(hidden_size))
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for weight in (self.weight_linear, self.weight_hh):
@@ -119,7 +121,7 @@ class _LipschitzCell(StableCell):
     paper_source=_SOURCE,
     training=_TRAINING,
 )
-class LipschitzRNNCell(_LipschitzCell):
+class LipschitzRNNCell(SymmetricSkewCell):
     r"""A linear system plus a Lipschitz nonlinearity, both with a symmetric-skew matrix; forward Euler.
 
     .. math:: h_t = h_{t-1} + \epsilon (\alpha A h_{t-1} + \tanh(W h_{t-1} + U x_t + b))
@@ -189,6 +191,7 @@ class LipschitzRNNCell(_LipschitzCell):
         )
         check_finite(self, linear_scale=linear_scale)
         self.linear_scale = linear_scale
+        self.reset_parameters()
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
@@ -212,7 +215,7 @@ class LipschitzRNNCell(_LipschitzCell):
     paper_source=_SOURCE,
     training=_TRAINING,
 )
-class LipschitzRK2RNNCell(_LipschitzCell):
+class LipschitzRK2RNNCell(SymmetricSkewCell):
     r"""The Lipschitz RNN stepped by the explicit midpoint rule, the input held over the step.
 
     .. math:: f(h, x) = A h + \tanh(W h + U x + b), \quad
@@ -263,6 +266,7 @@ class LipschitzRK2RNNCell(_LipschitzCell):
             recurrent_damping=recurrent_damping,
             init_scale=init_scale,
         )
+        self.reset_parameters()
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

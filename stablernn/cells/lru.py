@@ -85,7 +85,7 @@ class LRUCell(StableCell):
         torch.Size([2, 16])
 
     References:
-        The paper's section 3 in the parametrization and initialization of the released minimal version. There D is
+        The paper's unit in the parametrization and initialization of the released minimal version. There D is
         diagonal, for as many outputs as inputs; here it is any matrix (our choice), drawn as B and C are with a
         variance of 1/inputs.
     """

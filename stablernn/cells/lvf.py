@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,11 @@ from stablernn.parametrizations import (
 
 _PAPER = "Azencot et al.: A Differential Geometry Perspective on Orthogonal Recurrent Models (2021)"
 _SOURCE = (
-    "nonlinearity and optimizer as in the text. step_size, divergence_weight, the initial weight_ih and all other "
-    "training settings are our choice: the paper's tables could not be read."
+    "nonlinearity and optimizer as in the text, which says Adam for all tasks; table 5 has RMSprop for TIMIT. "
+    "step_size, divergence_weight, the initial weight_ih and all other training settings are our choice: the numbers "
+    "of the paper's tables could not be read."
 )
-_TRAINING = {
+_TRAINING: dict[str, dict[str, Any]] = {
     "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
     "paper": {"lr": 0.001, "optimizer": "adam"},
 }
@@ -136,9 +137,11 @@ class LVFRNNCell(_LVFCell):
         torch.Size([2, 8])
 
     References:
-        The paper's eq. 5 and 6. V starts doubly stochastic (uniform entries, Sinkhorn), so D starts skew. A step of
-        another length, which the paper does not have, moves the state along the field for that time, a long one in
-        equal parts; input and nonlinearity act once, at its end.
+        The paper's eq. 5 and 6. Sign and factor of D could not be read: D as above has all the properties that the
+        paper states, and S is half of V^T - V there. V starts doubly stochastic (uniform entries, Sinkhorn), so D
+        starts skew. The text trains with Adam, table 5 has RMSprop for TIMIT: Adam is taken. A step of another length,
+        which the paper does not have, moves the state along the field for that time, a long one in equal parts; input
+        and nonlinearity act once, at its end.
     """
 
     takes_dt = True
@@ -167,19 +170,20 @@ class LVFRNNCell(_LVFCell):
         return torch.eye(self.hidden_size, dtype=d.dtype, device=d.device) + self.step_size * d
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
-        return super().step(weights, state, drive) if dt is None else self.advance(weights, state, drive, dt, 1)
+        return self.advance(weights, state, drive, dt, 1)
 
     def advance(
         self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
     ) -> State:
-        """The linear propagator in equal parts, then input and nonlinearity once."""
-        if dt is None:
-            return self.step(weights, state, drive)
+        """The linear propagator, over a time ``dt`` in equal parts, then input and nonlinearity once."""
         (h,) = state
         propagator, bias = weights
-        part = dt / substeps
-        for _ in range(substeps):
-            h = h + part * (nn.functional.linear(h, propagator) - h)
+        if dt is None:
+            h = nn.functional.linear(h, propagator)
+        else:
+            part = dt / substeps
+            for _ in range(substeps):
+                h = h + part * (nn.functional.linear(h, propagator) - h)
         return (self.activate(h + drive, bias),)
 
 
@@ -207,7 +211,7 @@ class LVFTimedWeights(NamedTuple):
     ),
     paper_options={"step_size": 1.0, "nonlinearity": "modrelu", "constraint": "none"},
     paper_source=_SOURCE,
-    training=_TRAINING,
+    training={**_TRAINING, "practical": {**_TRAINING["practical"], "orthogonal_lr": 0.005}},
 )
 class LVFMidpointRNNCell(_LVFCell):
     r"""The latent vector field stepped by the implicit midpoint rule.
@@ -241,11 +245,11 @@ class LVFMidpointRNNCell(_LVFCell):
         ValueError: If an option is outside what is listed above.
 
     References:
-        The paper's eq. 16. Steps of another length, which the paper does not have, are taken with
-        ``constraint="hard"``: one step of the midpoint rule over dt for each sample, which is orthogonal for any
-        length, then input and nonlinearity once. Its matrix is never built: a skew D has an orthonormal basis in which
-        it is a rotation by twice the arc tangent of half the time times a frequency. A step much longer than the
-        fastest period turns that component by almost half a turn and no more.
+        The paper's eq. 16, with D and optimizer as for :class:`LVFRNNCell`. Steps of another length, which the paper
+        does not have, are taken with ``constraint="hard"``: one step of the midpoint rule over dt for each sample,
+        which is orthogonal for any length, then input and nonlinearity once. Its matrix is never built: a skew D has an
+        orthonormal basis in which it is a rotation by twice the arc tangent of half the time times a frequency. A step
+        much longer than the fastest period turns that component by almost half a turn and no more.
     """
 
     takes_dt = True
@@ -268,8 +272,8 @@ class LVFMidpointRNNCell(_LVFCell):
             constraint=constraint,
             divergence_weight=divergence_weight,
         )
-
         self.takes_dt = constraint == "hard"
+        self.orthogonal = ("weight_hh",) if constraint == "hard" else ()
 
     def propagator(self) -> Tensor:
         return cayley_propagator(self.operator(), self.step_size)

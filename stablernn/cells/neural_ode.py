@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,7 @@ from stablernn.cells._base import (
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
-
-Solver = Literal["euler", "midpoint", "heun", "rk4"]
-
-_SOLVERS = ("euler", "midpoint", "heun", "rk4")
+from stablernn.cells._flow import SOLVERS, Solver, solver_step
 
 
 class NeuralODEWeights(NamedTuple):
@@ -218,7 +214,7 @@ class ODERNNCell(StableCell):
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_positive(self, step_size=step_size)
-        check_word(self, "solver", solver, _SOLVERS)
+        check_word(self, "solver", solver, SOLVERS)
         for name, count in (("solver_steps", solver_steps), ("flow_size", flow_size)):
             if count < 1:
                 raise ValueError(f"{name} must be 1 or more for {type(self).__name__}, got {count}.")
@@ -275,26 +271,10 @@ class ODERNNCell(StableCell):
         count = self.solver_steps * substeps
         length = step_length(self.step_size, dt) / count
         for _ in range(count):
-            h = _solver_step(self.solver, velocity, h, length)
+            h = solver_step(self.solver, velocity, h, length)
         u_r, u_z, u_n = nn.functional.linear(h, recurrent).chunk(3, dim=-1)
         w_r, w_z, w_n = drive.chunk(3, dim=-1)
         r = torch.sigmoid(w_r + u_r)
         z = torch.sigmoid(w_z + u_z)
         n = torch.tanh(w_n + r * (u_n + bias))
         return ((1 - z) * n + z * h,)
-
-
-def _solver_step(solver: Solver, velocity: Callable[[Tensor], Tensor], h: Tensor, length: float | Tensor) -> Tensor:
-    k1 = velocity(h)
-    match solver:
-        case "euler":
-            return h + length * k1
-        case "midpoint":
-            return h + length * velocity(h + length / 2 * k1)
-        case "heun":
-            return h + length / 2 * (k1 + velocity(h + length * k1))
-        case "rk4":
-            k2 = velocity(h + length / 2 * k1)
-            k3 = velocity(h + length / 2 * k2)
-            k4 = velocity(h + length * k3)
-            return h + length / 6 * (k1 + 2 * k2 + 2 * k3 + k4)

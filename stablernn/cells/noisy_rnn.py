@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import State, check_not_negative, step_length
 from stablernn.cells._catalog import register_cell
-from stablernn.cells.lipschitz import _LipschitzCell
+from stablernn.cells.lipschitz import SymmetricSkewCell
 
 
 class NoisyWeights(NamedTuple):
@@ -40,7 +40,7 @@ class NoisyWeights(NamedTuple):
         "paper": {"lr": 0.001, "optimizer": "adam", "epochs": 100, "batch_size": 128},
     },
 )
-class NoisyRNNCell(_LipschitzCell):
+class NoisyRNNCell(SymmetricSkewCell):
     r"""The Lipschitz RNN with a trained step for each unit, and noise on the state in training.
 
     .. math::
@@ -102,7 +102,6 @@ class NoisyRNNCell(_LipschitzCell):
         additive_noise: float = 0.02,
         multiplicative_noise: float = 0.02,
     ) -> None:
-        # The parent's constructor ends by drawing all parameters, before there are steps.
         super().__init__(
             input_size,
             hidden_size,
@@ -119,12 +118,12 @@ class NoisyRNNCell(_LipschitzCell):
             )
         self.additive_noise = additive_noise
         self.multiplicative_noise = multiplicative_noise
-        self.unit_steps = nn.Parameter(torch.full((hidden_size,), float(step_size)))
+        self.unit_steps = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if hasattr(self, "unit_steps"):
-            nn.init.constant_(self.unit_steps, self.step_size)
+        nn.init.constant_(self.unit_steps, self.step_size)
 
     def materialize(self) -> NoisyWeights:  # type: ignore[override]
         return NoisyWeights(torch.cat([self.linear_matrix(), self.recurrent_matrix()]), self.unit_steps)

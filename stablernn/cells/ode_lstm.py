@@ -86,7 +86,7 @@ class ODELSTMCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper's algorithm 1. Its solver that chooses steps by the data (dopri5) is not offered: no exported graph
+        The paper's ODE-LSTM. Its solver that chooses steps by the data (dopri5) is not offered: no exported graph
         can do that. The flow starts small, its outer layer at a tenth of torch's linear layers: our choice.
     """
 

@@ -59,8 +59,8 @@ class RENMatrices(NamedTuple):
     ),
     paper_options={"init": "random"},
     paper_source=(
-        "the paper's direct parametrization, with the contraction rate of its definition 1 at 1; the margin and the "
-        "training settings are ours, and so is the start in the preset practical."
+        "the paper's direct parametrization, drawn at random, with a contraction rate of 1; num_neurons, the margin "
+        "and the training settings are ours, and so is the start in the preset practical."
     ),
     training={
         "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 40, "batch_size": 32, "clip_norm": 1.0},
@@ -91,8 +91,9 @@ class RENCell(StableCell):
         By construction, for any value of the parameters: two states under one input approach,
         ``|x - x'|_M <= contraction_rate |x - x'|_M`` from each step to the next in the norm of the metric
         ``M = E^T P^-1 E`` (:meth:`metric`); strictly so, even with a rate of 1, as H is positive definite. It follows
-        from the paper's inequality (its section V): H is the matrix there, and tanh has slopes within 0 to 1. In
-        float32 it holds to rounding, which the condition of E multiplies.
+        from the paper's matrix inequality, of which H is the matrix, as tanh has slopes within 0 to 1: for differences
+        of states and neurons it gives ``|E dx+|^2 <= dx^T (E + E^T - P / rate^2) dx`` in the norm of ``P^-1``, which is
+        at most ``rate^2 |E dx|^2``. In float32 it holds to rounding, which the condition of E multiplies.
 
     Args:
         input_size: Features per time step.
@@ -118,8 +119,8 @@ class RENCell(StableCell):
         torch.Size([8, 8])
 
     References:
-        The paper's eq. 6 to 8 and the contracting, acyclic case of its direct parametrization. S is the paper's Y1 -
-        Y1^T, of which it keeps all of Y1. The output is as long as the state here.
+        The contracting, acyclic case of the paper's direct parametrization. S is the paper's Y1 - Y1^T, of which it
+        keeps all of Y1. The output is as long as the state here.
     """
 
     state_names = ("output", "hidden")

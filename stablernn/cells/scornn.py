@@ -28,7 +28,7 @@ from stablernn.parametrizations import SKEW_INITS, SkewInit, cayley, initial_ske
         "and adding tasks take half of the signs negative; adding takes Adam for all but A."
     ),
     training={
-        "practical": {"lr": 0.005, "orthogonal_lr": 0.0005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32},
+        "practical": {"lr": 0.01, "orthogonal_lr": 0.002, "schedule": "one-cycle", "epochs": 80, "batch_size": 32},
         "paper": {"lr": 1e-3, "orthogonal_lr": 1e-4, "optimizer": "rmsprop", "epochs": 70, "batch_size": 50},
     },
 )

@@ -82,7 +82,7 @@ class SLSTMCell(StableCell):
 
     Example:
         >>> state = SLSTMCell(input_size=3, hidden_size=8, num_heads=2)(torch.zeros(2, 3))
-        >>> state.normalizer.unique()
+        >>> state.normalizer.detach().unique()
         tensor([1.])
 
     References:

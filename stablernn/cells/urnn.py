@@ -21,7 +21,7 @@ from stablernn.parametrizations import phase, reflect
     family="plain",
     equation=(
         "W = D3 R2 F^-1 D2 P R1 F D1 on complex units: D diagonal with phases, F the discrete Fourier transform, R "
-        "reflections, P a fixed permutation; h <- modReLU(W h + V x), h_0 trained"
+        "reflections, P a fixed permutation; h <- f(W h + V x), f = modReLU or softshrink with bias b, h_0 trained"
     ),
     paper_options={"nonlinearity": "modrelu"},
     paper_source="the released code: its initialization, and its settings for pixel MNIST (512 units)",
@@ -44,7 +44,7 @@ class UnitaryEvolutionRNNCell(StartedComplexCell):
     Guarantee:
         W is unitary by construction. With ``softshrink`` (ours, the default) the step is non-expansive: no two states
         move apart under one input. With ``modrelu`` that holds only while no bias is positive; a positive one stretches
-        the surroundings of zero by up to b / 2e-5, and neither the paper nor its code prevents it.
+        the surroundings of zero by up to (b + 1e-5) / 2e-5, and neither the paper nor its code prevents it.
 
     Args:
         input_size: Features per time step.

@@ -65,6 +65,10 @@ def classification_data(
         test_y = _encode(_check_known(test, labels, train.name), labels)
         pools["test"] = (test, test_y, np.arange(len(test_y)))
     splits: dict[SplitName, SequenceSplit] = {split: _take(*pool, step) for split, pool in pools.items()}
+    times: Notes = {}
+    if train.times is not None:
+        off = sum(int((split.dt != 1).sum()) for split in splits.values() if split.dt is not None)
+        times = {"irregular_steps": off} if step is not None else {"times_that_do_not_pass": True}
     how: Notes = {"how": "stratified sample of the training file", "fraction": validation_fraction, "seed": seed}
     return assemble(
         name,
@@ -72,7 +76,7 @@ def classification_data(
         train.features,
         splits,
         validation=how,
-        reader=add_notes(train.notes, test.notes if test else {}),
+        reader={**times, **add_notes(train.notes, test.notes if test else {})},
         time_step=step,
     )
 
@@ -114,7 +118,7 @@ def assemble(
         "validation": validation,
         **reader,
     }
-    content = fingerprint(["classify", labels, features, *_content(splits)])
+    content = fingerprint(["classify", labels, features, *_content(splits, time_step)])
     return ClassificationData(
         name=name,
         labels=labels,
@@ -128,8 +132,8 @@ def assemble(
     )
 
 
-def _content(splits: dict[SplitName, SequenceSplit]) -> list[str | int | npt.NDArray[Any]]:
-    """Every sequence and label in file order, so that the hash does not depend on how validation was drawn."""
+def _content(splits: dict[SplitName, SequenceSplit], time_step: float | None) -> list[str | int | npt.NDArray[Any]]:
+    """Every sequence, label and time in file order, so that the hash does not depend on how validation was drawn."""
     pool = [(int(i), x, y) for s in ("train", "validation") for i, x, y in _rows(splits[s])]
     test = [(int(i), x, y) for i, x, y in _rows(splits["test"])] if "test" in splits else []
     parts: list[str | int | npt.NDArray[Any]] = []
@@ -137,7 +141,8 @@ def _content(splits: dict[SplitName, SequenceSplit]) -> list[str | int | npt.NDA
         rows = sorted(rows, key=lambda row: row[0])
         parts += [word, len(rows), np.array([y for _, _, y in rows], dtype=np.int64), *(x for _, x, _ in rows)]
     times = [(int(i), dt) for split in splits.values() if split.dt is not None for i, dt in _dated(split)]
-    return [*parts, *(dt for _, dt in sorted(times, key=lambda row: row[0]))]
+    parts += [dt for _, dt in sorted(times, key=lambda row: row[0])]
+    return parts if time_step is None else [*parts, repr(time_step)]
 
 
 def _rows(split: SequenceSplit) -> list[tuple[str, Float32Array, int]]:

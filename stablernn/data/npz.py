@@ -133,16 +133,22 @@ def _times(
             f"'{path.name}': 't' must be numbers or dates of the shape {shape} or {shape[1:]}, as 'x' says, "
             f"got {t.dtype} {t.shape}."
         )
-    seconds = t if t.dtype.kind != "M" else (t - t.min()) / np.timedelta64(1, "s")
-    rows = [
-        row[:length].astype(np.float64) for row, length in zip(np.broadcast_to(seconds, shape), lengths, strict=True)
-    ]
+    times = np.broadcast_to(_seconds(t) if t.dtype.kind == "M" else t.astype(np.float64), shape)
+    rows = [row[:length] for row, length in zip(times, lengths, strict=True)]
     for index, row in enumerate(rows):
         if not np.isfinite(row).all() or (np.diff(row) < 0).any():
             raise errors.DataError(
                 f"'{path.name}': the times t[{index}] must be finite and never fall. Sort the steps by time."
             )
     return rows
+
+
+def _seconds(dates: npt.NDArray[np.datetime64]) -> npt.NDArray[np.float64]:
+    """Seconds since the first of the dates; NaN where there is none."""
+    fine = dates.astype("datetime64[us]")
+    known = fine[~np.isnat(fine)]
+    start = known.min() if known.size else np.datetime64(0, "us")
+    return np.asarray((fine - start) / np.timedelta64(1, "s"), dtype=np.float64)
 
 
 def _labels(path: Path, y: npt.NDArray[Any]) -> list[str]:

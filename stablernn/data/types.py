@@ -87,8 +87,9 @@ class ClassificationData:
         return replace(self, train=train, validation=validation, test=test, time_step=time_step)
 
     def longest_step(self) -> float:
-        """The largest time between two steps of what is trained and validated on, in regular steps; at least 1."""
-        return max(float(split.dt.max()) for split in (self.train, self.validation) if split.dt is not None)
+        """The largest time between two steps of any split, in regular steps; at least 1."""
+        splits = (self.train, self.validation, self.test)
+        return max(float(split.dt.max()) for split in splits if split is not None and split.dt is not None)
 
     def split(self, name: str) -> SequenceSplit:
         """One of the splits train, validation and test.

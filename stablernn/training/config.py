@@ -125,7 +125,7 @@ class ModelConfig(Section):
     time_step: Positive | None = None
     """The regular step, dt=1, in the unit of the data's time stamps; None: the median of the training file."""
     max_dt: Annotated[float, Field(ge=1)] | None = None
-    """Longest time between two steps that the model takes, in regular steps; None: the longest in training."""
+    """Longest time between two steps that the model takes, in regular steps; None: the longest in the data."""
     cell_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the cell; see `stablernn cells show`."""
 
@@ -133,6 +133,8 @@ class ModelConfig(Section):
     def _check(self) -> ModelConfig:
         if self.window is not None and self.scaling != "window":
             raise ValueError(f"model.window is only used by the scaling 'window', got model.scaling='{self.scaling}'.")
+        if self.time == "ignore" and (self.time_step is not None or self.max_dt is not None):
+            raise ValueError("model.time_step and model.max_dt are not used where model.time is 'ignore'.")
         if self.dropout and self.num_layers == 1:
             raise ValueError(
                 f"model.dropout acts between layers and needs model.num_layers of 2 or more, got "
@@ -205,6 +207,15 @@ class Config(Section):
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig
     training: TrainingConfig = Field(default_factory=TrainingConfig)
+
+    def as_stored(self) -> Config:
+        """The settings as a run's directory or a registry version holds them: resolved.
+
+        Those written before there was ``model.time`` say nothing of it; times were not used then.
+        """
+        if self.model.time != "auto":
+            return self
+        return self.model_copy(update={"model": self.model.model_copy(update={"time": "ignore"})})
 
     def tree(self) -> dict[str, Any]:
         """The settings as a tree of JSON types."""

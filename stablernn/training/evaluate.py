@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from stablernn.cells import kept_weights
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.data.sequences import are_names
 from stablernn.data.windows import Samples
@@ -84,10 +86,11 @@ def _numpy(value: Tensor) -> Array:
 def predict(predictor: Predictor, source: Source, *, batch_size: int = BATCH_SIZE) -> Outputs:
     """The predictor's outputs for every sample of a source, in order."""
     parts: list[Outputs] = []
-    for start in range(0, len(source), batch_size):
-        batch = source.gather(np.arange(start, min(start + batch_size, len(source))))
-        timed = {} if batch.dt is None else {"dt": batch.dt}
-        parts.append(predictor.run_numpy(batch.x, batch.lengths, **timed))
+    with kept_weights(predictor.model) if isinstance(predictor, TorchPredictor) else nullcontext():
+        for start in range(0, len(source), batch_size):
+            batch = source.gather(np.arange(start, min(start + batch_size, len(source))))
+            timed = {} if batch.dt is None else {"dt": batch.dt}
+            parts.append(predictor.run_numpy(batch.x, batch.lengths, **timed))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 

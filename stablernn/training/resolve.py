@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -116,14 +118,20 @@ def _time(config: Config, data: ClassificationData | ForecastData) -> dict[str, 
     if known is None or model.time == "ignore":
         return {"time": "ignore", "time_step": None, "max_dt": None}
     assert isinstance(data, ClassificationData)
-    cell = _small_cell(model)
+    cell = described_cell(model)
     if not cell.takes_dt:
         raise ConfigError(
             f"'{data.name}' says when its steps were, and model.cell='{model.cell}' takes no time between steps. "
             "Take a cell that does, such as lipschitz, lem or gru_d, or set model.time=ignore."
         )
     step = model.time_step or known
-    longest = model.max_dt or data.in_steps_of(step).longest_step()
+    found = data.in_steps_of(step).longest_step()
+    if model.max_dt is not None and found > model.max_dt * (1 + 1e-6):
+        raise ConfigError(
+            f"The longest time between two steps is {found:.4g} regular steps of {step:g}, got "
+            f"model.max_dt={model.max_dt:g}; leave it out, or cut the sequences at the gaps."
+        )
+    longest = model.max_dt or found
     if cell.substeps(longest) > MOST_SUBSTEPS:
         raise ConfigError(
             f"The longest time between two steps is {longest:.4g} regular steps of {step:g}, for which "
@@ -133,24 +141,45 @@ def _time(config: Config, data: ClassificationData | ForecastData) -> dict[str, 
     return {"time": "dt", "time_step": step, "max_dt": longest}
 
 
-def _small_cell(model: ModelConfig) -> StableCell:
-    """A cell with the options of the settings, to ask what it can do; the caller's random numbers stay as they are."""
-    with torch.random.fork_rng(devices=[]):
-        return create_cell(model.cell, 1, 2, preset=model.preset, **model.cell_options)
+def described_cell(model: ModelConfig) -> StableCell:
+    """A cell as the settings describe it, to ask what it can do; the caller's random numbers stay as they are."""
+    with enough_memory(model), torch.random.fork_rng(devices=[]):
+        return create_cell(model.cell, 1, model.hidden_size, preset=model.preset, **model.cell_options)
+
+
+@contextmanager
+def enough_memory(model: ModelConfig) -> Iterator[None]:
+    """Turn a lack of memory into an error that names the settings.
+
+    Raises:
+        ConfigError: If what is built inside does not fit into memory.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch's allocator has no class of its own on the CPU; its message is the only mark.
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise ConfigError(
+            f"A model with model.hidden_size={model.hidden_size} and model.num_layers={model.num_layers} does not fit "
+            "into memory. Lower one of the two."
+        ) from error
 
 
 def _orthogonal_lr(config: Config, given: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Recommend a learning rate for orthogonal matrices where the cell has one, and refuse it where it has none."""
     model = config.model
-    if not _small_cell(model).orthogonal:
+    if not described_cell(model).orthogonal:
         if given["orthogonal_lr"] is not None:
             raise ConfigError(
                 "training.orthogonal_lr is only used by cells with an orthogonal matrix, "
                 f"got training.orthogonal_lr={given['orthogonal_lr']:g} with model.cell='{model.cell}'."
             )
         _forget(defaults, "orthogonal_lr")
-    elif given["lr"] is not None or "orthogonal_lr" not in defaults:
-        defaults["orthogonal_lr"] = (given["lr"] or defaults["lr"]) / 10
+        return
+    # A given rate moves the recommended one for the matrices along with it.
+    share = defaults["orthogonal_lr"] / defaults["lr"] if "orthogonal_lr" in defaults else 0.1
+    defaults["orthogonal_lr"] = share * (given["lr"] or defaults["lr"])
 
 
 def _forget(defaults: dict[str, Any], *keys: str) -> None:

@@ -30,7 +30,7 @@ from stablernn.training.environment import environment
 from stablernn.training.evaluate import Scorer, TorchPredictor, predict
 from stablernn.training.loop import Progress, Trainer
 from stablernn.training.pictures import draw_curves, draw_predictions
-from stablernn.training.resolve import resolve
+from stablernn.training.resolve import described_cell, enough_memory, resolve
 
 Data = ClassificationData | ForecastData
 Summary = dict[str, Any]
@@ -70,7 +70,7 @@ def train(
         InterruptedRun: If the user stopped it; it can be resumed.
     """
     place = _place_to_resume(run_dir) if resume else None
-    stored = load_config(place.config) if place is not None else None
+    stored = load_config(place.config).as_stored() if place is not None else None
     if stored is not None:
         config = stored if config is None else laid_over(stored, config)
     if config is None:
@@ -125,15 +125,16 @@ def load_run_data(
         season=task.season,
         **options,
     )
+    model = config.model
     # Before a run has begun its settings do not say yet what becomes of the times.
-    return data if config.model.time == "auto" else _timed(data, config)
+    return _timed(data, config) if model.time == "ignore" or (model.time == "dt" and model.max_dt) else data
 
 
 def _timed(data: Data, config: Config) -> Data:
     """The data with times in the model's regular step, or without them where the model takes none."""
     if isinstance(data, ForecastData):
         return data
-    if data.time_step is None and config.model.time_step is not None and config.model.time == "dt":
+    if data.time_step is None and config.model.time == "dt":
         raise DataError(
             f"'{data.name}' does not say when its steps were, and the model was trained with the time of each step. "
             "Add an array 't'."
@@ -148,16 +149,8 @@ def create_model(config: Config, data: Data) -> SequenceModel:
         ConfigError: If the cell or the model has no such option.
         UnknownNameError: If the cell is not in the catalog.
     """
-    try:
+    with enough_memory(config.model):
         model = _build(config, data)
-    except (MemoryError, RuntimeError) as error:
-        # torch's allocator has no class of its own on the CPU; its message is the only mark.
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            raise
-        raise ConfigError(
-            f"A model with model.hidden_size={config.model.hidden_size} and model.num_layers={config.model.num_layers} "
-            "does not fit into memory. Lower one of the two."
-        ) from error
     model.fit_scaling(data.training_values())
     return model
 
@@ -234,7 +227,7 @@ def load_run(run_dir: str | Path) -> LoadedRun:
     model = build_model(checkpoint.state["model"])
     model.load_state_dict(checkpoint.group("model"))
     summary = {**read_json(place.summary), "run": str(run_dir)} if place.summary.is_file() else None
-    return LoadedRun(place.path, model.eval(), load_config(place.config), read_json(place.data), summary)
+    return LoadedRun(place.path, model.eval(), load_config(place.config).as_stored(), read_json(place.data), summary)
 
 
 class RunDirectory:
@@ -327,10 +320,12 @@ def _check_resumable(stored: Config, given: Config) -> None:
     told = f"'{key}' was {before.get(key)!r} when the run began, got {now.get(key)!r}"
     if fixed:
         raise ConfigError(f"A resumed run keeps its settings: {told}. Start a new run to change it.")
-    if stored.training.schedule not in ("constant", "step"):
+    planned = [] if stored.training.schedule in ("constant", "step") else [f"schedule '{stored.training.schedule}'"]
+    planned += [f"cell '{stored.model.cell}'"] if described_cell(stored.model).plans_ahead else []
+    if planned:
         raise ConfigError(
-            f"The schedule '{stored.training.schedule}' is laid out over the whole run, so its length cannot change on "
-            f"resume: {told}. Start a new run to change it."
+            f"The {planned[0]} is laid out over the whole run, so its length cannot change on resume: {told}. "
+            "Start a new run to change it."
         )
 
 

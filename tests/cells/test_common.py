@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from stablernn import StableRNN, create_cell, list_cells
-from stablernn.cells import StableCell, cell_info, recommended_training
+from stablernn.cells import StableCell, cell_info, kept_weights, recommended_training
 from stablernn.training.config import TrainingConfig
 
 every_cell = pytest.mark.parametrize("key", list_cells())
@@ -358,27 +358,29 @@ def test_matrices_are_built_once_a_sequence(key: str, monkeypatch: pytest.Monkey
 
 
 @every_cell
-def test_without_gradients_matrices_are_built_again_only_when_a_parameter_changed(
+def test_matrices_are_built_once_for_all_sequences_where_they_are_kept(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = _layer(key)
     x = _inputs(2, 4, 3)
-    with torch.no_grad():
-        before = layer(x)[0]
-        calls: list[StableCell] = []
-        original = type(layer.cells[0]).materialize
+    before = layer(x)[0]
+    calls: list[StableCell] = []
+    original = type(layer.cells[0]).materialize
 
-        def counted(cell: StableCell) -> tuple[Tensor, ...]:
-            calls.append(cell)
-            return original(cell)
+    def counted(cell: StableCell) -> tuple[Tensor, ...]:
+        calls.append(cell)
+        return original(cell)
 
-        monkeypatch.setattr(type(layer.cells[0]), "materialize", counted)
-        assert torch.equal(layer(x)[0], before)
-        assert calls == []
-        for parameter in layer.parameters():
-            parameter.mul_(1.5)
-        assert not torch.equal(layer(x)[0], before)
-        assert calls == layer.cells
+    monkeypatch.setattr(type(layer.cells[0]), "materialize", counted)
+    with kept_weights(layer):
+        for _ in range(3):
+            output = layer(x)[0]
+            assert torch.equal(output, before)
+            assert not output.requires_grad
+    assert calls == layer.cells
+    for parameter in layer.parameters():
+        parameter.data.mul_(1.5)
+    assert not torch.equal(layer(x)[0], before)
 
 
 @every_cell

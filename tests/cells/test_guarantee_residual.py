@@ -87,6 +87,29 @@ class TestFastGRNN:
         assert (states[1:] - states[:-1].clamp(min=zeta)).max() <= nu * (1 + 1e-9)
 
     @EVERY_FASTGRNN
+    def test_from_below_zeta_a_step_adds_more_than_nu(self, key: str) -> None:
+        cell = cell_at("fresh", key, 2)
+        zeta, nu = torch.sigmoid(cell.zeta).item(), torch.sigmoid(cell.nu).item()
+        with torch.no_grad():
+            # The gate at zero, the candidate at one.
+            cell.bias_ih.copy_(_vector(-60, -60, 60, 60))
+        zeros = torch.zeros(1, 2, dtype=torch.float64)
+        first = cell(zeros[:, :1], zeros).detach()
+        assert first.flatten().tolist() == pytest.approx([zeta + nu] * 2)
+        assert zeta + nu > 40 * nu
+        assert cell_info(key).guarantee.startswith("beyond sigmoid(zeta) the state grows by at most sigmoid(nu) a step")
+
+    @EVERY_FASTGRNN
+    def test_two_states_can_move_apart(self, key: str) -> None:
+        cell = cell_at("fresh", key, 2)
+        with torch.no_grad():
+            cell.weight_hh.copy_(4 * eye(2))
+            cell.bias_ih.zero_()
+        states = trajectory(cell, 0.01 * eye(2), torch.zeros(1, 1, dtype=torch.float64))
+        before, after = (states[:, 0] - states[:, 1]).norm(dim=-1).tolist()
+        assert after > 1.5 * before
+
+    @EVERY_FASTGRNN
     def test_a_gate_at_one_lets_the_state_grow_for_ever(self, key: str) -> None:
         cell = cell_at("fresh", key, 2)
         with torch.no_grad():
@@ -166,11 +189,14 @@ class TestLowRank:
         assert not hasattr(cell, "weight_hh_right")
         assert cell.recurrent_rank == 10
 
-    def test_the_papers_ranks_are_those_of_pixel_mnist(self) -> None:
+    def test_the_papers_ranks_and_rate_are_those_of_pixel_mnist(self) -> None:
         cell = create_cell("fastgrnn", 1, 128, preset="paper")
         assert (cell.input_rank, cell.recurrent_rank) == (1, 30)
         assert (cell.input_kept, cell.recurrent_kept) == (1.0, 0.3)
         assert cell.weight_hh.shape == (128, 30)
+        for key, factor in {"fastgrnn": 0.5, "fastgrnn_lsq": 0.1, "fastrnn": 0.1}.items():
+            training = cell_info(key).training["paper"]
+            assert (training["schedule"], training["step_epochs"], training["lr_decay"]) == ("step", 200, factor)
 
 
 class TestSparsity:
@@ -469,6 +495,14 @@ class TestNeuralODE:
         x, h = torch.randn(2, 1, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
         torch.testing.assert_close(cell(x, h), gru(x, h + _vector(1, 2, 3, 4)), rtol=1e-12, atol=1e-12)
 
+    def test_the_flow_starts_small(self) -> None:
+        cell = create_cell("ode_rnn", 1, 60, flow_size=100)
+        bounds = {"flow_in": 60**-0.5, "flow_in_bias": 60**-0.5, "flow_out": 0.01, "flow_out_bias": 0.01}
+        for name, bound in bounds.items():
+            values = getattr(cell, name).detach()
+            assert 0.9 * bound < values.abs().max() <= bound, name
+        assert cell.flow_out.std().item() == pytest.approx(0.01 / math.sqrt(3), rel=0.05)
+
 
 class TestAblation:
     def test_with_the_antisymmetric_matrix_it_is_the_gated_cell(self) -> None:
@@ -563,6 +597,21 @@ class TestIncremental:
         assert cell.weight_hh.shape == (8, 2)
         assert cell.weight_hh_right.shape == (2, 8)
 
+    @pytest.mark.parametrize("rank", [None, 4, 30], ids=["full", "4", "30"])
+    def test_its_matrix_starts_with_one_variance_whatever_its_rank(self, rank: int | None) -> None:
+        matrices = torch.stack(
+            [create_cell("incremental", 1, 60, recurrent_rank=rank).recurrent_matrix().detach() for _ in range(20)]
+        )
+        # That of numbers uniform within 1/sqrt(60).
+        assert matrices.var().item() == pytest.approx(1 / (3 * 60), rel=0.05)
+
+    def test_its_factors_are_uniform_within_their_bounds(self) -> None:
+        cell = create_cell("incremental", 1, 200, recurrent_rank=20)
+        for name, fan_in in {"weight_hh": 20, "weight_hh_right": 200}.items():
+            values, bound = getattr(cell, name).detach(), 3**0.25 * fan_in**-0.5
+            assert 0.99 * bound < values.abs().max() <= bound, name
+            assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+
 
 class TestNoisy:
     def _layer(self, **options: Any) -> StableRNN:
@@ -638,6 +687,16 @@ class TestNoisy:
         assert bool((factors == 1).all()) == (multiplicative == 0)
         assert bool((noise == 0).all()) == (additive == 0)
 
+    def test_parameters_are_drawn_afresh_steps_included(self) -> None:
+        cell = create_cell("noisy_rnn", 2, 5, step_size=0.3)
+        with torch.no_grad():
+            cell.unit_steps.zero_()
+        torch.manual_seed(3)
+        cell.reset_parameters()
+        torch.manual_seed(3)
+        again = create_cell("noisy_rnn", 2, 5, step_size=0.3)
+        assert all(torch.equal(value, again.state_dict()[name]) for name, value in cell.state_dict().items())
+
     def test_each_unit_starts_with_the_same_step_and_learns_its_own(self) -> None:
         layer = StableRNN("noisy_rnn", 1, 6, step_size=0.2).double()
         assert layer.cells[0].unit_steps.tolist() == pytest.approx([0.2] * 6)
@@ -669,6 +728,11 @@ class TestNoisy:
             "fastgrnn",
             {"input_rank": 2.5},
             "input_rank must be a whole number, 1 or more, for FastGRNNCell, got 2.5.",
+        ),
+        (
+            "fastgrnn",
+            {"recurrent_rank": math.nan},
+            "recurrent_rank must be a whole number, 1 or more, for FastGRNNCell, got nan.",
         ),
         (
             "fastgrnn",

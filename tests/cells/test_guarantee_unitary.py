@@ -296,10 +296,17 @@ class TestEfficientUnitary:
     @pytest.mark.parametrize("variant", ["complex", "real"])
     @pytest.mark.parametrize(
         ("hidden_size", "capacity", "style"),
-        [(6, 2, "tunable"), (7, 2, "tunable"), (7, 5, "tunable"), (1, 3, "tunable"), (8, 2, "fft"), (16, 2, "fft")],
+        [
+            (6, 2, "tunable"),
+            (7, 2, "tunable"),
+            (7, 5, "tunable"),
+            (1, 3, "tunable"),
+            (8, None, "fft"),
+            (16, None, "fft"),
+        ],
     )
     def test_rotations_one_after_the_other_are_the_dense_matrix(
-        self, hidden_size: int, capacity: int, style: str, variant: str
+        self, hidden_size: int, capacity: int | None, style: str, variant: str
     ) -> None:
         cell = cell_at("perturbed", "eunn", hidden_size, capacity=capacity, style=style, variant=variant)
         start = complex_randn(hidden_size) if variant == "complex" else torch.randn(hidden_size, dtype=torch.float64)
@@ -332,7 +339,7 @@ class TestEfficientUnitary:
         params = {"theta": cell.theta}
         if variant == "complex":
             params |= {"phi": cell.phi, "omega": cell.omega}
-        expected = eunn_reference.recurrent_matrix(params, size=8, variant=variant, capacity=2, style="fft")
+        expected = eunn_reference.recurrent_matrix(params, size=8, variant=variant, capacity=None, style="fft")
         torch.testing.assert_close(cell.complex_matrix(), expected, rtol=0, atol=1e-13)
 
     def test_capacity_is_how_far_units_see_and_fft_style_sees_all(self) -> None:
@@ -359,6 +366,17 @@ class TestEfficientUnitary:
     def test_recurrent_parameters_are_as_many_as_the_paper_counts(self, options: dict[str, Any], expected: int) -> None:
         cell = create_cell("eunn", 1, 16, **options)
         assert sum(getattr(cell, name).numel() for name in cell.orthogonal) == expected
+
+    def test_capacity_counts_the_layers_of_the_tunable_style_alone(self) -> None:
+        sentence = (
+            "capacity of EfficientUnitaryRNNCell is for style 'tunable', got 2 with style 'fft', which has "
+            "log2(hidden_size) layers. Leave capacity out."
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            create_cell("eunn", 1, 16, style="fft", capacity=2)
+        assert create_cell("eunn", 1, 16, preset="paper", style="fft").capacity is None
+        for preset in ("practical", "paper"):
+            assert create_cell("eunn", 1, 16, preset=preset).capacity == 2
 
     def test_with_as_many_layers_as_units_it_reaches_a_given_unitary_matrix_and_with_two_it_does_not(self) -> None:
         target = haar_unitary(4)
@@ -465,6 +483,12 @@ class TestKronecker:
             assert sum(s * s for s in factor_sizes(size, count)) == min(sum(s * s for s in sizes) for sizes in every)
 
 
+def test_modrelu_stretches_most_at_zero() -> None:
+    z = torch.tensor([1e-12, 0.0], dtype=torch.float64)
+    stretch = complex_modrelu(z, torch.tensor([0.3], dtype=torch.float64)) / z
+    assert stretch[0].item() == pytest.approx((0.3 + 1e-5) / 2e-5, rel=1e-9)
+
+
 def test_a_product_of_complex_matrices_is_that_of_their_real_forms() -> None:
     a, b = complex_randn(5, 5), complex_randn(5, 5)
     torch.testing.assert_close(real_form(a) @ real_form(b), real_form(a @ b), rtol=0, atol=1e-13)
@@ -486,7 +510,12 @@ def test_a_product_of_complex_matrices_is_that_of_their_real_forms() -> None:
             "parametrization of FullCapacityUnitaryRNNCell is 'exp' or 'cayley', got 'qr'.",
         ),
         ("fc_urnn", {"rebase": -1}, "rebase must be 0 or more for FullCapacityUnitaryRNNCell, got -1."),
-        ("eunn", {"capacity": 0}, "capacity must be 1 or more for EfficientUnitaryRNNCell, got 0."),
+        ("eunn", {"capacity": 0}, "capacity must be a whole number, 1 or more, for EfficientUnitaryRNNCell, got 0."),
+        (
+            "eunn",
+            {"capacity": 2.5},
+            "capacity must be a whole number, 1 or more, for EfficientUnitaryRNNCell, got 2.5.",
+        ),
         (
             "eunn",
             {"variant": "quaternion"},
@@ -511,8 +540,14 @@ def test_a_product_of_complex_matrices_is_that_of_their_real_forms() -> None:
         (
             "kru",
             {"factors": 4},
-            "factors must be from 1 to 3 for KroneckerRNNCell with hidden_size=12, the number of its prime factors, "
-            "got 4.",
+            "factors must be a whole number from 1 to 3 for KroneckerRNNCell with hidden_size=12, the number of its "
+            "prime factors, got 4.",
+        ),
+        (
+            "kru",
+            {"factors": 2.5},
+            "factors must be a whole number from 1 to 3 for KroneckerRNNCell with hidden_size=12, the number of its "
+            "prime factors, got 2.5.",
         ),
         (
             "kru",

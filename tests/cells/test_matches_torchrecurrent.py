@@ -286,7 +286,7 @@ class TestWhereTheyDiffer:
         x, h = torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
         torch.testing.assert_close(theirs(x, h), 0.5 * torch.tanh(theirs.bias_hh)[None])
 
-    def test_their_unicornn_has_no_restoring_force_unless_told_otherwise(self) -> None:
+    def test_their_unicornn_has_no_linear_restoring_force_unless_told_otherwise(self) -> None:
         theirs, ours = torchrecurrent.UnICORNNCell(3, 7), create_cell("unicornn", 3, 7)
         assert theirs.alpha == 0.0
         assert ours.stiffness > 0  # type: ignore[operator]

@@ -84,7 +84,7 @@ def test_run_version_and_server_give_the_same_answers(waves: Workplace) -> None:
     assert np.abs(regular - timed).max() > 1e-3
     assert refused.value.code == 400
     assert sentence == (
-        "dt must be at most 3.5, the longest step that the model was trained with, got 7; "
+        "dt must be at most 3.5, the longest step that the model takes, got 7; "
         "divide the gap into steps with missing values."
     )
 
@@ -104,6 +104,32 @@ def test_a_file_without_times_is_refused(waves: Workplace) -> None:
     assert result.sentence == (
         "'plain.npz' has no array 't', and the model was trained with the time of each step. Add it."
     )
+
+
+def test_time_can_be_asked_for_by_name(empty: Workplace) -> None:
+    write_irregular(empty.path("waves.npz"))
+    words = ("-q", "train", "--data", "waves.npz", "--cell", "lem", "--hidden-size", 4, "--max-steps", 1)
+    empty.ok(*words, "--set", "model.time=dt", "--set", "model.time_step=900", "--run-dir", "run")
+    model = yaml.safe_load(empty.path("run/config.yaml").read_text())["model"]
+    assert (model["time"], model["time_step"], model["max_dt"]) == ("dt", 900.0, 2 * LONGEST)
+    assert empty(*words, "--set", "model.time=ignore", "--set", "model.max_dt=3").sentence == (
+        "model.time_step and model.max_dt are not used where model.time is 'ignore'."
+    )
+
+
+def test_a_run_from_before_there_were_times_goes_on_without_them(empty: Workplace) -> None:
+    write_irregular(empty.path("waves.npz"))
+    small = ("--hidden-size", 4, "--max-steps", 2, "--set", "training.schedule=constant")
+    ignore = ("--set", "model.time=ignore")
+    empty.ok("-q", "train", "--data", "waves.npz", "--cell", "gru", *small, *ignore, "--run-dir", "run")
+    config = empty.path("run/config.yaml")
+    tree = yaml.safe_load(config.read_text())
+    for key in ("time", "time_step", "max_dt"):
+        del tree["model"][key]
+    del tree["training"]["orthogonal_lr"]
+    config.write_text(yaml.safe_dump(tree))
+    assert empty.ok("-q", "eval", "run", "--split", "validation", "--json").json["samples"] > 0
+    assert empty.ok("-q", "train", "--resume", "--run-dir", "run", "--max-steps", 4, "--json").json["steps"] == 4
 
 
 def test_a_cell_without_a_step_length_refuses_times_unless_told_to_ignore_them(empty: Workplace) -> None:

@@ -192,7 +192,7 @@ def test_settings_of_time_need_data_with_times(digits: ClassificationData, overr
 
 
 def test_orthogonal_matrices_train_at_a_tenth_of_the_rate(digits: ClassificationData) -> None:
-    assert resolve(settings("training.lr=0.02", cell="scornn"), digits).training.orthogonal_lr == pytest.approx(0.002)
+    assert resolve(settings("training.lr=0.02", cell="urnn"), digits).training.orthogonal_lr == pytest.approx(0.002)
     given = resolve(settings("training.orthogonal_lr=0.5", cell="scornn"), digits).training
     assert given.orthogonal_lr == 0.5
     assert resolve(settings(), digits).training.orthogonal_lr is None
@@ -205,3 +205,41 @@ def test_a_rate_for_orthogonal_matrices_is_refused_where_there_is_none(digits: C
         "training.orthogonal_lr is only used by cells with an orthogonal matrix, "
         "got training.orthogonal_lr=0.5 with model.cell='gru'."
     )
+
+
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        ("scornn", {"negative_signs": 30}),
+        ("spectral_rnn", {"num_reflections": 40}),
+        ("slstm", {"num_heads": 8}),
+        ("kru", {"factors": 3}),
+    ],
+)
+def test_options_that_depend_on_the_hidden_size_are_taken(
+    digits: ClassificationData, cell: str, options: dict[str, int]
+) -> None:
+    words = [f"model.cell_options.{name}={value}" for name, value in options.items()]
+    assert resolve(settings(*words, "model.hidden_size=64", cell=cell), digits).model.cell_options == options
+
+
+def test_a_longest_step_below_that_of_the_data_is_refused(digits: ClassificationData) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings("model.max_dt=2"), timed(digits, 4.5))
+    assert str(caught.value) == (
+        "The longest time between two steps is 4.5 regular steps of 1800, got model.max_dt=2; leave it out, "
+        "or cut the sequences at the gaps."
+    )
+
+
+def test_a_longer_gap_in_the_test_split_counts_too(digits: ClassificationData) -> None:
+    data, test = timed(digits, 2.0), digits.test
+    assert test is not None
+    dt = np.full(test.x.shape[:2], 7.5, np.float32)
+    assert resolve(settings(), replace(data, test=replace(test, dt=dt))).model.max_dt == 7.5
+
+
+def test_a_given_rate_moves_the_recommended_one_of_the_matrices_along(digits: ClassificationData) -> None:
+    usual = resolve(settings(cell="exprnn"), digits).training
+    doubled = resolve(settings(f"training.lr={2 * (usual.lr or 0)}", cell="exprnn"), digits).training
+    assert doubled.orthogonal_lr == pytest.approx(2 * (usual.orthogonal_lr or 0))

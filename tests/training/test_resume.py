@@ -228,6 +228,38 @@ def test_the_length_of_a_planned_schedule_cannot_change(tmp_path: Path, referenc
     )
 
 
+WITH_MEMORY = {
+    "dtriv": {"rebase": 4, "project": 2},
+    "fc_urnn": {"rebase": 3},
+    "fastgrnn": {"recurrent_kept": 0.3},
+    "noisy_rnn": {},
+}
+"""Cells that carry buffers from step to step, change with the length of the run or draw noise."""
+
+
+@pytest.mark.parametrize("cell", WITH_MEMORY)
+def test_cells_that_remember_their_training_resume_to_the_last_bit(tmp_path: Path, cell: str) -> None:
+    options = [f"model.cell_options.{name}={value}" for name, value in WITH_MEMORY[cell].items()]
+    shared = [f"model.cell={cell}", "data.source=digits", "training.batch_size=128", "training.max_steps=18"]
+    config = load_config(overrides=[*shared, *options, *TINY])
+    train(config, tmp_path / "reference")
+    with pytest.raises(InterruptedRun):
+        train(config, tmp_path / "run", progress=StopEvery(11))
+    train(None, tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", tmp_path / "reference")
+
+
+def test_the_length_of_a_run_cannot_change_under_a_cell_that_plans_ahead(tmp_path: Path) -> None:
+    shared = ["data.source=digits", "model.cell=fastgrnn", "training.schedule=constant", *TINY]
+    train(load_config(overrides=[*shared, "training.max_steps=2"]), tmp_path / "run")
+    with pytest.raises(ConfigError) as caught:
+        train(load_config(overrides=[*shared, "training.max_steps=3"]), tmp_path / "run", resume=True)
+    assert str(caught.value) == (
+        "The cell 'fastgrnn' is laid out over the whole run, so its length cannot change on resume: "
+        "'training.max_steps' was 2 when the run began, got 3. Start a new run to change it."
+    )
+
+
 def test_other_settings_cannot_change(references: dict[str, Path]) -> None:
     config = load_config(references["digits"] / "config.yaml", ["model.hidden_size=7"])
     with pytest.raises(ConfigError) as caught:

@@ -33,7 +33,7 @@ VERSION_DOCS: dict[str, Any] = {
     "parameters": [{"name": "version", "in": "path", "required": True, "schema": {"type": "string", "examples": ["1"]}}]
 }
 # What an optional input is when it is left out.
-DEFAULTS = {"lengths": "the full length"}
+DEFAULTS = {"lengths": "the full length", "dt": "1"}
 
 
 @router.get("/{model}")
