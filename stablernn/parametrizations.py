@@ -101,11 +101,13 @@ def exponential(generator: Tensor) -> Tensor:
 def cayley(generator: Tensor) -> Tensor:
     r"""Cayley transform :math:`(I + A)^{-1}(I - A)`, orthogonal where A is skew (scaled Cayley RNN).
 
-    No such matrix has an eigenvalue -1, which is what the RNN's scaling by signs makes up for; near one, A is large.
+    No such matrix has an eigenvalue -1, which is what the RNN's scaling by signs makes up for; near one, A is large,
+    and the equations are ill-conditioned. They are therefore solved in double precision.
     """
-    identity = torch.eye(len(generator), dtype=generator.dtype, device=generator.device)
-    transformed: Tensor = torch.linalg.solve(identity + generator, identity - generator)
-    return transformed
+    exact = generator.to(torch.promote_types(generator.dtype, torch.float64))
+    identity = torch.eye(len(exact), dtype=exact.dtype, device=exact.device)
+    transformed: Tensor = torch.linalg.solve(identity + exact, identity - exact)
+    return transformed.to(generator.dtype)
 
 
 def reflections(vectors: Tensor) -> Tensor:
@@ -185,12 +187,9 @@ def cayley_propagator(operator: Tensor, step_size: float) -> Tensor:
     r"""Implicit-midpoint propagator :math:`(I - \tfrac{dt}{2} D)^{-1}(I + \tfrac{dt}{2} D)` (lvfRNN, eq. 16).
 
     Orthogonal when D is skew; its norm is at most one for every step size iff the symmetric part of D is negative
-    semi-definite.
+    semi-definite. It is the Cayley transform of -dt/2 D, solved in double precision.
     """
-    half = (step_size / 2) * operator
-    identity = torch.eye(len(operator), dtype=operator.dtype, device=operator.device)
-    propagator: Tensor = torch.linalg.solve(identity - half, identity + half)
-    return propagator
+    return cayley(operator.to(torch.promote_types(operator.dtype, torch.float64)) * (-step_size / 2)).to(operator.dtype)
 
 
 def phase(angle: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ _SLOPES = {"lecun_tanh": 1.7159 * 0.666, "tanh": 1.0, "relu": 0.5, "silu": 0.5, 
     title="closed-form continuous-time network",
     paper="Hasani, Lechner, Amini et al.: Closed-form Continuous-time Neural Networks (Nature Mach. Intell. 2022)",
     year=2022,
-    guarantee="none by construction: the state stays within 1 for any time step",
+    guarantee="the state stays within 1 for any time step, by construction; not contracting",
     family="general",
     equation=(
         "v = backbone([x, h]), affine maps with an activation; s = sigmoid(ta(v) dt + tb(v)); "

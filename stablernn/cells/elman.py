@@ -22,7 +22,7 @@ class ElmanWeights(NamedTuple):
     title="tanh Elman RNN",
     paper="Rumelhart, Hinton, Williams: Learning representations by back-propagating errors (Nature 1986)",
     year=1986,
-    guarantee="none by construction: contracting where the trained ||W|| < 1; the state stays within 1",
+    guarantee="the state stays within 1 by construction; contracting only where the trained ||W|| < 1",
     family="plain",
     equation="h <- tanh(W h + U x + b)",
     paper_source="Glorot-uniform W and U, as the baseline in the unitary RNN's code; the training settings are ours.",

@@ -23,7 +23,7 @@ class GRUWeights(NamedTuple):
     title="gated recurrent unit",
     paper="Cho et al.: Learning phrase representations using RNN encoder-decoder (EMNLP 2014)",
     year=2014,
-    guarantee="none by construction: the state stays within 1 once it is there",
+    guarantee="the state stays within 1 once it is there, by construction; not contracting",
     family="general",
     equation=("r, z = sigmoid(W x + U h + b); n = tanh(W_n x + b_n + r .* (U_n h + c_n)); h <- (1 - z) .* n + z .* h"),
     paper_source=(

@@ -36,7 +36,7 @@ class GRUDWeights(NamedTuple):
         "Values (Scientific Reports 2018)"
     ),
     year=2018,
-    guarantee="none by construction: the state stays within 1 once it is there, whatever is missing for however long",
+    guarantee="the state stays within 1 once it is there, whatever is missing for however long; not contracting",
     family="general",
     equation=(
         "e = elapsed + dt, the time since each feature was observed; gx = exp(-max(0, w .* e + b)), "
@@ -140,9 +140,8 @@ class GRUDCell(StableCell):
         return sizes[: len(self.state_names)]
 
     def reset_parameters(self) -> None:
-        for name, parameter in self.named_parameters():
-            if not name.endswith("bias"):
-                uniform_(parameter, self.hidden_size)
+        for parameter in self.parameters():
+            uniform_(parameter, self.hidden_size)
         with torch.no_grad():
             self.bias_ih[: self.hidden_size] = self.update_bias
         # Rates above zero: where max(0, .) cuts off, a rate has no gradient and would stay so.

@@ -52,7 +52,7 @@ class KroneckerRNNCell(ComplexCell):
     Args:
         input_size: Features per time step.
         hidden_size: Complex units, the product of the factors' sizes.
-        factors: How many factors F, from 1 to the number of prime factors of ``hidden_size``, which is what null
+        factors: How many factors F, from 1 to the number of prime factors of ``hidden_size``, which is what None
             stands for: 2 x 2 factors where the size is a power of two, one dense matrix where it is a prime. Fewer
             ones are chosen for the least sum of squared sizes.
         penalty_weight: Weight lambda of the penalty, 0 or more. Our choice; the paper's is not known.

@@ -21,7 +21,7 @@ class LSTMWeights(NamedTuple):
     title="long short-term memory",
     paper="Hochreiter, Schmidhuber: Long short-term memory (Neural Computation 1997)",
     year=1997,
-    guarantee="none by construction: the hidden state stays within 1, the cell state can grow",
+    guarantee="the hidden state stays within 1 by construction, the cell state can grow; not contracting",
     family="general",
     equation=(
         "i, f, g, o = split(W x + U h + b); c <- sigmoid(f) .* c + sigmoid(i) .* tanh(g); h <- sigmoid(o) .* tanh(c)"

@@ -92,7 +92,8 @@ class MinGRUCell(_MinimalCell):
         By construction, for any parameters: the state is a convex combination of its start and of the candidates
         ``W_h x + b_h``, and never leaves their range. Two states under one input approach in every unit, by the factor
         ``1 - z < 1`` a step; over inputs that are bounded this rate is bounded away from 1, for example by
-        ``sigmoid(|W_z| max|x| - b_z)``.
+        ``sigmoid(|W_z| max|x| - b_z)``. In float32 a gate below about ``sigmoid(-16)`` keeps everything, and near there
+        the range holds to rounding only, which adds up over some 1/z steps.
 
     Args:
         input_size: Features per time step.
@@ -178,8 +179,7 @@ class MinLSTMCell(_MinimalCell):
         torch.Size([2, 8])
 
     References:
-        As for :class:`MinGRUCell`. The quotient is taken of the gates' logarithms, so that two closed gates give no
-        0/0.
+        As for :class:`MinGRUCell`. Numerator and denominator are scaled alike, so that two closed gates give no 0/0.
     """
 
     gates = 2
@@ -197,5 +197,10 @@ class MinLSTMCell(_MinimalCell):
 
     def decay(self, x: Tensor) -> tuple[Tensor, Tensor]:
         f, i, candidate = nn.functional.linear(x, self.weight_ih, self.bias_ih).chunk(3, dim=-1)
-        balance = nn.functional.logsigmoid(f) - nn.functional.logsigmoid(i)
-        return torch.sigmoid(balance), torch.sigmoid(-balance) * candidate
+        # f / (f + i) = (1 + e^-i) / (2 + e^-f + e^-i), all divided by the largest term, which the quotient does not see.
+        # Not by logarithms: the runtime's differ in the last bit with a value's place in the batch.
+        largest = torch.relu(torch.maximum(-f, -i)).detach()
+        one = torch.exp(-largest)
+        kept, added = one + torch.exp(-i - largest), one + torch.exp(-f - largest)
+        total = kept + added
+        return kept / total, added / total * candidate

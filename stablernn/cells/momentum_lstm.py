@@ -77,7 +77,7 @@ class _InputMomentumCell(StableCell):
     title="LSTM with momentum on its input",
     paper=_PAPER,
     year=2020,
-    guarantee="none by construction: the hidden state stays within 1, the cell state can grow",
+    guarantee="the hidden state stays within 1 by construction, the cell state can grow; not contracting",
     family="general",
     equation=(
         "v <- momentum v + input_scale (W x + b_x); i, f, g, o = split(v + U h + b_h); "
@@ -169,7 +169,7 @@ class MomentumLSTMCell(_InputMomentumCell):
     title="LSTM with Nesterov momentum and scheduled restarts",
     paper=_PAPER,
     year=2020,
-    guarantee="none by construction: the hidden state stays within 1, the cell state can grow",
+    guarantee="the hidden state stays within 1 by construction, the cell state can grow; not contracting",
     family="general",
     equation=(
         "k = 1, .., restart, 1, ..; p <- U h + b_h - input_scale (W x + b_x); "

@@ -31,7 +31,7 @@ class NeuralODEWeights(NamedTuple):
     title="Euler step of h' = tanh(W h + U x + b) with a free matrix",
     paper="Rubanova, Chen, Duvenaud: Latent ODEs (NeurIPS 2019), as in Erichson et al. (ICLR 2021), eq. 11",
     year=2019,
-    guarantee="none by construction: a step moves the state by at most step_size sqrt(N)",
+    guarantee="a step moves the state by at most step_size sqrt(N), by construction; nothing else",
     family="residual",
     equation="h <- h + step_size tanh(W h + U x + b)",
     paper_options={"step_size": 0.03, "init_scale": 0.1},

@@ -33,7 +33,7 @@ class ODELSTMWeights(NamedTuple):
     title="LSTM whose hidden state flows between samples",
     paper="Lechner, Hasani: Learning Long-Term Dependencies in Irregularly-Sampled Time Series (2020)",
     year=2020,
-    guarantee="none by construction: the hidden state stays bounded, the cell state can grow by 1 a step",
+    guarantee="the hidden state stays bounded by construction, the cell state can grow by 1 a step; not contracting",
     family="general",
     equation=(
         "(h, c) <- LSTM(x, (h, c)) as the cell lstm; h <- flow of f over dt, in 3 steps of the solver, "
@@ -105,8 +105,8 @@ class ODELSTMCell(StableCell):
         super().__init__(input_size, hidden_size)
         check_word(self, "solver", solver, ("euler", "heun", "rk4"))
         check_finite(self, forget_bias=forget_bias)
-        if flow_size is not None and flow_size < 1:
-            raise ValueError(f"flow_size must be 1 or more, or None, for ODELSTMCell, got {flow_size}.")
+        if flow_size is not None and (flow_size < 1 or flow_size != int(flow_size)):
+            raise ValueError(f"flow_size must be a whole number, 1 or more, or None, for ODELSTMCell, got {flow_size}.")
         self.solver = solver
         self.flow_size = flow_size
         self.forget_bias = forget_bias

@@ -93,7 +93,8 @@ class RENCell(StableCell):
         ``M = E^T P^-1 E`` (:meth:`metric`); strictly so, even with a rate of 1, as H is positive definite. It follows
         from the paper's matrix inequality, of which H is the matrix, as tanh has slopes within 0 to 1: for differences
         of states and neurons it gives ``|E dx+|^2 <= dx^T (E + E^T - P / rate^2) dx`` in the norm of ``P^-1``, which is
-        at most ``rate^2 |E dx|^2``. In float32 it holds to rounding, which the condition of E multiplies.
+        at most ``rate^2 |E dx|^2``. The matrices are built in float64. A float32 cell rounds them once, and its rate
+        holds to that rounding times the condition of the metric.
 
     Args:
         input_size: Features per time step.
@@ -168,19 +169,26 @@ class RENCell(StableCell):
         nn.init.zeros_(self.bias_ih)
 
     def matrices(self) -> RENMatrices:
-        """The blocks of H, of which the recurrence is made."""
+        """The blocks of H, of which the recurrence is made, in double precision.
+
+        In single precision the margin is lost as soon as X grows, and with it the definiteness that all rests on.
+        """
         n, q = self.hidden_size, self.num_neurons
         rows = [n, q, n]
-        identity = torch.eye(2 * n + q, dtype=self.weight_hh.dtype, device=self.weight_hh.device)
-        h = self.weight_hh.T @ self.weight_hh + self.margin * identity
+        x = self.weight_hh.double()
+        h = x.T @ x + self.margin * torch.eye(2 * n + q, dtype=x.dtype, device=x.device)
         (h11, _, _), (h21, h22, _), (h31, h32, p) = (torch.split(row, rows, dim=1) for row in torch.split(h, rows))
-        e = (h11 + p / self.contraction_rate**2 + skew(self.weight_skew, n)) / 2
+        e = (h11 + p / self.contraction_rate**2 + skew(self.weight_skew.double(), n)) / 2
         return RENMatrices(
             E=e, P=p, L=torch.diagonal(h22) / 2, F=h31, B1=h32, C1=-h21, D11=-torch.tril(h22, diagonal=-1)
         )
 
     def metric(self) -> Tensor:
-        """The matrix M in whose norm, ``sqrt(d^T M d)``, the distance d of two states shrinks; ``(hidden, hidden)``."""
+        """The matrix M in whose norm, ``sqrt(d^T M d)``, the distance d of two states shrinks.
+
+        Returns:
+            ``(hidden, hidden)``, in double precision.
+        """
         used = self.matrices()
         metric: Tensor = used.E.T @ torch.linalg.solve(used.P, used.E)
         return metric
@@ -189,21 +197,22 @@ class RENCell(StableCell):
         """A, what the state gives to the next one beside the neurons."""
         used = self.matrices()
         matrix: Tensor = torch.linalg.solve(used.E, used.F)
-        return matrix
+        return matrix.to(self.weight_hh.dtype)
 
     def materialize(self) -> RENWeights:
         n, q = self.hidden_size, self.num_neurons
         used = self.matrices()
-        to_neurons, to_state, to_output = torch.split(self.weight_ih, [q, n, n])
-        from_state, from_neurons = torch.split(self.weight_output, [n, q], dim=1)
+        to_neurons, to_state, to_output = torch.split(self.weight_ih.double(), [q, n, n])
+        from_state, from_neurons = torch.split(self.weight_output.double(), [n, q], dim=1)
         scale = used.L[:, None]
         solved = torch.linalg.solve(used.E, torch.cat([used.F, used.B1, to_state], dim=1))
         a, b1, b2 = torch.split(solved, [n, q, self.input_size], dim=1)
+        dtype = self.weight_hh.dtype
         return RENWeights(
-            state=torch.cat([used.C1 / scale, a, from_state]),
-            input=torch.cat([to_neurons / scale, b2, to_output]),
-            neurons=torch.cat([b1, from_neurons]),
-            within=used.D11 / scale,
+            state=torch.cat([used.C1 / scale, a, from_state]).to(dtype),
+            input=torch.cat([to_neurons / scale, b2, to_output]).to(dtype),
+            neurons=torch.cat([b1, from_neurons]).to(dtype),
+            within=(used.D11 / scale).to(dtype),
             bias=self.bias_ih,
         )
 

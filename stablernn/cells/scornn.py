@@ -24,8 +24,9 @@ from stablernn.parametrizations import SKEW_INITS, SkewInit, cayley, initial_ske
     ),
     paper_options={"nonlinearity": "modrelu"},
     paper_source=(
-        "the released code's values for pixel-by-pixel MNIST (170 hidden units), training settings included. The copy "
-        "and adding tasks take half of the signs negative; adding takes Adam for all but A."
+        "the released code's values for pixel-by-pixel MNIST (170 hidden units), training settings included but for "
+        "RMSprop's decay, .9 there and .99, torch's default, here. The copy and adding tasks take half of the signs "
+        "negative; adding takes Adam for all but A."
     ),
     training={
         "practical": {"lr": 0.01, "orthogonal_lr": 0.002, "schedule": "one-cycle", "epochs": 80, "batch_size": 32},
@@ -49,7 +50,7 @@ class ScaledCayleyRNNCell(PlainCell):
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        negative_signs: How many entries of D are -1, 0 to ``hidden_size``; null for a tenth of the units, as the paper
+        negative_signs: How many entries of D are -1, 0 to ``hidden_size``; None for a tenth of the units, as the paper
             takes for MNIST. It takes half of them for the copy and the adding task.
         init: Distribution of the first A: ``cayley`` (the paper's), ``henaff`` or ``haar``; see
             :func:`stablernn.parametrizations.initial_skew`.

@@ -32,8 +32,9 @@ class SLSTMWeights(NamedTuple):
     ),
     paper_options={"num_heads": 1, "init": "released"},
     paper_source=(
-        "the start of the released code, which takes 4 heads (they must divide hidden_size, so the preset has 1); the "
-        "paper trains the cell in blocks for language only, so the training settings are our choice."
+        "R and the forget biases start as in the released code, W's start is our choice; the code takes 4 heads (they "
+        "must divide hidden_size, so the preset has 1); the paper trains the cell in blocks for language only, so the "
+        "training settings are our choice."
     ),
     training={
         "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
@@ -69,7 +70,8 @@ class SLSTMCell(StableCell):
         num_heads: Groups of units that see each other, a divisor of hidden_size.
         init: ``spread`` starts R uniform within 1 / sqrt(hidden_size) and the forget biases of each head evenly from 3
             to 6; ``released`` starts R at zero and the forget biases at 5 falling to -7, as the released code does in
-            its first block. The default is our choice.
+            its first block. The default is our choice, and so is, with either, the start of W, uniform within
+            1 / sqrt(input_size).
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``

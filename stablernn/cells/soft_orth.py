@@ -43,8 +43,9 @@ class FactoredWeights(NamedTuple):
     ),
     paper_options={"penalty_weight": 0.001, "margin": 0.01},
     paper_source=(
-        "margin is one of the paper's, the training settings are the released code's defaults; the weight of the "
-        "penalty is not published for any run, so that penalty_weight is our choice"
+        "margin is one of the paper's; penalty_weight is our choice, since none is published for any run. The training "
+        "settings are the released code's defaults but for RMSprop's decay, .9 there and .99, torch's default, here, "
+        "and for the factors, which plain geodesic steps move there"
     ),
     training={
         "practical": {
@@ -84,8 +85,9 @@ class SoftOrthogonalRNNCell(StableCell):
         hidden_size: Length of the state.
         form: ``penalty``; ``factored``; or ``unbounded``, which is ``factored`` with :math:`s = 1 + p`, the paper's
             infinite margin.
-        penalty_weight: :math:`\lambda`, 0 or more, with ``penalty`` only. Our choice.
-        margin: m, the largest distance of a singular value from 1, 0 or more, with ``factored`` only.
+        penalty_weight: :math:`\lambda`, 0 or more, with ``penalty`` only. Our choice, in both presets.
+        margin: m, the largest distance of a singular value from 1, 0 or more, with ``factored`` only. The default is
+            our choice among the paper's, 0 to 1; its preset has 0.01.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -102,8 +104,9 @@ class SoftOrthogonalRNNCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper and its released code: W, P and Q start as random orthogonal matrices, p, b and h_0 at 0, U uniform
-        within 0.01. The code keeps P and Q orthogonal by geodesic steps, in which its direction is G^T W - W^T G,
+        The paper and its released code: W starts as a random orthogonal matrix, p, b and h_0 at 0, U uniform within
+        0.01. The code draws P and Q both; here Q starts at the identity, which makes W no less random and spares a
+        logarithm. The code keeps P and Q orthogonal by geodesic steps, in which its direction is G^T W - W^T G,
         where steepest descent needs G W^T - W G^T; here they are exponentials, whose gradients are right. The code
         cuts unbounded singular values off at 0, here they pass through it.
     """
@@ -145,8 +148,8 @@ class SoftOrthogonalRNNCell(StableCell):
             nn.init.orthogonal_(self.weight_hh)
         else:
             with torch.no_grad():
-                for weight in (self.weight_left, self.weight_right):
-                    weight.copy_(initial_skew("haar", self.hidden_size))
+                self.weight_left.copy_(initial_skew("haar", self.hidden_size))
+            nn.init.zeros_(self.weight_right)
             nn.init.zeros_(self.spectrum)
             nn.init.zeros_(self.hidden_0)
         nn.init.uniform_(self.weight_ih, -0.01, 0.01)

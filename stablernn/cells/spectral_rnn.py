@@ -65,7 +65,7 @@ class SpectralRNNCell(PlainCell):
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        num_reflections: Vectors on each side, 1 to ``hidden_size``; null for a quarter of the units.
+        num_reflections: Vectors on each side, 1 to ``hidden_size``; None for a quarter of the units.
         margin: r, the largest distance of a singular value from 1, 0 or more.
         nonlinearity: ``relu`` (the paper's), ``tanh`` or ``modrelu``, or ``softshrink`` (ours), which is modReLU with
             the bias ``-|b|``.

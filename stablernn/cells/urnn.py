@@ -24,7 +24,10 @@ from stablernn.parametrizations import phase, reflect
         "reflections, P a fixed permutation; h <- f(W h + V x), f = modReLU or softshrink with bias b, h_0 trained"
     ),
     paper_options={"nonlinearity": "modrelu"},
-    paper_source="the released code: its initialization, and its settings for pixel MNIST (512 units)",
+    paper_source=(
+        "the released code: its initialization, and its settings for pixel MNIST (512 units) but for RMSprop's decay, "
+        ".9 there and .99, torch's default, here"
+    ),
     training={
         "practical": {"lr": 0.005, "schedule": "one-cycle", "epochs": 80, "batch_size": 32, "clip_norm": 1.0},
         "paper": {"lr": 0.0001, "orthogonal_lr": 0.0001, "optimizer": "rmsprop", "batch_size": 50},

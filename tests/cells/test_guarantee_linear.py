@@ -125,13 +125,26 @@ class TestLRU:
             cell.log_phase.copy_(torch.linspace(-20, 5, 200))
         assert cell.eigenvalues().abs().max() < 1
 
-    def test_in_float32_the_slowest_decay_rounds_to_none(self) -> None:
-        cell = create_cell("lru", 1, 2)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_no_rounding_puts_an_eigenvalue_on_the_unit_circle(self, dtype: torch.dtype) -> None:
+        cell = create_cell("lru", 1, 20_000).to(dtype)
         with torch.no_grad():
-            cell.log_decay.copy_(torch.tensor([-13.0, -18.0]))
-            cell.log_phase.fill_(-50.0)  # no rotation, whose rounding would be seen
-        assert cell.eigenvalues().abs().tolist() == [pytest.approx(1 - math.exp(-13), abs=1e-7), 1.0]
-        assert cell.eigenvalues()[0].abs() < 1
+            cell.log_decay.copy_(torch.linspace(-60, -10, 20_000))
+            cell.log_phase.uniform_(-3, 3)
+        real, imaginary = (part.double() for part in cell.materialize()[:2])
+        assert (real.square() + imaginary.square()).max() < 1
+
+    def test_parameters_beyond_the_range_of_the_exponential_leave_finite_numbers(self) -> None:
+        layer = StableRNN("lru", 1, 3)
+        with torch.no_grad():
+            layer.cells[0].get_parameter("log_decay").copy_(torch.tensor([-200.0, 0.0, 200.0]))
+            layer.cells[0].get_parameter("log_phase").copy_(torch.tensor([200.0, -200.0, 95.0]))
+        output, _ = layer(torch.randn(2, 30, 1))
+        output.sum().backward()
+        assert torch.isfinite(output).all()
+        assert all(
+            torch.isfinite(parameter.grad).all() for parameter in layer.parameters() if parameter.grad is not None
+        )
 
     @every_stage
     def test_two_states_approach_unit_by_unit_at_the_modulus_of_the_eigenvalue(self, stage: str) -> None:
@@ -269,6 +282,15 @@ class TestREN:
         states = _states(cell, start, _random(3000, 1))
         first, last = (float((states[index][1][0] - states[index][1][1]).norm()) for index in (0, -1))
         assert last < 1e-3 * first
+
+    def test_in_single_precision_large_and_deficient_parameters_still_contract(self) -> None:
+        cell = create_cell("ren", 1, 16, num_neurons=8)
+        free = cell.get_parameter("weight_hh")
+        with torch.no_grad():
+            free.copy_(500 * torch.randn(len(free), 3) @ torch.randn(3, free.shape[1]) / free.shape[1])
+        a = cell.recurrent_matrix().detach().double()
+        assert torch.linalg.eigvals(a).abs().max() < 1
+        assert torch.linalg.eigvalsh(cell.matrices().P).min() > 0
 
     def test_in_the_euclidean_norm_states_may_part_before_they_meet(self) -> None:
         # The metric is part of the promise: a step of A alone can lengthen a vector.
@@ -573,7 +595,7 @@ class TestODELSTM:
         ),
         ("cfc", {"init": "zeros"}, "init of CfCCell is 'memory' or 'xavier', got 'zeros'."),
         ("ode_lstm", {"solver": "midpoint"}, "solver of ODELSTMCell is 'euler', 'heun' or 'rk4', got 'midpoint'."),
-        ("ode_lstm", {"flow_size": 0}, "flow_size must be 1 or more, or None, for ODELSTMCell, got 0."),
+        ("ode_lstm", {"flow_size": 0}, "flow_size must be a whole number, 1 or more, or None, for ODELSTMCell, got 0."),
         ("ode_lstm", {"forget_bias": math.nan}, "forget_bias must be a finite number for ODELSTMCell, got nan."),
     ],
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else None,

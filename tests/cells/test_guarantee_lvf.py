@@ -121,6 +121,14 @@ class TestLatentVectorField:
         following = cell.propagator() @ h
         torch.testing.assert_close((following - h) / 0.7, cell.operator() @ (following + h) / 2, rtol=0, atol=1e-10)
 
+    def test_midpoint_propagator_is_orthogonal_in_single_precision_at_any_length_of_the_step(self) -> None:
+        matrix = torch.randn(128, 128)
+        for step_size in (0.1, 1.0, 1e3):
+            propagator = cayley_propagator(matrix - matrix.T, step_size)
+            assert propagator.dtype == torch.float32
+            exact = propagator.double()
+            assert (exact.T @ exact - eye(128)).abs().max() < 2e-6
+
     def test_midpoint_propagator_has_norm_at_most_one_where_the_symmetric_part_is_negative(self) -> None:
 
         matrix = torch.randn(8, 8, dtype=torch.float64)

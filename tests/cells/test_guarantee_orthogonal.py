@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from reference import pieces
+from reference import soft_orth as soft_orth_reference
 from reference.dynamics import STAGES, assert_approach, cell_at, eye, norm, trajectory
 from stablernn import StableRNN, create_cell
 from stablernn.parametrizations import cayley, exponential, initial_skew, reflections, skew, skew_size
@@ -69,6 +70,26 @@ class TestParametrizations:
     @pytest.mark.parametrize("scale", [1.0, 10.0])
     def test_single_precision_exponential_is_orthogonal_to_its_last_digits(self, scale: float) -> None:
         assert _off_orthogonal(exponential(skew(_free_skew(128, scale).float(), 128))) < 2e-6
+
+    @pytest.mark.parametrize("length", [1.0, 1e2, 1e4])
+    def test_single_precision_cayley_transform_is_orthogonal_near_an_eigenvalue_minus_one(self, length: float) -> None:
+        a = skew(_free_skew(128).float(), 128)
+        a = a * (length / norm(a))
+        w = cayley(a)
+        assert w.dtype == torch.float32
+        assert length < 100 or (torch.linalg.eigvals(w.double()) + 1).abs().min() < 0.1
+        assert _off_orthogonal(w.double()) < 2e-6
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_gradients_go_through_the_cayley_transform(self, dtype: torch.dtype) -> None:
+        free = _free_skew(5).requires_grad_()
+        assert torch.autograd.gradcheck(lambda f: cayley(skew(f, 5)), free)
+        single = free.detach().to(dtype).requires_grad_()
+        cayley(skew(single, 5))[0, 1].backward()
+        cayley(skew(free, 5))[0, 1].backward()
+        assert single.grad is not None
+        assert free.grad is not None
+        torch.testing.assert_close(single.grad.double(), free.grad, rtol=1e-5, atol=1e-6)
 
     def test_cayley_transform_solves_the_implicit_rule_and_is_close_to_an_exponential(self) -> None:
         a = skew(_free_skew(9), 9)
@@ -420,9 +441,8 @@ class TestSoftOrthogonal:
 
     def test_penalty_is_the_squared_distance_from_orthogonality(self) -> None:
         cell = cell_at("perturbed", "soft_orth", 7, penalty_weight=0.3)
-        w = cell.weight_hh.detach()
-        expected = 0.3 * sum((float(w[:, i] @ w[:, j]) - (i == j)) ** 2 for i in range(7) for j in range(7))
-        assert cell.penalty().item() == pytest.approx(expected, rel=1e-12)
+        expected = 0.3 * soft_orth_reference.penalty(cell.weight_hh.detach())
+        assert cell.penalty().item() == pytest.approx(expected.item(), rel=1e-12)
         assert create_cell("soft_orth", 1, 7, form="factored").penalty() is None
         assert create_cell("soft_orth", 1, 7).penalty().item() == pytest.approx(0, abs=1e-10)
 
@@ -459,6 +479,16 @@ class TestSoftOrthogonal:
     @pytest.mark.parametrize("form", ["penalty", "factored", "unbounded"])
     def test_starts_are_orthogonal(self, form: str) -> None:
         assert _off_orthogonal(create_cell("soft_orth", 1, 31, form=form).recurrent_matrix()) < 5e-6
+
+    @pytest.mark.parametrize("form", ["factored", "unbounded"])
+    def test_the_whole_random_start_is_in_the_left_factor(self, form: str) -> None:
+        torch.manual_seed(3)
+        cell = create_cell("soft_orth", 1, 31, form=form)
+        torch.manual_seed(3)
+        assert torch.equal(cell.weight_left, initial_skew("haar", 31))
+        p, _, q = cell.factors()
+        assert torch.equal(q, torch.eye(31))
+        torch.testing.assert_close(cell.recurrent_matrix(), p, rtol=0, atol=0)
 
 
 class TestNonNormal:

@@ -279,6 +279,12 @@ class TestFullCapacity:
         assert not torch.equal(cell.base, base)
         torch.testing.assert_close(cell.recurrent_matrix().detach(), before, rtol=0, atol=1e-13)
 
+    def test_cayley_of_a_large_generator_is_unitary_in_single_precision(self) -> None:
+        cell = create_cell("fc_urnn", 1, 64, parametrization="cayley")
+        nn.init.normal_(cell.weight_hh, std=1e3)
+        assert norm(skew_hermitian(cell.weight_hh)) > 1e4
+        assert excess(cell.complex_matrix().detach().to(torch.complex128)) < 2e-6
+
     def test_rounding_does_not_add_up_over_many_rebases(self) -> None:
         cell = create_cell("fc_urnn", 1, 16, parametrization="cayley", rebase=1)
         with torch.no_grad():

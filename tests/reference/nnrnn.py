@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reference.pieces import modrelu, orthogonal, skew
+from reference.pieces import exponential, modrelu, skew
 
 
 def schur_form(params: dict[str, Tensor]) -> Tensor:
@@ -33,21 +33,19 @@ def schur_form(params: dict[str, Tensor]) -> Tensor:
     return form
 
 
-def recurrent_matrix(params: dict[str, Tensor], parametrization: str = "exp") -> Tensor:
+def recurrent_matrix(params: dict[str, Tensor]) -> Tensor:
     """V (N, N)."""
-    P = orthogonal(skew(params["A"]), parametrization)
-    if "P_0" in params:
-        P = params["P_0"] @ P
+    P = exponential(skew(params["A"]))
     return P @ schur_form(params) @ P.T
 
 
-def sequence(params: dict[str, Tensor], x: Tensor, h0: Tensor, *, parametrization: str = "exp") -> Tensor:
+def sequence(params: dict[str, Tensor], x: Tensor, h0: Tensor) -> Tensor:
     """All states (B, T, N) of x (B, T, m), with U (N, m), b (N); gamma (ceil(N/2)), theta (floor(N/2)).
 
     T (N, N), of which the entries above the diagonal and outside the 2 x 2 blocks count; A (N, N), of which those above
-    the diagonal count; optionally P_0 (N, N), a fixed orthogonal matrix: then P = P_0 exp(A).
+    the diagonal count.
     """
-    V, U = recurrent_matrix(params, parametrization), params["U"]
+    V, U = recurrent_matrix(params), params["U"]
     h, states = h0, []
     for t in range(x.shape[1]):
         h = modrelu(h @ V.T + x[:, t] @ U.T, params["b"])

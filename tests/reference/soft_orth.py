@@ -5,11 +5,11 @@
 Form (a), penalty: W is free, and lam ||W^T W - I||_F^2 is added to the loss (nothing in the recurrence). Form (b),
 factored, with a trained h_0 for sequences that have not started:
 
-    W = P diag(s) Q^T,  s = 1 + 2 mg (sigmoid(p) - 1/2),  P = P_0 f(A_P),  Q = Q_0 f(A_Q),  A skew, f = exp or Cayley
+    W = P diag(s) Q^T,  s = 1 + 2 mg (sigmoid(p) - 1/2),  P = exp(A_P),  Q = exp(A_Q),  A skew
 
 P and Q are the paper's U and V, renamed because U is the input's matrix here; the margin is mg, and without bound
-(inf) the singular values are s = 1 + p. The Cayley transform is (I + A)^{-1} (I - A). Vectors are columns in the
-formula; a batch holds one state per row, so ``W h`` reads ``h @ W.T`` below.
+(inf) the singular values are s = 1 + p. Vectors are columns in the formula; a batch holds one state per row, so
+``W h`` reads ``h @ W.T`` below.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from reference.pieces import orthogonal, skew
+from reference.pieces import exponential, skew
 
 
 def penalty(W: Tensor) -> Tensor:
@@ -32,11 +32,9 @@ def singular_values(p: Tensor, margin: float) -> Tensor:
     return 1 + p if math.isinf(margin) else 1 + 2 * margin * (torch.sigmoid(p) - 0.5)
 
 
-def recurrent_matrix(params: dict[str, Tensor], margin: float, parametrization: str) -> Tensor:
+def recurrent_matrix(params: dict[str, Tensor], margin: float) -> Tensor:
     """W (N, N) of form (b)."""
-    P, Q = orthogonal(skew(params["A_P"]), parametrization), orthogonal(skew(params["A_Q"]), parametrization)
-    if "P_0" in params:
-        P, Q = params["P_0"] @ P, params["Q_0"] @ Q
+    P, Q = exponential(skew(params["A_P"])), exponential(skew(params["A_Q"]))
     return P @ torch.diag(singular_values(params["p"], margin)) @ Q.T
 
 
@@ -48,13 +46,11 @@ def sequence(
     *,
     form: str = "penalty",
     margin: float = 0.01,
-    parametrization: str = "exp",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """All states (B, T, N) of x (B, T, m); in the factored form also the marks (B, T, 1) that a sequence has started.
 
     With U (N, m), b (N). Penalty: W (N, N). Factored: A_P and A_Q (N, N), of which the entries above the diagonal
-    count, p (N), h_0 (N) and optionally P_0 and Q_0 (N, N), the identity without; where started0 (B, 1) is 0, h_0
-    replaces the row of hidden0.
+    count, p (N) and h_0 (N); where started0 (B, 1) is 0, h_0 replaces the row of hidden0.
     """
     U, b = params["U"], params["b"]
     if form == "penalty":
@@ -62,7 +58,7 @@ def sequence(
     else:
         assert form == "factored"
         assert started0 is not None
-        W, h = recurrent_matrix(params, margin, parametrization), torch.where(started0 == 0, params["h_0"], hidden0)
+        W, h = recurrent_matrix(params, margin), torch.where(started0 == 0, params["h_0"], hidden0)
     states = []
     for t in range(x.shape[1]):
         h = torch.tanh(h @ W.T + x[:, t] @ U.T + b)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from stablernn.cells import ElmanRNNCell
+from stablernn.cells import ElmanRNNCell, IndRNNCell
 from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.data.windows import build_windows
 from stablernn.errors import ConfigError, TrainingError
@@ -49,13 +49,15 @@ class Journal:
         self.saved.append((name, checkpoint))
 
 
-def trainer(toy: ClassificationData | None = None, **given: Any) -> tuple[Trainer, Journal]:
+def trainer(
+    toy: ClassificationData | None = None, cell: str = "rnn", hidden_size: int = 5, **given: Any
+) -> tuple[Trainer, Journal]:
     toy = toy if toy is not None else data()
     settings = {"batch_size": 4, "lr": 0.01, "optimizer": "adam", "weight_decay": 0.0, "schedule": "constant"}
     if "max_steps" not in given:
         settings["epochs"] = 3
     torch.manual_seed(3)
-    model = Classifier("rnn", 2, 2, 5)
+    model = Classifier(cell, 2, 2, hidden_size)
     model.fit_scaling(toy.training_values())
     journal = Journal()
     chosen = TrainingConfig.model_validate({**settings, **given})
@@ -118,6 +120,21 @@ def test_cells_project_after_every_step_without_gradients(monkeypatch: pytest.Mo
     monkeypatch.setattr(ElmanRNNCell, "after_step", lambda cell, *steps: seen.append((*steps, torch.is_grad_enabled())))
     trainer(epochs=2)[0].fit()
     assert seen == [(step, 6, False) for step in range(1, 7)]
+
+
+@pytest.mark.parametrize("projected", [True, False])
+def test_saved_weights_are_projected(projected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not projected:
+        monkeypatch.setattr(IndRNNCell, "after_step", lambda *_: None)
+    ours, journal = trainer(cell="indrnn", hidden_size=6, lr=5.0, epochs=5)
+    ours.fit()
+    largest = {
+        name: float(checkpoint.group("model")["rnn.layers.0.weight_hh"].abs().max())
+        for name, checkpoint in journal.saved
+    }
+    assert set(largest) == {"best", "last"}
+    # At this rate training leads far beyond the bound of 1.
+    assert all(value <= 1 if projected else value > 2 for value in largest.values())
 
 
 def test_max_steps_end_inside_an_epoch_with_a_validation() -> None:

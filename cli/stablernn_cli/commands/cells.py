@@ -43,7 +43,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Key of a cell, as `cells list` prints it.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show one cell: equation, guarantee, options, how to train it
+    """Show one cell: equation, guarantee, options, command
 
     Options are set by `stablernn train --set model.cell_options.NAME=VALUE`. The preset 'practical' holds values of
     ours that train well; 'paper' (`--preset paper`) holds the published ones.
