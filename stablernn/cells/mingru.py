@@ -197,8 +197,8 @@ class MinLSTMCell(_MinimalCell):
 
     def decay(self, x: Tensor) -> tuple[Tensor, Tensor]:
         f, i, candidate = nn.functional.linear(x, self.weight_ih, self.bias_ih).chunk(3, dim=-1)
-        # f / (f + i) = (1 + e^-i) / (2 + e^-f + e^-i), all divided by the largest term, which the quotient does not see.
-        # Not by logarithms: the runtime's differ in the last bit with a value's place in the batch.
+        # f / (f + i) = (1 + e^-i) / (2 + e^-f + e^-i). Every term is divided by the largest: none overflows. Not by
+        # logarithms: the runtime's seem to differ in the last bit with a value's place in the batch.
         largest = torch.relu(torch.maximum(-f, -i)).detach()
         one = torch.exp(-largest)
         kept, added = one + torch.exp(-i - largest), one + torch.exp(-f - largest)
