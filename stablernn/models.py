@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells import cell_info
 from stablernn.errors import ConfigError, near
 from stablernn.layers import StableRNN, check_tensor, group_parameters, valid_steps
 from stablernn.preprocessing import create_scaling
@@ -86,13 +85,7 @@ class SequenceModel(nn.Module):
         self.preset = preset
         self.window = window
         self.cell_options = dict(cell_options or {})
-        self.scaling = create_scaling(
-            scaling,
-            input_size,
-            window=window,
-            mask_channel=mask_channel,
-            keep_missing=cell_info(cell).cell.takes_missing,
-        )
+        self.scaling = create_scaling(scaling, input_size, window=window, mask_channel=mask_channel)
         self.rnn = StableRNN(
             cell,
             self.scaling.output_size,
@@ -104,6 +97,7 @@ class SequenceModel(nn.Module):
             max_dt=max_dt,
             **self.cell_options,
         )
+        self.scaling.keep_missing = self.rnn.cells[0].takes_missing
 
     @property
     def max_dt(self) -> float | None:

@@ -27,6 +27,8 @@ class Scaling(nn.Module):
     Args:
         size: Features, F.
         mask_channel: Whether F further channels tell which values were observed (1) or filled in (0).
+
+    Attributes:
         keep_missing: Whether a missing value stays NaN, for a cell that takes it so.
     """
 
@@ -34,11 +36,11 @@ class Scaling(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, size: int, *, mask_channel: bool = False, keep_missing: bool = False) -> None:
+    def __init__(self, size: int, *, mask_channel: bool = False) -> None:
         super().__init__()
         self.size = size
         self.mask_channel = mask_channel
-        self.keep_missing = keep_missing
+        self.keep_missing = False
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
 
@@ -123,13 +125,12 @@ class WindowScaling(Scaling):
         size: Features, F.
         window: Observed values that the statistics remember, 2 or more.
         mask_channel: As in :class:`Scaling`.
-        keep_missing: As in :class:`Scaling`.
     """
 
     kind = "window"
 
-    def __init__(self, size: int, *, window: int, mask_channel: bool = False, keep_missing: bool = False) -> None:
-        super().__init__(size, mask_channel=mask_channel, keep_missing=keep_missing)
+    def __init__(self, size: int, *, window: int, mask_channel: bool = False) -> None:
+        super().__init__(size, mask_channel=mask_channel)
         if window < 2:
             raise ConfigError(f"The window of running scaling must be 2 steps or more, got {window}.")
         self.window = window
@@ -181,9 +182,7 @@ class WindowScaling(Scaling):
         return torch.maximum(torch.sqrt(torch.relu(variance)), torch.clamp(first.abs() * _FLAT, min=_NOTHING))
 
 
-def create_scaling(
-    kind: str, size: int, *, window: int | None, mask_channel: bool, keep_missing: bool = False
-) -> Scaling:
+def create_scaling(kind: str, size: int, *, window: int | None, mask_channel: bool) -> Scaling:
     """The scaling called ``standard`` or ``window``.
 
     Raises:
@@ -192,9 +191,9 @@ def create_scaling(
     if kind == "standard":
         if window is not None:
             raise ConfigError(f"A window of {window} steps is only used by the scaling 'window', got 'standard'.")
-        return Scaling(size, mask_channel=mask_channel, keep_missing=keep_missing)
+        return Scaling(size, mask_channel=mask_channel)
     if kind != "window":
         raise ConfigError(f"Unknown scaling '{kind}'.{near(kind, ('standard', 'window'))} It is standard or window.")
     if window is None:
         raise ConfigError("The scaling 'window' needs a context length; set task.context_length.")
-    return WindowScaling(size, window=window, mask_channel=mask_channel, keep_missing=keep_missing)
+    return WindowScaling(size, window=window, mask_channel=mask_channel)

@@ -181,5 +181,5 @@ class CfCCell(StableCell):
                 return torch.relu(v)
             case "silu":
                 return nn.functional.silu(v)
-            case "gelu":
+            case _:
                 return nn.functional.gelu(v)

@@ -179,14 +179,13 @@ class GRUDCell(StableCell):
         size, h, given = self.hidden_size, state[0], drive
         elapsed: Tensor = torch.ones_like(h[:, :1]) if dt is None else dt
         if self.imputation == "decay":
-            last, before = state[1:]
-            elapsed = before + (1.0 if dt is None else dt)
+            elapsed = state[2] + (1.0 if dt is None else dt)
         left = torch.exp(-torch.relu(nn.functional.linear(elapsed, decay, decay_bias)))
         kept: State = ()
         if self.imputation == "decay":
             observed = ~torch.isnan(drive)
             # where, not a product with the mask: NaN times 0 is NaN, in the gradient too.
-            last = torch.where(observed, drive, last)
+            last = torch.where(observed, drive, state[1])
             filled = torch.where(observed, last, left[:, size:] * last)
             given = torch.cat([filled, observed.to(drive.dtype)], dim=-1)
             kept = (last, torch.where(observed, 0.0, elapsed))

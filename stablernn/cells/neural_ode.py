@@ -219,7 +219,7 @@ class ODERNNCell(StableCell):
             if count < 1:
                 raise ValueError(f"{name} must be 1 or more for {type(self).__name__}, got {count}.")
         self.step_size = step_size
-        self.solver = solver
+        self.solver: Solver = solver
         self.solver_steps = solver_steps
         self.flow_size = flow_size
         self.flow_in = nn.Parameter(torch.empty(flow_size, hidden_size))

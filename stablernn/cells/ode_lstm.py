@@ -107,7 +107,7 @@ class ODELSTMCell(StableCell):
         check_finite(self, forget_bias=forget_bias)
         if flow_size is not None and (flow_size < 1 or flow_size != int(flow_size)):
             raise ValueError(f"flow_size must be a whole number, 1 or more, or None, for ODELSTMCell, got {flow_size}.")
-        self.solver = solver
+        self.solver: Solver = solver
         self.flow_size = flow_size
         self.forget_bias = forget_bias
         units = hidden_size if flow_size is None else flow_size

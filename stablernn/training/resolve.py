@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stablernn.cells import StableCell, cell_info, create_cell, recommended_training
+from stablernn.cells import StableCell, create_cell, recommended_training
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.errors import ConfigError
 from stablernn.training.config import Config, ModelConfig, validate
@@ -48,7 +48,7 @@ def resolve(config: Config, data: ClassificationData | ForecastData) -> Config:
     tree["task"] = _task(config, data)
     if config.model.mask_channel == "auto":
         # A cell that takes NaN for missing needs no one to tell it.
-        tree["model"]["mask_channel"] = not cell_info(config.model.cell).cell.takes_missing and any(
+        tree["model"]["mask_channel"] = not described_cell(config.model).takes_missing and any(
             bool(np.isnan(values).any()) for values in data.training_values()
         )
     if config.model.scaling == "window" and config.model.window is None:

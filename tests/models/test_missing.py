@@ -142,3 +142,10 @@ def test_exported_graphs_make_the_same_of_missing_values(
     scripted = torchscript.script(model.requires_grad_(False))
     logits = scripted(*read.values(), lengths, *zeros.values())[0]
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_first_layer_that_imputes_nothing_gets_missing_values_filled_in() -> None:
+    model = srn.Classifier("gru_d", 2, 3, 8, cell_options={"imputation": "none"})
+    x = torch.randn(4, 20, 2)
+    x[:, 5:9] = torch.nan
+    assert torch.isfinite(model(x)).all()
