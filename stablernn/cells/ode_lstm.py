@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_finite, check_word, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._flow import solver_step
+from stablernn.cells._flow import Solver, solver_step
 
 _PARTS = 3
 """Steps of the solver between two samples, as in the released code."""
