@@ -10,10 +10,10 @@ quickstart: $(VENV)/installed
 	$(BIN)/stablernn quickstart
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n auto
 
 test-all: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
