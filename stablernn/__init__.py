@@ -6,6 +6,15 @@ from stablernn._version import __version__
 from stablernn.cells import create_cell, list_cells
 from stablernn.export import export
 from stablernn.layers import StableRNN
-from stablernn.models import Classifier, Forecaster
+from stablernn.models import Classifier, Forecaster, SequencePredictor
 
-__all__ = ["Classifier", "Forecaster", "StableRNN", "__version__", "create_cell", "export", "list_cells"]
+__all__ = [
+    "Classifier",
+    "Forecaster",
+    "SequencePredictor",
+    "StableRNN",
+    "__version__",
+    "create_cell",
+    "export",
+    "list_cells",
+]

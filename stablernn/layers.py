@@ -153,7 +153,7 @@ class StableRNN(nn.Module):
             x = x.masked_fill(~valid[..., None], 0)
         longest = 1.0
         if dt is not None:
-            dt = self._checked_dt(dt, x, valid)
+            dt = self.checked_dt(dt, x, valid)
             longest = self.max_dt or longest_step(dt)
         final: list[Tensor] = []
         start = 0
@@ -241,7 +241,13 @@ class StableRNN(nn.Module):
         rows = {name: iter(tensor) for name, tensor in zip(cell.state_names, given, strict=True)}
         return tuple(next(rows[name]) for _, name, _ in parts)
 
-    def _checked_dt(self, dt: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
+    def checked_dt(self, dt: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
+        """The times of the steps of ``x`` in its dtype, 1 over padding.
+
+        Raises:
+            ValueError: If there is not one for each step, or one is not a finite number of 0 or more.
+            ConfigError: If the cell takes none, or one is longer than ``max_dt``.
+        """
         self.cells[0].check_takes_dt()
         if dt.shape != x.shape[:2]:
             raise ValueError(f"dt has shape {tuple(dt.shape)}, the input's steps are {tuple(x.shape[:2])}.")

@@ -10,6 +10,8 @@ Where a ratio has no value:
 - ``mase``: a series whose training part never changes has scale 0; it counts 0 where the forecast is exact and is
   left out of the mean where it is not. So is a series whose training part gives no scale at all.
 - ``roc_auc``: mean over the classes that have both members and others; NaN where none has.
+
+``docs/evaluation.md`` has every formula with its unit and source.
 """
 
 from __future__ import annotations
@@ -60,6 +62,31 @@ def classification_metrics(probabilities: Array, y: Array) -> Metrics:
         "ece": float(multiclass_calibration_error(p, target, classes, n_bins=ECE_BINS, norm="l1")),
         "roc_auc": _roc_auc(p, target),
     }
+
+
+def label_metrics(predicted: Array, y: Array, classes: int) -> Metrics:
+    """Accuracy and macro F1 of answers that are labels alone, as :func:`classification_metrics` counts them."""
+    f1 = multiclass_f1_score(torch.from_numpy(predicted), torch.from_numpy(y), classes, average="macro")
+    return {"accuracy": float((predicted == y).mean()), "macro_f1": float(f1)}
+
+
+def reliability(probabilities: Array, y: Array, bins: int = ECE_BINS) -> dict[str, Array]:
+    """What the calibration error is made of: samples by the probability of the predicted class.
+
+    Args:
+        probabilities: (samples, classes).
+        y: int (samples,), the true class.
+        bins: Equal bins from 0 to 1, each with its upper bound.
+
+    Returns:
+        ``samples``, and their mean ``confidence`` and ``accuracy``, (bins,) each; NaN where a bin is empty.
+    """
+    confidence, right = probabilities.max(axis=1).astype(np.float64), probabilities.argmax(axis=1) == y
+    number = np.clip(np.ceil(confidence * bins) - 1, 0, bins - 1).astype(np.int64)
+    samples = np.bincount(number, minlength=bins)
+    sums = np.stack([np.bincount(number, weights=of, minlength=bins) for of in (confidence, right)])
+    means = np.divide(sums, samples, out=np.full(sums.shape, math.nan), where=samples > 0)
+    return {"samples": samples, "confidence": means[0], "accuracy": means[1]}
 
 
 def _roc_auc(p: torch.Tensor, target: torch.Tensor) -> float:
@@ -121,7 +148,7 @@ def _mase(mean: Array, truth: Array, scale: Array, series: Array) -> float:
 
 
 def quantile_metrics(quantiles: Array, truth: Array, levels: Sequence[float]) -> Metrics:
-    """Pinball loss of each level, and the share of truths in each central interval that two levels bound.
+    """Pinball loss of each level and over all levels, and what each central interval that two levels bound holds.
 
     Args:
         quantiles: (windows, horizon, targets, levels), raw units.
@@ -129,7 +156,10 @@ def quantile_metrics(quantiles: Array, truth: Array, levels: Sequence[float]) ->
         levels: Between 0 and 1, in the order of the last axis.
 
     Returns:
-        ``pinball_0.1`` and so on, in units of the data; ``coverage_0.8`` for the levels .1 and .9, bounds included.
+        ``pinball_0.1`` and so on, in units of the data; ``crps``, twice their mean over the levels, which is what is
+        known of the continuous ranked probability score (Gneiting and Raftery, 2007) at these levels;
+        ``coverage_0.8``, the share of truths between the levels .1 and .9, bounds included; ``width_0.8``, the mean
+        distance of these two, in units of the data.
     """
     seen = ~np.isnan(truth)
     y = truth[seen].astype(np.float64)
@@ -140,14 +170,25 @@ def quantile_metrics(quantiles: Array, truth: Array, levels: Sequence[float]) ->
     for number, level in enumerate(levels):
         error = y - q[:, number]
         scores[f"pinball_{level:g}"] = float(np.mean(np.maximum(level * error, (level - 1) * error)))
-    for number, level in enumerate(levels):
-        mirrored = [other for other, upper in enumerate(levels) if level < 0.5 and math.isclose(upper, 1 - level)]
-        for other in mirrored:
-            inside = (q[:, number] <= y) & (y <= q[:, other])
-            unknown = np.isnan(q[:, number]) | np.isnan(q[:, other])
-            share = math.nan if unknown.any() else float(inside.mean())
-            scores[f"coverage_{round(1 - 2 * level, 6):g}"] = share
+    if scores:
+        scores["crps"] = 2 * sum(scores.values()) / len(scores)
+    for lower, upper in mirrored(levels):
+        inside = (q[:, lower] <= y) & (y <= q[:, upper])
+        unknown = np.isnan(q[:, lower]) | np.isnan(q[:, upper])
+        held = f"{round(levels[upper] - levels[lower], 6):g}"
+        scores[f"coverage_{held}"] = math.nan if unknown.any() else float(inside.mean())
+        scores[f"width_{held}"] = float(np.mean(q[:, upper] - q[:, lower]))
     return scores
+
+
+def mirrored(levels: Sequence[float]) -> list[tuple[int, int]]:
+    """Positions of the levels a and 1 - a, for each a below one half that has its mirror image."""
+    return [
+        (lower, upper)
+        for lower, level in enumerate(levels)
+        for upper, other in enumerate(levels)
+        if level < 0.5 and math.isclose(other, 1 - level, abs_tol=1e-9)
+    ]
 
 
 def ratio(above: float, below: float, *, zero: float) -> float:
@@ -178,6 +219,32 @@ def seasonal_naive(values: Array, ends: Array, *, season: int, horizon: int) -> 
     found = np.where((steps >= 0)[:, :, None], same_phase[np.maximum(steps, 0)], math.nan)
     last = np.where((np.asarray(ends) > 0)[:, None], latest[np.maximum(np.asarray(ends) - 1, 0)], math.nan)
     return np.asarray(np.where(np.isnan(found), last[:, None, :], found))
+
+
+def drift(values: Array, ends: Array, *, horizon: int) -> npt.NDArray[np.float64]:
+    """Forecasts on the straight line through the first and the last observed value; where they are one, that value.
+
+    Args:
+        values: As in :func:`seasonal_naive`.
+        ends: Likewise.
+        horizon: Likewise.
+
+    Returns:
+        (windows, horizon, targets); NaN where nothing was observed before.
+    """
+    values = values.astype(np.float64)
+    time, targets = values.shape
+    observed = ~np.isnan(values)
+    first = np.where(observed.any(axis=0), observed.argmax(axis=0), time)  # (targets,)
+    latest = np.maximum.accumulate(np.where(observed, np.arange(time)[:, None], -1), axis=0)
+    before = np.asarray(ends) - 1
+    last = np.where((before >= 0)[:, None], latest[np.maximum(before, 0)], -1)  # (windows, targets)
+    columns = np.arange(targets)
+    known = np.where(last >= 0, values[last, columns], math.nan)
+    start = np.where(last >= 0, values[np.minimum(first, time - 1), columns], math.nan)
+    slope = (known - start) / np.maximum(last - first, 1)
+    ahead = np.asarray(ends)[:, None, None] + np.arange(horizon)[:, None] - last[:, None]  # (windows, horizon, targets)
+    return np.asarray(known[:, None] + slope[:, None] * ahead, dtype=np.float64)
 
 
 def _carried(values: Array, season: int) -> npt.NDArray[np.float64]:

@@ -68,21 +68,62 @@ def test_every_command_line_of_the_readme_is_one(line: str) -> None:
     assert command.make_context("stablernn", words).params
 
 
+def test_the_readme_lists_every_page() -> None:
+    listed = re.findall(r"^\| \[docs/[\w.]+\]\((docs/[\w.]+)\) \|", README, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(f"docs/{page.name}" for page in PAGES if page.parent.name == "docs")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")) if "://" not in link]
+    assert [link for link in links if not _leads_somewhere(page, link)] == []
+
+
+def _leads_somewhere(page: Path, link: str) -> bool:
+    name, _, heading = link.partition("#")
+    file = page.parent / name if name else page
+    if not file.exists() or not heading:
+        return file.exists()
+    titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return heading in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.slow
-def test_the_readme_from_data_to_a_served_model(tmp_path: Path) -> None:
+def test_the_readme_from_a_csv_to_a_served_forecast(tmp_path: Path) -> None:
     """The shell blocks as they stand, but for the port, the registry's place and the server's end."""
-    environment = {**os.environ, "STABLERNN_REGISTRY": str(tmp_path / "registry")}
-    commands = {line: [sys.executable, "-m", "stablernn_cli", *shlex.split(line)[1:]] for line in stablernn_lines()}
-    serving = [line for line in commands if line.startswith("stablernn serve")]
-    assert len(serving) == 1
-    for line, command in commands.items():
-        if line not in serving:
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-            assert done.returncode == 0, f"{line}\n{done.stderr}"
+    if shutil.which("bash") is None or shutil.which("curl") is None:
+        pytest.skip("bash and curl are not on this machine")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, words in (("python", '"$@"'), ("stablernn", '-m stablernn_cli "$@"')):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}\n', encoding="utf-8")
+        (programs / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        "STABLERNN_REGISTRY": str(tmp_path / "registry"),
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+    }
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = subprocess.Popen([*commands[serving[0]], "--port", str(port)], cwd=tmp_path, env=environment)
+
+    def run(block: str) -> str:
+        words = ["bash", "-e", "-o", "pipefail", "-c", block.replace("localhost:8080", f"127.0.0.1:{port}")]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+        return done.stdout
+
+    section = README.partition("## From a CSV")[2].partition("## In Python")[0]
+    steps = blocks(section, "sh")
+    (serve,) = [block for block in steps if block.startswith("stablernn serve")]
+    (ask,) = [block for block in steps if "curl" in block]
+    for block in steps:
+        if block not in (serve, ask):
+            run(block)
+    written = (tmp_path / "forecast.csv").read_text(encoding="utf-8").splitlines()
+    server = subprocess.Popen(
+        [*shlex.split(serve), "--port", str(port)], cwd=tmp_path, env=environment, executable=programs / "stablernn"
+    )
     try:
         for _ in range(200):
             try:
@@ -90,12 +131,14 @@ def test_the_readme_from_data_to_a_served_model(tmp_path: Path) -> None:
                 break
             except OSError:
                 time.sleep(0.1)
-        (curl,) = [block for block in blocks(README, "sh") if block.startswith("curl")]
-        words = shlex.split(curl.replace("localhost:8080", f"127.0.0.1:{port}").replace("\\\n", " "))
-        if shutil.which("curl") is None:
-            pytest.skip("curl is not on this machine")
-        answer = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-        assert len(answer["outputs"][0]["content"][0]["probabilities"]) == 3
+        content = json.loads(run(ask))["outputs"][0]["content"][0]
+        assert content["start_timestamp"] == "2024-03-11T00:00:00"
+        rows = [row.split(",") for row in written[1:4]]
+        assert [row[:2] for row in rows] == [["north", f"2024-03-11T0{hour}:00:00"] for hour in range(3)]
+        served = [content["mean_forecast"], *(content["quantiles"][level] for level in ("0.1", "0.5", "0.9"))]
+        assert [[float(value) for value in row[2:]] for row in rows] == [
+            list(step) for step in zip(*served, strict=True)
+        ]
     finally:
         server.terminate()
         assert server.wait(timeout=30) == 0

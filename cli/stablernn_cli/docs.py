@@ -1,4 +1,4 @@
-"""Writes what the documentation takes from the code: ``docs/cli.md``, ``docs/cells.md``, the tables of ``README.md``.
+"""Writes what the documentation takes from the code: pages of ``docs/`` and the tables of ``README.md``.
 
 ``python -m stablernn_cli.docs`` in the repository (``make docs``); tests fail when either is out of date.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
 if TYPE_CHECKING:
@@ -157,8 +158,8 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
 
 
 def _cells() -> Iterator[str]:
-    rows = [(f"`{info.key}`", info.title, info.guarantee, info.paper) for info in _by_year()]
-    return _table(("cell", "what", "guarantee", "paper"), rows)
+    rows = [(f"[`{info.key}`](docs/cells.md#{info.key})", info.title, info.guarantee) for info in _by_year()]
+    return _table(("cell", "what", "guarantee"), rows)
 
 
 def _commands() -> Iterator[str]:
@@ -186,6 +187,7 @@ def main() -> None:
     root = Path(__file__).parents[2]
     (root / "docs" / "cli.md").write_text(render(), encoding="utf-8")
     (root / "docs" / "cells.md").write_text(cells_page(), encoding="utf-8")
+    (root / "docs" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
     page = root / "README.md"
     page.write_text(readme(page.read_text(encoding="utf-8"), root), encoding="utf-8")
 

@@ -15,6 +15,7 @@ from stablernn_cli.commands import (
     doctor,
     evaluate,
     export,
+    plot,
     predict,
     quickstart,
     registry,
@@ -39,6 +40,7 @@ app.command("train", rich_help_panel=MAIN_JOB)(train.train)
 app.command("eval", rich_help_panel=MAIN_JOB)(evaluate.evaluate)
 app.command("export", rich_help_panel=MAIN_JOB)(export.export)
 app.command("predict", rich_help_panel=MAIN_JOB)(predict.predict)
+app.command("plot", rich_help_panel=MAIN_JOB)(plot.plot)
 app.command("serve", rich_help_panel=MAIN_JOB)(serve.serve)
 app.add_typer(registry.app, name="registry", rich_help_panel=MAIN_JOB)
 app.add_typer(cells.app, name="cells", rich_help_panel=LOOKING)

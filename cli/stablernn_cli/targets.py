@@ -12,8 +12,10 @@ from stablernn_cli.options import Device
 
 if TYPE_CHECKING:
     from stablernn.data import ClassificationData, ForecastData
-    from stablernn.training import Config, Predictor
+    from stablernn.data.steps import Output, StepData
+    from stablernn.training import Config, TorchPredictor
     from stablernn_registry import Version
+    from stablernn_server import OnnxModel
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,10 @@ class Target:
     Attributes:
         name: The run directory, or NAME:VERSION.
         predictor: Answers batches of sequences in raw units.
-        task: ``classify`` or ``forecast``.
-        features: Names of the inputs, in the model's order.
-        labels: Class names, in the model's order; empty for a forecast.
-        targets: What is forecast; empty for a classification.
+        task: ``classify``, ``forecast`` or ``predict-next``.
+        features: Names of the inputs, in the model's order; of tokens the vocabulary.
+        labels: Names of classes or switches, in the model's order; empty where numbers are answered.
+        targets: Names of the numbers that are answered; empty for a classification.
         horizon: Steps that the model forecasts; None for a classification.
         context_length: Steps that it looks back on; None for a classification.
         season: Steps of a season; None for a classification.
@@ -34,10 +36,11 @@ class Target:
         quantiles: Levels that a forecast brings.
         config: Resolved settings of the training run.
         fingerprint: Of the data that it was trained on.
+        output: What is said at each step; None for other tasks than ``predict-next``.
     """
 
     name: str
-    predictor: Predictor
+    predictor: TorchPredictor | OnnxModel
     task: str
     features: tuple[str, ...]
     labels: tuple[str, ...]
@@ -49,8 +52,14 @@ class Target:
     quantiles: tuple[float, ...]
     config: Config
     fingerprint: str
+    output: Output | None = None
 
-    def load_data(self, source: str | None) -> ClassificationData | ForecastData:
+    @property
+    def tokens(self) -> bool:
+        """Whether inputs are whole numbers that stand for words of a vocabulary."""
+        return self.predictor.input_name == "tokens"
+
+    def load_data(self, source: str | None) -> ClassificationData | ForecastData | StepData:
         """The data of the training run, or another source read so that it fits the model.
 
         Columns are found by name: their order in another file says nothing.
@@ -103,8 +112,6 @@ def _open_version(version: Version, device: Device) -> Target:
     from stablernn_server import OnnxModel
 
     manifest = version.manifest
-    if manifest.task == "predict-next":
-        raise CommandError(f"'{version.ref}' is for the task 'predict-next', which this stablernn cannot evaluate.")
     lineage = manifest.lineage
     try:
         config = validate(lineage.get("config") or {}).as_stored()
@@ -116,7 +123,7 @@ def _open_version(version: Version, device: Device) -> Target:
     return _target(version.ref, OnnxModel.load(version, device), facts, config)
 
 
-def _target(name: str, predictor: Predictor, facts: Mapping[str, Any], config: Config) -> Target:
+def _target(name: str, predictor: TorchPredictor | OnnxModel, facts: Mapping[str, Any], config: Config) -> Target:
     def words(key: str) -> tuple[str, ...]:
         return tuple(facts.get(key) or ())
 
@@ -134,6 +141,7 @@ def _target(name: str, predictor: Predictor, facts: Mapping[str, Any], config: C
         quantiles=tuple(config.task.quantiles or ()),
         config=config,
         fingerprint=facts["fingerprint"],
+        output=facts.get("output"),
     )
 
 

@@ -21,7 +21,7 @@ from .errors import (
 )
 from .gates import Check, CheckResult
 from .journal import AliasEntry, LogEntry, PublishEntry
-from .manifest import FileEntry, Manifest, ManifestFields
+from .manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
 from .refs import Ref, parse_ref
 from .signature import GraphSignature, Signature, StateSignature, TensorSignature
 from .store import Registry
@@ -31,6 +31,7 @@ from .version import ModelInfo, Version
 __all__ = [
     "AliasEntry",
     "AliasError",
+    "CalendarPeriod",
     "Check",
     "CheckResult",
     "FileEntry",

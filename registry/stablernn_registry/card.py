@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from .manifest import ManifestFields
 
+MOST_NAMES = 100
+
 _PIPELINES = {"classify": "time-series-classification", "forecast": "time-series-forecasting"}
 
 
@@ -25,11 +27,10 @@ def model_card(fields: ManifestFields, name: str = "model") -> str:
         f"# {_text(name)}\n\n{_summary(fields)}",
         "## Data in and out\n\n" + _inputs(fields),
         "## Figures\n\n" + (_table(("figure", "value"), _flat(fields.metrics)) or "None were given."),
-        "## Stability certificate\n\n"
-        + (_table(("field", "value"), _flat(fields.certificate or {})) or "None was computed for this version."),
+        "## Stability certificate\n\n" + _certificate(fields),
         "## Parity of the exported graphs\n\n"
         + (_table(("difference", "value"), _flat(fields.parity)) or "None was recorded."),
-        "## Preprocessing\n\nPart of the graphs; listed for people.\n\n"
+        "## Preprocessing\n\nPart of the graphs, but for the calibration of a recursive head; listed for people.\n\n"
         + (_table(("field", "value"), _flat(fields.preprocessing)) or "None."),
         "## Lineage\n\n" + (_table(("field", "value"), _flat(fields.lineage)) or "None was recorded."),
         f"## Use\n\n    stablernn registry verify {_text(name)}\n    stablernn serve --model {_text(name)}",
@@ -47,28 +48,63 @@ def _head(fields: ManifestFields) -> str:
 
 
 def _summary(fields: ManifestFields) -> str:
-    cell = f"a recurrent network of `{_text(fields.cell)}` cells"
+    cell = f"{_networks(fields)} of `{_text(fields.cell)}` cells"
     if fields.task == "classify":
         return f"Classifies sequences into {len(fields.labels or ())} classes with {cell}."
     if fields.task == "forecast":
         targets = ", ".join(_text(target) for target in fields.targets or ())
         return f"Forecasts {targets} for the next {fields.horizon} steps with {cell}."
-    return f"Predicts the next step of a sequence with {cell}."
+    said = {"categorical": "which of several comes", "bernoulli": "which of several are on", "real": "what is measured"}
+    what = f"Says {said[fields.output]}" if fields.output else "Predicts what comes"
+    return f"{what} at each step of a sequence with {cell}."
+
+
+def _networks(fields: ManifestFields) -> str:
+    members = _setting(fields, "members")
+    if not isinstance(members, int) or members < 2:
+        return "a recurrent network"
+    return f"{members} recurrent networks, whose answers are averaged,"
+
+
+def _certificate(fields: ManifestFields) -> str:
+    found = _table(("field", "value"), _flat(fields.certificate or {})) or "None was computed for this version."
+    if _setting(fields, "skip") != "linear":
+        return found
+    return f"{found}\n\nA certificate is of the recurrent layers: it says nothing of the linear skip beside them."
+
+
+def _setting(fields: ManifestFields, key: str) -> object:
+    """What the configuration of the training run says of the model; None where it does not."""
+    tree: object = fields.lineage
+    for word in ("config", "model", key):
+        tree = tree.get(word) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _inputs(fields: ManifestFields) -> str:
     rows = [
-        ("features", ", ".join(fields.features)),
-        ("labels", ", ".join(fields.labels or ())),
+        ("features", _names(fields.features)),
+        ("labels", _names(fields.labels or ())),
         ("targets", ", ".join(fields.targets or ())),
         ("horizon (steps)", fields.horizon),
         ("context length (steps)", fields.context_length),
         ("season (steps)", fields.season),
         ("frequency", fields.frequency),
         ("quantiles", ", ".join(str(level) for level in fields.quantiles or ())),
+        ("head", fields.head),
+        ("known in advance", ", ".join(fields.future or ())),
+        ("static", ", ".join(fields.static or ())),
+        ("calendar", ", ".join(period.name for period in fields.calendar or ())),
     ]
     said = [(key, value) for key, value in rows if value not in (None, "")]
     return "Raw units in and out; NaN is a missing value.\n\n" + _table(("field", "value"), said)
+
+
+def _names(names: Sequence[str]) -> str:
+    """The names; of a vocabulary the first and how many there are."""
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"
 
 
 def _flat(tree: Mapping[str, object], above: str = "") -> list[tuple[str, object]]:

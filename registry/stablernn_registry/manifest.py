@@ -129,6 +129,30 @@ class FileEntry(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class CalendarPeriod(BaseModel):
+    """A period of the calendar, of which the model is told where each step lies.
+
+    The features ``calendar_NAME_sin`` and ``calendar_NAME_cos`` are the sine and cosine of 2 pi (t - phase) / period,
+    where t is the time of the step in seconds since 1970-01-01T00:00Z.
+
+    Attributes:
+        name: Such as ``week``.
+        period: Length in seconds.
+        phase: When one begins, in seconds since 1970-01-01T00:00Z.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str = Field(min_length=1)
+    period: float = Field(gt=0, allow_inf_nan=False)
+    phase: float = Field(allow_inf_nan=False)
+
+    @property
+    def channels(self) -> tuple[str, str]:
+        """Names of the two features."""
+        return f"calendar_{self.name}_sin", f"calendar_{self.name}_cos"
+
+
 class ManifestFields(BaseModel):
     """What the publisher says about a version.
 
@@ -136,14 +160,21 @@ class ManifestFields(BaseModel):
         task: ``classify``, ``forecast`` or ``predict-next``.
         cell: Key of the recurrent cell, e.g. ``lipschitz``.
         signature: Inputs, outputs and states of the graphs, see ``docs/registry.md``.
-        labels: Class names in the order of the outputs; needed for ``classify``.
-        features: Names of the input features, in order.
-        targets: Names of the forecast variables; needed for ``forecast``.
+        labels: Class names in the order of the outputs; needed for ``classify``, and for ``predict-next`` those of the
+            classes or switches.
+        features: Names of the input features, in order; where the input is ``tokens``, the vocabulary.
+        targets: Names of the forecast variables; needed for ``forecast``, and for ``predict-next`` where the output is
+            ``real``.
+        output: What ``predict-next`` says at each step: ``categorical``, ``bernoulli`` or ``real``.
         horizon: Steps ahead, 1 or more; needed for ``forecast``.
         context_length: Steps that the model looks back on, or None for any.
         season: Steps of one season; 1 means none.
         frequency: Offset word of the time stamps, e.g. ``W`` or ``D``.
         quantiles: Levels of the quantile output, ascending, each between 0 and 1.
+        head: Of a forecast: ``direct``, all steps at once, or ``recursive``, one step, from which the next is made.
+        future: Features whose values at the steps ahead may be given, in the order of the input ``future``.
+        static: Names of the numbers that never change within a series, in the order of the input ``static``.
+        calendar: Periods whose features follow from the time; these features stand in ``future``, too.
         preprocessing: Scaling and treatment of missing values, for people; the graphs hold the real thing.
         metrics: Figures by split, ``{"test": {"accuracy": 0.98}}``; None where a figure is missing.
         parity: Largest differences between torch and the exported graphs.
@@ -161,11 +192,16 @@ class ManifestFields(BaseModel):
     labels: _Names | None = None
     features: _Names
     targets: _Names | None = None
+    output: Literal["categorical", "bernoulli", "real"] | None = None
     horizon: int | None = Field(default=None, ge=1)
     context_length: int | None = Field(default=None, ge=1)
     season: int | None = Field(default=None, ge=1)
     frequency: _Text | None = None
     quantiles: list[Annotated[float, Field(gt=0, lt=1)]] | None = None
+    head: Literal["direct", "recursive"] | None = None
+    future: _Names | None = None
+    static: _Names | None = None
+    calendar: list[CalendarPeriod] | None = None
     preprocessing: _Json = Field(default_factory=dict)
     metrics: _Json = Field(default_factory=dict)
     parity: _Json = Field(default_factory=dict)
@@ -175,11 +211,23 @@ class ManifestFields(BaseModel):
     @model_validator(mode="after")
     def _complete(self) -> ManifestFields:
         needed = {"classify": ("labels",), "forecast": ("targets", "horizon")}.get(self.task, ())
+        if self.output is not None:
+            if self.task != "predict-next":
+                raise ValueError(f"output is for the task 'predict-next', got task '{self.task}'")
+            needed = ("targets",) if self.output == "real" else ("labels",)
         for field in needed:
             if not getattr(self, field):
                 raise ValueError(f"task '{self.task}' needs the field '{field}', got {getattr(self, field)!r}")
         if self.quantiles and sorted(set(self.quantiles)) != self.quantiles:
             raise ValueError(f"quantiles must ascend, got {self.quantiles}")
+        for field in ("head", "future", "static", "calendar"):
+            if getattr(self, field) is not None and self.task != "forecast":
+                raise ValueError(f"{field} is for the task 'forecast', got task '{self.task}'")
+        made = [channel for period in self.calendar or () for channel in period.channels]
+        for names, among, word in ((self.future, self.features, "features"), (made, self.future, "future")):
+            strange = [name for name in names or () if name not in (among or ())]
+            if strange:
+                raise ValueError(f"'{strange[0]}' is known in advance and must stand in {word}, which has none such")
         return self
 
     @classmethod

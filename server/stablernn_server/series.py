@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stablernn_server.covariates import Covariates
 from stablernn_server.errors import InputError, TooLargeError
 from stablernn_server.json_arrays import to_array
 from stablernn_server.runtime.onnx_model import OnnxModel
@@ -23,7 +24,7 @@ from stablernn_server.schemas.timeseries import (
     SeriesInput,
 )
 from stablernn_server.settings import Settings
-from stablernn_server.timestamps import advance, check_frequency
+from stablernn_server.timestamps import advance, check_frequency, spacing
 
 Array = NDArray[Any]
 
@@ -46,11 +47,15 @@ def forecast(
     _check_task(model, "forecast")
     manifest = model.manifest
     horizon, levels = _horizon(model, request.options), _levels(model, request.options)
-    observed = [_values(item, place, model) for place, item in enumerate(request.inputs)]
+    covariates = Covariates(model)
+    observed = [_values(item, place, model, covariates.observed) for place, item in enumerate(request.inputs)]
     stamps = [_stamp(item, len(values), model) for item, values in zip(request.inputs, observed, strict=True)]
     # Trained on windows of context_length steps, and evaluated on them: a longer past would be another model.
     context = [values if manifest.context_length is None else values[-manifest.context_length :] for values in observed]
-    answers = model.run_numpy(*pad(context, model, settings), stop)
+    x, lengths = pad(context, model, settings)
+    x, further = covariates.complete(x, lengths, request.inputs, [len(values) for values in observed], horizon)
+    further |= _times(model, request.inputs, [len(values) for values in observed], lengths, x.shape[1])
+    answers = model.run_numpy(x, lengths, stop, **further)
     targets = manifest.targets or []
     outputs = []
     for place, item in enumerate(request.inputs):
@@ -84,8 +89,11 @@ def classify(
     top_k = request.options.top_k or len(labels)
     if top_k > len(labels):
         raise InputError(f"options.top_k must be at most the {len(labels)} classes of '{model.name}', got {top_k}.")
-    observed = [_values(item, place, model) for place, item in enumerate(request.inputs)]
-    probabilities = model.run_numpy(*pad(observed, model, settings), stop)["probabilities"]
+    features = model.manifest.features
+    observed = [_values(item, place, model, features) for place, item in enumerate(request.inputs)]
+    x, lengths = pad(observed, model, settings)
+    times = _times(model, request.inputs, [len(values) for values in observed], lengths, x.shape[1])
+    probabilities = model.run_numpy(x, lengths, stop, **times)["probabilities"]
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
     outputs = [
         _output(
@@ -143,8 +151,8 @@ def check_size(model: OnnxModel, batch: int, time_steps: int, settings: Settings
         )
 
 
-def _values(item: SeriesInput, place: int, model: OnnxModel) -> Array:
-    """One input as ``(time, features)``."""
+def _values(item: SeriesInput, place: int, model: OnnxModel, features: Sequence[str]) -> Array:
+    """One input as ``(time, features)``, where the features are these."""
     what = f"inputs.{place}.series"
     values = to_array(item.series, what)
     if item.type == UNIVARIATE and values.ndim > 1:
@@ -157,7 +165,42 @@ def _values(item: SeriesInput, place: int, model: OnnxModel) -> Array:
         values = values[:, None]
     if values.ndim != 2:
         raise InputError(f"{what} must be flat, or an array of one array per time step, got {values.ndim} levels.")
-    return model.check_values(what, values)
+    return model.check_values(what, values, features)
+
+
+def _times(
+    model: OnnxModel, inputs: Sequence[SeriesInput], steps: Sequence[int], lengths: Array, longest: int
+) -> dict[str, Array]:
+    """``dt`` of shape ``(batch, longest)``, where a request says when its values were.
+
+    Args:
+        model: The model that answers.
+        inputs: The series of the request.
+        steps: How many values each has.
+        lengths: How many of them, from the end, the model looks at.
+        longest: The largest of these.
+
+    Raises:
+        InputError: If the model takes none, or there is not one for each value.
+    """
+    given = [(place, item.dt) for place, item in enumerate(inputs) if item.dt is not None]
+    if not given:
+        return {}
+    if model.max_dt is None:
+        raise InputError(
+            f"inputs.{given[0][0]}.dt: the model '{model.name}' was trained on regular steps and takes no dt; "
+            "leave it out."
+        )
+    dt = np.ones((len(inputs), longest), np.float32)
+    for place, values in given:
+        if len(values) != steps[place]:
+            raise InputError(
+                f"inputs.{place}.dt must hold a number for each of the {steps[place]} values of its series, "
+                f"got {len(values)}."
+            )
+        # The first step of what the model looks at has no step before it.
+        dt[place, 1 : lengths[place]] = values[steps[place] - int(lengths[place]) + 1 :]
+    return {"dt": dt}
 
 
 def _stamp(item: SeriesInput, steps: int, model: OnnxModel) -> tuple[str | None, str | None]:
@@ -172,7 +215,7 @@ def _stamp(item: SeriesInput, steps: int, model: OnnxModel) -> tuple[str | None,
             f"start_timestamp needs a frequency: the model '{model.name}' was trained without one. Give frequency, or "
             "leave start_timestamp out."
         )
-    return frequency, advance(item.start_timestamp, steps, frequency)
+    return frequency, advance(item.start_timestamp, steps, spacing(item.frequency, frequency) or frequency)
 
 
 def _horizon(model: OnnxModel, options: ForecastOptions) -> int:

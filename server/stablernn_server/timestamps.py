@@ -1,15 +1,18 @@
 """Calendar steps: the time stamp that lies a number of steps after another.
 
 Frequencies are written as KServe's time-series API writes them (``S``, ``minute``, ``M``, ...) or as pandas does
-(``min``, ``MS``, ``QE``, ``W-SUN``), with an optional count in front (``15min``).
+(``min``, ``B``, ``MS``, ``QE``, ``W-SUN``), with an optional count in front (``15min``).
 """
 
 from __future__ import annotations
 
 import re
 from calendar import monthrange
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stablernn_registry.errors import near
 from stablernn_server.errors import InputError
@@ -21,6 +24,7 @@ _FIXED = {
     **dict.fromkeys(("D", "day"), timedelta(days=1)),
     **dict.fromkeys(("W", "week"), timedelta(weeks=1)),
 }
+_BUSINESS = "B"
 _Edge = Literal["none", "start", "end"]
 # Months in a period, which edge of it the stamps lie on, and the month (0 = January) that the periods are counted from.
 _CALENDAR: dict[str, tuple[int, _Edge, int]] = {
@@ -36,6 +40,8 @@ _CALENDAR: dict[str, tuple[int, _Edge, int]] = {
 }
 _DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_YEARS = range(1678, 2262)
+"""Those that nanoseconds since 1970 can hold, which is how data for training are read."""
 _WORD = re.compile(r"([1-9][0-9]{0,5})?([A-Za-z]+)(?:-([A-Z]{3}))?")
 
 
@@ -46,6 +52,13 @@ def check_frequency(frequency: str) -> None:
         InputError: Naming the frequencies there are.
     """
     _parse(frequency)
+
+
+def spacing(asked: str | None, trained: str | None) -> str | None:
+    """The frequency to count by: the one asked for, else that of training, whose months and years keep the day."""
+    if asked is not None or trained is None:
+        return asked
+    return re.sub(r"^([0-9]*[MQY])S$", r"\1", trained)
 
 
 def advance(start: str, steps: int, frequency: str) -> str:
@@ -65,6 +78,41 @@ def advance(start: str, steps: int, frequency: str) -> str:
     Raises:
         InputError: If ``start`` or ``frequency`` is not understood, or the result lies beyond the year 9999.
     """
+    text = _after(start, steps, frequency).isoformat()
+    return text.removesuffix("+00:00") + "Z" if start.endswith("Z") else text
+
+
+def times(start: str, first: int, count: int, frequency: str) -> NDArray[np.float64]:
+    """The times of ``count`` steps in seconds since 1970-01-01T00:00Z; what says no zone is UTC.
+
+    Args:
+        start: As in :func:`advance`.
+        first: Steps from there to the first of those wanted, 0 or more.
+        count: Steps wanted, 1 or more.
+        frequency: See the module.
+
+    Raises:
+        InputError: As in :func:`advance`, or if one lies outside of the years that can be trained on.
+    """
+    ends = [_utc(_after(start, step, frequency)) for step in (first, first + count - 1)]
+    if not all(moment.year in _YEARS for moment in ends):
+        raise InputError(
+            f"The calendar is computed for the years {_YEARS[0]} to {_YEARS[-1]}, the steps that start at '{start}' "
+            "lie beyond them."
+        )
+    number, unit, _ = _parse(frequency)
+    if unit in _FIXED:
+        stamps = np.datetime64(ends[0], "us") + np.arange(count) * np.timedelta64(number * _FIXED[unit], "us")
+    else:
+        stamps = np.array([_utc(_after(start, first + step, frequency)) for step in range(count)], "datetime64[us]")
+    return np.asarray(stamps.astype("datetime64[ns]").astype(np.int64) * 1e-9, dtype=np.float64)
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
+
+
+def _after(start: str, steps: int, frequency: str) -> datetime:
     count, unit, anchor = _parse(frequency)
     try:
         moment = datetime.fromisoformat(start)
@@ -76,19 +124,18 @@ def advance(start: str, steps: int, frequency: str) -> str:
         if unit in _FIXED:
             if anchor is not None:
                 moment -= timedelta(days=(moment.weekday() - _DAYS.index(anchor)) % 7)
-            moment += steps * count * _FIXED[unit]
-        else:
-            moment = _months(moment, steps * count, *_CALENDAR[unit], anchor)
+            return moment + steps * count * _FIXED[unit]
+        if unit == _BUSINESS:
+            return _business_days(moment, steps * count)
+        return _months(moment, steps * count, *_CALENDAR[unit], anchor)
     except (OverflowError, ValueError) as error:
         raise InputError(f"{steps} steps of '{frequency}' after '{start}' lie beyond the year 9999.") from error
-    text = moment.isoformat()
-    return text.removesuffix("+00:00") + "Z" if start.endswith("Z") else text
 
 
 def _parse(frequency: str) -> tuple[int, str, str | None]:
     """Count, unit and anchor of a frequency."""
     match = _WORD.fullmatch(frequency)
-    known = (*_FIXED, *_CALENDAR)
+    known = (*_FIXED, _BUSINESS, *_CALENDAR)
     if match is None or match[2] not in known:
         raise InputError(
             f"Unknown frequency '{frequency}'.{near(frequency, known)} It is one of {', '.join(known)}, "
@@ -100,6 +147,13 @@ def _parse(frequency: str) -> tuple[int, str, str | None]:
         allowed = f"one of {', '.join(anchors)}" if anchors else "nothing"
         raise InputError(f"The frequency '{frequency}' may have {allowed} after '{unit}-'.")
     return count, unit, anchor
+
+
+def _business_days(moment: datetime, steps: int) -> datetime:
+    """So many days from Monday to Friday later; a weekend counts as the Friday before it."""
+    day = min(moment.weekday(), 4)
+    weeks, following = divmod(day + steps, 5)
+    return moment + timedelta(weeks=weeks, days=following - moment.weekday())
 
 
 def _months(moment: datetime, steps: int, months: int, edge: _Edge, first: int, anchor: str | None) -> datetime:

@@ -40,7 +40,14 @@ class LRUWeights(NamedTuple):
         "block around the unit (normalization, gated linear unit) is no part of the cell; training settings are ours."
     ),
     training={
-        "practical": {"lr": 0.01, "schedule": "one-cycle", "epochs": 60, "batch_size": 32, "clip_norm": 1.0},
+        "practical": {
+            "lr": 0.005,
+            "schedule": "one-cycle",
+            "epochs": 20,
+            "batch_size": 32,
+            "clip_norm": 1.0,
+            "weight_decay": 0.05,
+        },
         "paper": {"lr": 0.001, "optimizer": "adamw", "schedule": "cosine"},
     },
 )

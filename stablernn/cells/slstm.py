@@ -142,7 +142,8 @@ class SLSTMCell(StableCell):
         (recurrent,) = weights
         i, f, z, o = (nn.functional.linear(h, recurrent) + drive).chunk(4, dim=-1)
         started = n != 0
-        kept = m + nn.functional.logsigmoid(f)
+        # In double precision: a runtime's float32 logarithm may depend on where in a batch a number stands.
+        kept = m + nn.functional.logsigmoid(f.double()).to(f.dtype)
         m = torch.where(started, torch.maximum(i, kept), i)
         i = torch.exp(i - m)
         # At the start kept is no bound of m and could overflow, so it is replaced before the exponential.

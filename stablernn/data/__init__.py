@@ -3,9 +3,10 @@
 All values are in raw units and NaN means missing. ``docs/data.md`` describes the formats.
 """
 
-from stablernn.data.catalog import DatasetInfo, dataset_info, list_datasets
+from stablernn.data.catalog import dataset_info, list_datasets
 from stablernn.data.inputs import InputSet, read_inputs
 from stablernn.data.load import load_data
+from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.types import ClassificationData, ForecastData, SequenceSplit, Series
 from stablernn.data.windows import Samples, WindowSet
 

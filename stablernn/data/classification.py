@@ -61,7 +61,7 @@ def classification_data(
     if test is not None:
         test = _same_channels(train, test)
         if step is not None and test.times is None:
-            raise errors.DataError(f"'{train.name}' says when its steps were, by 't', and '{test.name}' does not.")
+            raise errors.DataError(f"'{train.name}' says when its steps were, and '{test.name}' does not.")
         test_y = _encode(_check_known(test, labels, train.name), labels)
         pools["test"] = (test, test_y, np.arange(len(test_y)))
     splits: dict[SplitName, SequenceSplit] = {split: _take(*pool, step) for split, pool in pools.items()}
@@ -118,6 +118,8 @@ def assemble(
         "validation": validation,
         **reader,
     }
+    if flat := _constant_features(features, splits["train"]):
+        notes["constant_features"] = flat
     content = fingerprint(["classify", labels, features, *_content(splits, time_step)])
     return ClassificationData(
         name=name,
@@ -193,6 +195,14 @@ def _same_channels(train: Sequences, test: Sequences) -> Sequences:
             f"'{train.name}' has {len(train.features)} ({listing(train.features)}); both must have the same."
         )
     return found
+
+
+def _constant_features(features: tuple[str, ...], train: SequenceSplit) -> list[str]:
+    """Features that never change in training: their scale is 0."""
+    # Padding is 0, which may be a value that occurs nowhere else.
+    shown = np.where((np.arange(train.x.shape[1]) < train.lengths[:, None])[:, :, None], train.x, np.float32(np.nan))
+    flat = np.fmin.reduce(shown, axis=(0, 1)) == np.fmax.reduce(shown, axis=(0, 1))
+    return [feature for feature, is_flat in zip(features, flat, strict=True) if is_flat]
 
 
 def _check_channels_have_values(name: str, features: tuple[str, ...], train: SequenceSplit) -> None:

@@ -1,32 +1,49 @@
-"""Finding and opening data files: endings, plain or gzip, the NAME_TRAIN / NAME_TEST pair."""
+"""Finding and opening data files: endings, plain, gzip or xz, the NAME_TRAIN / NAME_TEST pair."""
 
 from __future__ import annotations
 
 import gzip
+import lzma
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal, cast
 
 from stablernn import errors
 
 Task = Literal["classify", "forecast"]
 
-#: What each ending holds. ``.gz`` may follow all but ``.npz``, which is compressed already.
-ENDINGS: dict[str, Task] = {".npz": "classify", ".ts": "classify", ".tsv": "classify", ".csv": "forecast"}
+#: What each ending can be read for.
+ENDINGS: dict[str, tuple[Task, ...]] = {
+    ".npz": ("classify",),
+    ".ts": ("classify",),
+    ".tsv": ("classify",),
+    ".arff": ("classify",),
+    ".csv": ("forecast", "classify"),
+    ".parquet": ("forecast", "classify"),
+}
+#: Endings of tables: a row for each step of a series.
+TABLES = (".csv", ".parquet")
+
+# The formats that are not text are compressed already.
+_BINARY = (".npz", ".parquet")
+_PACKED = {".gz": "gzip", ".xz": "xz"}
+_BLOCK_BYTES = 1 << 22
 
 
 def ending(path: Path) -> str:
-    """The ending that tells the format, without ``.gz``.
+    """The ending that tells the format, without ``.gz`` or ``.xz``.
 
     Raises:
         DataError: If no reader takes it.
     """
-    name = path.name.lower()
-    found = Path(name.removesuffix(".gz")).suffix
-    if found not in ENDINGS or (found == ".npz" and name.endswith(".gz")):
+    plain = _unpacked(path.name.lower())
+    found = Path(plain).suffix
+    if found not in ENDINGS or (found in _BINARY and plain != path.name.lower()):
         raise errors.DataError(
-            f"'{path.name}' has no ending that is read. Known are .npz, .ts, .tsv and .csv; "
-            "the last three also with .gz behind them."
+            f"'{path.name}' has no ending that is read. Known are .npz, .parquet, .ts, .tsv, .arff and .csv; "
+            "the last four also with .gz or .xz behind them."
         )
     return found
 
@@ -38,31 +55,46 @@ def require_task(path: Path, task: Task) -> str:
         DataError: If the file is for another task or no reader takes it.
     """
     found = ending(path)
-    if ENDINGS[found] != task:
-        allowed = ", ".join(word for word, kind in ENDINGS.items() if kind == task)
-        raise errors.DataError(f"'{path.name}' is for task '{ENDINGS[found]}'; task '{task}' reads {allowed}.")
+    if task not in ENDINGS[found]:
+        allowed = ", ".join(word for word, tasks in ENDINGS.items() if task in tasks)
+        raise errors.DataError(f"'{path.name}' is for task '{ENDINGS[found][0]}'; task '{task}' reads {allowed}.")
     return found
 
 
-def read_bytes(path: Path) -> bytes:
-    """The whole file, decompressed if its name ends in ``.gz``.
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, decompressed if its name ends in ``.gz`` or ``.xz``.
 
     Raises:
         UnknownNameError: If there is no such file.
-        DataError: If it is a folder, is empty, or is not whole gzip data.
+        DataError: If it is a folder, cannot be read, or is not whole gzip or xz data.
     """
     if path.is_dir():
         raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
+    packing = _PACKED.get(path.suffix.lower())
     try:
-        content = path.read_bytes()
-        if path.name.lower().endswith(".gz"):
-            content = gzip.decompress(content)
+        with _unpacking(path, packing) as file:
+            yield file
     except FileNotFoundError as error:
         raise errors.UnknownNameError(f"No file '{path}'. Check the path.") from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise errors.DataError(f"'{path.name}' is cut off or is not gzip data ({error}). Fetch it again.") from error
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        reason = str(error).removesuffix(".")
+        raise errors.DataError(
+            f"'{path.name}' is cut off or is not {packing} data ({reason}). Fetch it again."
+        ) from error
     except OSError as error:
         raise errors.DataError(f"'{path}' cannot be read: {error.strerror or error}.") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole file, see :func:`opened`.
+
+    Raises:
+        UnknownNameError: If there is no such file.
+        DataError: If it is empty, or as for :func:`opened`.
+    """
+    with opened(path) as file:
+        content = file.read()
     if not content.strip():
         raise errors.DataError(f"'{path.name}' is empty.")
     return content
@@ -75,22 +107,82 @@ def read_text(path: Path) -> str:
         UnknownNameError: If there is no such file.
         DataError: If it is not text, or as for :func:`read_bytes`.
     """
+    return plain_lines(decoded(path, read_bytes(path)))
+
+
+def text_blocks(path: Path) -> Iterator[str]:
+    """The file as :func:`read_text` gives it, in pieces of some megabytes that end at the end of a line.
+
+    A line break inside quotes ends none: a piece holds whole rows of a CSV file.
+
+    Raises:
+        UnknownNameError: If there is no such file.
+        DataError: If it is not text, or as for :func:`read_bytes`.
+    """
+    rest, at, held, begun = b"", 0, "", False
+    with opened(path) as file:
+        more = True
+        while more:
+            block = file.read(_BLOCK_BYTES)
+            if block.endswith(b"\r"):
+                block += file.read(1)
+            rest, more = rest + block, bool(block)
+            end = _end_of_rows(rest) if more else len(rest)
+            held += plain_lines(decoded(path, rest[:end], at))
+            rest, at = rest[end:], at + end
+            begun = begun or bool(held.strip())
+            if begun and held:
+                yield held
+                held = ""
+    if not begun:
+        raise errors.DataError(f"'{path.name}' is empty.")
+
+
+def decoded(path: Path, content: bytes, at: int = 0) -> str:
+    """UTF-8 bytes, which begin ``at`` so many bytes of the file, as text; a byte order mark is left out.
+
+    Raises:
+        DataError: If they are not UTF-8.
+    """
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        return content.decode("utf-8-sig" if at == 0 else "utf-8")
     except UnicodeDecodeError as error:
         raise errors.DataError(
-            f"'{path.name}' is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x}). "
+            f"'{path.name}' is not UTF-8 text (byte {at + error.start} is 0x{error.object[error.start]:02x}). "
             "Save it as UTF-8."
         ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def plain_lines(text: str) -> str:
+    """The text with lines ended by ``\\n``, whatever system wrote it."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def companion_test(path: Path) -> Path | None:
-    """The ``NAME_TEST`` file in the folder of a ``NAME_TRAIN`` file, plain or ``.gz``; None when there is none."""
+    """The ``NAME_TEST`` file in the folder of a ``NAME_TRAIN`` file, plain or packed; None when there is none."""
     kind = ending(path)
-    stem = path.name.removesuffix(".gz").removesuffix(kind)
+    stem = _unpacked(path.name).removesuffix(kind)
     if not stem.endswith("_TRAIN"):
         return None
     plain = path.with_name(f"{stem.removesuffix('_TRAIN')}_TEST{kind}")
-    candidates = (plain, plain.with_name(plain.name + ".gz"))
+    candidates = (plain, *(plain.with_name(plain.name + packed) for packed in _PACKED))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _unpacking(path: Path, packing: str | None) -> IO[bytes]:
+    if packing == "gzip":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    return lzma.open(path, "rb") if packing == "xz" else path.open("rb")
+
+
+def _unpacked(name: str) -> str:
+    return next((name.removesuffix(packed) for packed in _PACKED if name.endswith(packed)), name)
+
+
+def _end_of_rows(content: bytes) -> int:
+    """Where the last row that is whole ends: behind the last line break before which quotes are even in number."""
+    end = content.rfind(b"\n") + 1
+    while end and content.count(b'"', 0, end) % 2:
+        # Quotes around a line break: the row goes on. Look before the quote that is open here.
+        end = content.rfind(b"\n", 0, content.rfind(b'"', 0, end)) + 1
+    return end

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+_BLOCK_NUMBERS = 1 << 20
 
 Part = str | int | tuple[str, ...] | npt.NDArray[Any]
 
@@ -21,12 +23,19 @@ def fingerprint(parts: Iterable[Part]) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
+        header: Any = [part.dtype.newbyteorder("<").str, list(part.shape)] if isinstance(part, np.ndarray) else part
+        digest.update(json.dumps(header, ensure_ascii=True).encode() + b"\n")
         if isinstance(part, np.ndarray):
-            array = np.where(np.isnan(part), np.nan, part).astype(part.dtype) if part.dtype.kind == "f" else part
-            array = np.ascontiguousarray(array, dtype=part.dtype.newbyteorder("<"))
-            header: Any = [array.dtype.str, list(array.shape)]
-            body = array.tobytes()
-        else:
-            header, body = part, b""
-        digest.update(json.dumps(header, ensure_ascii=True).encode() + b"\n" + body)
+            for block in _blocks(part):
+                digest.update(block.tobytes())
     return f"sha256:{digest.hexdigest()}"
+
+
+def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """The array in pieces, since it may be larger than the memory; little-endian, every NaN as the same bits."""
+    rows = max(1, _BLOCK_NUMBERS // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, len(array), rows):
+        block = array[start : start + rows]
+        if block.dtype.kind == "f":
+            block = np.where(np.isnan(block), np.nan, block).astype(block.dtype)
+        yield np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))

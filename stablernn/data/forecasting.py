@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.covariates import Covariates
 from stablernn.data.fingerprint import Part, fingerprint
 from stablernn.data.grid import to_grid
-from stablernn.data.tables import Table
-from stablernn.data.types import ForecastData, Series, Timestamps, add_notes
-from stablernn.data.windows import SPLITS
+from stablernn.data.tables import OpenTable, Table
+from stablernn.data.types import ForecastData, Series, Timestamps, add_notes, lengths_of_time
 from stablernn.data.wording import counted, listing, stamp_text
 
 #: The target when none is named and the table has this column.
 TARGET_COLUMN = "y"
 # A day in minutes or more is no horizon that anybody means without saying so.
 _LONGEST_DEFAULT_HORIZON = 96
+_MOST_NAMED = 12
 
 
 def forecast_data(
@@ -34,6 +36,11 @@ def forecast_data(
     validation_steps: int | None = None,
     test_steps: int | None = None,
     validation_fraction: float = 0.2,
+    future: Sequence[str] = (),
+    static: Sequence[str] = (),
+    calendar: Sequence[str] = (),
+    channels: Sequence[str] | None = None,
+    window_stride: int = 1,
 ) -> ForecastData:
     """A dataset from the table of a file and, if the test lies in a file of its own, the table that continues it.
 
@@ -50,6 +57,11 @@ def forecast_data(
         test_steps: Steps at the end that test targets use; see ``validation_fraction``.
         validation_fraction: Share of the shortest series that validation and test get each where their steps are not
             given; at least one horizon.
+        future: Channels that are known in advance.
+        static: Names of what never changes in a series, as the table was read with them.
+        calendar: Periods of which the model is told where each step lies: ``day``, ``week``, ``year``.
+        channels: Order of the channels, those of the calendar included; as they come when omitted.
+        window_stride: Steps from a training window to the next.
 
     Raises:
         UnknownNameError: If a target is no channel.
@@ -57,8 +69,15 @@ def forecast_data(
         DataError: If a series is too short, a test table does not continue the series, or a target has no value in
             training.
     """
-    targets = _targets(table, target)
-    series, grid, notes = to_grid(table.name, _continued(table, test), frequency)
+    covariates = Covariates.of(future, static, calendar)
+    for known in covariates.columns:
+        if known not in table.channels:
+            raise errors.unknown("future column", known, table.channels, f"'{name}' has {listing(table.channels)}.")
+    if covariates.static and len(table.series[0].static) != len(covariates.static):
+        raise errors.ConfigError(f"static is for tables that have such columns; '{name}' has none.")
+    targets = _targets(table, target, covariates)
+    series, grid, notes = to_grid(table.name, _continued(table, test, covariates.static), frequency)
+    names, series = covariates.with_calendar(table.name, table.channels, series, channels)
     if test is not None:
         if test_steps is not None:
             raise errors.ConfigError("test_steps is for one file; the test file's rows are the test steps here.")
@@ -66,7 +85,7 @@ def forecast_data(
     season = season if season is not None else (grid.season if grid else 1)
     horizon = horizon if horizon is not None else min(season, _LONGEST_DEFAULT_HORIZON)
     given = {"validation_steps": validation_steps, "test_steps": test_steps, "context_length": context_length}
-    _check_settings(season, horizon, given)
+    _check_settings(season, horizon, given, window_stride)
     shortest = min(series, key=lambda one: len(one.ds))
     steps = _window_steps(len(shortest.ds), given, season, horizon, validation_fraction)
     _check_lengths(table.name, series, horizon, steps)
@@ -75,7 +94,7 @@ def forecast_data(
     data = ForecastData(
         name=name,
         series=series,
-        channels=table.channels,
+        channels=names,
         targets=targets,
         frequency=grid.word if grid else None,
         season=season,
@@ -84,18 +103,40 @@ def forecast_data(
         validation_steps=steps["validation_steps"],
         test_steps=steps["test_steps"],
         notes={**add_notes(table.notes, test.notes if test else {}), **notes, "series": len(series)},
-        fingerprint=series_fingerprint(table.channels, series),
+        fingerprint=series_fingerprint(names, series),
+        future=covariates.future,
+        static=covariates.static,
+        calendar=covariates.calendar,
+        window_stride=window_stride,
     )
+    if grid is None:
+        data = _dated(data)
+    if data.future:
+        indices = list(data.future_indices)
+        data.notes["future_values_missing"] = sum(int(np.isnan(one.values[:, indices]).sum()) for one in series)
     if cut:
         data.notes["cut_for_the_shortest"] = {"series": shortest.unique_id, "steps": len(shortest.ds), **cut}
     _check_training_values(data)
-    data.notes["windows"] = {
-        split: {"kept": len(windows), "dropped_without_target": windows.dropped}
-        for split in SPLITS
-        for windows in [data.windows(split)]
-    }
+    _note_constants(data)
+    data.notes["windows"] = data.window_counts()
     _check_windows(data)
     return data
+
+
+def read_series(opened: OpenTable, settings: Mapping[str, Any]) -> Table:
+    """The columns of a table that :func:`forecast_data` needs for these of its settings.
+
+    Args:
+        opened: The table.
+        settings: Of which ``channels``, ``future``, ``static`` and ``calendar`` are looked at.
+
+    Raises:
+        UnknownNameError: If a column does not exist.
+        ConfigError: If a column has two parts.
+        DataError: As :meth:`stablernn.data.tables.OpenTable.read`.
+    """
+    covariates = Covariates.of(*(settings.get(word) or () for word in ("future", "static", "calendar")))
+    return opened.read(covariates.to_read(opened.columns, settings.get("channels")), static=covariates.static)
 
 
 def series_fingerprint(channels: tuple[str, ...], series: Sequence[Series]) -> str:
@@ -103,16 +144,26 @@ def series_fingerprint(channels: tuple[str, ...], series: Sequence[Series]) -> s
     parts: list[Part] = ["forecast", channels, len(series)]
     for one in series:
         parts += [one.unique_id, one.ds, one.values]
+        parts += [one.static] if len(one.static) else []
     return fingerprint(parts)
 
 
-def _targets(table: Table, wanted: str | Sequence[str] | None) -> tuple[str, ...]:
+def _dated(data: ForecastData) -> ForecastData:
+    """The data with the distances of its time stamps, in units of their median over the training steps."""
+    training = [one.ds[: len(values)] for one, values in zip(data.series, data.training_values(), strict=True)]
+    gaps = np.concatenate([lengths_of_time(np.diff(ds)) for ds in training])
+    return data.in_steps_of(float(np.median(gaps))) if len(gaps) else data
+
+
+def _targets(table: Table, wanted: str | Sequence[str] | None, covariates: Covariates) -> tuple[str, ...]:
     if wanted is None:
         if TARGET_COLUMN in table.channels:
+            covariates.check_targets((TARGET_COLUMN,))
             return (TARGET_COLUMN,)
         left_out = TARGET_COLUMN in table.notes.get("ignored_columns", ())
-        if len(table.channels) == 1 and not left_out:
-            return table.channels
+        unknown = tuple(name for name in table.channels if name not in covariates.columns)
+        if len(unknown) == 1 and not left_out:
+            return unknown
         reason = "is read without its" if left_out else "has no"
         raise errors.DataError(
             f"'{table.name}' {reason} column '{TARGET_COLUMN}', so the target must be named: one or more of "
@@ -124,10 +175,11 @@ def _targets(table: Table, wanted: str | Sequence[str] | None) -> tuple[str, ...
             raise errors.unknown("target", target, table.channels, f"'{table.name}' has {listing(table.channels)}.")
     if not targets or len(set(targets)) < len(targets):
         raise errors.ConfigError(f"target must name each channel once, got {', '.join(targets) or 'none'}.")
+    covariates.check_targets(targets)
     return targets
 
 
-def _continued(table: Table, test: Table | None) -> tuple[Series, ...]:
+def _continued(table: Table, test: Table | None, static: Sequence[str]) -> tuple[Series, ...]:
     """The series of the table, each with its rows of the test table behind it."""
     if test is None:
         return table.series
@@ -153,11 +205,19 @@ def _continued(table: Table, test: Table | None) -> tuple[Series, ...]:
                 f"'{test.name}': series '{one.unique_id}' begins at {stamp_text(begin)}, which is not after "
                 f"{stamp_text(one.ds[-1])}, the end of its training rows."
             )
+        other = later[one.unique_id].static
+        changed = one.static != other
+        if changed.any():
+            column = int(np.argmax(changed))
+            raise errors.DataError(
+                f"'{test.name}': column '{static[column]}' must have one value for each series, got {other[column]:g} "
+                f"for series '{one.unique_id}', and {one.static[column]:g} in '{table.name}'."
+            )
     return tuple(
-        Series(
-            one.unique_id,
-            cast(Timestamps, np.concatenate([one.ds, later[one.unique_id].ds])),
-            np.concatenate([one.values, later[one.unique_id].values]),
+        replace(
+            one,
+            ds=cast(Timestamps, np.concatenate([one.ds, later[one.unique_id].ds])),
+            values=np.concatenate([one.values, later[one.unique_id].values]),
         )
         for one in table.series
     )
@@ -190,8 +250,9 @@ def _window_steps(
     return {"context_length": context, **steps}
 
 
-def _check_settings(season: int, horizon: int, given: Mapping[str, int | None]) -> None:
-    for word, value in (("season", season), ("horizon", horizon), ("context_length", given["context_length"])):
+def _check_settings(season: int, horizon: int, given: Mapping[str, int | None], window_stride: int) -> None:
+    counts = {"season": season, "horizon": horizon, "context_length": given["context_length"]}
+    for word, value in {**counts, "window_stride": window_stride}.items():
         if value is not None and value < 1:
             raise errors.ConfigError(f"{word} must be 1 or more, got {value}.")
     for word in ("validation_steps", "test_steps"):
@@ -217,10 +278,23 @@ def _check_lengths(name: str, series: Sequence[Series], horizon: int, steps: Map
 
 
 def _check_training_values(data: ForecastData) -> None:
-    present = np.isfinite(np.concatenate(data.training_values())).any(axis=0)
+    present = np.any([np.isfinite(values).any(axis=0) for values in data.training_values()], axis=0)
     if not present.all():
         channel = data.channels[int(np.argmin(present))]
         raise errors.DataError(f"'{data.name}' has no value at all in column '{channel}' of the training steps.")
+
+
+def _note_constants(data: ForecastData) -> None:
+    """Name the series of which some target never changes in training: their scale is 0."""
+    targets = list(data.target_indices)
+    found = []
+    for one, values in zip(data.series, data.training_values(), strict=True):
+        seen = values[:, targets]
+        # Where all is missing both are NaN, which differ.
+        if (np.fmin.reduce(seen) == np.fmax.reduce(seen)).any():
+            found.append(one.unique_id)
+    if found:
+        data.notes["constant_series"] = {"count": len(found), "first": found[:_MOST_NAMED]}
 
 
 def _check_windows(data: ForecastData) -> None:

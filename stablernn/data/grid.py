@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def _fill(grid: Frequency, one: Series) -> Series:
         return one
     values = np.full((steps, one.values.shape[1]), np.nan, dtype=np.float32)
     values[positions] = one.values
-    return Series(one.unique_id, grid.at(one.ds[0], np.arange(steps, dtype=np.int64)), values)
+    return replace(one, ds=grid.at(one.ds[0], np.arange(steps, dtype=np.int64)), values=values)
 
 
 def _irregular(one: Series) -> int:

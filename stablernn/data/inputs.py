@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.files import Task
+from stablernn.data.covariates import Covariates, calendar_channels, calendar_values
+from stablernn.data.files import TABLES, Task, require_task
 from stablernn.data.frequency import Frequency, parse_frequency
 from stablernn.data.grid import to_grid
+from stablernn.data.labelled import LABEL_COLUMN, read_labelled
 from stablernn.data.load import TASKS, read_sequences
-from stablernn.data.sequences import for_model, pad, time_steps, wrong_features
+from stablernn.data.sequences import pad, time_steps, wrong_features
 from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, OpenTable, Table, open_table, unknown_column
-from stablernn.data.types import Notes, Timestamps
+from stablernn.data.types import Notes, Series, Timestamps, steps_between
 from stablernn.data.windows import Float32Array, Int64Array
+from stablernn.data.wording import counted, listing
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +30,16 @@ class InputSet:
         task: ``classify`` or ``forecast``.
         x: float32 (samples, time, features), raw units, NaN = missing, padded with 0 after ``lengths``.
         lengths: int64 (samples,).
-        ids: Classification: position in the file, from 0. Forecast: the series' names.
+        ids: The series' names; of files that have none the position in the file, from 0.
         y: Classification: the label words of the file, where it has them. Else None.
         ds: Forecast: time stamps of each context, (length,) each. Else empty.
         frequency: Forecast: word of the time grid; None when it is irregular or not known.
         notes: What was counted, filled or left alone, as JSON types.
         dt: float32 (samples, time), the time from the step before in units of the model's regular step; None when it
             takes none.
+        static: Forecast: float32 (samples, s), what is constant for a series; None where the model takes nothing such.
+        future: Forecast: float32 (samples, horizon, f), what is known of the steps to forecast; None as above.
+        ahead: Forecast: time stamps of the rows that say so, (horizon,) each; empty where nothing does.
     """
 
     task: Task
@@ -45,6 +51,9 @@ class InputSet:
     frequency: str | None
     notes: Notes
     dt: Float32Array | None = None
+    static: Float32Array | None = None
+    future: Float32Array | None = None
+    ahead: tuple[Timestamps, ...] = ()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -52,7 +61,8 @@ class InputSet:
     def future_ds(self, sample: int, horizon: int) -> Timestamps:
         """The time stamps of the ``horizon`` steps behind a series.
 
-        Where time stamps are irregular, the series' median interval is the step.
+        Those of the file where it says what is known of them. Else, where time stamps are irregular, the series' median
+        interval is the step.
 
         Returns:
             (horizon,) datetime64[ns], or int64 for series with integer time stamps.
@@ -61,6 +71,8 @@ class InputSet:
             DataError: If the series has a single row and no frequency is known.
         """
         ds = self.ds[sample]
+        if self.ahead and horizon <= len(self.ahead[sample]):
+            return self.ahead[sample][:horizon]
         if self.frequency is not None:
             return parse_frequency(self.frequency).at(ds[-1], np.arange(1, horizon + 1, dtype=np.int64))
         if len(ds) < 2:
@@ -83,6 +95,11 @@ def read_inputs(
     context_length: int | None = None,
     frequency: str | None = None,
     time_step: float | None = None,
+    label_column: str = LABEL_COLUMN,
+    future: Sequence[str] = (),
+    static: Sequence[str] = (),
+    calendar: Sequence[str] = (),
+    horizon: int | None = None,
 ) -> InputSet:
     """Reads a file for prediction.
 
@@ -92,13 +109,20 @@ def read_inputs(
         features: Names of the model's features. Columns of a table are found by name, in this order; columns that the
             model does not know are named in ``notes["ignored_columns"]``. Files of sequences must have as many
             features; where they name them, these names.
-        id_column: Forecast: column that tells series apart.
-        time_column: Forecast: column of time stamps.
+        id_column: Tables: column that tells series apart.
+        time_column: Tables: column of time stamps.
         context_length: Forecast: the last so many steps of each series are kept; all when omitted. A shorter series is
             taken as it is and counted in ``notes["short_contexts"]``.
         frequency: Forecast: word of the time grid; inferred when omitted.
-        time_step: Classification: the model's regular step, in the unit of the file's time stamps; None when the model
-            takes no times.
+        time_step: The model's regular step, in the unit of the file's time stamps (seconds of dates); None when the
+            model takes no times.
+        label_column: Classification: column of a table with the labels, if it has them.
+        future: Forecast: features that are known in advance. The rows behind the last one in which any other feature
+            has a value are the steps to forecast.
+        static: Forecast: columns with one value for each series, which are no features.
+        calendar: Forecast: periods of which the features tell where each step lies; they are computed from the time
+            stamps.
+        horizon: Forecast: steps to forecast; needed with ``future`` or ``calendar``.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -107,13 +131,28 @@ def read_inputs(
     if task not in TASKS:
         raise errors.unknown("task", task, TASKS, "Tasks are classify and forecast.")
     path = Path(path)
+    columns = {"id_column": id_column, "time_column": time_column}
     if task == "classify":
-        return _read_sequences(path, features, time_step)
-    return _read_contexts(path, features, id_column, time_column, context_length, frequency)
+        return _read_sequences(path, features, time_step, {**columns, "label_column": label_column})
+    require_task(path, "forecast")
+    if context_length is not None and context_length < 1:
+        raise errors.ConfigError(f"context_length must be 1 or more, got {context_length}.")
+    covariates = Covariates.of(future, static, calendar)
+    if covariates.future and (horizon is None or horizon < 1):
+        raise errors.ConfigError(
+            f"horizon must be 1 or more where a model takes what is known in advance, got {horizon}."
+        )
+    table = _model_columns(open_table(path, **columns), features, covariates)
+    return _read_contexts(table, features, covariates, context_length, frequency, time_step, horizon or 0)
 
 
-def _read_sequences(path: Path, features: Sequence[str], time_step: float | None) -> InputSet:
-    sequences = for_model(read_sequences(path), features)
+def _read_sequences(path: Path, features: Sequence[str], time_step: float | None, columns: dict[str, str]) -> InputSet:
+    if require_task(path, "classify") in TABLES:
+        opened = open_table(path, id_column=columns["id_column"], time_column=columns["time_column"])
+        _check_columns(opened, features, [name for name in opened.columns if name != columns["label_column"]])
+        sequences = read_labelled(path, channels=features, timed=time_step is not None, **columns)
+    else:
+        sequences = read_sequences(path, channels=features)
     if time_step is not None and sequences.times is None:
         raise errors.DataError(
             f"'{path.name}' has no array 't', and the model was trained with the time of each step. Add it."
@@ -123,7 +162,7 @@ def _read_sequences(path: Path, features: Sequence[str], time_step: float | None
         task="classify",
         x=x,
         lengths=lengths,
-        ids=tuple(str(index) for index in range(len(x))),
+        ids=sequences.names or tuple(str(index) for index in range(len(x))),
         y=None if sequences.labels is None else tuple(sequences.labels),
         ds=(),
         frequency=None,
@@ -133,36 +172,100 @@ def _read_sequences(path: Path, features: Sequence[str], time_step: float | None
 
 
 def _read_contexts(
-    path: Path,
+    table: Table,
     features: Sequence[str],
-    id_column: str,
-    time_column: str,
+    covariates: Covariates,
     context_length: int | None,
     frequency: str | None,
+    time_step: float | None,
+    horizon: int,
 ) -> InputSet:
-    if context_length is not None and context_length < 1:
-        raise errors.ConfigError(f"context_length must be 1 or more, got {context_length}.")
-    table = _model_columns(open_table(path, id_column=id_column, time_column=time_column), features)
-    series, grid, notes = to_grid(table.name, table.series, frequency)
+    series, grid, notes = table.series, None, Notes()
+    if time_step is None:
+        series, grid, notes = to_grid(table.name, table.series, frequency)
+    word = grid.word if grid else None
+    past, rows = _parted(table, series, covariates, horizon) if covariates.columns else (series, ())
+    if rows:
+        notes["future_values_missing"] = sum(int(np.isnan(one.values).sum()) for one in rows)
+        notes["future_rows_unused"] = sum(
+            len(whole.ds) - len(one.ds) - len(some.ds) for whole, one, some in zip(series, past, rows, strict=True)
+        )
+    _, past = covariates.with_calendar(table.name, table.channels, past, features)
     kept = slice(-context_length if context_length else None, None)
-    x, lengths = pad([one.values[kept] for one in series])
-    short = int((lengths < context_length).sum()) if context_length else 0
-    return InputSet(
+    x, lengths = pad([one.values[kept] for one in past])
+    found = InputSet(
         task="forecast",
         x=x,
         lengths=lengths,
-        ids=tuple(one.unique_id for one in series),
+        ids=tuple(one.unique_id for one in past),
         y=None,
-        ds=tuple(one.ds[kept] for one in series),
-        frequency=grid.word if grid else None,
-        notes={**table.notes, **notes, "short_contexts": short},
+        ds=tuple(one.ds[kept] for one in past),
+        frequency=word,
+        notes={
+            **table.notes,
+            **notes,
+            "short_contexts": int((lengths < context_length).sum()) if context_length else 0,
+        },
+        dt=None if time_step is None else _distances([one.ds[kept] for one in past], time_step),
+        static=np.stack([one.static for one in past]) if covariates.static else None,
+        ahead=tuple(one.ds for one in rows),
     )
+    if not covariates.future:
+        return found
+    calendar = [
+        calendar_values(found.future_ds(sample, horizon), covariates.calendar) if covariates.calendar else None
+        for sample in range(len(found))
+    ]
+    parts = [
+        np.concatenate([*([rows[n].values] if rows else []), *([] if wave is None else [wave])], axis=1)
+        for n, wave in enumerate(calendar)
+    ]
+    return replace(found, future=np.stack(parts).astype(np.float32))
 
 
-def _model_columns(opened: OpenTable, features: Sequence[str]) -> Table:
-    missing = [name for name in features if name not in opened.columns]
-    if missing and len(opened.columns) == len(features):
-        raise unknown_column(opened.path, missing[0], opened.columns)
+def _distances(ds: Sequence[Timestamps], time_step: float) -> Float32Array:
+    dt = np.ones((len(ds), max(len(one) for one in ds)), dtype=np.float32)
+    for row, one in zip(dt, ds, strict=True):
+        row[: len(one)] = steps_between(one, time_step)
+    return dt
+
+
+def _parted(
+    table: Table, series: Sequence[Series], covariates: Covariates, horizon: int
+) -> tuple[tuple[Series, ...], tuple[Series, ...]]:
+    """Each series up to the last row in which more is known than the future, and the ``horizon`` rows behind it."""
+    known = [table.channels.index(name) for name in covariates.columns]
+    observed = [index for index in range(len(table.channels)) if index not in known]
+    past, future = [], []
+    for one in series:
+        seen = np.asarray(np.isfinite(one.values[:, observed]).any(axis=1))
+        end = len(seen) - int(np.argmax(seen[::-1])) if seen.any() else 0
+        if not end:
+            raise errors.DataError(
+                f"'{table.name}': series '{one.unique_id}' has no row with a value of "
+                f"{listing([table.channels[i] for i in observed])}, so there is no past to forecast from."
+            )
+        if len(one.ds) - end < horizon:
+            raise errors.DataError(
+                f"'{table.name}': series '{one.unique_id}' has {counted(len(one.ds) - end, 'row')} behind its last "
+                f"observation, {horizon} are needed, one for each step to forecast, with {listing(covariates.columns)}."
+            )
+        ahead = slice(end, end + horizon)
+        past.append(replace(one, ds=one.ds[:end], values=one.values[:end]))
+        future.append(replace(one, ds=one.ds[ahead], values=one.values[ahead][:, known]))
+    return tuple(past), tuple(future)
+
+
+def _model_columns(opened: OpenTable, features: Sequence[str], covariates: Covariates) -> Table:
+    made = calendar_channels(covariates.calendar)
+    wanted = [name for name in features if name not in made]
+    _check_columns(opened, wanted, [name for name in opened.columns if name not in covariates.static])
+    return opened.read(wanted, static=covariates.static)
+
+
+def _check_columns(opened: OpenTable, wanted: Sequence[str], columns: Sequence[str]) -> None:
+    missing = [name for name in wanted if name not in columns]
+    if missing and len(columns) == len(wanted):
+        raise unknown_column(opened.path, missing[0], columns)
     if missing:
-        raise wrong_features(opened.path.name, opened.columns, features)
-    return opened.read(features)
+        raise wrong_features(opened.path.name, columns, wanted)

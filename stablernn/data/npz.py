@@ -14,53 +14,60 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.files import read_bytes
 from stablernn.data.sequences import Sequences, channel_names, check_resolution, finite_float32
+from stablernn.data.types import Notes
 from stablernn.data.wording import listing
 
-_KEYS = ("x", "y", "lengths", "features", "t")
+_KEYS = ("x", "y", "lengths", "features", "t", "mask")
 
 
 def read_npz(path: Path) -> Sequences:
-    """Reads ``x`` (n, time, features) or (n, time), and, where they are, ``y``, ``lengths``, ``features``, ``t``.
+    """Reads ``x`` (n, time, features) or (n, time), and the others of ``y, lengths, features, t, mask`` there are.
 
     ``y`` (n,) holds labels as integers or words, ``lengths`` (n,) the real steps of each sequence, ``features`` the
-    names of the channels, ``t`` (n, time) or (time,) when each step was, in any unit. Other arrays are left alone and
-    named in ``notes["ignored_arrays"]``.
+    names of the channels, ``t`` (n, time) or (time,) when each step was, in any unit, ``mask`` in the shape of ``x`` or
+    (n, time) which values are there: 0 or false is missing, and counted in ``notes["masked_values"]``. Other arrays are
+    left alone and named in ``notes["ignored_arrays"]``.
 
     Raises:
         DataError: If the file is no ``.npz``, holds Python objects, or an array has the wrong shape or type.
         UnknownNameError: If there is no such file.
     """
-    arrays = _read_arrays(path)
-    if "mask" in arrays:
-        # It would change what the numbers mean, so a reader that does not know it must not go on.
-        raise errors.DataError(
-            f"'{path.name}' has the array 'mask', which is not read yet. "
-            "Write missing values as NaN in 'x' and drop it."
-        )
+    arrays = read_arrays(path)
     if "x" not in arrays:
         raise errors.DataError(
             f"'{path.name}' has no array 'x' (samples, time, features); its arrays: {listing(list(arrays)) or 'none'}."
         )
-    x = _numbers(path, arrays["x"])
+    present = _mask(path, arrays["mask"], arrays["x"]) if "mask" in arrays else None
+    x = read_numbers(path, arrays["x"], present)
     names = channel_names(x.shape[2])
     if "features" in arrays:
         names = tuple(str(name) for name in _vector(path, arrays, "features", x.shape[2]))
         if len(set(names)) < len(names):
             raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({listing(names)}). Rename one.")
-    lengths = _lengths(path, arrays, x)
+    lengths = read_lengths(path, arrays, x)
     labels = _labels(path, _vector(path, arrays, "y", len(x))) if "y" in arrays else None
     ignored = sorted(set(arrays) - set(_KEYS))
+    notes: Notes = {"ignored_arrays": ignored} if ignored else {}
+    if present is not None:
+        shown = np.broadcast_to(present, x.shape)
+        notes["masked_values"] = sum(int((~row[:length]).sum()) for row, length in zip(shown, lengths, strict=True))
     return Sequences(
         name=path.name,
         values=[sequence[:length] for sequence, length in zip(x, lengths, strict=True)],
         labels=labels,
         features=names,
-        notes={"ignored_arrays": ignored} if ignored else {},
+        notes=notes,
         times=_times(path, arrays["t"], x.shape[:2], lengths) if "t" in arrays else None,
     )
 
 
-def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a file by name, each compared with its checksum.
+
+    Raises:
+        DataError: If the file is no ``.npz``, or holds Python objects.
+        UnknownNameError: If there is no such file.
+    """
     content = io.BytesIO(read_bytes(path))
     try:
         with zipfile.ZipFile(content) as archive:
@@ -90,13 +97,33 @@ def _array(path: Path, key: str, content: bytes) -> npt.NDArray[Any]:
         ) from error
 
 
-def _numbers(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+def _mask(path: Path, mask: npt.NDArray[Any], x: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which values are there, (n, time, features) or (n, time, 1)."""
+    if mask.shape not in (x.shape, x.shape[:2]) or mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
+        allowed = f"{x.shape} or {x.shape[:2]}" if x.ndim == 3 else f"{x.shape}"
+        raise errors.DataError(
+            f"'{path.name}': 'mask' must be true or false, or 1 or 0, of the shape {allowed}, as 'x' says, got "
+            f"{mask.dtype} {mask.shape}."
+        )
+    present = mask.astype(bool)
+    return present if present.ndim == 3 else present[:, :, None]
+
+
+def read_numbers(path: Path, x: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.float32]:
+    """The values (n, time, features), NaN where ``present`` (n, time, features or 1) says that there is none.
+
+    Raises:
+        DataError: If they are not numbers, or not finite in float32.
+    """
     if x.dtype.kind not in "fiub" or x.ndim not in (2, 3) or 0 in x.shape:
         raise errors.DataError(
             f"'{path.name}': 'x' must be numbers of shape (samples, time, features) or (samples, time), "
             f"none of them 0, got {x.dtype} {x.shape}."
         )
     cube = x if x.ndim == 3 else x[:, :, None]
+    if present is not None:
+        # What a mask hides may be anything, also what would be refused; it must be gone before numbers are checked.
+        cube = np.where(present, cube, np.array(np.nan, cube.dtype if cube.dtype.kind == "f" else np.float64))
     finite = finite_float32(cube, lambda i: f"'{path.name}': x[{', '.join(map(str, i[: x.ndim]))}]")
     check_resolution(cube, lambda channel: f"'{path.name}': " + ("x" if x.ndim == 2 else f"x[:, :, {channel}]"))
     return finite
@@ -111,7 +138,12 @@ def _vector(path: Path, arrays: dict[str, npt.NDArray[Any]], key: str, length: i
     return array
 
 
-def _lengths(path: Path, arrays: dict[str, npt.NDArray[Any]], x: npt.NDArray[np.float32]) -> list[int]:
+def read_lengths(path: Path, arrays: dict[str, npt.NDArray[Any]], x: npt.NDArray[Any]) -> list[int]:
+    """The steps of each sequence, all of them where the file does not say.
+
+    Raises:
+        DataError: If they are not from 1 to the steps of ``x``.
+    """
     time = x.shape[1]
     if "lengths" not in arrays:
         return [time] * len(x)

@@ -38,6 +38,7 @@ class Sequences:
         notes: What the reader counted.
         times: When each step was, float64 (length,) a sequence, never falling, in any unit; None when the file does
             not say.
+        names: What each sequence is called; None when the file does not say.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Sequences:
     features: tuple[str, ...]
     notes: Notes = field(default_factory=dict)
     times: list[npt.NDArray[np.float64]] | None = None
+    names: tuple[str, ...] | None = None
 
 
 def channel_names(count: int) -> tuple[str, ...]:
@@ -117,7 +119,7 @@ def finite_float32(values: npt.NDArray[Any], where: Callable[[tuple[int, ...]], 
 
 
 def check_resolution(values: npt.NDArray[Any], where: Callable[[int], str]) -> None:
-    """Refuse columns whose differences float32 cannot tell apart, such as a counter that begins at 1,700,000,000.
+    """Refuse columns whose differences float32 cannot tell apart, see :class:`Resolution`.
 
     Args:
         values: Finite numbers in their own type, the columns last; NaN is passed over.
@@ -126,19 +128,43 @@ def check_resolution(values: npt.NDArray[Any], where: Callable[[int], str]) -> N
     Raises:
         DataError: If rounding to float32 moves a value by more than a hundredth of its column's spread.
     """
-    if np.can_cast(values.dtype, np.float32):
-        return
     columns = values.reshape(-1, values.shape[-1])
     for index in range(columns.shape[1]):
-        column = columns[:, index].astype(np.float64)
+        seen = Resolution()
+        seen.add(columns[:, index])
+        seen.check(where(index))
+
+
+class Resolution:
+    """What a column, seen in pieces, loses by rounding to float32.
+
+    A counter that begins at 1,700,000,000 loses its differences: the model would see steps and not data.
+    """
+
+    def __init__(self) -> None:
+        self._low, self._high, self._error = np.inf, -np.inf, 0.0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Take in finite numbers (n,) in their own type; NaN is passed over."""
+        if np.can_cast(values.dtype, np.float32):
+            return
+        column = values.astype(np.float64, copy=False)
         column = column[~np.isnan(column)]
         if not len(column):
-            continue
-        low, high = float(column.min()), float(column.max())
-        error = float(np.abs(column - column.astype(np.float32)).max())
-        if high - low > _FLAT * max(abs(low), abs(high)) and error > _COARSEST * (high - low):
+            return
+        self._low, self._high = min(self._low, float(column.min())), max(self._high, float(column.max()))
+        self._error = max(self._error, float(np.abs(column - column.astype(np.float32)).max()))
+
+    def check(self, where: str) -> None:
+        """Refuse a column that loses too much.
+
+        Raises:
+            DataError: If rounding moves a value by more than a hundredth of the column's spread.
+        """
+        low, high = self._low, self._high
+        if low < high and high - low > _FLAT * max(abs(low), abs(high)) and self._error > _COARSEST * (high - low):
             raise errors.DataError(
-                f"{where(index)} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {error:.3g}. "
+                f"{where} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
                 f"Subtract an offset, such as {low:.17g}, from all of its values."
             )
 

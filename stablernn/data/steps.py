@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 import numpy as np
@@ -17,6 +18,10 @@ Output = Literal["categorical", "bernoulli", "real"]
 NO_TARGET = -1
 """Class of a step that is not scored; NaN where targets are numbers."""
 
+MOST_NUMBERS = 2**25
+MOST_SEQUENCES = 5000
+"""Training inputs that are looked at to find their scale, so that none is made or read for that alone."""
+
 
 class StepSplit(Protocol):
     """Numbered sequences of one split, stored or generated on demand.
@@ -25,7 +30,8 @@ class StepSplit(Protocol):
         lengths: int64 (samples,), steps of each sequence.
     """
 
-    lengths: Int64Array
+    @property
+    def lengths(self) -> Int64Array: ...
 
     def __len__(self) -> int: ...
 
@@ -53,6 +59,10 @@ class StoredSteps:
 
     @property
     def lengths(self) -> Int64Array:
+        return self._lengths
+
+    @cached_property
+    def _lengths(self) -> Int64Array:
         return np.array([len(sequence) for sequence in self.inputs], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -61,9 +71,9 @@ class StoredSteps:
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
         chosen = np.asarray(indices, dtype=np.int64)
         lengths = self.lengths[chosen]
-        return Samples(
-            _padded([self.inputs[i] for i in chosen], 0), lengths, _padded([self.targets[i] for i in chosen], None)
-        )
+        x = _padded([self.inputs[i] for i in chosen], 0)
+        y = _padded([self.targets[i] for i in chosen], None)
+        return Samples(x, lengths, y)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +125,20 @@ class StepData:
         """Inputs (length, features) that scaling may be fitted on; tokens have none."""
         if self.tokens:
             raise errors.ConfigError(f"'{self.name}' has tokens as inputs, which are not scaled.")
-        return [
-            sample.x[0, : sample.lengths[0]].astype(np.float32)
-            for sample in (self.train.gather([index]) for index in range(len(self.train)))
-        ]
+        return [np.asarray(x, dtype=np.float32) for x, _ in self.training_sequences()]
+
+    def training_sequences(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Training inputs and targets, a sequence each, from which scaling, frequencies and means are taken.
+
+        Where they are more than :data:`MOST_NUMBERS` or :data:`MOST_SEQUENCES`, some at even distances stand for all.
+        """
+        lengths = np.asarray(self.train.lengths)
+        numbers = int(lengths.sum()) * (1 if self.tokens else len(self.features))
+        stride = max(1, -(-numbers // MOST_NUMBERS), -(-len(lengths) // MOST_SEQUENCES))
+        for index in range(0, len(lengths), stride):
+            sample = self.train.gather([index])
+            length = int(sample.lengths[0])
+            yield sample.x[0, :length], sample.y[0, :length]
 
 
 def _padded(sequences: Sequence[np.ndarray], value: float | None) -> Float32Array | Int64Array:
@@ -127,7 +147,9 @@ def _padded(sequences: Sequence[np.ndarray], value: float | None) -> Float32Arra
     fill = value if value is not None else (NO_TARGET if whole else np.nan)
     longest = max(len(sequence) for sequence in sequences)
     shape = (len(sequences), longest, *sequences[0].shape[1:])
-    result = np.full(shape, fill, dtype=np.int64 if whole else np.float32)
+    result: Float32Array | Int64Array = (
+        np.full(shape, fill, dtype=np.int64) if whole else np.full(shape, fill, dtype=np.float32)
+    )
     for row, sequence in zip(result, sequences, strict=True):
         row[: len(sequence)] = sequence
     return result

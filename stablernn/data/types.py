@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -49,6 +49,15 @@ class SequenceSplit:
         """Each sample without its padding, (length, features)."""
         return [sample[:length] for sample, length in zip(self.x, self.lengths, strict=True)]
 
+    def for_scaling(self) -> list[Float32Array]:
+        """Samples, as of :meth:`sequences`, from which the scale of the values is taken."""
+        return self.sequences()
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the samples take."""
+        return self.x.nbytes
+
 
 @dataclass(frozen=True, eq=False)
 class ClassificationData:
@@ -88,8 +97,8 @@ class ClassificationData:
 
     def longest_step(self) -> float:
         """The largest time between two steps of any split, in regular steps; at least 1."""
-        splits = (self.train, self.validation, self.test)
-        return max(float(split.dt.max()) for split in splits if split is not None and split.dt is not None)
+        splits = [split for split in (self.train, self.validation, self.test) if split is not None and len(split)]
+        return max(float(split.dt.max()) for split in splits if split.dt is not None)
 
     def split(self, name: str) -> SequenceSplit:
         """One of the splits train, validation and test.
@@ -105,7 +114,7 @@ class ClassificationData:
 
     def training_values(self) -> list[Float32Array]:
         """The training sequences (length, features), without padding: what scaling may be fitted on."""
-        return self.train.sequences()
+        return self.train.for_scaling()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,11 +125,16 @@ class Series:
         unique_id: The series' name.
         ds: (time,) datetime64[ns], UTC when the file gave a zone, or int64.
         values: float32 (time, channels); NaN where the file has no value or no row.
+        static: float32 (s,), what is constant for the series, raw units.
+        dt: float32 (time,), the time from the row before in regular steps, 1 at the first row; None where time stamps
+            are on a grid, or their distances are not used.
     """
 
     unique_id: str
     ds: Timestamps
     values: Float32Array
+    static: Float32Array = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    dt: Float32Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +155,12 @@ class ForecastData:
         test_steps: Steps at the end of each series that only test targets use.
         notes: What was counted, filled, cut or skipped, as JSON types.
         fingerprint: ``sha256:`` of the content: time stamps, channels and values.
+        future: Channels that are known in advance, those of the calendar among them.
+        static: Names of what is constant for a series.
+        calendar: Periods of the calendar that are channels: ``day``, ``week``, ``year``.
+        time_step: The regular step in seconds, or in the unit of integer time stamps; None where time stamps are on a
+            grid, or their distances are not used.
+        window_stride: Steps from a training window to the next.
     """
 
     name: str
@@ -155,12 +175,35 @@ class ForecastData:
     test_steps: int
     notes: Notes
     fingerprint: str
+    future: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    calendar: tuple[str, ...] = ()
+    time_step: float | None = None
+    window_stride: int = 1
     task: Literal["forecast"] = "forecast"
 
     @property
     def target_indices(self) -> tuple[int, ...]:
         """Position of each target among the channels."""
         return tuple(self.channels.index(target) for target in self.targets)
+
+    @property
+    def future_indices(self) -> tuple[int, ...]:
+        """Position among the channels of each that is known in advance."""
+        return tuple(self.channels.index(name) for name in self.future)
+
+    def in_steps_of(self, time_step: float | None) -> ForecastData:
+        """The same data with times measured in a regular step of so many seconds or integers; None leaves them out."""
+        if time_step is None:
+            if self.time_step is None:
+                return self
+            return replace(self, series=tuple(replace(one, dt=None) for one in self.series), time_step=None)
+        series = tuple(replace(one, dt=steps_between(one.ds, time_step)) for one in self.series)
+        return replace(self, series=series, time_step=time_step)
+
+    def longest_step(self) -> float:
+        """The largest time between two rows of a series, in regular steps; at least 1."""
+        return max([1.0, *(float(one.dt.max()) for one in self.series if one.dt is not None)])
 
     def windows(self, split: str) -> WindowSet:
         """The windows whose whole target lies in the steps of a split; their context may reach back before it.
@@ -175,12 +218,39 @@ class ForecastData:
             context_length=self.context_length,
             horizon=self.horizon,
             target_indices=self.target_indices,
+            stride=self.window_stride if word == "train" else 1,
+            future_indices=self.future_indices,
+            static=np.stack([series.static for series in self.series]) if self.static else None,
+            dt=[one.dt for one in self.series if one.dt is not None] if self.time_step is not None else None,
         )
+
+    def window_counts(self) -> dict[str, dict[str, int]]:
+        """How many windows each split has, and how many were left out, as for the notes."""
+        return {
+            split: {"kept": len(windows), "dropped_without_target": windows.dropped}
+            | ({"skipped_by_stride": windows.skipped} if windows.skipped else {})
+            for split in SPLITS
+            for windows in [self.windows(split)]
+        }
 
     def training_values(self) -> list[Float32Array]:
         """The training part (time, channels) of each series: what scaling may be fitted on."""
         held_out = self.validation_steps + self.test_steps
         return [series.values[: len(series.values) - held_out] for series in self.series]
+
+
+def lengths_of_time(distances: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Differences of time stamps in seconds, or in what integer time stamps count."""
+    if distances.dtype.kind == "m":
+        return np.asarray(distances.astype("timedelta64[ns]").astype(np.int64) * 1e-9, dtype=np.float64)
+    return distances.astype(np.float64)
+
+
+def steps_between(ds: Timestamps, time_step: float) -> Float32Array:
+    """The time from the row before in units of ``time_step``, (time,); 1 at the first row."""
+    dt = np.ones(len(ds), dtype=np.float32)
+    dt[1:] = lengths_of_time(np.diff(ds)) / time_step
+    return dt
 
 
 def _rescaled(split: SequenceSplit, factor: float | None) -> SequenceSplit:
@@ -190,6 +260,11 @@ def _rescaled(split: SequenceSplit, factor: float | None) -> SequenceSplit:
     # The first step and the padding have no time of their own: they count as one step, whatever its length.
     inner = (np.arange(dt.shape[1]) > 0) & (np.arange(dt.shape[1]) < split.lengths[:, None])
     return replace(split, dt=np.where(inner, dt, np.float32(1)))
+
+
+def score_notes(notes: Notes) -> Notes:
+    """What of the notes is to be read beside every score: which files were missing, which could not be checked."""
+    return {key: notes[key] for key in ("partial", "unchecked") if key in notes}
 
 
 def add_notes(first: Notes, second: Notes) -> Notes:

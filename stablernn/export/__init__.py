@@ -18,7 +18,7 @@ from stablernn.export import torchscript
 from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import emission_graph, state_names, transition_graph
-from stablernn.models import Classifier, Forecaster, SequenceModel
+from stablernn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 
 __all__ = ["FORMATS", "ExportReport", "export"]
 
@@ -70,7 +70,8 @@ def export(
     """
     if not isinstance(model, SequenceModel):
         raise ConfigError(
-            f"export takes a Classifier or a Forecaster, got {type(model).__name__}; put the layer into one of them."
+            f"export takes a Classifier, a Forecaster or a SequencePredictor, got {type(model).__name__}; "
+            "put the layer into one of them."
         )
     for name in formats:
         if name not in FORMATS:
@@ -79,7 +80,9 @@ def export(
     transition, emission = transition_graph(frozen), emission_graph(frozen)
     graphs = {
         "step.onnx": step_graph(transition, emission).SerializeToString(),
-        "sequence.onnx": sequence_graph(transition, emission).SerializeToString(),
+        "sequence.onnx": sequence_graph(
+            transition, emission, every_step=frozen.every_step, end_aligned=frozen.patches.end_aligned
+        ).SerializeToString(),
     }
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
     lengths = sorted({*DEFAULT_LENGTHS, min(steps or 1, LONGEST)})
@@ -111,33 +114,53 @@ def model_signature(model: SequenceModel) -> dict[str, Any]:
         {"input": name, "output": f"{name}_out", "shape": ["batch", size], "dtype": "float32", "role": role}
         for name, (role, size) in zip(state_names(model), roles, strict=True)
     ]
-    outputs = [_tensor(name, shape) for name, shape in _output_shapes(model).items()]
-    outputs += [_tensor(state["output"], state["shape"]) for state in states]
+    shapes = _output_shapes(model)
+    states_out = [_tensor(state["output"], state["shape"]) for state in states]
+    outputs = [*(_tensor(name, shape) for name, shape in shapes.items()), *states_out]
+    if model.every_step:
+        over_time = [_tensor(name, [shape[0], "time", *shape[1:]]) for name, shape in shapes.items()]
+        sequence_outputs = [*over_time, *states_out]
+    else:
+        sequence_outputs = outputs
     state_inputs = [_tensor(state["input"], state["shape"], optional=True) for state in states]
     timed = model.max_dt is not None
     sequence_dt = [_tensor("dt", ["batch", "time"], optional=True)] if timed else []
-    step_dt = [_tensor("dt", ["batch"], optional=True)] if timed else []
+    sample = list(model.sample_shape)
+    step_dt = [_tensor("dt", ["batch", *sample[:-1]], optional=True)] if timed else []
+    known = [_tensor(name, ["batch", *shape], optional=True) for name, shape in model.known_inputs.items()]
     signature = {
         "sequence": {
             "inputs": [
-                _tensor("x", ["batch", "time", model.input_size]),
+                _input(model, ["batch", "time"]),
                 *sequence_dt,
                 _tensor("lengths", ["batch"], dtype="int64", optional=True),
                 *state_inputs,
+                *known,
             ],
+            "outputs": sequence_outputs,
+        },
+        "step": {
+            "inputs": [_input(model, ["batch", *sample[:-1]]), *step_dt, *state_inputs, *known],
             "outputs": outputs,
         },
-        "step": {"inputs": [_tensor("x", ["batch", model.input_size]), *step_dt, *state_inputs], "outputs": outputs},
         "states": states,
     }
     return signature | ({"max_dt": model.max_dt} if timed else {})
 
 
+def _input(model: SequenceModel, axes: list[str | int]) -> dict[str, Any]:
+    if model.input_name == "tokens":
+        return _tensor("tokens", axes, dtype="int64")
+    return _tensor("x", [*axes, model.input_size])
+
+
 def _output_shapes(model: SequenceModel) -> dict[str, list[str | int]]:
     if isinstance(model, Classifier):
         return {name: ["batch", model.num_classes] for name in model.output_names}
+    if isinstance(model, SequencePredictor):
+        return {name: ["batch", model.num_outputs] for name in model.output_names}
     assert isinstance(model, Forecaster)
-    mean: list[str | int] = ["batch", model.horizon, len(model.target_indices)]
+    mean: list[str | int] = ["batch", model.steps, len(model.target_indices)]
     return {name: mean if name == "mean" else [*mean, len(model.quantiles)] for name in model.output_names}
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stablernn.errors import ParityError
 from stablernn.export.step import state_names
-from stablernn.models import SequenceModel
+from stablernn.models import Forecaster, SequenceModel
 
 STEP_TOLERANCE = 1e-5
 SEQUENCE_CAP = 1e-3
@@ -81,24 +81,29 @@ def check_parity(
         for batch in BATCHES:
             inputs = _inputs(model, generator, batch, length)
             valid = _lengths(generator, batch, length)
-            expected = _torch_run(model, inputs, valid)
-            actual = run_sequence(inputs, valid, _zeros(model, batch))
-            grown = _amplification(model, inputs, valid, generator)
+            known = _known(model, generator, batch)
+            expected = _torch_run(model, inputs, valid, known)
+            actual = run_sequence(inputs, valid, {**_zeros(model, batch), **known})
+            grown = _amplification(model, inputs, valid, known, generator)
             amplification = max(amplification, grown)
             allowed = min(STEP_TOLERANCE * grown, SEQUENCE_CAP)
             row: dict[str, Any] = {"time": length, "batch": batch, "allowed_rel_error": allowed}
             row["max_abs_error"], row["max_rel_error"] = _difference(expected, actual)
             singles = [{name: value[b : b + 1, : valid[b]] for name, value in inputs.items()} for b in range(batch)]
-            stepped = [_stream(step_session, model, single) for single in singles]
-            alone = [run_sequence(single, valid[b : b + 1], _zeros(model, 1)) for b, single in enumerate(singles)]
-            first = {name: value[:, 0] for name, value in inputs.items()}
-            row["step_rel_error"] = _one_step_error(step_session, model, first, actual, names)
+            told = [{name: value[b : b + 1] for name, value in known.items()} for b in range(batch)]
+            stepped = [_stream(step_session, model, *both) for both in zip(singles, told, strict=True)]
+            alone = [
+                run_sequence(single, valid[b : b + 1], {**_zeros(model, 1), **told[b]})
+                for b, single in enumerate(singles)
+            ]
+            first = _samples(model, inputs)[0]
+            row["step_rel_error"] = _one_step_error(step_session, model, first, actual, names, known)
             row["stream_equals_sequence"] = all(map(_equal, stepped, alone))
             row["batch_equals_single"] = all(
-                _equal({name: value[b : b + 1] for name, value in actual.items()}, alone[b]) for b in range(batch)
+                _equal(_one_of(model, actual, b, int(valid[b])), alone[b]) for b in range(batch)
             )
             if scripted is not None:
-                script_output = _script_run(scripted, model, inputs, valid)
+                script_output = _script_run(scripted, model, inputs, valid, known)
                 row["torchscript_rel_error"] = _difference(expected, script_output)[1]
             rows.append(row)
     report = {
@@ -148,14 +153,59 @@ def _judge(report: Mapping[str, Any]) -> None:
 
 
 def _inputs(model: SequenceModel, generator: np.random.Generator, batch: int, length: int) -> Arrays:
-    """Raw values as spread as the training data were, one in twenty missing; steps up to the longest there is."""
-    mean, scale = model.scaling.mean.numpy(), model.scaling.scale.numpy()
-    x = mean + scale * generator.standard_normal((batch, length, model.input_size))
-    x[generator.random(x.shape) < 0.05] = np.nan
-    inputs = {"x": x.astype(np.float32)}
+    """Raw values as spread as the training data were, one in twenty missing; steps up to the longest there is.
+
+    Tokens are drawn evenly from all that there are.
+    """
+    if model.input_name == "tokens":
+        inputs: Arrays = {"tokens": generator.integers(model.input_size, size=(batch, length))}
+    else:
+        scores = generator.standard_normal((batch, length, model.input_size))
+        scores[generator.random(scores.shape) < 0.05] = np.nan
+        inputs = {"x": _raw(model, scores, range(model.input_size))}
     if model.max_dt is not None:
         inputs["dt"] = generator.uniform(0, model.max_dt, (batch, length)).astype(np.float32)
     return inputs
+
+
+def _known(model: SequenceModel, generator: np.random.Generator, batch: int) -> Arrays:
+    """What outputs are made from beside the state, one in twenty not known."""
+    known: Arrays = {}
+    for name, shape in model.known_inputs.items():
+        assert isinstance(model, Forecaster)
+        scores = generator.standard_normal((batch, *shape))
+        scores[generator.random(scores.shape) < 0.05] = np.nan
+        if name == "future":
+            known[name] = _raw(model, scores, model.future_indices)
+        else:
+            mean, scale = model.static_mean.numpy(), model.static_scale.numpy()
+            known[name] = (mean + scale * scores).astype(np.float32)
+    return known
+
+
+def _raw(model: SequenceModel, scores: np.ndarray, features: Sequence[int]) -> np.ndarray:
+    """Standard scores of some features as raw values."""
+    mean, scale = (tensor.double().numpy()[list(features)] for tensor in (model.scaling.mean, model.scaling.scale))
+    return model.scaling.inverse(torch.from_numpy(mean + scale * scores)).numpy().astype(np.float32)
+
+
+def _samples(model: SequenceModel, inputs: Arrays) -> list[Arrays]:
+    """What each step reads of whole sequences: a sample of each, or a patch that is filled up with missing ones."""
+    stride = model.patches.stride
+    if model.patches.size == 1:
+        steps = range(inputs[model.input_name].shape[1])
+        return [{name: value[:, time] for name, value in inputs.items()} for time in steps]
+    rest = -inputs["x"].shape[1] % stride
+    padded = {
+        name: np.pad(
+            value,
+            [(0, 0), (rest, 0) if model.patches.end_aligned else (0, rest), *[(0, 0)] * (value.ndim - 2)],
+            constant_values=np.nan if name == "x" else 1,
+        )
+        for name, value in inputs.items()
+    }
+    steps = range(0, padded["x"].shape[1], stride)
+    return [{name: value[:, start : start + stride] for name, value in padded.items()} for start in steps]
 
 
 def _lengths(generator: np.random.Generator, batch: int, length: int) -> np.ndarray:
@@ -169,17 +219,24 @@ def _zeros(model: SequenceModel, batch: int) -> Arrays:
     return {name: np.zeros((batch, size), np.float32) for name, size in zip(state_names(model), sizes, strict=True)}
 
 
-def _torch_run(model: SequenceModel, inputs: Arrays, lengths: np.ndarray) -> Arrays:
+def _torch_run(model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known: Arrays) -> Arrays:
     dt = torch.from_numpy(inputs["dt"]) if "dt" in inputs else None
     with torch.no_grad():
-        outputs, state = model.run(torch.from_numpy(inputs["x"]), torch.from_numpy(lengths), dt=dt)
+        x = torch.from_numpy(inputs[model.input_name])
+        if model.every_step:
+            return _named(model, *model.run(x, torch.from_numpy(lengths), dt=dt))
+        told = {name: torch.from_numpy(value) for name, value in known.items()}
+        state = model.final_state(x, torch.from_numpy(lengths), dt=dt)
+        # The graphs of a recursive head hold one step of it, which is what emit gives.
+        outputs = dict(zip(model.output_names, model.emit(state, **told), strict=True))
     return _named(model, outputs, state)
 
 
-def _script_run(scripted: Any, model: SequenceModel, inputs: Arrays, lengths: np.ndarray) -> Arrays:
+def _script_run(scripted: Any, model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known: Arrays) -> Arrays:
     tensors = [torch.from_numpy(value) for value in inputs.values()]
+    told = [torch.from_numpy(value) for value in known.values()]
     with torch.no_grad():
-        results = scripted(*tensors, torch.from_numpy(lengths), *model.initial_state(len(lengths)))
+        results = scripted(*tensors, torch.from_numpy(lengths), *model.initial_state(len(lengths)), *told)
     count = len(model.output_names)
     return _named(model, dict(zip(model.output_names, results[:count], strict=True)), results[count:])
 
@@ -198,28 +255,44 @@ def _run(runtime: ort.InferenceSession, inputs: Arrays) -> Arrays:
     return dict(zip(names, cast("list[np.ndarray]", runtime.run(names, inputs)), strict=True))
 
 
-def _stream(runtime: ort.InferenceSession, model: SequenceModel, inputs: Arrays) -> Arrays:
-    batch, steps = inputs["x"].shape[:2]
-    state = _zeros(model, batch)
+def _stream(runtime: ort.InferenceSession, model: SequenceModel, inputs: Arrays, known: Arrays) -> Arrays:
+    state = _zeros(model, len(inputs[model.input_name]))
     outputs: Arrays = {}
-    for time in range(steps):
-        outputs = _run(runtime, {name: value[:, time] for name, value in inputs.items()} | state)
+    answers: dict[str, list[np.ndarray]] = {name: [] for name in model.output_names}
+    for sample in _samples(model, inputs):
+        outputs = _run(runtime, sample | state | known)
         state = {name: outputs[f"{name}_out"] for name in state}
-    return outputs
+        for name, values in answers.items():
+            values.append(outputs[name])
+    if not model.every_step:
+        return outputs
+    return outputs | {name: np.stack(values, axis=1) for name, values in answers.items()}
+
+
+def _one_of(model: SequenceModel, outputs: Arrays, row: int, length: int) -> Arrays:
+    """What a batch gave for one of its sequences, without the padding where every step has an output."""
+    cut = {name: value[:, :length] for name, value in outputs.items() if name in model.output_names}
+    return {name: value[row : row + 1] for name, value in {**outputs, **(cut if model.every_step else {})}.items()}
 
 
 def _one_step_error(
-    runtime: ort.InferenceSession, model: SequenceModel, first: Arrays, reached: Arrays, names: Sequence[str]
+    runtime: ort.InferenceSession,
+    model: SequenceModel,
+    first: Arrays,
+    reached: Arrays,
+    names: Sequence[str],
+    known: Arrays,
 ) -> float:
     """Torch against the step graph, one step on from the state that the sequences reached."""
     state = {name: reached[f"{name}_out"] for name in names}
-    actual = _run(runtime, first | state)
-    tensors = {name: torch.from_numpy(value) for name, value in first.items()}
+    actual = _run(runtime, first | state | known)
+    tensors = {"x" if name == "tokens" else name: torch.from_numpy(value) for name, value in first.items()}
     with torch.no_grad():
         following = model.transition(
             model.materialize(), state=tuple(torch.from_numpy(value) for value in state.values()), **tensors
         )
-        emitted = dict(zip(model.output_names, model.emit(following), strict=True))
+        told = {name: torch.from_numpy(value) for name, value in known.items()}
+        emitted = dict(zip(model.output_names, model.emit(following, **told), strict=True))
     return _difference(_named(model, emitted, following), actual)[1]
 
 
@@ -235,17 +308,38 @@ def _difference(expected: Arrays, actual: Arrays) -> tuple[float, float]:
     return absolute, relative
 
 
-def _amplification(model: SequenceModel, inputs: Arrays, lengths: np.ndarray, generator: np.random.Generator) -> float:
+def _amplification(
+    model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known: Arrays, generator: np.random.Generator
+) -> float:
     """How many times one rounding step at every scaled input comes out larger, at least 1; measured in float64."""
     precise = copy.deepcopy(model).double()
     unit = 2.0**-23
+    if model.input_name == "tokens":
+        base = _torch_run(precise, inputs, lengths, {})
+        _move_channels(precise, unit, generator)
+        return max(1.0, _difference(base, _torch_run(precise, inputs, lengths, {}))[1] / unit)
     x = inputs["x"]
     signs = generator.choice([-1.0, 1.0], size=x.shape)
     # Raw values reach torch and the graphs alike; what rounds differently begins with their distance from the mean.
-    moved = x + unit * signs * (x.astype(np.float64) - precise.scaling.mean.numpy())
-    base = _torch_run(precise, {**inputs, "x": x.astype(np.float64)}, lengths)
-    _, relative = _difference(base, _torch_run(precise, {**inputs, "x": moved}, lengths))
+    values = precise.scaling.transform(torch.from_numpy(x.astype(np.float64)))
+    distance = torch.from_numpy(unit * signs) * (values - precise.scaling.mean)
+    moved = precise.scaling.inverse(values + distance).numpy()
+    told = {name: value.astype(np.float64) for name, value in known.items()}
+    base = _torch_run(precise, {**inputs, "x": x.astype(np.float64)}, lengths, told)
+    _, relative = _difference(base, _torch_run(precise, {**inputs, "x": moved}, lengths, told))
     return max(1.0, relative / unit)
+
+
+def _move_channels(model: SequenceModel, step: float, generator: np.random.Generator) -> None:
+    """Let what stands for tokens be off by ``step``: tokens themselves cannot be moved."""
+    exact = model.scaling.sequence
+
+    def moved(x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        channels, state = exact(x, state, valid)
+        signs = torch.from_numpy(generator.choice([-1.0, 1.0], size=tuple(channels.shape)))
+        return channels + step * signs, state
+
+    model.scaling.sequence = moved  # type: ignore[method-assign]
 
 
 def _equal(first: Arrays, second: Arrays) -> bool:

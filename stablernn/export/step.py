@@ -44,14 +44,16 @@ class Transition(nn.Module):
 
 
 class Emission(nn.Module):
-    """``(*state) -> outputs``."""
+    """``(*state, *known) -> outputs``, with the model's ``known_inputs``."""
 
     def __init__(self, model: SequenceModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, *state: Tensor) -> tuple[Tensor, ...]:
-        return self.model.emit(state)
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        names = list(self.model.known_inputs)
+        count = len(inputs) - len(names)
+        return self.model.emit(inputs[:count], **dict(zip(names, inputs[count:], strict=True)))
 
 
 def state_names(model: SequenceModel) -> list[str]:
@@ -64,8 +66,17 @@ def sample_inputs(model: SequenceModel) -> dict[str, Tensor]:
 
     Over whole sequences each of them has a time axis after the batch.
     """
-    x = model.scaling.mean.new_zeros(2, model.input_size)
-    return {"x": x} if model.max_dt is None else {"x": x, "dt": x.new_ones(2)}
+    x = model.scaling.mean.new_zeros(2, *model.sample_shape)
+    if model.input_name == "tokens":
+        x = torch.zeros(2, dtype=torch.int64)
+    read = {model.input_name: x}
+    ones = model.scaling.mean.new_ones(2, *model.sample_shape[:-1])
+    return read if model.max_dt is None else {**read, "dt": ones}
+
+
+def known_samples(model: SequenceModel) -> dict[str, Tensor]:
+    """The model's ``known_inputs`` for a batch of two."""
+    return {name: model.scaling.mean.new_zeros(2, *shape) for name, shape in model.known_inputs.items()}
 
 
 def transition_graph(model: SequenceModel) -> onnx.ModelProto:
@@ -76,8 +87,10 @@ def transition_graph(model: SequenceModel) -> onnx.ModelProto:
 
 
 def emission_graph(model: SequenceModel) -> onnx.ModelProto:
-    """ONNX of :class:`Emission`: inputs ``state_0, ..``, outputs the model's ``output_names``."""
-    return _exported(Emission(model), model.initial_state(2), state_names(model), list(model.output_names))
+    """ONNX of :class:`Emission`: inputs ``state_0, ..[, static, future]``, outputs the model's ``output_names``."""
+    known = known_samples(model)
+    arguments = (*model.initial_state(2), *known.values())
+    return _exported(Emission(model), arguments, [*state_names(model), *known], list(model.output_names))
 
 
 def _exported(
@@ -112,7 +125,7 @@ def _exported(
 def _dynamic_shapes(module: nn.Module, count: int, batch: Any) -> dict[str, Any]:
     if isinstance(module, Transition):
         return {"x": {0: batch}, "state": tuple({0: batch} for _ in range(count - 1))}
-    return {"state": tuple({0: batch} for _ in range(count))}
+    return {"inputs": tuple({0: batch} for _ in range(count))}
 
 
 @contextmanager

@@ -11,24 +11,60 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stablernn.export.step import Emission, Transition, sample_inputs, state_names
+from stablernn.export.step import Emission, Transition, known_samples, sample_inputs, state_names
 from stablernn.models import SequenceModel
 
 # The arity of states and outputs differs by model, and TorchScript has no argument lists: the loop's source is filled
 # in for each model.
 _LOOP = """
 def forward(self, {inputs}, lengths: Tensor, {declared}) -> Tuple[{types}]:
-    for time in range(x.size(1)):
+    {grouped}
+    for time in range({first}.size(1)):
         keep = (time < lengths).unsqueeze(1)
         {following} = self.transition({read}, {names})
         {held}
-    {outputs} = self.emission({names})
+    {outputs} = self.emission({told})
     return {results}
+"""
+
+_LOOP_OF_EVERY_STEP = """
+def forward(self, {inputs}, lengths: Tensor, {declared}) -> Tuple[{types}]:
+    {begun}
+    for time in range({first}.size(1)):
+        keep = (time < lengths).unsqueeze(1)
+        {following} = self.transition({read}, {names})
+        {held}
+        {outputs} = self.emission({names})
+        {grown}
+    return {results}
+"""
+
+# Samples to patches: those that are not there are missing, and their time is the regular one.
+_GROUPED = """
+    valid = torch.arange(x.size(1)).unsqueeze(0) < lengths.unsqueeze(1)
+    rest = (-x.size(1)) % {stride}
+    x = torch.where(valid.unsqueeze(2), x, torch.full_like(x, float("nan")))
+    x = torch.cat([x, torch.full([x.size(0), rest, x.size(2)], float("nan"))], dim=1)
+    shift = torch.zeros_like(lengths).unsqueeze(1)
+    if {end_aligned}:
+        shift = torch.remainder(-lengths, {stride}).unsqueeze(1)
+    place = torch.arange(x.size(1)).unsqueeze(0) - shift
+    x = x.gather(1, place.clamp(min=0).unsqueeze(2).expand(x.size(0), x.size(1), x.size(2)))
+    x = torch.where((place >= 0).unsqueeze(2), x, torch.full_like(x, float("nan")))
+    x = x.view(x.size(0), -1, {stride}, x.size(2))
+"""
+_GROUPED_DT = """
+    dt = torch.where(valid, dt, torch.ones_like(dt))
+    dt = torch.cat([dt, torch.ones([dt.size(0), rest])], dim=1).gather(1, place.clamp(min=0))
+    dt = torch.where(place >= 0, dt, torch.ones_like(dt)).view(dt.size(0), -1, {stride})
+"""
+_GROUPED_LENGTHS = """
+    lengths = torch.div(lengths + {stride} - 1, {stride}, rounding_mode="floor")
 """
 
 
 def script(model: SequenceModel) -> torch.jit.ScriptModule:
-    """A module with inputs ``x[, dt], lengths, state_0, ..`` and ``sequence.onnx``'s outputs; any length and batch.
+    """A module with the inputs and outputs of ``sequence.onnx``, for any length and batch.
 
     Args:
         model: In evaluation mode, without gradients.
@@ -37,18 +73,23 @@ def script(model: SequenceModel) -> torch.jit.ScriptModule:
     after = [f"{name}_out" for name in names]
     outputs = list(model.output_names)
     state = model.initial_state(2)
-    samples = sample_inputs(model)
+    samples, known = sample_inputs(model), known_samples(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         parts = nn.Module()
         parts.transition = _traced(Transition(model), (*samples.values(), *state))
-        parts.emission = _traced(Emission(model), state)
+        parts.emission = _traced(Emission(model), (*state, *known.values()))
         module: torch.jit.ScriptModule = torch.jit.script(parts)
         module.define(
-            _LOOP.format(
+            (_LOOP_OF_EVERY_STEP if model.every_step else _LOOP).format(
+                first=model.input_name,
+                begun="\n    ".join(f"all_{name}: List[Tensor] = []" for name in outputs),
+                grown="\n        ".join(f"all_{name}.append({name})" for name in outputs),
                 inputs=", ".join(f"{name}: Tensor" for name in samples),
                 read=", ".join(f"{name}[:, time]" for name in samples),
-                declared=", ".join(f"{name}: Tensor" for name in names),
+                grouped=_grouping(model, [*samples]),
+                declared=", ".join(f"{name}: Tensor" for name in [*names, *known]),
+                told=", ".join([*names, *known]),
                 types=", ".join("Tensor" for _ in [*outputs, *names]),
                 following=_tuple(after),
                 names=", ".join(names),
@@ -56,7 +97,7 @@ def script(model: SequenceModel) -> torch.jit.ScriptModule:
                     f"{name} = torch.where(keep, {new}, {name})" for name, new in zip(names, after, strict=True)
                 ),
                 outputs=_tuple(outputs),
-                results=_tuple([*outputs, *names]),
+                results=_tuple([*(_stacked(name) if model.every_step else name for name in outputs), *names]),
             )
         )
         module.eval()
@@ -76,6 +117,18 @@ def _traced(module: nn.Module, arguments: tuple[Tensor, ...]) -> torch.jit.Scrip
         module.eval(), arguments, check_trace=False
     )
     return traced
+
+
+def _grouping(model: SequenceModel, names: list[str]) -> str:
+    """The lines that turn samples into patches, where the model has any."""
+    if model.patches.size == 1:
+        return "pass"
+    lines = _GROUPED + (_GROUPED_DT if "dt" in names else "") + _GROUPED_LENGTHS
+    return lines.format(stride=model.patches.stride, end_aligned=model.patches.end_aligned).strip()
+
+
+def _stacked(name: str) -> str:
+    return f"torch.stack(all_{name}, dim=1)"
 
 
 def _tuple(names: list[str]) -> str:

@@ -9,10 +9,20 @@ from stablernn.errors import ConfigError, near
 from stablernn.models._base import READOUTS, NetworkOptions, SequenceModel, States
 from stablernn.models.classifier import Classifier
 from stablernn.models.forecaster import Forecaster
+from stablernn.models.predictor import SequencePredictor
 
-__all__ = ["READOUTS", "Classifier", "Forecaster", "NetworkOptions", "SequenceModel", "States", "build_model"]
+__all__ = [
+    "READOUTS",
+    "Classifier",
+    "Forecaster",
+    "NetworkOptions",
+    "SequenceModel",
+    "SequencePredictor",
+    "States",
+    "build_model",
+]
 
-_MODELS: dict[str, type[SequenceModel]] = {model.task: model for model in (Classifier, Forecaster)}
+_MODELS: dict[str, type[SequenceModel]] = {model.task: model for model in (Classifier, Forecaster, SequencePredictor)}
 
 
 def build_model(config: Mapping[str, Any]) -> SequenceModel:

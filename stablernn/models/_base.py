@@ -15,11 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, near
-from stablernn.layers import StableRNN, check_tensor, group_parameters, valid_steps
-from stablernn.preprocessing import create_scaling
+from stablernn.layers import check_tensor, group_parameters, valid_steps
+from stablernn.members import Members
+from stablernn.preprocessing import Patches, Scaling, create_scaling
 
 States = tuple[Tensor, ...]
-READOUTS = ("last", "mean", "max")
+READOUTS = ("last", "mean", "max", "all")
+_RUNNING = {"last": (), "mean": ("mean",), "max": ("max",), "all": ("mean", "max")}
+"""What each readout keeps of the outputs so far."""
 
 
 class NetworkOptions(TypedDict, total=False):
@@ -30,7 +33,13 @@ class NetworkOptions(TypedDict, total=False):
     readout: str
     scaling: str
     window: int | None
+    season: int | None
+    log: bool
     mask_channel: bool
+    patch_size: int
+    patch_stride: int | None
+    patch_embedding: int
+    members: int
     max_dt: float | None
     preset: str
     cell_options: Mapping[str, Any] | None
@@ -46,19 +55,32 @@ class SequenceModel(nn.Module):
         hidden_size: Length of each layer's state, 1 or more.
         num_layers: Recurrent layers, 1 or more.
         dropout: Share of a layer's outputs zeroed in training before the next layer, 0 to 1.
-        readout: What the head sees of the last layer's outputs so far: ``last``, their ``mean`` or their ``max``.
-        scaling: ``standard`` or ``window``, see :mod:`stablernn.preprocessing`.
-        window: Steps that ``window`` scaling remembers.
+        readout: What the head sees of the last layer's outputs so far: ``last``, their ``mean``, their ``max``,
+            or ``all`` three side by side.
+        scaling: ``standard``, ``window`` or ``context``, see :mod:`stablernn.preprocessing`.
+        window: Steps that ``window`` and ``context`` scaling remember.
+        season: Steps of a season, for ``context`` scaling.
+        log: Whether ``context`` scaling takes logarithms.
         mask_channel: Whether the first layer also sees which values were observed.
+        patch_size: Samples that the first layer sees at once.
+        patch_stride: Samples after which the layers advance by one step; ``patch_size`` when omitted.
+        patch_embedding: Length of the vector that a patch is turned into by a linear map and a GELU before the layers;
+            0 for none.
+        members: Networks side by side that differ by their first weights; their answers are averaged.
         max_dt: Longest time between two steps, in units of the regular one, of a model for irregular time; None when
             all steps are regular. Only for cells that take ``dt``.
         preset: ``practical`` (ours) or ``paper``, the cell's defaults.
         cell_options: The cell's own options, which win over the preset.
         engine: What runs the steps, see :class:`stablernn.StableRNN`.
+        inputs: What makes the first layer's channels, in place of a scaling of that kind.
     """
 
     task: str
+    head: nn.Module
     output_names: tuple[str, ...]
+    input_name: str = "x"
+    every_step: bool = False
+    """Whether whole sequences have an output at every step, and not only after the last."""
 
     def __init__(
         self,
@@ -71,44 +93,75 @@ class SequenceModel(nn.Module):
         readout: str = "last",
         scaling: str = "standard",
         window: int | None = None,
+        season: int | None = None,
+        log: bool = False,
         mask_channel: bool = False,
+        patch_size: int = 1,
+        patch_stride: int | None = None,
+        patch_embedding: int = 0,
+        members: int = 1,
         max_dt: float | None = None,
         preset: str = "practical",
         cell_options: Mapping[str, Any] | None = None,
         engine: str = "auto",
+        inputs: Scaling | None = None,
     ) -> None:
         super().__init__()
         if readout not in READOUTS:
-            raise ConfigError(f"Unknown readout '{readout}'.{near(readout, READOUTS)} It is one of last, mean, max.")
+            raise ConfigError(
+                f"Unknown readout '{readout}'.{near(readout, READOUTS)} It is one of last, mean, max, all."
+            )
         self.input_size = input_size
         self.readout = readout
         self.preset = preset
         self.window = window
+        self.season = season
+        self.log = log
         self.cell_options = dict(cell_options or {})
-        self.scaling = create_scaling(scaling, input_size, window=window, mask_channel=mask_channel)
-        self.rnn = StableRNN(
+        self.scaling = inputs or create_scaling(
+            scaling, input_size, window=window, mask_channel=mask_channel, season=season, log=log
+        )
+        stride = patch_size if patch_stride is None else patch_stride
+        self.patches = Patches(self.scaling, patch_size, stride, end_aligned=self.task == "forecast")
+        self.rnn = Members(
+            members,
             cell,
-            self.scaling.output_size,
+            self.patches.output_size,
             hidden_size,
             num_layers,
+            embedding=patch_embedding,
             dropout=dropout,
             engine=engine,
             preset=preset,
             max_dt=max_dt,
             **self.cell_options,
         )
-        self.scaling.keep_missing = self.rnn.cells[0].takes_missing
+        # A linear map of a patch with one missing value would be missing altogether, and no state may hold NaN, which
+        # the samples that one patch has in common with the next would be.
+        apart = not patch_embedding and self.patches.size == self.patches.stride
+        self.scaling.keep_missing = self.rnn.cells[0].takes_missing and apart
 
     @property
     def max_dt(self) -> float | None:
         """Longest time between two steps; None when the model takes regular steps only."""
-        return self.rnn.max_dt
+        return self.rnn.first.max_dt
+
+    @property
+    def known_inputs(self) -> dict[str, tuple[int, ...]]:
+        """What outputs are made from beside the state: names, and shapes after the batch. NaN where not known."""
+        return {}
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of ``x`` for one step, after the batch: ``(input_size,)``, or ``(patch_stride, input_size)``."""
+        return (self.input_size,) if self.patches.size == 1 else (self.patches.stride, self.input_size)
 
     def state_roles(self) -> list[tuple[str, int]]:
         """Role and length of every state tensor of the flat tuple; all start as zeros."""
         size = self.rnn.output_size
-        kept = [] if self.readout == "last" else [(f"{self.readout} of outputs", size), ("outputs seen", 1)]
-        return [*self.scaling.state_roles(), *self.rnn.state_roles(), *kept]
+        running = [(f"{word} of outputs", size) for word in _RUNNING[self.readout]]
+        kept = [*running, ("outputs seen", 1)] if running else []
+        return [*self.patches.state_roles(), *self.rnn.state_roles(), *kept]
 
     def initial_state(self, batch_size: int) -> States:
         """Zeros for each tensor of :meth:`state_roles`."""
@@ -126,24 +179,43 @@ class SequenceModel(nn.Module):
     def transition(
         self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: States, dt: Tensor | None = None
     ) -> States:
-        """The flat state after one raw sample ``(batch, input_size)``, a time ``dt`` ``(batch,)`` after the last."""
-        scaled_state, layer_state, kept = self._split(state)
-        scaled, scaled_state = self.scaling.step(x, scaled_state)
-        following = self.rnn.advance(weights, scaled, layer_state, None if dt is None else dt[:, None])
-        h = following[self._top]
-        if self.readout == "mean":
-            count = kept[1] + 1
-            kept = (kept[0] + (h - kept[0]) / count, count)
-        elif self.readout == "max":
-            kept = (torch.where(kept[1] > 0, torch.maximum(kept[0], h), h), kept[1] + 1)
-        return (*scaled_state, *following, *kept)
+        """The flat state after one raw sample, or after one patch of them.
 
-    def emit(self, state: States) -> tuple[Tensor, ...]:
-        """The outputs that a state stands for, in the order of ``output_names``."""
+        Args:
+            weights: What :meth:`materialize` gave.
+            x: ``(batch, *sample_shape)``.
+            state: The flat state before.
+            dt: The time from the sample before to each sample, ``(batch,)`` or ``(batch, patch_stride)``.
+        """
+        patch_state, layer_state, kept = self._split(state)
+        single = self.patches.size == 1
+        features, patch_state = self.patches.step(x[:, None] if single else x, patch_state)
+        if dt is not None:
+            dt = dt[:, None] if single else dt.mean(dim=1, keepdim=True)
+        following = self.rnn.advance(weights, features, layer_state, dt)
+        h = self.rnn.output(following)
+        if kept:
+            *running, seen = kept
+            after = [
+                before + (h - before) / (seen + 1)
+                if word == "mean"
+                else torch.where(seen > 0, torch.maximum(before, h), h)
+                for word, before in zip(_RUNNING[self.readout], running, strict=True)
+            ]
+            kept = (*after, seen + 1)
+        return (*patch_state, *following, *kept)
+
+    def emit(self, state: States, **known: Tensor) -> tuple[Tensor, ...]:
+        """The outputs that a state and the ``known_inputs`` stand for, in the order of ``output_names``."""
         raise NotImplementedError
 
     def run(
-        self, x: Tensor, lengths: Tensor | None = None, state: States | None = None, dt: Tensor | None = None
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        state: States | None = None,
+        dt: Tensor | None = None,
+        **known: Tensor,
     ) -> tuple[dict[str, Tensor], States]:
         """Outputs after the last valid step of each sequence, and the state there.
 
@@ -152,9 +224,14 @@ class SequenceModel(nn.Module):
             lengths: ``(batch,)``; steps from there on are padding. All steps count when omitted.
             state: The flat state to go on from; zeros when omitted.
             dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``; 1 when omitted.
+            known: The ``known_inputs``; one that is omitted is not known.
+
+        Raises:
+            ValueError: If an input has another shape, or is none that the model takes.
         """
+        check_known(known, self.known_inputs, len(x))
         final = self.final_state(x, lengths, state, dt)
-        return dict(zip(self.output_names, self.emit(final), strict=True)), final
+        return dict(zip(self.output_names, self.emit(final, **known), strict=True)), final
 
     def final_state(
         self, x: Tensor, lengths: Tensor | None = None, state: States | None = None, dt: Tensor | None = None
@@ -167,17 +244,19 @@ class SequenceModel(nn.Module):
                 f"(shape (batch, time, {self.input_size}))."
             )
         valid = valid_steps(x, lengths)
-        scaled_state, layer_state, kept = self._split(self.initial_state(len(x)) if state is None else state)
+        patch_state, layer_state, kept = self._split(self.initial_state(len(x)) if state is None else state)
         with torch.no_grad():
-            scaled, scaled_state = self.scaling.sequence(x, scaled_state, valid)
+            features, patches, patch_state = self.patches.sequence(x, valid, patch_state)
         if self.max_dt is None and dt is not None:
             raise ConfigError("The model was built for regular steps, got dt; give max_dt when it is built.")
-        if self.max_dt is not None and dt is None:
-            dt = x.new_ones(x.shape[:2])
-        outputs, layer_state = self.rnn.run(scaled, layer_state, None if valid is None else lengths, dt)
+        if self.max_dt is not None:
+            # Checked before patches take means, in which a negative or a long one would not show.
+            dt = x.new_ones(x.shape[:2]) if dt is None else self.rnn.first.checked_dt(dt, x, valid)
+            dt = self.patches.time(dt, valid)
+        outputs, layer_state = self.rnn.run(features, layer_state, patches, dt)
         if self.readout != "last":
-            kept = self._keep(outputs, kept, valid)
-        return (*scaled_state, *layer_state, *kept)
+            kept = self._keep(outputs, kept, valid_steps(features, patches))
+        return (*patch_state, *layer_state, *kept)
 
     def penalty(self) -> Tensor | None:
         """What the cells add to the training loss, or None."""
@@ -188,51 +267,101 @@ class SequenceModel(nn.Module):
         self.rnn.after_step(step, total_steps)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters behind ``orthogonal`` and unitary matrices, and all ``other`` ones."""
-        return group_parameters(self)
+        """The parameters behind ``orthogonal`` and unitary matrices, ``vectors`` and all ``other`` ones.
+
+        Vectors stand apart in the preset ``practical`` only; papers let everything decay.
+        """
+        groups = group_parameters(self)
+        if self.preset != "practical":
+            return groups
+        other = groups["other"]
+        vectors = [parameter for parameter in other if parameter.dim() <= 1]
+        return {**groups, "other": [parameter for parameter in other if parameter.dim() > 1], "vectors": vectors}
+
+    def member_parameters(self) -> list[list[nn.Parameter]]:
+        """The parameters of each member and, where there are any, those that all share: what is clipped together."""
+        heads = getattr(self.head, "maps", None)
+        own = [
+            [*self.rnn.parameters_of(number), *(heads[number].parameters() if heads is not None else [])]
+            for number in range(len(self.rnn))
+        ]
+        known = {id(parameter) for parameters in own for parameter in parameters}
+        shared = [parameter for parameter in self.parameters() if id(parameter) not in known]
+        return [*own, shared] if shared else own
 
     def config(self) -> dict[str, Any]:
         """What :func:`build_model` needs to build this model again, as JSON types."""
         return {
             "task": self.task,
-            "cell": self.rnn.cell,
+            "cell": self.rnn.first.cell,
             "input_size": self.input_size,
-            "hidden_size": self.rnn.hidden_size,
-            "num_layers": self.rnn.num_layers,
-            "dropout": self.rnn.dropout,
+            "hidden_size": self.rnn.first.hidden_size,
+            "num_layers": self.rnn.first.num_layers,
+            "dropout": self.rnn.first.dropout,
             "readout": self.readout,
             "scaling": self.scaling.kind,
             "window": self.window,
+            "season": self.season,
+            "log": self.log,
             "mask_channel": self.scaling.mask_channel,
+            "patch_size": self.patches.size,
+            "patch_stride": self.patches.stride,
+            "patch_embedding": self.rnn.embedding,
+            "members": len(self.rnn),
             "max_dt": self.max_dt,
             "preset": self.preset,
             "cell_options": self.cell_options,
         }
 
-    def _features(self, state: States) -> Tensor:
-        """What the head sees, ``(batch, output_size)``."""
-        _, layer_state, kept = self._split(state)
-        return layer_state[self._top] if self.readout == "last" else kept[0]
-
     @property
-    def _top(self) -> int:
-        """Where the last layer's output stands among the layers' states, from the end."""
-        return -len(self.rnn.cells[-1].state_names)
+    def feature_size(self) -> int:
+        """How much of a state the head of each member sees."""
+        return self.rnn.first.output_size * (3 if self.readout == "all" else 1)
+
+    def _features(self, state: States) -> Tensor:
+        """What the heads see, ``(batch, members * feature_size)``."""
+        _, layer_state, kept = self._split(state)
+        if self.readout in ("mean", "max"):
+            return kept[0]
+        last = self.rnn.output(layer_state)
+        if self.readout == "last":
+            return last
+        parts = [part.chunk(len(self.rnn), dim=-1) for part in (last, *kept[:2])]
+        return torch.cat([piece for member in zip(*parts, strict=True) for piece in member], dim=-1)
 
     def _keep(self, outputs: Tensor, kept: States, valid: Tensor | None) -> States:
-        """The readout's state after a sequence of the last layer's outputs, ``(batch, time, hidden)``."""
-        before, count = kept
+        """The readout's state after a sequence of the last layer's outputs, ``(batch, time, rnn.output_size)``."""
+        *running, count = kept
         steps = outputs.new_full(count.shape, outputs.shape[1]) if valid is None else valid.sum(1, True).to(count.dtype)
-        masked = outputs if valid is None else outputs * valid[..., None]
-        if self.readout == "mean":
-            seen = count + steps
-            return (before * count + masked.sum(dim=1)) / seen.clamp_min(1), seen
-        if valid is not None:
-            masked = outputs.masked_fill(~valid[..., None], -torch.inf)
-        largest = torch.where(steps > 0, masked.amax(dim=1), before)
-        return torch.where(count > 0, torch.maximum(before, largest), largest), count + steps
+        after = []
+        for word, before in zip(_RUNNING[self.readout], running, strict=True):
+            if word == "mean":
+                masked = outputs if valid is None else outputs * valid[..., None]
+                after.append((before * count + masked.sum(dim=1)) / (count + steps).clamp_min(1))
+                continue
+            masked = outputs if valid is None else outputs.masked_fill(~valid[..., None], -torch.inf)
+            largest = torch.where(steps > 0, masked.amax(dim=1), before)
+            after.append(torch.where(count > 0, torch.maximum(before, largest), largest))
+        return (*after, count + steps)
 
     def _split(self, state: States) -> tuple[States, States, States]:
-        first = len(self.scaling.state_roles())
+        first = len(self.patches.state_roles())
         second = first + len(self.rnn.state_roles())
         return state[:first], state[first:second], state[second:]
+
+
+def check_known(known: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], batch: int) -> None:
+    """Refuse what outputs are to be made from where its name or its shape is not the model's.
+
+    Raises:
+        ConfigError: If a name is none of ``shapes``.
+        ValueError: If a shape is not ``(batch, *shapes[name])``.
+    """
+    for name, given in known.items():
+        if name not in shapes:
+            raise ConfigError(
+                f"Unknown input '{name}'.{near(name, shapes)} Beside the series the model takes "
+                f"{' and '.join(shapes) or 'nothing'}."
+            )
+        if given.shape != (batch, *shapes[name]):
+            raise ValueError(f"{name} has shape {tuple(given.shape)}, the model expects {(batch, *shapes[name])}.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from stablernn.members import Heads
 from stablernn.models._base import NetworkOptions, SequenceModel, States
 
 
@@ -18,6 +20,7 @@ class Classifier(SequenceModel):
         input_size: Raw features per time step.
         num_classes: Classes, 2 or more.
         hidden_size: Length of each layer's state.
+        head_dropout: Share of what the head reads zeroed in training, 0 to 1.
         options: Those of :class:`SequenceModel`, from ``num_layers`` on.
 
     Shape:
@@ -38,6 +41,8 @@ class Classifier(SequenceModel):
 
     task = "classify"
     output_names = ("logits", "probabilities")
+    temperature: Tensor
+    """What logits are divided by, so that probabilities are as sure as they are right; 1 until it is fitted."""
 
     def __init__(
         self,
@@ -45,21 +50,34 @@ class Classifier(SequenceModel):
         input_size: int,
         num_classes: int,
         hidden_size: int = 64,
+        *,
+        head_dropout: float = 0.0,
         **options: Unpack[NetworkOptions],
     ) -> None:
         super().__init__(cell, input_size, hidden_size, **options)
         if num_classes < 2:
             raise ValueError(f"num_classes must be 2 or more, got {num_classes}.")
         self.num_classes = num_classes
-        self.head = nn.Linear(self.rnn.output_size, num_classes)
+        self.head = Heads(len(self.rnn), self.feature_size, num_classes, head_dropout)
+        self.register_buffer("temperature", torch.ones(()))
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.head(self._features(self.final_state(x, lengths, dt=dt)))
+        return self.emit(self.final_state(x, lengths, dt=dt))[0]
+
+    def member_logits(self, state: States) -> Tensor:
+        """What each member says before calibration, ``(batch, members, num_classes)``: what is trained."""
+        logits: Tensor = self.head(self._features(state))
         return logits
 
-    def emit(self, state: States) -> tuple[Tensor, ...]:
-        logits = self.head(self._features(state))
+    def emit(self, state: States, **known: Tensor) -> tuple[Tensor, ...]:
+        logits = self.member_logits(state)
+        if len(self.rnn) == 1:
+            logits = logits[:, 0] / self.temperature
+        else:
+            # The members' mean probability, as logits; taken from the largest member down, so that none underflows.
+            share = torch.log_softmax(logits, dim=-1)
+            logits = (torch.logsumexp(share, dim=1) - math.log(len(self.rnn))) / self.temperature
         return logits, torch.softmax(logits, dim=-1)
 
     def config(self) -> dict[str, Any]:
-        return super().config() | {"num_classes": self.num_classes}
+        return super().config() | {"num_classes": self.num_classes, "head_dropout": self.head.dropout}

@@ -20,9 +20,9 @@ from pydantic_core import ErrorDetails
 from stablernn.data.load import LARGEST_SEED
 from stablernn.errors import ConfigError, near
 
-Task = Literal["classify", "forecast"]
+Task = Literal["classify", "forecast", "predict-next"]
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
-ScheduleName = Literal["constant", "cosine", "one-cycle", "step"]
+ScheduleName = Literal["constant", "cosine", "one-cycle", "step", "plateau"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 
@@ -63,8 +63,16 @@ class DataConfig(Section):
     """Column that names the series."""
     time_column: str = "ds"
     """Column with the time stamps."""
+    label_column: str = "label"
+    """Column of a table with the class of each series."""
     channels: Names | None = None
     """What the model sees, in this order: columns of a table, None for all of numbers; names of sequences' features."""
+    future: Names = ()
+    """Columns that are known in advance; their past is seen, too."""
+    static: Names = ()
+    """Columns of numbers with one value for each series."""
+    calendar: Annotated[tuple[Literal["day", "week", "year"], ...], BeforeValidator(_names)] = ()
+    """Periods of which a forecast is told where each step lies."""
     frequency: str | None = None
     """Word of the time grid, such as 'h' or 'W'; None: found in the data."""
     validation_steps: Count | None = None
@@ -73,15 +81,27 @@ class DataConfig(Section):
     """Steps at the end of each series that test a forecast; None: by validation_fraction."""
     validation_fraction: Share = 0.2
     """Share held out of the training sequences, or of the shortest series for each split."""
+    channels_as_series: bool = False
+    """Whether each column of a wide table is a series of its own, of one model for all of them."""
+    window_stride: Count = 1
+    """Steps from a training window to the next, for long series."""
     seed: Seed = 0
-    """Of the draw of the validation sequences."""
+    """Of the draw of the validation sequences, and of what a named dataset generates."""
+    variant: str | None = None
+    """Form in which a named dataset is used, such as 'released'; None: its default, see docs/datasets.md."""
+    partial: bool = False
+    """Whether a named dataset that is here only in part will do."""
+    permutation: str | None = None
+    """Order of the pixels of 'pmnist', such as 'nnrnn' or 'torch-12008'; None: 'urnn'."""
+    length: Count | None = None
+    """Steps of a sequence of 'mnist-rows', 'copy' or 'adding'; None: the dataset's."""
 
 
 class TaskConfig(Section):
     """What is asked of the model."""
 
     name: Task | None = None
-    """classify or forecast; None: what the data is for."""
+    """classify, forecast or predict-next; None: what the data is for."""
     horizon: Count | None = None
     """Steps to forecast; None: the dataset's."""
     context_length: Count | None = None
@@ -112,12 +132,33 @@ class ModelConfig(Section):
     """Layers, one above the other."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of a layer's outputs zeroed before the next layer, in training only."""
-    readout: Literal["last", "mean", "max"] = "last"
-    """What the head sees of the outputs over time."""
-    scaling: Literal["standard", "window"] = "standard"
-    """By mean and deviation of the training data, or also by those of the sequence so far."""
+    readout: Literal["last", "mean", "max", "all"] | None = None
+    """What the head sees of the outputs over time, 'all': the three side by side; None: recommended."""
+    patch_size: Count | None = None
+    """Samples that the first layer sees at once; None: recommended."""
+    patch_stride: Count | None = None
+    """Samples after which the layers advance by one step; None: recommended, or patch_size where that is given."""
+    patch_embedding: Annotated[int, Field(ge=0)] | None = None
+    """Length of the vector that a patch is turned into by a linear map and a GELU, 0 for none; None: recommended."""
+    members: Count = 1
+    """Networks side by side that differ by their first weights, whose answers are averaged."""
+    head_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of what the head reads zeroed in training; None: recommended."""
+    head: Literal["direct", "recursive"] = "direct"
+    """Of a forecast: all steps at once, or one, from which the next is made by taking the forecast for a value."""
+    skip: Literal["none", "linear"] | None = None
+    """Of a forecast: a linear map of the context beside the layers; None: recommended."""
+    skip_strength: Positive = 0.01
+    """Ridge penalty of the linear skip's first weights, as a share of the mean square of a scaled value."""
+    scaling: Literal["standard", "window", "context"] | None = None
+    """By mean and deviation of the training data, or also by those of the sequence so far (window), or of the last
+    steps of the context (context); None: recommended."""
     window: Annotated[int, Field(ge=2)] | None = None
-    """Steps that the scaling 'window' remembers; None: the context, or the longest sequence."""
+    """Steps that the scalings 'window' and 'context' remember; None: the context, or the longest sequence."""
+    season: Count | None = None
+    """Steps of a season for the scaling 'context'; None: the data's, where it fits twice into the window, else 1."""
+    log: bool | None = None
+    """Whether the scaling 'context' takes logarithms; None: where all values are positive, some ten times others."""
     mask_channel: Literal[True, False, "auto"] = "auto"
     """Whether the network is told which values are missing; auto: if any is in training."""
     time: Literal["auto", "dt", "ignore"] = "auto"
@@ -126,13 +167,29 @@ class ModelConfig(Section):
     """The regular step, dt=1, in the unit of the data's time stamps; None: the median of the training file."""
     max_dt: Annotated[float, Field(ge=1)] | None = None
     """Longest time between two steps that the model takes, in regular steps; None: the longest in the data."""
+    embedding_size: Annotated[int, Field(ge=0)] | None = None
+    """Length of the learned vector that stands for a token, 0 for a unit vector; None: 0 for up to 256 different
+    tokens, else hidden_size."""
+    predict_change: bool = False
+    """Whether numbers of the next step are answered as the change from the last observed ones."""
     cell_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the cell; see `stablernn cells show`."""
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
-        if self.window is not None and self.scaling != "window":
-            raise ValueError(f"model.window is only used by the scaling 'window', got model.scaling='{self.scaling}'.")
+        users = {"window": ("window", "context"), "season": ("context",), "log": ("context",)}
+        for key, kinds in users.items():
+            if getattr(self, key) not in (None, False) and self.scaling not in (None, *kinds):
+                raise ValueError(
+                    f"model.{key} is only used by the scaling{'s'[: len(kinds) - 1]} "
+                    f"{' and '.join(map(repr, kinds))}, got model.scaling='{self.scaling}'."
+                )
+        size, stride = self.patch_size, self.patch_stride
+        if size is not None and stride is not None and stride > size:
+            raise ValueError(
+                "model.patch_stride is at most model.patch_size, so that no sample is skipped, got "
+                f"{stride} and {size}."
+            )
         if self.time == "ignore" and (self.time_step is not None or self.max_dt is not None):
             raise ValueError("model.time_step and model.max_dt are not used where model.time is 'ignore'.")
         if self.dropout and self.num_layers == 1:
@@ -164,13 +221,41 @@ class TrainingConfig(Section):
     """Of sgd and rmsprop; None: recommended."""
     schedule: ScheduleName | None = None
     """Course of the learning rate; None: recommended. one-cycle ends near 0, which is all there is of it in a run of a
-    single step; for that take constant."""
+    single step; for that take constant. plateau drops it after every epoch whose validation metric is no better than
+    the best so far."""
     step_epochs: Count | None = None
     """Epochs between two drops of the schedule 'step'; None: a third of the run."""
     lr_decay: Share | None = None
-    """Factor of a drop of the schedule 'step'; None: 0.1."""
+    """Factor of a drop of the schedules 'step' and 'plateau'; None: 0.1 and 0.5."""
     clip_norm: Annotated[float, Field(ge=0)] | None = None
-    """Largest l2 norm of the whole gradient, 0 for no clipping; None: recommended, which is none for most cells."""
+    """Largest l2 norm of the gradient, of each member's where there are several, 0 for no clipping; None: recommended,
+    which is none for most cells."""
+    refit: bool = False
+    """Whether to train on the validation split as well and keep the weights after the last step, with nothing to choose
+    them by: for small data, where a hold-out is a coin toss."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of a label that is spread over all classes."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """How much a sequence counts: all the same, or each class as much as any other."""
+    time_warp: Annotated[float, Field(ge=0, lt=0.5)] | None = None
+    """How far half of the training sequences are stretched and squeezed in time at random, as a share of their length;
+    0: not at all. None: recommended."""
+    jitter: Annotated[float, Field(ge=0)] | None = None
+    """Standard deviation of the noise on the values of training sequences, as a share of that of the data; None:
+    recommended."""
+    rescale: Annotated[float, Field(ge=0)] | None = None
+    """Standard deviation of the factor by which training sequences are made larger or smaller; None: recommended."""
+    warm_up: Annotated[int, Field(ge=0)] | None = None
+    """Steps by which the contexts that a forecast is trained on are longer, at random up to this, so that a state that
+    has seen a long stream is one that the model knows; None: recommended."""
+    skip_lr: Annotated[float, Field(ge=0)] | None = None
+    """Learning rate of a forecast's linear skip, 0 to leave it as it was first fitted; None: a thirtieth of lr."""
+    calibrate: bool | None = None
+    """Whether, after training, the validation split sets the temperature of probabilities, or moves a forecast's
+    quantiles so that they cover what they say; None: where there are such a split and such answers."""
+    bptt_steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps after which the gradient of the task 'predict-next' is cut off while the state goes on; 0: whole sequences.
+    None: recommended for the dataset, else 150 for running text and 0 for sequences."""
     patience: Count | None = None
     """Epochs without a better validation metric after which training stops; None: never."""
     seed: Seed = 0
@@ -192,10 +277,16 @@ class TrainingConfig(Section):
                 f"training.momentum is only used by the optimizers 'sgd' and 'rmsprop', "
                 f"got training.optimizer='{self.optimizer}'."
             )
-        for key in ("step_epochs", "lr_decay"):
-            if getattr(self, key) is not None and self.schedule not in (None, "step"):
+        if self.refit and (self.patience is not None or self.schedule == "plateau" or self.calibrate):
+            raise ValueError(
+                "training.refit leaves no validation split, which training.patience, training.calibrate and 'plateau' "
+                "need."
+            )
+        for key, users in (("step_epochs", ("step",)), ("lr_decay", ("step", "plateau"))):
+            if getattr(self, key) is not None and self.schedule not in (None, *users):
                 raise ValueError(
-                    f"training.{key} is only used by the schedule 'step', got training.schedule='{self.schedule}'."
+                    f"training.{key} is only used by the schedule{'s'[: len(users) - 1]} "
+                    f"{' and '.join(map(repr, users))}, got training.schedule='{self.schedule}'."
                 )
         return self
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from stablernn.data.windows import Samples
 from stablernn.errors import DataError
 from stablernn.metrics import (
     classification_metrics,
+    drift,
     forecast_metrics,
     quantile_metrics,
     ratio,
@@ -25,6 +26,7 @@ from stablernn.metrics import (
     seasonal_scale,
 )
 from stablernn.models import SequenceModel
+from stablernn.training.baselines import Baselines
 
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]
@@ -59,28 +61,98 @@ class Source(Protocol):
     def gather(self, indices: npt.NDArray[np.int64]) -> Samples: ...
 
 
+class StateName(NamedTuple):
+    """One tensor of a model's state: the name by which it enters and leaves, and what it is."""
+
+    input: str
+    output: str
+    role: str
+
+
 class TorchPredictor:
-    """A torch model as a predictor: evaluation mode, no gradients, on the device where the model is."""
+    """A torch model as a predictor: evaluation mode, no gradients, on the device where the model is.
+
+    Attributes:
+        model: The model.
+        states: Names of its states, as in an exported graph.
+    """
 
     def __init__(self, model: SequenceModel) -> None:
         self.model = model
+        self.input_name = model.input_name
+        self.patch_stride = model.patches.stride
+        roles = [role for role, _ in model.state_roles()]
+        self.states = [StateName(f"state_{n}", f"state_{n}_out", role) for n, role in enumerate(roles)]
 
-    def run_numpy(self, x: Array, lengths: Array | None = None, *, dt: Array | None = None) -> Outputs:
-        device = next(self.model.parameters()).device
+    def run_numpy(self, x: Array, lengths: Array | None = None, **further: Array | None) -> Outputs:
+        return self._run(x, lengths, None, further)[0]
+
+    def run_sequence(
+        self,
+        x: Array,
+        lengths: Array | None = None,
+        state: Mapping[str, Array] | None = None,
+        **further: Array | None,
+    ) -> Outputs:
+        """:meth:`run_numpy` from a state on, with the state after the last step among the outputs.
+
+        Args:
+            x: As :meth:`run_numpy` takes it.
+            lengths: Likewise.
+            state: What :meth:`next_state` gave; zeros when omitted.
+            further: What else the model takes: ``dt``, ``static``, ``future``.
+        """
+        given = None if state is None else tuple(self._tensor(state[name.input]) for name in self.states)
+        outputs, final = self._run(x, lengths, given, further)
+        return outputs | {name.output: _numpy(value) for name, value in zip(self.states, final, strict=True)}
+
+    def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The states among the outputs, under the names by which they enter."""
+        return {name.input: outputs[name.output] for name in self.states}
+
+    def _run(
+        self, x: Array, lengths: Array | None, state: tuple[Tensor, ...] | None, further: Mapping[str, Array | None]
+    ) -> tuple[Outputs, tuple[Tensor, ...]]:
+        options: dict[str, Any] = {name: self._tensor(value) for name, value in further.items() if value is not None}
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad():
-            outputs, _ = self.model.run(
-                torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).to(device),
-                None if lengths is None else torch.from_numpy(np.asarray(lengths, dtype=np.int64)).to(device),
-                dt=None if dt is None else torch.from_numpy(np.asarray(dt, dtype=np.float32)).to(device),
+            outputs, final = self.model.run(
+                self._tensor(x, np.int64 if self.model.input_name == "tokens" else np.float32),
+                None if lengths is None else self._tensor(lengths, np.int64),
+                state,
+                **options,
             )
         self.model.train(was_training)
-        return {name: _numpy(value) for name, value in outputs.items()}
+        return {name: _numpy(value) for name, value in outputs.items()}, final
+
+    def _tensor(self, values: Array, dtype: npt.DTypeLike = np.float32) -> Tensor:
+        device = next(self.model.parameters()).device
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device)
 
 
 def _numpy(value: Tensor) -> Array:
     return np.asarray(value.cpu().numpy())
+
+
+class Continuing(Protocol):
+    """A predictor that can go on from the state in which a sequence left it."""
+
+    @property
+    def states(self) -> Sequence[Any]:
+        """What has ``input``, ``output`` and ``role`` for each tensor of the state."""
+        ...
+
+    @property
+    def patch_stride(self) -> int:
+        """Samples after which the state moves on."""
+        ...
+
+    def run_sequence(
+        self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None, **further: Array
+    ) -> Outputs: ...
+
+    def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]: ...
 
 
 def predict(predictor: Predictor, source: Source, *, batch_size: int = BATCH_SIZE) -> Outputs:
@@ -89,9 +161,14 @@ def predict(predictor: Predictor, source: Source, *, batch_size: int = BATCH_SIZ
     with kept_weights(predictor.model) if isinstance(predictor, TorchPredictor) else nullcontext():
         for start in range(0, len(source), batch_size):
             batch = source.gather(np.arange(start, min(start + batch_size, len(source))))
-            timed = {} if batch.dt is None else {"dt": batch.dt}
-            parts.append(predictor.run_numpy(batch.x, batch.lengths, **timed))
+            parts.append(predictor.run_numpy(batch.x, batch.lengths, **further_inputs(batch)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+
+
+def further_inputs(batch: Samples) -> dict[str, Array]:
+    """What samples bring beside values and lengths, by name: ``dt``, ``static``, ``future``, as far as they have it."""
+    found = batch._asdict()
+    return {name: value for name, value in found.items() if name not in ("x", "lengths", "y") and value is not None}
 
 
 def evaluate(
@@ -116,21 +193,36 @@ def evaluate(
         batch_size: Samples that are predicted at once.
 
     Returns:
-        Classify: see :func:`stablernn.metrics.classification_metrics`. Forecast: see
+        Classify: see :func:`stablernn.metrics.classification_metrics`; ``ridge`` and ``majority`` with the scores of
+        :class:`stablernn.training.baselines.Baselines` on the same sequences. Forecast: see
         :func:`stablernn.metrics.forecast_metrics` and :func:`stablernn.metrics.quantile_metrics`, over all windows of
-        the split in raw units; ``seasonal_naive`` and ``naive`` with the scores of these two forecasts on the same
-        windows; ``relative_mae``, the MAE over that of the seasonal naive forecast.
+        the split in raw units; ``seasonal_naive``, ``naive`` and ``drift`` with the scores of these forecasts on the
+        same windows; ``relative_mae``, the MAE over that of the seasonal naive forecast.
 
     Raises:
         UnknownNameError: If there is no split of that name.
         DataError: If the split is empty, or the data is not of the kind that the predictor was trained on.
     """
+    scorer = open_split(data, split, quantiles=quantiles, labels=labels, features=features)
+    scores = scorer.score(predict(predictor, scorer.source, batch_size=batch_size))
+    return scores | Baselines(data).scores(split) if isinstance(data, ClassificationData) else scores
+
+
+def open_split(
+    data: Data,
+    split: str,
+    *,
+    quantiles: Sequence[float] | None = None,
+    labels: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+) -> Scorer:
+    """A split with something in it, of the kind that a predictor was trained on; see :func:`evaluate`."""
     if features is not None:
         _check_features(data, tuple(features))
     scorer = Scorer(data, split, quantiles=quantiles, labels=labels)
     if not scorer.samples:
         raise DataError(f"The split '{split}' of '{data.name}' is empty. Choose another split.")
-    return scorer.score(predict(predictor, scorer.source, batch_size=batch_size))
+    return scorer
 
 
 def _check_features(data: Data, expected: tuple[str, ...]) -> None:
@@ -162,6 +254,13 @@ class Scorer:
         quantiles: Levels of the quantiles that predictions bring; None where they bring none.
         labels: The classes in the order of the predictions; None: those of the data.
 
+        windows: Of a forecast: the numbers of the windows that are scored, increasing; None: all of the split.
+
+    Attributes:
+        source: What is predicted, in the order of the truth.
+        truth: (samples,) class numbers, or (windows, horizon, targets).
+        naive: Scores of the naive forecasts; empty for a classification.
+
     Raises:
         UnknownNameError: If there is no split of that name.
         DataError: If the data has no such split, or a class that is not among ``labels``.
@@ -176,6 +275,7 @@ class Scorer:
         *,
         quantiles: Sequence[float] | None = None,
         labels: Sequence[str] | None = None,
+        windows: Array | None = None,
     ) -> None:
         self._data = data
         self._quantiles = tuple(quantiles or ())
@@ -186,22 +286,15 @@ class Scorer:
             self.classes = tuple(labels if labels is not None else data.labels)
             self.truth: Array = _relabelled(chosen.y, data, self.classes)
             return
-        windows = data.windows(split)
-        self.source = windows
-        self.truth = windows.truth(np.arange(len(windows)))
-        origins = np.array(windows.origins, dtype=np.int64).reshape(-1, 2)
-        self._series = origins[:, 0]
-        # Windows are numbered series by series, so that each series' are a slice.
-        numbers, first = np.unique(self._series, return_index=True)
-        slices = [slice(start, stop) for start, stop in zip(first, [*first[1:], len(origins)], strict=True)]
+        found = data.windows(split)
+        numbers = np.arange(len(found)) if windows is None else windows
+        self.source = found if windows is None else Chosen(found, numbers)
+        self.truth = found.truth(numbers)
+        self._origins = np.array(found.origins, dtype=np.int64).reshape(-1, 2)[numbers]
         targets = list(data.target_indices)
         self._scale = np.stack([seasonal_scale(values[:, targets], data.season) for values in data.training_values()])
-        for name, season in (("seasonal_naive", data.season), ("naive", 1)):
-            mean = np.empty(self.truth.shape)
-            for number, mine in zip(numbers, slices, strict=True):
-                values = data.series[number].values[:, targets]
-                mean[mine] = seasonal_naive(values, origins[mine, 1], season=season, horizon=data.horizon)
-            self.naive[name] = self._forecast(mean)
+        for name in ("seasonal_naive", "naive", "drift"):
+            self.naive[name] = self.part({"mean": self.naive_forecast(name)})
 
     @property
     def samples(self) -> int:
@@ -223,14 +316,67 @@ class Scorer:
                 f"'{self._data.name}' was loaded for a horizon of {self.truth.shape[1]} and "
                 f"{_count(self.truth.shape[2], 'target')}, the model answers {mean.shape[1]} and {mean.shape[2]}."
             )
-        scores: dict[str, Any] = self._forecast(mean)
-        if self._quantiles:
-            scores |= quantile_metrics(outputs["quantiles"], self.truth, self._quantiles)
+        scores: dict[str, Any] = self.part(outputs)
         scores["relative_mae"] = ratio(scores["mae"], self.naive["seasonal_naive"]["mae"], zero=1.0)
         return scores | self.naive
 
-    def _forecast(self, mean: Array) -> dict[str, float]:
-        return forecast_metrics(mean, self.truth, scale=self._scale, series=self._series)
+    def naive_forecast(self, name: str) -> npt.NDArray[np.float64]:
+        """One of the forecasts ``seasonal_naive``, ``naive`` and ``drift`` of all windows, as the truth's shape."""
+        assert isinstance(self._data, ForecastData)
+        targets, horizon = list(self._data.target_indices), self._data.horizon
+        mean = np.empty(self.truth.shape)
+        for number, mine in self.series_slices():
+            values, ends = self._data.series[number].values[:, targets], self._origins[mine, 1]
+            if name == "drift":
+                mean[mine] = drift(values, ends, horizon=horizon)
+            else:
+                season = self._data.season if name == "seasonal_naive" else 1
+                mean[mine] = seasonal_naive(values, ends, season=season, horizon=horizon)
+        return mean
+
+    def series_slices(self) -> Iterator[tuple[int, slice]]:
+        """Each series that has windows, and where these are: windows are numbered series by series."""
+        numbers, first = np.unique(self._origins[:, 0], return_index=True)
+        for number, start, stop in zip(numbers, first, [*first[1:], len(self._origins)], strict=True):
+            yield int(number), slice(int(start), int(stop))
+
+    def part(
+        self,
+        outputs: Outputs,
+        windows: slice = slice(None),
+        steps: slice = slice(None),
+        targets: slice = slice(None),
+    ) -> dict[str, float]:
+        """Scores of some windows, steps and targets of a forecast, without those of the naive ones.
+
+        Outputs without ``quantiles`` are scored by their mean alone.
+        """
+        truth = self.truth[windows, steps, targets]
+        number, series = np.unique(self._origins[windows, 0], return_inverse=True)
+        scale = self._scale[number][:, targets]
+        scores = forecast_metrics(outputs["mean"][windows, steps, targets], truth, scale=scale, series=series)
+        if self._quantiles and "quantiles" in outputs:
+            scores |= quantile_metrics(outputs["quantiles"][windows, steps, targets], truth, self._quantiles)
+        return scores
+
+
+class Chosen:
+    """Some samples of a source, numbered anew.
+
+    Args:
+        source: All of them.
+        numbers: int64 (samples,), which.
+    """
+
+    def __init__(self, source: Source, numbers: npt.NDArray[np.int64]) -> None:
+        self._source = source
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def gather(self, indices: npt.NDArray[np.int64]) -> Samples:
+        return self._source.gather(self._numbers[indices])
 
 
 def _relabelled(y: Array, data: ClassificationData, labels: tuple[str, ...]) -> Array:

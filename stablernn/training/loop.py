@@ -10,7 +10,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
@@ -21,13 +21,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from stablernn.data.windows import Samples, WindowSet
 from stablernn.errors import ConfigError, TrainingError
-from stablernn.models import SequenceModel
-from stablernn.tasks import Batch, task_for
+from stablernn.models import SequenceModel, States
+from stablernn.tasks import Batch, PredictNextTask, Task, task_for
 from stablernn.training.checkpoint import Checkpoint, optimizer_state, restore_optimizer
 from stablernn.training.config import TrainingConfig
 from stablernn.training.evaluate import Scorer, Source, TorchPredictor, predict
-from stablernn.training.optim import build_optimizer, build_schedule
+from stablernn.training.evaluate_steps import StepScorer
+from stablernn.training.feed import Feed, Piece
+from stablernn.training.optim import Plateau, build_optimizer, build_schedule
 
 SAVE_SECONDS = 300.0
 """Longest time between two saves inside an epoch: what a power cut may cost."""
@@ -77,7 +80,9 @@ class Position:
     lr: float = 0.0
     """Of the last step."""
     loss_sum: float = 0.0
-    """Sum over the samples of the unfinished epoch."""
+    """Sum over the samples of the unfinished epoch, or over the numbers that were predicted."""
+    seen: int = 0
+    """How many these are."""
     metric: float | None = None
     best: float | None = None
     best_epoch: int = 0
@@ -93,31 +98,41 @@ class Batches:
     Args:
         source: Numbered samples.
         device: Where the tensors go.
+        keep: Whether samples are gathered once, if they are not too many.
     """
 
-    def __init__(self, source: Source, device: torch.device) -> None:
+    def __init__(self, source: Source, device: torch.device, *, keep: bool = True) -> None:
         self._source = source
         self._device = device
         self._whole: Batch | None = None
         one = source.gather(np.arange(min(1, len(source))))
-        if (one.x.nbytes + one.y.nbytes) * len(source) <= _GATHERED_BYTES:
+        if keep and (one.x.nbytes + one.y.nbytes) * len(source) <= _GATHERED_BYTES:
             self._whole = self._gather(np.arange(len(source)))
 
     def __len__(self) -> int:
         return len(self._source)
+
+    def take_longer(self, indices: Tensor, extra: int, multiple: int) -> Batch:
+        """Windows with longer contexts, see :meth:`WindowSet.gather_longer`."""
+        assert isinstance(self._source, WindowSet)
+        return _cut(self._moved(self._source.gather_longer(indices.numpy(), extra, multiple)))
 
     def take(self, indices: Tensor) -> Batch:
         """The samples with these numbers, an int64 tensor on the CPU."""
         if self._whole is None:
             return _cut(self._gather(indices.numpy()))
         chosen = indices.to(self._device)
-        x, lengths, y, dt = self._whole
-        return _cut(Batch(x[chosen], lengths[chosen], y[chosen], None if dt is None else dt[chosen]))
+        x, lengths, y, *further = self._whole
+        rest = (None if part is None else part[chosen] for part in further)
+        return _cut(Batch(x[chosen], lengths[chosen], y[chosen], *rest))
 
     def _gather(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Batch:
-        *arrays, dt = self._source.gather(indices)
-        x, lengths, y = (torch.from_numpy(array).to(self._device) for array in arrays)
-        return Batch(x, lengths, y, None if dt is None else torch.from_numpy(dt).to(self._device))
+        return self._moved(self._source.gather(indices))
+
+    def _moved(self, found: Samples) -> Batch:
+        x, lengths, y = (torch.from_numpy(part).to(self._device) for part in found[:3])
+        rest = (None if part is None else torch.from_numpy(part).to(self._device) for part in found[3:])
+        return Batch(x, lengths, y, *rest)
 
 
 def _cut(batch: Batch) -> Batch:
@@ -127,38 +142,80 @@ def _cut(batch: Batch) -> Batch:
     return batch._replace(x=batch.x[:, :longest], dt=None if batch.dt is None else batch.dt[:, :longest])
 
 
+class SampleFeed(Feed):
+    """Samples of a source, drawn anew into batches each epoch.
+
+    Args:
+        source: Numbered samples.
+        batch_size: Samples in a step.
+        device: Where they go.
+        warm_up: Steps by which the contexts of windows are longer, at random up to this, a number for each batch.
+        multiple: Of what they are longer by whole numbers.
+    """
+
+    def __init__(
+        self, source: Source, batch_size: int, device: torch.device, *, warm_up: int = 0, multiple: int = 1
+    ) -> None:
+        self._warm_up = warm_up // multiple
+        self._multiple = multiple
+        # Longer contexts are cut anew for each batch.
+        self._batches = Batches(source, device, keep=not self._warm_up)
+        self._size = batch_size
+        self._order = torch.arange(len(source))
+        self.steps = math.ceil(len(source) / batch_size)
+
+    def shuffle(self, generator: torch.Generator) -> None:
+        self._order = torch.randperm(len(self._batches), generator=generator)
+
+    def take(self, number: int) -> Piece:
+        chosen = self._order[number * self._size : (number + 1) * self._size]
+        if not self._warm_up:
+            return Piece(self._batches.take(chosen), len(chosen), first=True)
+        extra = self._multiple * int(torch.randint(self._warm_up + 1, ()))
+        return Piece(self._batches.take_longer(chosen, extra, self._multiple), len(chosen), first=True)
+
+
 class Trainer:
     """Fits a model to the samples of a source.
 
     Args:
         model: With its scaling fitted, on the device on which it is to be trained.
-        source: Training samples.
+        source: Training samples, or a feed that cuts them into steps in a way of its own.
         scorer: Of the validation split.
         settings: Resolved settings.
         journal: Receives epochs and checkpoints.
+        task: What it is trained for; the model's, as it comes, when omitted.
 
     Raises:
-        ConfigError: If early stopping is asked for and there is nothing to validate on.
+        ConfigError: If early stopping or the schedule ``plateau`` is asked for and there is nothing to validate on.
     """
 
     def __init__(
-        self, model: SequenceModel, source: Source, scorer: Scorer, settings: TrainingConfig, journal: Journal
+        self,
+        model: SequenceModel,
+        source: Source | Feed,
+        scorer: Scorer | StepScorer,
+        settings: TrainingConfig,
+        journal: Journal,
+        task: Task | None = None,
     ) -> None:
         if settings.patience is not None and not scorer.samples:
             raise ConfigError(
                 f"training.patience needs a validation split and there is none, got patience={settings.patience}."
             )
+        if settings.schedule == "plateau" and not scorer.samples:
+            raise ConfigError("training.schedule='plateau' needs a validation split and there is none.")
         assert settings.batch_size is not None
         self.model = model
         self.settings = settings
         self.position = Position()
-        self.task = task_for(model)
+        self.task = task or task_for(model, scorer.headline if isinstance(scorer, StepScorer) else None)
         self._journal = journal
         self._scorer = scorer
         self._device = next(model.parameters()).device
-        self._batches = Batches(source, self._device)
-        self._size = settings.batch_size
-        self.epoch_steps = math.ceil(len(source) / self._size)
+        self._feed = source if isinstance(source, Feed) else SampleFeed(source, settings.batch_size, self._device)
+        self._carried: States | None = None
+        self.epoch_steps = self._feed.steps
         self.total_steps = settings.max_steps or (settings.epochs or 0) * self.epoch_steps
         self._optimizer = build_optimizer(model.parameter_groups(), settings)
         self._schedule = build_schedule(
@@ -210,14 +267,14 @@ class Trainer:
         return True
 
     def _epoch(self, report: Callable[[Progress], None], stop: threading.Event) -> None:
-        position, size = self.position, self._size
+        position = self.position
         self._shuffle.set_state(self._shuffle_start)
-        order = torch.randperm(len(self._batches), generator=self._shuffle)
+        self._feed.shuffle(self._shuffle)
         started = time.monotonic()
         while position.batch < self.epoch_steps and position.step < self.total_steps:
-            chosen = order[position.batch * size : (position.batch + 1) * size]
-            loss = self._step(self._batches.take(chosen))
-            position.loss_sum += loss * len(chosen)
+            piece = self._feed.take(position.batch)
+            position.loss_sum += self._step(piece) * piece.weight
+            position.seen += piece.weight
             position.batch += 1
             position.step += 1
             report(self._progress())
@@ -236,24 +293,36 @@ class Trainer:
         position.epoch += 1
         position.batch = 0
         position.loss_sum = 0.0
+        position.seen = 0
         self._shuffle_start = self._shuffle.get_state()
         self._save_last()
 
-    def _step(self, batch: Batch) -> float:
+    def _step(self, piece: Piece) -> float:
         self.model.train()
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self.task.loss(self.model, batch)
+        loss = self._loss(piece)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise TrainingError(self._not_finite(value))
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.settings.clip_norm:
-            clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.position.lr = float(self._optimizer.param_groups[0]["lr"])
+        # A stretch of sequences without any target only moves the state.
+        if piece.weight:
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self.settings.clip_norm:
+                for parameters in self.model.member_parameters():
+                    clip_grad_norm_(parameters, self.settings.clip_norm)
         self._optimizer.step()
         self.model.after_step(self.position.step + 1, self.total_steps)
         self._schedule.step()
         return value
+
+    def _loss(self, piece: Piece) -> Tensor:
+        if not isinstance(self.task, PredictNextTask):
+            return self.task.loss(self.model, piece.batch)
+        rows = len(piece.batch.x)
+        before = None if piece.first or self._carried is None else tuple(state[:rows] for state in self._carried)
+        loss, self._carried = self.task.follow(self.model, piece.batch, before)
+        return loss
 
     def _not_finite(self, value: float) -> str:
         position, rate = self.position, self._optimizer.param_groups[0]["lr"]
@@ -275,25 +344,32 @@ class Trainer:
         position, name = self.position, self.task.headline
         scores: dict[str, Any] = {}
         if self._scorer.samples:
-            scores = self._scorer.score(predict(TorchPredictor(self.model), self._scorer.source))
+            scores = self._scores()
         position.metric = scores.get(name)
         if self._is_best(position.metric):
             position.best = position.metric
             position.best_epoch, position.best_step = self.epochs_begun, position.step
             self._best = {key: value.detach().clone() for key, value in self.model.state_dict().items()}
             self._journal.save("best", self.best())
-        samples = min(position.batch * self._size, len(self._batches))
+        if isinstance(self._schedule, Plateau):
+            self._schedule.validated(is_better=position.stale == 0)
         self._journal.record(
             {
                 "epoch": self.epochs_begun,
                 "step": position.step,
                 "lr": position.lr,
-                "train_loss": position.loss_sum / samples,
+                "train_loss": position.loss_sum / max(1, position.seen),
                 "validation": {key: value for key, value in scores.items() if key not in self._scorer.naive},
                 "seconds": round(position.seconds, 3),
             }
         )
         report(self._progress())
+
+    def _scores(self) -> dict[str, Any]:
+        predictor = TorchPredictor(self.model)
+        if isinstance(self._scorer, StepScorer):
+            return self._scorer.score_of(predictor)
+        return self._scorer.score(predict(predictor, self._scorer.source))
 
     def _is_best(self, metric: float | None) -> bool:
         """Whether to keep these weights. A tie goes to the later epoch, but counts as no progress."""
@@ -310,13 +386,12 @@ class Trainer:
 
     def _progress(self) -> Progress:
         position = self.position
-        samples = max(1, min(position.batch * self._size, len(self._batches)))
         return Progress(
             epoch=self.epochs_begun,
             epochs=math.ceil(self.total_steps / self.epoch_steps),
             step=position.step,
             total_steps=self.total_steps,
-            loss=position.loss_sum / samples,
+            loss=position.loss_sum / max(1, position.seen),
             metric_name=self.task.headline,
             metric=position.metric,
             best=position.best,
@@ -326,8 +401,12 @@ class Trainer:
         self._journal.save("last", self.checkpoint())
         self._saved_at = time.monotonic()
 
-    def best(self) -> Checkpoint:
-        """The weights with the best validation metric; without a validation split the latest ones."""
+    def best(self, weights: Mapping[str, Tensor] | None = None) -> Checkpoint:
+        """The weights with the best validation metric; without a validation split the latest ones.
+
+        Args:
+            weights: What calibration made of them, in their place.
+        """
         state = {
             "model": self.model.config(),
             "epoch": self.position.best_epoch,
@@ -335,7 +414,7 @@ class Trainer:
             "metric": self.task.headline,
             "value": self.position.best,
         }
-        return Checkpoint({f"model.{name}": value for name, value in self._best.items()}, state)
+        return Checkpoint({f"model.{name}": value for name, value in (weights or self._best).items()}, state)
 
     def checkpoint(self) -> Checkpoint:
         """All that the steps to come depend on."""
@@ -343,6 +422,7 @@ class Trainer:
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self._best.items()}
         tensors |= {f"optimizer.{name}": value for name, value in moments.items()}
+        tensors |= {f"carried.{number}": state for number, state in enumerate(self._carried or ())}
         tensors |= {"random.shuffle": self._shuffle_start, "random.cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self._device)
@@ -361,6 +441,10 @@ class Trainer:
         self._schedule.load_state_dict(checkpoint.state["schedule"])
         self.position = Position(**checkpoint.state["position"])
         self._best = {name: value.to(self._device) for name, value in checkpoint.group("best").items()}
+        carried = checkpoint.group("carried")
+        # Copied, since a product may round in another way where a tensor lies at an address of the file's.
+        states = (carried[str(number)].to(self._device, copy=True) for number in range(len(carried)))
+        self._carried = tuple(states) or None
         random = checkpoint.group("random")
         self._shuffle_start = random["shuffle"]
         torch.set_rng_state(random["cpu"])

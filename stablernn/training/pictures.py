@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn.data import ClassificationData, ForecastData, WindowSet
-from stablernn.metrics import confusion_matrix, seasonal_naive
+from stablernn.metrics import classification_metrics, confusion_matrix, reliability, seasonal_naive
 from stablernn.training.evaluate import Outputs, Scorer
-from stablernn.training.plots import plot_confusion, plot_forecast, plot_loss, plot_metric
+from stablernn.training.plots import plot_confusion, plot_forecast, plot_loss, plot_metric, plot_reliability
 
 
 def draw_curves(folder: Path, records: Sequence[dict[str, Any]], headline: str, best_epoch: int, run: str) -> None:
@@ -32,45 +32,85 @@ def draw_predictions(
     levels: Sequence[float],
     split: str,
 ) -> None:
-    """``confusion.png`` of a split, or ``forecast.png`` of its last window."""
+    """``confusion.png`` and ``reliability.png`` of a split, or ``forecast.png`` of its last window."""
     if isinstance(data, ClassificationData):
-        predicted = outputs["probabilities"].argmax(axis=1)
-        counts = confusion_matrix(predicted, scorer.truth, len(scorer.classes))
-        share = float((predicted == scorer.truth).mean())
-        title = f"{data.name}, {split}: {share:.1%} of {len(predicted)} right"
-        plot_confusion(folder / "confusion.png", counts, scorer.classes, title=title)
+        draw_confusion(folder / "confusion.png", data, scorer, outputs, split)
+        draw_reliability(folder / "reliability.png", data, scorer, outputs, split)
         return
-    _draw_forecast(folder / "forecast.png", data, scorer, outputs, levels, split)
+    last = {name: values[-1] for name, values in outputs.items()}
+    draw_forecast(folder / "forecast.png", data, split, len(data.windows(split)) - 1, last, levels)
 
 
-def _draw_forecast(
-    path: Path, data: ForecastData, scorer: Scorer, outputs: Outputs, levels: Sequence[float], split: str
+def draw_confusion(path: Path, data: ClassificationData, scorer: Scorer, outputs: Outputs, split: str) -> None:
+    """The confusion matrix of a split."""
+    predicted = outputs["probabilities"].argmax(axis=1)
+    counts = confusion_matrix(predicted, scorer.truth, len(scorer.classes))
+    share = float((predicted == scorer.truth).mean())
+    title = f"{data.name}, {split}: {share:.1%} of {len(predicted)} right"
+    plot_confusion(path, counts, scorer.classes, title=title)
+
+
+def draw_reliability(path: Path, data: ClassificationData, scorer: Scorer, outputs: Outputs, split: str) -> None:
+    """Stated probabilities of a split against the share that is right; nothing where one is not finite."""
+    probabilities = outputs["probabilities"]
+    if np.isfinite(probabilities).all():
+        table = reliability(probabilities, scorer.truth)
+        ece = classification_metrics(probabilities, scorer.truth)["ece"]
+        plot_reliability(path, table, ece=ece, title=f"{data.name}, {split}")
+
+
+def draw_forecast(
+    path: Path,
+    data: ForecastData,
+    split: str,
+    number: int,
+    outputs: Outputs,
+    levels: Sequence[float],
+    target: int = 0,
 ) -> None:
-    windows = scorer.source
-    assert isinstance(windows, WindowSet)
-    number, end = windows.origins[-1]
-    series, target = data.series[number], data.target_indices[0]
-    window = windows.gather(np.array([len(windows) - 1]))
+    """One window of a split: what was seen, what came, what was forecast.
+
+    Args:
+        path: Where the picture goes.
+        data: What was forecast.
+        split: Of the window.
+        number: Of the window in the split.
+        outputs: ``mean`` (horizon, targets) and, where there are levels, ``quantiles`` (horizon, targets, levels).
+        levels: Of the quantiles.
+        target: Which target is drawn, by its position.
+    """
+    windows = data.windows(split)
+    chosen, end = windows.origins[number]
+    series, channel = data.series[chosen], data.target_indices[target]
+    window = windows.gather(np.array([number]))
     begin, stop = end - data.context_length, end + data.horizon
-    naive = seasonal_naive(series.values[:, [target]], np.array([end]), season=data.season, horizon=data.horizon)
+    naive = seasonal_naive(series.values[:, [channel]], np.array([end]), season=data.season, horizon=data.horizon)
     interval, coverage = None, None
     if levels and levels[0] < 0.5:
-        quantiles = outputs["quantiles"][-1, :, 0]
+        quantiles = outputs["quantiles"][:, target]
         interval, coverage = (quantiles[:, 0], quantiles[:, -1]), levels[-1] - levels[0]
-    # One series of a file has the file's name already.
-    name = data.name if len(data.series) == 1 else f"{data.name}, {series.unique_id}"
     plot_forecast(
         path,
-        history=window.x[0, :, target],
-        truth=window.y[0, :, 0],
-        mean=outputs["mean"][-1, :, 0],
+        history=window.x[0, :, channel],
+        truth=window.y[0, :, target],
+        mean=outputs["mean"][:, target],
         naive=naive[0, :, 0],
         times=_times(series.ds[begin:stop]),
         interval=interval,
         coverage=coverage,
-        ylabel=data.targets[0],
-        title=f"{name}: the last {split} window",
+        ylabel=data.targets[target],
+        title=_window_title(data, split, windows, number),
     )
+
+
+def _window_title(data: ForecastData, split: str, windows: WindowSet, number: int) -> str:
+    series = windows.origins[number][0]
+    same = [other for other, (owner, _) in enumerate(windows.origins) if owner == series]
+    # One series of a file has the file's name already.
+    name = data.name if len(data.series) == 1 else f"{data.name}, {data.series[series].unique_id}"
+    if number == same[-1]:
+        return f"{name}: the last {split} window"
+    return f"{name}: {split} window {same.index(number) + 1} of {len(same)}"
 
 
 def _times(stamps: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -86,6 +86,64 @@ def plot_confusion(path: Path, counts: Array, labels: Sequence[str], *, title: s
     _save(figure, path)
 
 
+def plot_reliability(path: Path, table: dict[str, Array], *, ece: float, title: str) -> None:
+    """How often the predicted class is right at each stated probability, and how many samples state it.
+
+    Args:
+        path: Where the picture goes.
+        table: What :func:`stablernn.metrics.reliability` gives.
+        ece: The expected calibration error, which is written above.
+        title: What is shown.
+    """
+    figure = Figure(figsize=(5.4, 6), layout="constrained")
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    bins = len(table["samples"])
+    middle = (np.arange(bins) + 0.5) / bins
+    _style(axes, title)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="stated = right")
+    filled = table["samples"] > 0
+    accuracy, confidence = table["accuracy"][filled], table["confidence"][filled]
+    axes.bar(middle[filled], accuracy, width=0.92 / bins, color=BLUE, alpha=0.35, linewidth=0)
+    axes.plot(confidence, accuracy, color=BLUE, marker="o", markersize=5, label="measured")
+    axes.set_ylabel("share that is right")
+    axes.set_ylim(0, 1.02)
+    axes.set_title(f"ECE {ece:.3f}", loc="right", color=ORANGE, fontsize=9)
+    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    _style(below, "")
+    below.bar(middle, table["samples"], width=0.92 / bins, color=GREY, linewidth=0)
+    below.set_ylabel("samples")
+    below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    below.set_xlabel("probability of the predicted class")
+    below.set_xlim(0, 1)
+    _save(figure, path)
+
+
+def plot_early(path: Path, rows: Sequence[Record], *, majority: float | None, title: str) -> None:
+    """Accuracy and macro F1 against the share of each sequence that was seen.
+
+    Args:
+        path: Where the picture goes.
+        rows: What :func:`stablernn.training.early.early` gives.
+        majority: Accuracy of the most frequent class, drawn as a floor where it is known.
+        title: What is shown.
+    """
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    _style(axes, title)
+    shares = [100 * row["share"] for row in rows]
+    for name, color, marker in (("accuracy", BLUE, "o"), ("macro_f1", GREEN, "s")):
+        axes.plot(shares, [row[name] for row in rows], color=color, marker=marker, markersize=4, label=_words(name))
+    if majority is not None:
+        axes.axhline(majority, color=GREY, linewidth=1, linestyle=":", label="most frequent class")
+    axes.set_xlabel("share of the sequence seen, %")
+    axes.set_ylabel("score")
+    axes.set_xlim(0, 102)
+    axes.set_ylim(0, 1.15)  # room for the legend
+    axes.set_yticks(np.arange(6) / 5)
+    axes.legend(loc="upper left", frameon=False, ncols=3, fontsize=9)
+    _save(figure, path)
+
+
 def plot_forecast(
     path: Path,
     *,
@@ -139,6 +197,10 @@ def _style(axes: Axes, title: str) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def _words(name: str) -> str:
+    return {"macro_f1": "macro F1"}.get(name, name.replace("_", " "))
 
 
 def _epochs_axis(axes: Axes) -> None:

@@ -12,8 +12,16 @@ import torch
 
 from stablernn.cells import StableCell, create_cell, recommended_training
 from stablernn.data import ClassificationData, ForecastData
+from stablernn.data.steps import StepData
 from stablernn.errors import ConfigError
 from stablernn.training.config import Config, ModelConfig, validate
+from stablernn.training.model_settings import length_of_training, model_settings, task_training
+from stablernn.training.step_settings import (
+    refuse_step_settings,
+    step_epoch,
+    step_model,
+    step_training,
+)
 
 FALLBACK: dict[str, Any] = {
     "epochs": 40,
@@ -34,10 +42,10 @@ QUANTILES = (0.1, 0.5, 0.9)
 """Levels of a forecast's quantiles: the median and a central interval of 80 %."""
 
 
-def resolve(config: Config, data: ClassificationData | ForecastData) -> Config:
+def resolve(config: Config, data: ClassificationData | ForecastData | StepData) -> Config:
     """The same settings with a value in place of every None that stands for a recommendation.
 
-    What stays None is a feature that is off (clipping, early stopping, a test file), a setting of the other task or of
+    What stays None is a feature that is off (clipping, early stopping, a test file), a setting of another task or of
     another optimizer or schedule.
 
     Raises:
@@ -45,26 +53,31 @@ def resolve(config: Config, data: ClassificationData | ForecastData) -> Config:
         ConfigError: If a setting does not go with the task of the data, or with one that was recommended.
     """
     tree = config.tree()
+    cell = described_cell(config.model)
     tree["task"] = _task(config, data)
+    if isinstance(data, StepData):
+        tree["model"] |= step_model(config, data)
+    else:
+        refuse_step_settings(config, data)
+        tree["model"] |= model_settings(config, data, cell)
     if config.model.mask_channel == "auto":
         # A cell that takes NaN for missing needs no one to tell it.
-        tree["model"]["mask_channel"] = not described_cell(config.model).takes_missing and any(
-            bool(np.isnan(values).any()) for values in data.training_values()
+        tree["model"]["mask_channel"] = (
+            not (isinstance(data, StepData) and data.tokens)
+            and not cell.takes_missing
+            and any(bool(np.isnan(values).any()) for values in data.training_values())
         )
-    if config.model.scaling == "window" and config.model.window is None:
-        longest = data.context_length if isinstance(data, ForecastData) else int(data.train.lengths.max())
-        tree["model"]["window"] = max(2, longest)
     tree["model"] |= _time(config, data)
-    tree["training"] = _training(config, training_samples(data))
+    tree["training"] = _training(config, data, tree["model"])
     return validate(tree)
 
 
-def training_samples(data: ClassificationData | ForecastData) -> int:
+def training_samples(data: ClassificationData | ForecastData | StepData) -> int:
     """Sequences or windows that are trained on."""
     return len(data.windows("train") if isinstance(data, ForecastData) else data.train)
 
 
-def _task(config: Config, data: ClassificationData | ForecastData) -> dict[str, Any]:
+def _task(config: Config, data: ClassificationData | ForecastData | StepData) -> dict[str, Any]:
     task = config.task.model_dump(mode="json")
     if isinstance(data, ForecastData):
         known = {"horizon": data.horizon, "context_length": data.context_length, "season": data.season}
@@ -72,19 +85,28 @@ def _task(config: Config, data: ClassificationData | ForecastData) -> dict[str, 
         return {**task, **known, "name": data.task, "quantiles": list(levels)}
     for key in ("horizon", "context_length", "season", "quantiles"):
         if task[key] is not None:
-            raise ConfigError(f"task.{key} is only used by the task 'forecast', and '{data.name}' is for 'classify'.")
+            raise ConfigError(
+                f"task.{key} is only used by the task 'forecast', and '{data.name}' is for '{data.task}'."
+            )
     return {**task, "name": data.task}
 
 
-def _training(config: Config, samples: int) -> dict[str, Any]:
+def _training(
+    config: Config, data: ClassificationData | ForecastData | StepData, model: dict[str, Any]
+) -> dict[str, Any]:
     given = config.training.model_dump()
     defaults = {**FALLBACK, **recommended_training(config.model.cell, config.model.preset)}
+    if isinstance(data, StepData):
+        defaults = step_training(config, data, defaults)
+    else:
+        defaults |= length_of_training(config, data, defaults)
     optimizer = given["optimizer"] or defaults["optimizer"]
     if optimizer != defaults["optimizer"]:
         # A learning rate that was found for one optimizer says nothing about another.
         _forget(defaults, "lr", "orthogonal_lr", "momentum")
     defaults.setdefault("lr", FALLBACK_LR[optimizer])
     _orthogonal_lr(config, given, defaults)
+    defaults |= task_training(config, data, model, given["lr"] or defaults["lr"])
     if optimizer in ("sgd", "rmsprop"):
         defaults.setdefault("momentum", 0.0)
     if (given["schedule"] or defaults["schedule"]) != "step":
@@ -97,16 +119,22 @@ def _training(config: Config, samples: int) -> dict[str, Any]:
     assert defaults.keys() <= given.keys(), f"The catalog recommends {defaults} for '{config.model.cell}'."
     chosen: dict[str, Any] = {key: defaults.get(key) if value is None else value for key, value in given.items()}
     if chosen["schedule"] == "step":
-        epochs = chosen["epochs"] or math.ceil(chosen["max_steps"] / math.ceil(samples / chosen["batch_size"]))
+        if isinstance(data, StepData):
+            steps = step_epoch(data, chosen["batch_size"], chosen["bptt_steps"])
+        else:
+            steps = math.ceil(training_samples(data) / chosen["batch_size"])
+        epochs = chosen["epochs"] or math.ceil(chosen["max_steps"] / steps)
         chosen["step_epochs"] = chosen["step_epochs"] or math.ceil(epochs / 3)
         chosen["lr_decay"] = chosen["lr_decay"] or 0.1
+    if chosen["schedule"] == "plateau":
+        chosen["lr_decay"] = chosen["lr_decay"] or 0.5
     return chosen
 
 
-def _time(config: Config, data: ClassificationData | ForecastData) -> dict[str, Any]:
+def _time(config: Config, data: ClassificationData | ForecastData | StepData) -> dict[str, Any]:
     """How the time between steps is used: ``time``, ``time_step``, ``max_dt``."""
     model = config.model
-    known = data.time_step if isinstance(data, ClassificationData) else None
+    known = None if isinstance(data, StepData) else data.time_step
     if known is None:
         given = [f"model.{key}" for key in ("time_step", "max_dt") if getattr(model, key) is not None]
         given += ["model.time=dt"] if model.time == "dt" else []
@@ -117,8 +145,11 @@ def _time(config: Config, data: ClassificationData | ForecastData) -> dict[str, 
             )
     if known is None or model.time == "ignore":
         return {"time": "ignore", "time_step": None, "max_dt": None}
-    assert isinstance(data, ClassificationData)
+    assert not isinstance(data, StepData)
     cell = described_cell(model)
+    if not cell.takes_dt and isinstance(data, ForecastData) and model.time == "auto":
+        # Rows are steps then; notes count the intervals that differ.
+        return {"time": "ignore", "time_step": None, "max_dt": None}
     if not cell.takes_dt:
         raise ConfigError(
             f"'{data.name}' says when its steps were, and model.cell='{model.cell}' takes no time between steps. "

@@ -1,7 +1,8 @@
 """The run directory: one training run as files, written so that a stop at any moment leaves a run that can go on.
 
 ``config.yaml`` (resolved settings), ``env.json``, ``data.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoints/``
-(``best`` and ``last``), ``plots/`` and, when the run is done, ``summary.json``.
+(``best`` and ``last``), ``plots/`` and, when the run is done, ``calibration.json`` (what was fitted to the validation
+split, where anything was) and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -16,27 +17,45 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
+from stablernn.augment import Augmentation
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.data.catalog import is_dataset
+from stablernn.data.covariates import calendar_periods
 from stablernn.data.sequences import are_names
+from stablernn.data.steps import StepData
+from stablernn.data.types import score_notes
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun
 from stablernn.models import Classifier, Forecaster, SequenceModel, build_model
+from stablernn.tasks import ClassifyTask, ForecastTask, Task
 from stablernn.training._files import plain, read_json, write_bytes, write_json
+from stablernn.training.baselines import Baselines
+from stablernn.training.calibration import fit_offsets, fit_temperature
 from stablernn.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from stablernn.training.closed_form import fit_forecaster, gate
 from stablernn.training.config import Config, laid_over, load_config
 from stablernn.training.device import pick_device, torch_settings
 from stablernn.training.environment import environment
 from stablernn.training.evaluate import Scorer, TorchPredictor, predict
-from stablernn.training.loop import Progress, Trainer
+from stablernn.training.evaluate_steps import StepScorer
+from stablernn.training.feed import Feed, StepFeed
+from stablernn.training.joined import class_weights, without_validation
+from stablernn.training.loop import Progress, SampleFeed, Trainer
 from stablernn.training.pictures import draw_curves, draw_predictions
 from stablernn.training.resolve import described_cell, enough_memory, resolve
+from stablernn.training.step_settings import build_predictor, describe_steps
 
-Data = ClassificationData | ForecastData
+Data = ClassificationData | ForecastData | StepData
 Summary = dict[str, Any]
 
 _LENGTH = ("training.epochs", "training.max_steps", "training.patience")
 """What a resumed run may set anew where the learning rate does not depend on the length of the run."""
+_NOT_SHARED = {
+    *("cell", "hidden_size", "mask_channel", "time", "time_step", "embedding_size", "predict_change"),
+    *("head", "skip", "skip_strength", "log"),
+}
+"""Settings of the model that a classifier and a forecaster do not take by the same name."""
 _MACHINE = ("training.device", "training.threads")
 """What a resumed run may always set anew."""
 
@@ -58,7 +77,9 @@ def train(
 
     Returns:
         What ``summary.json`` holds: ``run``, ``task``, ``cell``, ``parameters``, ``epochs``, ``steps``, ``seconds``,
-        ``best_epoch`` and ``metrics`` of the best weights on ``validation`` and, where there is one, ``test``.
+        ``best_epoch``, ``metrics`` of the best weights on ``validation`` and, where there is one, ``test``,
+        ``baselines``, how those beside a classification's scores were fitted, and ``data_notes``, which files of the
+        data were missing (``partial``) or had no published checksum (``unchecked``).
 
     Raises:
         ConfigError: If a setting is wrong, the model does not fit into memory, there is a run in ``run_dir`` already,
@@ -109,32 +130,41 @@ def load_run_data(
         UnknownNameError: If the source is neither a dataset nor a file, or a column is not there.
         DataError: If the content cannot be used.
     """
-    options = config.data.model_dump(exclude={"source"})
+    options = data_options(config)
     if source is not None and source != config.data.source:
-        options["test"] = None
-    task = config.task
-    if features and (task.name == "forecast" or are_names(features)):
+        # What was asked of one dataset is nothing that another takes.
+        options |= {"test": None, "variant": None, "partial": False, "permutation": None, "length": None}
+    # Where columns were made into series, the model's one channel is none of the file's.
+    melted = config.data.channels_as_series
+    if features and not melted and (config.task.name != "classify" or are_names(features)):
         options["channels"] = features
-    if targets:
+    if targets and not melted and config.task.name == "forecast":
         options["target"] = targets
-    data = load_data(
-        source or config.data.source,
-        task=task.name,
-        horizon=task.horizon,
-        context_length=task.context_length,
-        season=task.season,
-        **options,
-    )
+    data = load_data(source or config.data.source, **options)
+    if config.training.refit:
+        data = without_validation(data)
     model = config.model
     # Before a run has begun its settings do not say yet what becomes of the times.
     return _timed(data, config) if model.time == "ignore" or (model.time == "dt" and model.max_dt) else data
 
 
+def data_options(config: Config) -> dict[str, Any]:
+    """What settings ask of :func:`load_data`, but for the source."""
+    task = config.task
+    return {
+        **config.data.model_dump(exclude={"source"}),
+        "task": task.name,
+        "horizon": task.horizon,
+        "context_length": task.context_length,
+        "season": task.season,
+    }
+
+
 def _timed(data: Data, config: Config) -> Data:
     """The data with times in the model's regular step, or without them where the model takes none."""
-    if isinstance(data, ForecastData):
+    if isinstance(data, StepData):
         return data
-    if data.time_step is None and config.model.time == "dt":
+    if isinstance(data, ClassificationData) and data.time_step is None and config.model.time == "dt":
         raise DataError(
             f"'{data.name}' does not say when its steps were, and the model was trained with the time of each step. "
             "Add an array 't'."
@@ -150,16 +180,22 @@ def create_model(config: Config, data: Data) -> SequenceModel:
         UnknownNameError: If the cell is not in the catalog.
     """
     with enough_memory(config.model):
+        if isinstance(data, StepData):
+            return build_predictor(config, data)
         model = _build(config, data)
     model.fit_scaling(data.training_values())
+    if isinstance(model, Forecaster):
+        assert isinstance(data, ForecastData)
+        fit_forecaster(model, data, config.model.skip_strength)
     return model
 
 
-def _build(config: Config, data: Data) -> SequenceModel:
+def _build(config: Config, data: ClassificationData | ForecastData) -> SequenceModel:
     settings = config.model
     shared: dict[str, Any] = {
-        **settings.model_dump(exclude={"cell", "hidden_size", "mask_channel", "time", "time_step"}),
+        **settings.model_dump(exclude=_NOT_SHARED),
         "mask_channel": settings.mask_channel is True,
+        "log": settings.log is True,
     }
     if isinstance(data, ForecastData):
         return Forecaster(
@@ -169,6 +205,10 @@ def _build(config: Config, data: Data) -> SequenceModel:
             settings.hidden_size,
             target_indices=data.target_indices,
             quantiles=config.task.quantiles or (),
+            head=settings.head,
+            skip=settings.skip or "none",
+            future_indices=[data.channels.index(name) for name in data.future],
+            static_size=len(data.static),
             **shared,
         )
     return Classifier(settings.cell, len(data.features), len(data.labels), settings.hidden_size, **shared)
@@ -240,6 +280,7 @@ class RunDirectory:
         self.data = path / "data.json"
         self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
+        self.calibration = path / "calibration.json"
         self.plots = path / "plots"
 
     @property
@@ -320,7 +361,11 @@ def _check_resumable(stored: Config, given: Config) -> None:
     told = f"'{key}' was {before.get(key)!r} when the run began, got {now.get(key)!r}"
     if fixed:
         raise ConfigError(f"A resumed run keeps its settings: {told}. Start a new run to change it.")
-    planned = [] if stored.training.schedule in ("constant", "step") else [f"schedule '{stored.training.schedule}'"]
+    planned = (
+        []
+        if stored.training.schedule in ("constant", "step", "plateau")
+        else [f"schedule '{stored.training.schedule}'"]
+    )
     planned += [f"cell '{stored.model.cell}'"] if described_cell(stored.model).plans_ahead else []
     if planned:
         raise ConfigError(
@@ -399,8 +444,13 @@ def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
             "context_length": data.context_length,
             "validation_steps": data.validation_steps,
             "test_steps": data.test_steps,
+            "future": list(data.future),
+            "static": list(data.static),
+            "calendar": calendar_periods(data.calendar),
             "splits": {split: len(data.windows(split)) for split in ("train", "validation", "test")},
         }
+    elif isinstance(data, StepData):
+        described |= describe_steps(data)
     else:
         sizes = {"train": data.train, "validation": data.validation, "test": data.test}
         described |= {
@@ -424,18 +474,47 @@ def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
 def _fit(
     place: RunDirectory, config: Config, data: Data, model: SequenceModel, progress: Callable[[Progress], None] | None
 ) -> Summary:
-    source = data.windows("train") if isinstance(data, ForecastData) else data.train
-    validation = Scorer(data, "validation", quantiles=config.task.quantiles)
-    trainer = Trainer(model, source, validation, config.training, place)
+    skip = model.skip if isinstance(model, Forecaster) else None
+    start = None if skip is None else skip.weight.detach().clone()
+    trainer = _trainer(place, config, data, model)
     if place.checkpoint("last").is_file():
         trainer.restore(load_checkpoint(place.checkpoint("last")))
     place.forget_after(trainer.position.epoch)
     try:
         if not trainer.fit(progress):
             raise _interrupted(place, trainer)
-        return _finish(place, config, data, trainer, validation)
+        return _finish(place, config, data, trainer, start)
     except KeyboardInterrupt:
         raise _interrupted(place, trainer) from None
+
+
+def _trainer(place: RunDirectory, config: Config, data: Data, model: SequenceModel) -> Trainer:
+    settings = config.training
+    if isinstance(data, StepData):
+        assert settings.batch_size is not None
+        assert settings.bptt_steps is not None
+        device = next(model.parameters()).device
+        feed: Feed = StepFeed(
+            data.train, settings.batch_size, settings.bptt_steps, continuous=data.continuous, device=device
+        )
+        return Trainer(model, feed, StepScorer(data, "validation"), settings, place)
+    validation = Scorer(data, "validation", quantiles=config.task.quantiles)
+    if isinstance(data, ForecastData):
+        # Errors of series that differ in size are only comparable in units of each series.
+        task: Task = ForecastTask("mase" if len(data.series) > 1 else "mae")
+        assert settings.batch_size is not None
+        feed = SampleFeed(
+            data.windows("train"),
+            settings.batch_size,
+            next(model.parameters()).device,
+            warm_up=settings.warm_up or 0,
+            multiple=model.patches.stride,
+        )
+        return Trainer(model, feed, validation, settings, place, task)
+    weights = class_weights(data) if settings.class_weights == "balanced" else None
+    changed = Augmentation(settings.time_warp or 0.0, settings.jitter or 0.0, settings.rescale or 0.0)
+    task = ClassifyTask(weights, settings.label_smoothing, changed)
+    return Trainer(model, data.train, validation, settings, place, task)
 
 
 def _interrupted(place: RunDirectory, trainer: Trainer) -> InterruptedRun:
@@ -445,24 +524,76 @@ def _interrupted(place: RunDirectory, trainer: Trainer) -> InterruptedRun:
     )
 
 
-def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, validation: Scorer) -> Summary:
+def calibrate(model: SequenceModel, config: Config, data: Data, skip: Tensor | None) -> dict[str, Any]:
+    """Fit to the validation split what is fitted after training, in place.
+
+    Args:
+        model: With its best weights; it is left in evaluation mode.
+        config: The resolved settings.
+        data: What it was trained on.
+        skip: The weights of a forecast's linear skip before training.
+
+    Returns:
+        What was found: the ``gate`` of a skip, the ``temperature`` of a classifier, the ``intervals`` of a forecast.
+    """
+    model.eval()
+    found: dict[str, Any] = {}
+    if isinstance(model, Forecaster) and isinstance(data, ForecastData):
+        windows = data.windows("validation")
+        if not len(windows):
+            return found
+        if skip is not None and model.head_kind == "direct":
+            found["gate"] = {"share": gate(model, skip, windows)}
+        if config.training.calibrate:
+            found["intervals"] = fit_offsets(model, windows)
+    elif isinstance(model, Classifier) and isinstance(data, ClassificationData) and config.training.calibrate:
+        found["temperature"] = fit_temperature(model, data.validation)
+    return found
+
+
+def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, start: Tensor | None) -> Summary:
     """Score the best weights, draw, and write the summary, whose being there says that the run is done."""
     trainer.load_best()
-    place.save("best", trainer.best())
+    calibration = calibrate(trainer.model, config, data, start)
+    if calibration:
+        write_json(place.calibration, calibration)
+    place.save("best", trainer.best(trainer.model.state_dict()))
     predictor = TorchPredictor(trainer.model)
+    position = trainer.position
+    draw_curves(place.plots, place.records(), trainer.task.headline, position.best_epoch, place.path.name)
+    if isinstance(data, StepData):
+        scorers = {split: StepScorer(data, split) for split in ("validation", "test")}
+        found = {split: scorer.score_of(predictor) for split, scorer in scorers.items() if scorer.samples}
+        return _summarize(place, config, data, trainer, found, {})
     metrics: dict[str, Any] = {}
     drawn = "validation"
-    scorer, outputs = validation, predict(predictor, validation.source)
+    validation = scorer = Scorer(data, "validation", quantiles=config.task.quantiles)
+    outputs = predict(predictor, validation.source)
     if validation.samples:
         metrics["validation"] = validation.score(outputs)
     if isinstance(data, ForecastData) or data.test is not None:
         drawn, scorer = "test", Scorer(data, "test", quantiles=config.task.quantiles)
         outputs = predict(predictor, scorer.source)
         metrics["test"] = scorer.score(outputs)
-    position = trainer.position
-    draw_curves(place.plots, place.records(), trainer.task.headline, position.best_epoch, place.path.name)
+    baselines: dict[str, Any] = {}
+    if isinstance(data, ClassificationData):
+        fitted = Baselines(data)
+        metrics = {split: scores | fitted.scores(split) for split, scores in metrics.items()}
+        baselines = {"ridge": fitted.notes}
     if scorer.samples:
         draw_predictions(place.plots, data, scorer, outputs, config.task.quantiles or (), drawn)
+    return _summarize(place, config, data, trainer, metrics, baselines)
+
+
+def _summarize(
+    place: RunDirectory,
+    config: Config,
+    data: Data,
+    trainer: Trainer,
+    metrics: Mapping[str, Any],
+    baselines: Mapping[str, Any],
+) -> Summary:
+    position = trainer.position
     summary = {
         "run": str(place.path),
         "task": data.task,
@@ -473,6 +604,8 @@ def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, v
         "seconds": round(position.seconds, 3),
         "best_epoch": position.best_epoch,
         "metrics": metrics,
+        "baselines": baselines,
+        "data_notes": score_notes(data.notes),
     }
     write_json(place.summary, summary)
     return dict(plain(summary))

@@ -71,6 +71,8 @@ def test_predict_gives_what_eval_scores_for_classes(trained: Workplace, tmp_path
     )
     assert [data.labels[n] for n in probabilities.argmax(axis=1)] == [row["label"] for row in answers]
     scored = trained.ok("-q", "eval", target, "--json").json["metrics"]
+    baselines = {name: scored.pop(name) for name in ("ridge", "majority")}
+    assert all(set(scores) == {"accuracy", "macro_f1"} for scores in baselines.values())
     assert classification_metrics(probabilities, split.y) == scored
 
 
@@ -198,7 +200,7 @@ BAD_INPUT = {
         "'heat.csv' has 1 feature (heat), the model expects 3 (heat, power, wind).",
     ),
     "unknown column": ("load", "other.csv", 2, "Unknown column 'wind'. 'other.csv' has heat, power, sun."),
-    "wrong kind": ("load", "two.npz", 1, "'two.npz' is for task 'classify'; task 'forecast' reads .csv."),
+    "wrong kind": ("load", "two.npz", 1, "'two.npz' is for task 'classify'; task 'forecast' reads .csv, .parquet."),
 }
 
 

@@ -1,4 +1,4 @@
-"""Every cell of the catalog on the main job through the command line, for both tasks: train, eval, export, serve."""
+"""Every cell of the catalog on the main job through the command line, for all tasks: train, eval, export, serve."""
 
 from __future__ import annotations
 
@@ -55,6 +55,36 @@ def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
         assert content[0]["mean_forecast"] == [row["mean"] for row in rows]
     else:
         assert [answer["label"] for answer in content] == [row["label"] for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", list_cells())
+def test_a_text_is_followed(empty: Workplace, cell: str) -> None:
+    empty.path("text.txt").write_text("abcacb" * 80)
+    small = ("--hidden-size", 16, "--max-steps", 20, "--set", "training.bptt_steps=15")
+    empty.ok("-q", "train", "--data", "text.txt", "--cell", cell, *small, "--run-dir", "run")
+    formats = ("--format", "onnx", "--format", "torchscript")
+    document = empty.ok("-q", "export", "run", "--name", "model", *formats, "--json").json
+    assert document["parity"]["stream_equals_sequence"] is True
+    by_torch = empty.ok("-q", "eval", "run", "--json").json["metrics"]
+    by_runtime = empty.ok("-q", "eval", "model", "--json").json["metrics"]
+    assert by_runtime["bpc"] == pytest.approx(by_torch["bpc"], rel=1e-4)
+
+    empty.path("asked.txt").write_text("abc")
+    rows = empty.ok("-q", "predict", "model", "--input", "asked.txt", "--json").json["predictions"]
+    process = empty.start("-q", "serve", "--port", 0, "--json")
+    try:
+        assert process.stdout is not None
+        url = first_document(process.stdout)["url"]
+        tensor = {"name": "tokens", "shape": [1, 3], "datatype": "INT64", "data": [[0, 1, 2]]}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        request = urllib.request.Request(f"{url}/v2/models/model/infer", body)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            logits = np.reshape(json.load(answer)["outputs"][0]["data"], (3, 3))
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert ["abc"[best] for best in logits.argmax(axis=1)] == [row["label"] for row in rows]
 
 
 @pytest.mark.slow

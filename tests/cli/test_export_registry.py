@@ -18,6 +18,7 @@ FILES = {
     "step.onnx",
     "sequence.onnx",
     "parity.json",
+    "calibration.json",
     "metrics.json",
     "README.md",
 }

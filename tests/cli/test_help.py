@@ -15,6 +15,7 @@ import typer
 
 from cli_helpers import Workplace
 from stablernn_cli.docs import cells_page, readme, render
+from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
 HEAVY = ("torch", "onnxruntime", "polars", "matplotlib", "fastapi", "uvicorn", "numpy", "onnx", "scipy", "filelock")
@@ -22,6 +23,7 @@ COMMANDS = {
     "train",
     "eval",
     "export",
+    "plot",
     "predict",
     "serve",
     "registry list",
@@ -32,7 +34,9 @@ COMMANDS = {
     "registry verify",
     "cells list",
     "cells show",
+    "data check",
     "data list",
+    "data fetch",
     "doctor",
     "quickstart",
 }
@@ -113,6 +117,7 @@ def test_the_documentation_is_current() -> None:
     root = Path(__file__).parents[2]
     assert (root / "docs" / "cli.md").read_text(encoding="utf-8") == render(), "run `make docs`"
     assert (root / "docs" / "cells.md").read_text(encoding="utf-8") == cells_page(), "run `make docs`"
+    assert (root / "docs" / "configuration.md").read_text(encoding="utf-8") == configuration_page(), "run `make docs`"
     page = (root / "README.md").read_text(encoding="utf-8")
     assert page == readme(page, root), "run `make docs`"
 

@@ -30,11 +30,12 @@ def test_the_summary_is_one_document(empty: Workplace) -> None:
         "epochs": 1,
         "steps": 34,
     }
-    # W (4, 4), V (4, 1), b (4) and a head (10, 4) with bias.
-    assert summary["parameters"] == 16 + 4 + 4 + 40 + 10
+    # An embedding of 12 samples (4, 12) with bias, W (4, 4), V (4, 4), b (4), a head (10, 3 * 4) with bias.
+    assert summary["parameters"] == 48 + 4 + 16 + 16 + 4 + 120 + 10
     assert summary["seconds"] > 0
     for split in ("validation", "test"):
-        assert set(summary["metrics"][split]) == {"accuracy", "macro_f1", "log_loss", "ece", "roc_auc"}
+        figures = {"accuracy", "macro_f1", "log_loss", "ece", "roc_auc"}
+        assert set(summary["metrics"][split]) == figures | {"ridge", "majority"}
     stored = json.loads((empty.path("run") / "summary.json").read_text())
     assert stored == summary
 
@@ -178,7 +179,7 @@ BAD = {
     "one class": ("one.npz", "'one.npz' has one class only ('0'); classification needs two or more."),
     "too short": ("short.csv", "'short.csv': series 'short' has 10 steps, "),
     "a folder": ("folder", "'folder' is a folder. Give one of the files in it."),
-    "no reader": ("text.txt", "'text.txt' has no ending that is read. "),
+    "no reader": ("text.doc", "'text.doc' has no ending that is read. "),
 }
 
 
@@ -196,7 +197,7 @@ def test_bad_content(empty: Workplace, row: str) -> None:
     empty.path("short.csv").write_text("ds,y\n" + "".join(f"{d},1\n" for d in days[:10]))
     np.savez(empty.path("one.npz"), x=np.ones((9, 4, 1), np.float32), y=np.zeros(9, np.int64))
     empty.path("folder").mkdir()
-    empty.path("text.txt").write_text("hello")
+    empty.path("text.doc").write_text("hello")
     before = sorted(empty.folder.rglob("*"))
 
     result = empty("train", "--data", name, "--cell", "gru", "--horizon" if row == "too short" else "--seed", 5)

@@ -78,11 +78,11 @@ ROWS = {
     ),
     "unknown dataset": (
         ["train", "--data", "digist", "--cell", "gru"],
-        "Unknown dataset or file 'digist'. Did you mean 'digits'? Datasets: co2, digits.",
+        "Unknown dataset or file 'digist'. Did you mean 'digits'? See 'stablernn data list'.",
     ),
     "unknown file": (
         ["train", "--data", "gone.csv", "--cell", "gru"],
-        "Unknown dataset or file 'gone.csv'. Datasets: co2, digits.",
+        "Unknown dataset or file 'gone.csv'. See 'stablernn data list'.",
     ),
     "unknown column": (
         ["train", "--data", "co2", "--cell", "gru", "--target", "co3"],

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stablernn.data import ClassificationData, load_data
+from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.errors import StableRNNError
 
 CELLS = [
@@ -32,7 +32,25 @@ CELLS = [
     "\x00",
     "é",
 ]
-HEADERS = ["ds,y", "unique_id,ds,y", "date,a,b", "y", ",", '"', "ds,ds"]
+HEADERS = ["ds,y", "unique_id,ds,y", "date,a,b", "y", ",", '"', "ds,ds", "unique_id,ds,a,label", "label,ds,unique_id"]
+ARFF_LINES = [
+    "@relation x",
+    "@attribute a numeric",
+    "@attribute 'b c' real",
+    "@attribute r relational",
+    "@end r",
+    "@attribute c {a,'b c'}",
+    "@attribute d date",
+    "@attribute",
+    "@data",
+    "1,a",
+    "1,2,'b c'",
+    r"'1\n2',a",
+    r"'1,2\n3,4',a",
+    "{0 1}",
+    "'",
+    ",",
+]
 TS_LINES = [
     "@data",
     "@classLabel true a b",
@@ -40,6 +58,11 @@ TS_LINES = [
     "@",
     "#",
     "@timeStamps true",
+    "@equalLength true",
+    "@univariate true",
+    "@missing",
+    "(0,1),(1,2):a",
+    "(2024-01-01 00:00,1):(5,?):b",
     "1:a",
     "1,2:b",
     ":",
@@ -65,7 +88,7 @@ def check(folder: Path, name: str, content: bytes) -> None:
     else:
         if isinstance(data, ClassificationData):
             assert not np.isinf(data.train.x).any()
-        else:
+        elif isinstance(data, ForecastData):
             assert not any(np.isinf(series.values).any() for series in data.series)
 
 
@@ -92,8 +115,17 @@ def test_ts(folder: Path, lines: list[str]) -> None:
     check(folder, "d.ts", "\n".join(lines).encode())
 
 
+@settings(deadline=None, max_examples=150)
+@given(lines=st.lists(st.sampled_from(ARFF_LINES), max_size=8))
+def test_arff(folder: Path, lines: list[str]) -> None:
+    check(folder, "d.arff", "\n".join(["@attribute a numeric", *lines]).encode())
+
+
+BINARY_NAMES = ["d.csv", "d.tsv", "d.ts", "d.arff", "d.npz", "d.parquet", "d.csv.gz", "d.ts.xz"]
+
+
 @settings(deadline=None, max_examples=100)
-@given(content=st.binary(max_size=200), name=st.sampled_from(["d.csv", "d.tsv", "d.ts", "d.npz", "d.csv.gz"]))
+@given(content=st.binary(max_size=200), name=st.sampled_from(BINARY_NAMES))
 def test_bytes(folder: Path, content: bytes, name: str) -> None:
     check(folder, name, content)
 

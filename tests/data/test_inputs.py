@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablernn.data import ForecastData, dataset_info, load_data, read_inputs
+from stablernn.data import ClassificationData, ForecastData, dataset_info, load_data, read_inputs
 from stablernn.errors import ConfigError, DataError, StableRNNError, UnknownNameError
 
 
@@ -17,11 +17,18 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+def bundled(key: str) -> Path:
+    file = dataset_info(key).file
+    assert file is not None
+    return file
+
+
 def test_sequences_equal_those_of_load_data(tmp_path: Path) -> None:
     data = load_data("digits")
-    inputs = read_inputs(dataset_info("digits").file, task="classify", features=["pixel"])
+    inputs = read_inputs(bundled("digits"), task="classify", features=["pixel"])
     assert len(inputs) == 1797
-    test = data.test  # type: ignore[union-attr]
+    assert isinstance(data, ClassificationData)
+    test = data.test
     assert test is not None
     np.testing.assert_array_equal(inputs.x[::5], test.x)
     assert inputs.y is not None
@@ -51,7 +58,7 @@ def test_contexts_are_the_last_steps_of_each_series(tmp_path: Path) -> None:
 def test_contexts_equal_those_of_the_last_test_window() -> None:
     data = load_data("co2")
     assert isinstance(data, ForecastData)
-    inputs = read_inputs(dataset_info("co2").file, task="forecast", features=["co2"], context_length=104)
+    inputs = read_inputs(bundled("co2"), task="forecast", features=["co2"], context_length=104)
     np.testing.assert_array_equal(inputs.x[0], data.series[0].values[-104:])
     assert [str(day)[:10] for day in inputs.future_ds(0, 3)] == ["2002-01-05", "2002-01-12", "2002-01-19"]
 
@@ -133,18 +140,11 @@ def test_single_row_without_frequency_has_no_future(tmp_path: Path) -> None:
             "context_length must be 1 or more, got 0.",
         ),
         (
-            "d.csv",
-            "ds,y\n1,1\n",
-            {"task": "classify", "features": ["y"]},
-            DataError,
-            "'d.csv' is for task 'forecast'; task 'classify' reads .npz, .ts, .tsv.",
-        ),
-        (
             "d.tsv",
             "1\t2\n",
             {"features": ["y"]},
             DataError,
-            "'d.tsv' is for task 'classify'; task 'forecast' reads .csv.",
+            "'d.tsv' is for task 'classify'; task 'forecast' reads .csv, .parquet.",
         ),
         (
             "d.csv",
@@ -161,7 +161,7 @@ def test_single_row_without_frequency_has_no_future(tmp_path: Path) -> None:
             "'d.csv' row 2, column 'y' is inf. Values must be finite float32 numbers; write a missing one as NaN.",
         ),
     ],
-    ids=["features", "columns", "column", "context", "csv to classify", "tsv to forecast", "task", "infinite"],
+    ids=["features", "columns", "column", "context", "tsv to forecast", "task", "infinite"],
 )
 def test_files_that_do_not_fit_the_model_are_refused(
     tmp_path: Path, name: str, text: str, options: dict[str, Any], kind: type[StableRNNError], sentence: str

@@ -16,8 +16,8 @@ from stablernn.errors import ConfigError, DataError, StableRNNError, UnknownName
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("digist", "Unknown dataset or file 'digist'. Did you mean 'digits'? Datasets: co2, digits."),
-        ("no/such.csv", "Unknown dataset or file 'no/such.csv'. Datasets: co2, digits."),
+        ("digist", "Unknown dataset or file 'digist'. Did you mean 'digits'? See 'stablernn data list'."),
+        ("no/such.csv", "Unknown dataset or file 'no/such.csv'. See 'stablernn data list'."),
     ],
 )
 def test_unknown_source_names_what_there_is(source: str, sentence: str) -> None:
@@ -37,13 +37,21 @@ CLASSIFY = "'digits' is read for task 'classify'"
             "digits",
             {"task": "clasify"},
             UnknownNameError,
-            "Unknown task 'clasify'. Did you mean 'classify'? Tasks are classify and forecast.",
+            "Unknown task 'clasify'. Did you mean 'classify'? Tasks are classify, forecast and predict-next.",
         ),
         ("digits", {"task": "forecast"}, ConfigError, f"{CLASSIFY}, got task 'forecast'."),
         ("co2", {"task": "classify"}, ConfigError, "'co2' is read for task 'forecast', got task 'classify'."),
         ("digits", {"horizon": 3}, ConfigError, f"horizon is for forecasting; {CLASSIFY}."),
         ("digits", {"target": "y"}, ConfigError, f"target is for forecasting; {CLASSIFY}."),
-        ("digits", {"time_column": "t"}, ConfigError, f"time_column is for forecasting; {CLASSIFY}."),
+        ("digits", {"time_column": "t"}, ConfigError, "time_column is for tables; 'digits' is none."),
+        ("digits", {"future": ["x"]}, ConfigError, f"future is for forecasting; {CLASSIFY}."),
+        ("digits", {"window_stride": 2}, ConfigError, f"window_stride is for forecasting; {CLASSIFY}."),
+        (
+            "co2",
+            {"label_column": "x"},
+            ConfigError,
+            "label_column is for classification; 'co2' is read for task 'forecast'.",
+        ),
         ("digits", {"seed": 2**32}, ConfigError, "seed must be from 0 to 4294967295, got 4294967296."),
         ("digits", {"seed": -1}, ConfigError, "seed must be from 0 to 4294967295, got -1."),
         ("digits", {"test": "x.npz"}, ConfigError, f"test is for files; {FIXED}"),
@@ -58,14 +66,14 @@ def test_settings_that_do_not_fit_are_refused_not_ignored(
     assert str(caught.value) == sentence
 
 
-@pytest.mark.parametrize("name", ["d.txt", "d", "d.npz.gz", "d.csv.xz"])
+@pytest.mark.parametrize("name", ["d.dat", "d", "d.npz.gz", "d.parquet.xz", "d.csv.zip"])
 def test_unknown_ending_names_the_known_ones(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("1")
     with pytest.raises(DataError) as caught:
         load_data(tmp_path / name)
     assert str(caught.value) == (
-        f"'{name}' has no ending that is read. Known are .npz, .ts, .tsv and .csv; "
-        "the last three also with .gz behind them."
+        f"'{name}' has no ending that is read. Known are .npz, .parquet, .ts, .tsv, .arff and .csv; "
+        "the last four also with .gz or .xz behind them."
     )
 
 
@@ -75,7 +83,7 @@ def test_folder_is_refused(tmp_path: Path) -> None:
     assert str(caught.value) == f"'{tmp_path}' is a folder. Give one of the files in it."
 
 
-@pytest.mark.parametrize("name", ["d.csv", "d.tsv", "d.ts", "d.npz"])
+@pytest.mark.parametrize("name", ["d.csv", "d.tsv", "d.ts", "d.arff", "d.npz", "d.parquet"])
 def test_empty_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(DataError) as caught:

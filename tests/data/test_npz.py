@@ -135,8 +135,13 @@ HUGE[2, 1] = 1e300
         ({"x": X, "y": Y, "lengths": np.array([1, 2, 3, 4])}, "'d.npz': lengths[3] must be 1 to 3, got 4."),
         ({"x": X, "y": Y, "lengths": np.ones(4)}, "'d.npz': 'lengths' must be whole numbers, got float64."),
         (
-            {"x": X, "y": Y, "mask": X > 0},
-            "'d.npz' has the array 'mask', which is not read yet. Write missing values as NaN in 'x' and drop it.",
+            {"x": X, "y": Y, "mask": np.ones((3, 4))},
+            "'d.npz': 'mask' must be true or false, or 1 or 0, of the shape (4, 3, 2) or (4, 3), as 'x' says, got "
+            "float64 (3, 4).",
+        ),
+        (
+            {"x": X[:, :, 0], "y": Y, "mask": X[:, :, 0]},
+            "'d.npz': 'mask' must be true or false, or 1 or 0, of the shape (4, 3), as 'x' says, got float64 (4, 3).",
         ),
         (
             {"x": X, "y": Y, "t": np.zeros((3, 3))},
@@ -178,7 +183,8 @@ HUGE[2, 1] = 1e300
         "a label missing",
         "length too large",
         "lengths not whole",
-        "mask",
+        "mask of another shape",
+        "mask of other numbers",
         "times of another shape",
         "times that fall",
         "a time missing",
@@ -231,7 +237,7 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
 
 
 def named(folder: Path, name: str, x: Any, features: list[str] | None) -> Path:
-    arrays = {} if features is None else {"features": np.array(features)}
+    arrays: dict[str, Any] = {} if features is None else {"features": np.array(features)}
     np.savez(folder / name, x=x, y=Y, **arrays)
     return folder / name
 
@@ -326,7 +332,8 @@ def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path) -> None:
 
 
 def times_of(path: Path, t: npt.NDArray[Any], lengths: list[int] | None = None) -> ClassificationData:
-    y, further = np.array([0, 1] * 10), {} if lengths is None else {"lengths": np.array(lengths)}
+    y = np.array([0, 1] * 10)
+    further: dict[str, Any] = {} if lengths is None else {"lengths": np.array(lengths)}
     np.savez(path, x=np.random.default_rng(0).normal(size=(20, 4, 1)), y=y, t=t, **further)
     data = load_data(path)
     assert isinstance(data, ClassificationData)
@@ -370,3 +377,37 @@ def test_times_in_another_step_or_left_out(tmp_path: Path) -> None:
 def test_times_enter_the_fingerprint(tmp_path: Path) -> None:
     even, uneven = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0, 4.0])
     assert times_of(tmp_path / "a.npz", even).fingerprint != times_of(tmp_path / "b.npz", uneven).fingerprint
+
+
+@pytest.mark.parametrize("kind", [bool, np.int64, np.float32])
+def test_what_a_mask_does_not_show_is_missing_and_counted(tmp_path: Path, kind: Any) -> None:
+    mask = np.ones(X.shape, dtype=kind)
+    mask[0, 1, 1] = mask[2, 2] = 0
+    x = X.copy()
+    x[0, 1, 1] = np.inf
+    found = read_npz(write(tmp_path, x=x, y=Y, mask=mask, lengths=np.array([3, 3, 2, 3])))
+    assert found.notes == {"masked_values": 1}
+    assert np.argwhere(np.isnan(found.values[0])).tolist() == [[1, 1]]
+    assert found.values[2].tolist() == X[2, :2].tolist()
+
+
+def test_a_mask_of_steps_hides_all_features(tmp_path: Path) -> None:
+    mask = np.ones((4, 3), dtype=bool)
+    mask[1, 0] = False
+    found = read_npz(write(tmp_path, x=X.astype(int), y=Y, mask=mask))
+    np.testing.assert_array_equal(found.values[1], [[np.nan, np.nan], [8, 9], [10, 11]])
+    assert found.notes == {"masked_values": 2}
+
+
+def test_a_mask_of_what_is_all_there_changes_nothing(tmp_path: Path) -> None:
+    plain = load_data(write(tmp_path, x=X, y=Y))
+    assert load_data(write(tmp_path, x=X, y=Y, mask=np.ones(X.shape))).fingerprint == plain.fingerprint
+
+
+def test_a_feature_that_never_changes_is_named(tmp_path: Path) -> None:
+    x = X.copy()
+    x[:, :, 1] = 3
+    assert load_data(write(tmp_path, x=x, y=Y, lengths=np.array([2, 3, 3, 3]))).notes["constant_features"] == [
+        "channel_1"
+    ]
+    assert "constant_features" not in load_data(write(tmp_path, x=X, y=Y)).notes

@@ -85,10 +85,12 @@ def test_archive_has_the_published_counts_and_values(
     assert not rows
 
 
-def test_arff_is_not_read_yet() -> None:
-    path = located("ucr-uea", "BasicMotions", "BasicMotions_TRAIN.arff")
-    with pytest.raises(ValueError, match=r"^'BasicMotions_TRAIN.arff' has no ending that is read\."):
-        load_data(path)
+def test_arff_and_ts_of_one_problem_are_the_same_data() -> None:
+    paths = [located("ucr-uea", "BasicMotions", f"BasicMotions_TRAIN{ending}") for ending in (".arff", ".ts")]
+    arff, ts = (load_data(path) for path in paths)
+    assert isinstance(arff, ClassificationData)
+    assert arff.test is not None
+    assert arff.fingerprint == ts.fingerprint
 
 
 # file, options, frequency, season, rows, first, last, gap steps, channels

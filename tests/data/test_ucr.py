@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from stablernn.data import ClassificationData, load_data
-from stablernn.data.ucr import read_ts, read_tsv
+from stablernn.data.ts import read_ts
+from stablernn.data.ucr import read_tsv
 from stablernn.errors import DataError, UnknownNameError
 
 HEADER = "#a comment\n@problemName Tiny\n@univariate false\n@classLabel true up down\n@data\n"
@@ -148,12 +149,6 @@ def test_fingerprint_is_of_the_content_not_of_file_or_seed(tmp_path: Path) -> No
             "a.ts",
             HEADER + "1,2:3,4:up\n1,2:down\n",
             "'a.ts' line 7 has 1 channel, the rows before have 2.",
-        ),
-        ("a.ts", HEADER + "1,2:3:up\n", "'a.ts' line 6: channel 1 has 1 value, channel 0 has 2."),
-        (
-            "a.ts",
-            "@timeStamps true\n" + HEADER + "(0,1),(1,2):up\n",
-            "'a.ts' has time stamps in its data (@timeStamps true), which are not read yet.",
         ),
         (
             "a.ts",

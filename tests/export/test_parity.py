@@ -215,14 +215,14 @@ def test_a_layer_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         srn.export(srn.StableRNN("rnn", 1, 2), tmp_path)  # type: ignore[arg-type]
     assert str(error.value) == (
-        "export takes a Classifier or a Forecaster, got StableRNN; put the layer into one of them."
+        "export takes a Classifier, a Forecaster or a SequencePredictor, got StableRNN; put the layer into one of them."
     )
 
 
 def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:
     model = srn.Classifier("lipschitz", 1, 2, 4)
     with torch.no_grad():
-        model.head.bias[0] = torch.nan
+        next(model.head.parameters())[0] = torch.nan
     with pytest.raises(ParityError):
         srn.export(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()

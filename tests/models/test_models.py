@@ -86,8 +86,8 @@ def test_a_head_of_zeros_is_the_naive_forecast_of_the_right_channels(scaling: st
     model = srn.Forecaster("gru", 3, 4, 5, target_indices=[2, 0], scaling=scaling, window=WINDOW[scaling])
     model.fit_scaling([np.random.default_rng(0).normal(50, 9, (40, 3))])
     with torch.no_grad():
-        model.head.weight.zero_()
-        model.head.bias.zero_()
+        for parameter in model.head.parameters():
+            parameter.zero_()
     x = torch.randn(2, 10, 3) * 9 + 50
     torch.testing.assert_close(model(x), x[:, -1, [2, 0]][:, None].expand(2, 4, 2))
 
@@ -116,7 +116,7 @@ def test_wrong_number_of_features_is_refused() -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "readout": (
         lambda: srn.Classifier("rnn", 1, 2, readout="men"),
-        "Unknown readout 'men'. Did you mean 'mean'? It is one of last, mean, max.",
+        "Unknown readout 'men'. Did you mean 'mean'? It is one of last, mean, max, all.",
     ),
     "quantiles": (
         lambda: srn.Forecaster("rnn", 1, 2, quantiles=(0.9, 0.1)),
@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "horizon": (lambda: srn.Forecaster("rnn", 1, 0), "horizon must be 1 or more, got 0."),
     "task": (
         lambda: build_model({"task": "clasify"}),
-        "Unknown task 'clasify'. Did you mean 'classify'? It is one of classify, forecast.",
+        "Unknown task 'clasify'. Did you mean 'classify'? It is one of classify, forecast, predict-next.",
     ),
 }
 
@@ -167,9 +167,8 @@ def test_the_forecast_loss_is_the_mean_pinball_loss_over_observed_targets() -> N
     change, location, _ = model.changes(model.final_state(x))
     total, count = 0.0, 0
     for level, column in ((0.5, 0), (0.2, 1), (0.9, 2)):
-        for forecast, truth in zip(
-            (location[..., None] + scale * change)[..., column].flatten().tolist(), y.flatten().tolist(), strict=True
-        ):
+        forecasts = (location + scale * change[:, 0, ..., column]).flatten().tolist()
+        for forecast, truth in zip(forecasts, y.flatten().tolist(), strict=True):
             if truth == truth:
                 error = (truth - forecast) / scale
                 total += max(level * error, (level - 1) * error)

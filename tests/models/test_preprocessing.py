@@ -148,7 +148,7 @@ def test_a_feature_without_any_value_is_refused() -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError) as error:
         create_scaling("windw", 1, window=None, mask_channel=False)
-    assert str(error.value) == "Unknown scaling 'windw'. Did you mean 'window'? It is standard or window."
+    assert str(error.value) == "Unknown scaling 'windw'. Did you mean 'window'? It is standard, window or context."
     with pytest.raises(ConfigError) as error:
         create_scaling("window", 1, window=None, mask_channel=False)
     assert str(error.value) == "The scaling 'window' needs a context length; set task.context_length."
@@ -157,4 +157,6 @@ def test_wrong_settings_are_refused() -> None:
     assert str(error.value) == "The window of running scaling must be 2 steps or more, got 1."
     with pytest.raises(ConfigError) as error:
         create_scaling("standard", 1, window=9, mask_channel=False)
-    assert str(error.value) == "A window of 9 steps is only used by the scaling 'window', got 'standard'."
+    assert str(error.value) == (
+        "A window of 9 steps is only used by the scalings 'window' and 'context', got 'standard'."
+    )

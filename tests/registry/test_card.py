@@ -45,6 +45,13 @@ def test_forecaster(fields: dict[str, Any]) -> None:
     assert "\n| horizon (steps) | 52 |\n| frequency | W |\n| quantiles | 0.1, 0.5 |\n" in card
 
 
+@pytest.mark.parametrize(("skip", "said"), [("linear", True), ("none", False)])
+def test_the_card_says_what_a_certificate_is_of(fields: dict[str, Any], skip: str, *, said: bool) -> None:
+    card = model_card(ManifestFields.parse({**fields, "lineage": {"config": {"model": {"skip": skip}}}}))
+    sentence = "\nA certificate is of the recurrent layers: it says nothing of the linear skip beside them.\n"
+    assert (sentence in card) == said
+
+
 @pytest.mark.parametrize("label", ["a|b", "x\n# y", "<script>", "`", "[l](u)", "*"])
 def test_names_from_files_cannot_break_the_card(fields: dict[str, Any], label: str) -> None:
     plain = model_card(ManifestFields.parse({**fields, "labels": ["safe", "b"]})).splitlines()

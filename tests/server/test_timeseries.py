@@ -234,8 +234,8 @@ FORECAST = [
     ),
     pytest.param(
         bad(frequency="fortnight"),
-        "Unknown frequency 'fortnight'. It is one of S, s, second, T, min, minute, H, h, hour, D, day, W, week, M, "
-        "month, MS, ME, Q, quarter, QS, QE, Y, year, YS, YE, with a count in front if need be ('15min').",
+        "Unknown frequency 'fortnight'. It is one of S, s, second, T, min, minute, H, h, hour, D, day, W, week, B, "
+        "M, month, MS, ME, Q, quarter, QS, QE, Y, year, YS, YE, with a count in front if need be ('15min').",
         id="frequency",
     ),
     pytest.param(

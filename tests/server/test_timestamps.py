@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablernn_server.errors import InputError
-from stablernn_server.timestamps import advance, check_frequency
+from stablernn_server.timestamps import advance, check_frequency, spacing
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ from stablernn_server.timestamps import advance, check_frequency
         ("2024-01-06", 52, "W", "2025-01-04T00:00:00"),
         ("2024-01-06", 1, "W-SAT", "2024-01-13T00:00:00"),
         ("2024-01-10", 1, "W-SAT", "2024-01-13T00:00:00"),
+        ("2024-03-01T09:30:00", 1, "B", "2024-03-04T09:30:00"),
+        ("2024-03-02", 1, "B", "2024-03-04T00:00:00"),
+        ("2024-02-28", 7, "B", "2024-03-08T00:00:00"),
+        ("2024-03-01", 2, "2B", "2024-03-07T00:00:00"),
         ("2024-01-15", 1, "M", "2024-02-15T00:00:00"),
         ("2024-01-30", 1, "M", "2024-02-29T00:00:00"),
         ("2024-01-31", 1, "month", "2024-02-29T00:00:00"),
@@ -53,6 +57,14 @@ def test_advance(start: str, steps: int, frequency: str, expected: str) -> None:
     assert advance(start, steps, frequency) == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "trained", "expected"),
+    [(None, None, None), ("MS", "D", "MS"), (None, "W-SAT", "W-SAT"), (None, "2MS", "2M"), (None, "QE", "QE")],
+)
+def test_months_of_training_data_keep_their_day(asked: str | None, trained: str | None, expected: str | None) -> None:
+    assert spacing(asked, trained) == expected
+
+
 @given(
     st.datetimes(allow_imaginary=False).filter(lambda moment: 1000 < moment.year < 3000),
     st.integers(1, 40),
@@ -70,7 +82,7 @@ def test_two_strides_are_one(start: object, first: int, second: int, frequency: 
         ("ms", "Unknown frequency 'ms'."),
         ("minutes", "Unknown frequency 'minutes'. Did you mean 'minute'?"),
         ("0D", "Unknown frequency '0D'."),
-        ("B", "Unknown frequency 'B'."),
+        ("C", "Unknown frequency 'C'."),
         ("", "Unknown frequency ''."),
         ("W-SOM", "The frequency 'W-SOM' may have one of MON, TUE, WED, THU, FRI, SAT, SUN after 'W-'."),
         ("QS-SUN", "The frequency 'QS-SUN' may have one of JAN, FEB, MAR,"),

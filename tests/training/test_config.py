@@ -99,7 +99,8 @@ def test_a_length_in_a_later_layer_replaces_the_other_kind(first: str, second: s
 
 TRAINING = (
     "'training' has epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, weight_decay, momentum, schedule, "
-    "step_epochs, lr_decay, clip_norm, patience, seed, device, threads."
+    "step_epochs, lr_decay, clip_norm, refit, label_smoothing, class_weights, time_warp, jitter, rescale, warm_up, "
+    "skip_lr, calibrate, bptt_steps, patience, seed, device, threads."
 )
 UNKNOWN = {
     "typing mistake": (
@@ -133,7 +134,8 @@ def test_unknown_key(case: str) -> None:
 
 WRONG = {
     "training.schedule=cosin": (
-        "training.schedule must be 'constant', 'cosine', 'one-cycle' or 'step', got 'cosin'. Did you mean 'cosine'?"
+        "training.schedule must be 'constant', 'cosine', 'one-cycle', 'step' or 'plateau', got 'cosin'. Did you mean "
+        "'cosine'?"
     ),
     "training.epochs=0": "training.epochs must be greater than or equal to 1, got 0.",
     "training.epochs=ten": "training.epochs must be a valid integer, got 'ten'.",
@@ -148,7 +150,8 @@ WRONG = {
     "training.lr=.inf": "training.lr must be a finite number, got inf.",
     "training.clip_norm=-1": "training.clip_norm must be greater than or equal to 0, got -1.",
     "training.device=tpu": "training.device must be 'auto', 'cpu' or 'cuda', got 'tpu'. Did you mean 'cpu'?",
-    "task.name=predict-next": "task.name must be 'classify' or 'forecast', got 'predict-next'.",
+    "task.name=predict": "task.name must be 'classify', 'forecast' or 'predict-next', got 'predict'. Did you mean "
+    "'predict-next'?",
     "task.quantiles=[0.9, 0.1]": "task.quantiles must be ascending levels between 0 and 1, got [0.9, 0.1].",
     "task.quantiles=[0.5, 1.0]": "task.quantiles must be ascending levels between 0 and 1, got [0.5, 1.0].",
     "task.quantiles=many": "task.quantiles must be a list, got 'many'.",
@@ -156,11 +159,14 @@ WRONG = {
     "data.target=[1]": "data.target.0 must be a valid string, got 1.",
     "data.validation_fraction=1": "data.validation_fraction must be less than 1, got 1.",
     "model.mask_channel=maybe": "model.mask_channel must be True, False or 'auto', got 'maybe'.",
-    "model.window=5": "model.window is only used by the scaling 'window', got model.scaling='standard'.",
+    "model={cell: rnn, window: 5, scaling: standard}": (
+        "model.window is only used by the scalings 'window' and 'context', got model.scaling='standard'."
+    ),
     "model.cell=null": "model.cell must be a valid string, got None.",
     "training=5": (
         "training must be a section with keys (epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, "
-        "weight_decay, momentum, schedule, step_epochs, lr_decay, clip_norm, patience, seed, device, threads), got 5."
+        "weight_decay, momentum, schedule, step_epochs, lr_decay, clip_norm, refit, label_smoothing, class_weights, "
+        "time_warp, jitter, rescale, warm_up, skip_lr, calibrate, bptt_steps, patience, seed, device, threads), got 5."
     ),
 }
 

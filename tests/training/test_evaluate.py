@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from stablernn.data import ClassificationData, ForecastData, Series, WindowSet, load_data
+from stablernn.data import ClassificationData, ForecastData, Samples, Series, WindowSet, load_data
 from stablernn.errors import DataError, UnknownNameError
 from stablernn.metrics import classification_metrics, seasonal_naive
 from stablernn.models import Classifier, Forecaster
 from stablernn.training import TorchPredictor, evaluate, predict
-from stablernn.training.evaluate import Scorer
+from stablernn.training.baselines import Baselines
+from stablernn.training.evaluate import Chosen, Scorer, further_inputs
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,11 @@ class Knows:
 
     def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None, *, dt: None = None) -> dict[str, np.ndarray]:
         return {"probabilities": np.stack([next(self.answers) for _ in x])}
+
+
+def own(scores: dict[str, Any]) -> dict[str, float]:
+    """The predictor's scores without those of the baselines."""
+    return {name: value for name, value in scores.items() if not isinstance(value, dict)}
 
 
 def test_the_seasonal_naive_forecast_scores_like_itself(series: ForecastData) -> None:
@@ -101,13 +107,14 @@ def test_batches_do_not_change_scores(digits: ClassificationData) -> None:
     torch.manual_seed(0)
     predictor = TorchPredictor(Classifier("rnn", 1, 10, 4))
     whole = evaluate(predictor, digits, "validation", batch_size=1000)
-    assert evaluate(predictor, digits, "validation", batch_size=7) == pytest.approx(whole)
+    parts = evaluate(predictor, digits, "validation", batch_size=7)
+    assert own(parts) == pytest.approx(own(whole))
 
 
 def test_predict_keeps_the_order(digits: ClassificationData) -> None:
     model = Classifier("rnn", 1, 10, 4)
     outputs = predict(TorchPredictor(model), digits.validation, batch_size=100)
-    x, lengths, _, _ = digits.validation.gather(np.arange(150, 160))
+    x, lengths, *_ = digits.validation.gather(np.arange(150, 160))
     with torch.no_grad():
         expected = torch.softmax(model(torch.from_numpy(x), torch.from_numpy(lengths)), dim=-1)
     np.testing.assert_allclose(outputs["probabilities"][150:160], expected.numpy(), rtol=1e-5)
@@ -131,7 +138,10 @@ def test_labels_are_matched_by_word(digits: ClassificationData) -> None:
     order = tuple(reversed(digits.labels))
     got = evaluate(Knows(9 - digits.validation.y, 10), digits, "validation", labels=order)
     assert got["accuracy"] == 1.0
-    assert got == classification_metrics(np.eye(10)[digits.validation.y], digits.validation.y)
+    expected = classification_metrics(np.eye(10)[digits.validation.y], digits.validation.y)
+    assert {name: got[name] for name in expected} == expected
+    # The baselines are of the data, in whatever order the predictor has its classes.
+    assert got["ridge"] == Baselines(digits).scores("validation")["ridge"]
 
 
 BAD: dict[str, tuple[dict[str, Any], Any, str]] = {
@@ -174,8 +184,8 @@ def test_features_in_another_order(series: ForecastData) -> None:
 def test_features_of_sequences_are_compared_where_both_have_names(
     digits: ClassificationData, found: tuple[str, ...], expected: tuple[str, ...], fits: bool
 ) -> None:
-    doubled = replace(digits.validation, x=np.repeat(digits.validation.x, 2, axis=2))
-    data = replace(digits, features=found, validation=doubled)
+    train, validation = (replace(one, x=np.repeat(one.x, 2, axis=2)) for one in (digits.train, digits.validation))
+    data = replace(digits, features=found, train=train, validation=validation)
     predictor = Shapes((10,), "probabilities")
     if fits:
         assert evaluate(predictor, data, "validation", features=expected)
@@ -206,7 +216,8 @@ def test_no_test_split(digits: ClassificationData) -> None:
 
 def test_empty_split(digits: ClassificationData) -> None:
     nothing = digits.validation.gather(np.array([], dtype=np.int64))
-    empty = replace(digits, validation=replace(digits.validation, **nothing._asdict(), ids=()))
+    split = replace(digits.validation, x=nothing.x, lengths=nothing.lengths, y=nothing.y, ids=())
+    empty = replace(digits, validation=split)
     with pytest.raises(DataError) as caught:
         evaluate(Shapes((10,), "probabilities"), empty, "validation")
     assert str(caught.value) == "The split 'validation' of 'digits' is empty. Choose another split."
@@ -257,7 +268,7 @@ def test_each_series_is_forecast_from_its_own_past() -> None:
     for split in ("train", "validation", "test"):
         apart = [Scorer(replace(many, series=(one,)), split) for one in many.series]
         weights = [scorer.samples for scorer in apart]
-        for name in ("seasonal_naive", "naive"):
+        for name in ("seasonal_naive", "naive", "drift"):
             expected = np.average([scorer.naive[name]["mae"] for scorer in apart], weights=weights)
             assert Scorer(many, split).naive[name]["mae"] == pytest.approx(expected)
 
@@ -273,3 +284,72 @@ def test_many_series_are_grouped_once(series: ForecastData, monkeypatch: pytest.
     monkeypatch.setattr(sys.modules[Scorer.__module__], "seasonal_naive", naive)
     Scorer(series, "test")
     assert seen == [True] * 4
+
+
+def test_a_chosen_window_is_scored_like_a_split_of_its_own(series: ForecastData) -> None:
+    whole = Scorer(series, "validation", quantiles=(0.1, 0.5, 0.9))
+    chosen = np.array([1, 4])
+    part = Scorer(series, "validation", quantiles=(0.1, 0.5, 0.9), windows=chosen)
+    outputs = predict(Repeats(), whole.source)
+    picked = predict(Repeats(), part.source)
+    assert part.samples == 2
+    for name, values in picked.items():
+        np.testing.assert_array_equal(values, outputs[name][chosen])
+    np.testing.assert_array_equal(part.truth, whole.truth[chosen])
+    for name in ("seasonal_naive", "naive", "drift"):
+        np.testing.assert_array_equal(part.naive_forecast(name), whole.naive_forecast(name)[chosen])
+    errors = np.abs(picked["mean"] - part.truth)
+    assert part.score(picked)["mae"] == pytest.approx(np.nanmean(errors))
+
+
+def test_chosen_samples_are_numbered_anew(digits: ClassificationData) -> None:
+    chosen = Chosen(digits.validation, np.array([5, 3, 9]))
+    assert len(chosen) == 3
+    np.testing.assert_array_equal(chosen.gather(np.array([2, 0])).y, digits.validation.y[[9, 5]])
+
+
+def test_a_sequence_in_two_parts_is_the_whole(digits: ClassificationData) -> None:
+    torch.manual_seed(0)
+    predictor = TorchPredictor(Classifier("lstm", 1, 10, 4, num_layers=2))
+    x = digits.validation.x[:5]
+    first = predictor.run_sequence(x[:, :20])
+    second = predictor.run_sequence(x[:, 20:], state=predictor.next_state(first))
+    whole = predictor.run_numpy(x)
+    assert set(second) - set(whole) == {name.output for name in predictor.states}
+    np.testing.assert_allclose(second["probabilities"], whole["probabilities"], rtol=1e-5, atol=1e-7)
+
+
+def test_what_samples_bring_reaches_the_predictor() -> None:
+    class Source:
+        def __len__(self) -> int:
+            return 3
+
+        def gather(self, indices: np.ndarray) -> Samples:
+            ones = np.ones((len(indices), 2, 1), dtype=np.float32)
+            static = indices[:, None].astype(np.float32)
+            return Samples(ones, np.full(len(indices), 2), indices, dt=None, static=static, future=ones)
+
+    seen: list[dict[str, np.ndarray]] = []
+
+    class Looks:
+        def run_numpy(self, x: np.ndarray, lengths: np.ndarray | None = None, **further: np.ndarray) -> dict:
+            seen.append(further)
+            return {"mean": x}
+
+    predict(Looks(), Source(), batch_size=2)
+    assert [sorted(further) for further in seen] == [["future", "static"]] * 2
+    np.testing.assert_array_equal(seen[1]["static"], [[2]])
+    assert further_inputs(Source().gather(np.array([0]))._replace(static=None)).keys() == {"future"}
+
+
+def test_the_ridge_classifier_is_fitted_for_final_scores_only(
+    digits: ClassificationData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a ridge classifier was fitted")
+
+    monkeypatch.setattr("stablernn.training.baselines.Ridge", fail)
+    scorer = Scorer(digits, "validation")
+    scorer.score({"probabilities": np.eye(10)[digits.validation.y]})
+    with pytest.raises(AssertionError):
+        evaluate(Knows(digits.validation.y, 10), digits, "validation")

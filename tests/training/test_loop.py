@@ -129,7 +129,7 @@ def test_saved_weights_are_projected(projected: bool, monkeypatch: pytest.Monkey
     ours, journal = trainer(cell="indrnn", hidden_size=6, lr=5.0, epochs=5)
     ours.fit()
     largest = {
-        name: float(checkpoint.group("model")["rnn.layers.0.weight_hh"].abs().max())
+        name: float(checkpoint.group("model")["rnn.stacks.0.layers.0.weight_hh"].abs().max())
         for name, checkpoint in journal.saved
     }
     assert set(largest) == {"best", "last"}
@@ -307,7 +307,8 @@ def test_large_sources_are_gathered_batch_by_batch(monkeypatch: pytest.MonkeyPat
 def test_the_truth_counts_in_what_is_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(60, dtype=np.float32)[:, None]
     windows = build_windows([values], [(0, 60)], context_length=2, horizon=20, target_indices=[0])
-    x, _, y, _ = windows.gather(np.arange(len(windows)))
+    samples = windows.gather(np.arange(len(windows)))
+    x, y = samples.x, samples.y
     for limit, whole in ((x.nbytes + y.nbytes, True), (x.nbytes + y.nbytes - 1, False)):
         monkeypatch.setattr("stablernn.training.loop._GATHERED_BYTES", limit)
         assert (Batches(windows, torch.device("cpu"))._whole is not None) is whole

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from stablernn.metrics import (
     classification_metrics,
     confusion_matrix,
+    drift,
     forecast_metrics,
+    label_metrics,
     quantile_metrics,
     ratio,
+    reliability,
     seasonal_naive,
     seasonal_scale,
 )
@@ -236,3 +242,74 @@ def test_a_training_part_shorter_than_a_season_is_scaled_at_lag_one() -> None:
 def test_a_training_part_without_pairs_has_no_scale() -> None:
     assert np.isnan(seasonal_scale(np.array([[1.0], [np.nan], [5.0], [np.nan]]), 1)).all()
     assert np.isnan(seasonal_scale(np.zeros((1, 1)), 1)).all()
+
+
+def test_crps_is_twice_the_mean_pinball_loss() -> None:
+    random = np.random.default_rng(3)
+    got = quantile_metrics(random.normal(size=(5, 2, 1, 3)), random.normal(size=(5, 2, 1)), (0.1, 0.5, 0.9))
+    assert got["crps"] == pytest.approx(2 / 3 * (got["pinball_0.1"] + got["pinball_0.5"] + got["pinball_0.9"]))
+
+
+def test_crps_at_many_levels_is_that_of_a_normal_distribution() -> None:
+    levels = (np.arange(500) + 0.5) / 500
+    quantiles = np.array([statistics.NormalDist().inv_cdf(level) for level in levels])
+    for truth in (0.0, 1.3):
+        # Gneiting and Raftery (2007), section 4.2: y (2 P(y) - 1) + 2 p(y) - 1 / sqrt(pi).
+        standard = statistics.NormalDist()
+        expected = truth * (2 * standard.cdf(truth) - 1) + 2 * standard.pdf(truth) - 1 / math.sqrt(math.pi)
+        got = quantile_metrics(quantiles[None, None, None], np.full((1, 1, 1), truth), list(levels))
+        assert got["crps"] == pytest.approx(expected, abs=2e-3)
+
+
+def test_width_is_the_mean_distance_of_the_bounds() -> None:
+    quantiles = np.array([[[[0.0, 1.0, 3.0]], [[2.0, 2.0, 2.0]], [[0.0, 5.0, 100.0]]]])
+    truth = np.array([[[1.0], [1.0], [np.nan]]])
+    assert quantile_metrics(quantiles, truth, (0.1, 0.5, 0.9))["width_0.8"] == 1.5
+
+
+def test_labels_alone_are_scored_like_probabilities() -> None:
+    p, y = probabilities(80, 5)
+    whole = classification_metrics(p, y)
+    assert label_metrics(p.argmax(axis=1), y, 5) == {name: whole[name] for name in ("accuracy", "macro_f1")}
+
+
+def test_the_calibration_error_is_the_weighted_gap_of_the_reliability_table() -> None:
+    p, y = probabilities(500, 4)
+    table = reliability(p, y)
+    filled = table["samples"] > 0
+    gaps = np.abs(table["accuracy"] - table["confidence"])[filled]
+    expected = np.average(gaps, weights=table["samples"][filled])
+    assert classification_metrics(p, y)["ece"] == pytest.approx(expected, abs=1e-6)
+    assert table["samples"].sum() == 500
+
+
+def test_a_bin_holds_its_upper_bound_and_an_empty_one_has_no_mean() -> None:
+    table = reliability(np.array([[0.6, 0.4], [1.0, 0.0], [0.5, 0.5]]), np.array([0, 1, 0]), bins=2)
+    np.testing.assert_array_equal(table["samples"], [1, 2])
+    np.testing.assert_array_equal(table["accuracy"], [1.0, 0.5])
+    table = reliability(np.array([[1.0, 0.0]]), np.array([0]), bins=2)
+    assert np.isnan(table["confidence"][0])
+
+
+def test_drift_goes_on_with_the_line_through_the_first_and_the_last_value() -> None:
+    values = np.array([np.nan, 1.0, 7.0, 4.0, np.nan, 100.0])[:, None]
+    got = drift(values, np.array([5]), horizon=3)
+    # Observed are steps 1 to 3, of which the line rises by 3 in 2; the first step to forecast is two after the last.
+    np.testing.assert_allclose(got[0, :, 0], [4 + 1.5 * 2, 4 + 1.5 * 3, 4 + 1.5 * 4])
+
+
+def test_drift_from_one_value_is_that_value_and_from_none_is_missing() -> None:
+    values = np.array([[np.nan, 2.0], [np.nan, np.nan], [3.0, 1.0]])
+    got = drift(values, np.array([0, 1, 3]), horizon=2)
+    assert np.isnan(got[0]).all()
+    assert np.isnan(got[1, :, 0]).all()
+    np.testing.assert_array_equal(got[1, :, 1], [2, 2])
+    np.testing.assert_array_equal(got[2, :, 0], [3, 3])
+
+
+@settings(deadline=None)
+@given(start=st.floats(-100, 100), slope=st.floats(-10, 10), end=st.integers(2, 20), horizon=st.integers(1, 10))
+def test_drift_is_exact_on_a_straight_line(start: float, slope: float, end: int, horizon: int) -> None:
+    line = start + slope * np.arange(40)
+    got = drift(line[:, None], np.array([end]), horizon=horizon)
+    np.testing.assert_allclose(got[0, :, 0], line[end : end + horizon], atol=1e-9)

@@ -33,7 +33,7 @@ def test_equals_torch(name: str) -> None:
     classes = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     results = []
     for ours in (True, False):
-        weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0]]))
         optimizer = (
             build_optimizer(
                 {"other": [weight], "orthogonal": []}, settings(optimizer=name, lr=0.05, weight_decay=0.1, **given)
@@ -86,13 +86,13 @@ def test_one_cycle_of_a_single_step_is_its_end_as_its_description_says() -> None
 
 
 def test_orthogonal_parameters_have_their_own_rate_and_no_decay() -> None:
-    free, skew = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
-    chosen = settings(weight_decay=0.2, orthogonal_lr=0.003, schedule="cosine")
-    optimizer = build_optimizer({"other": [free], "orthogonal": [skew]}, chosen)
-    first, second = optimizer.param_groups
-    assert (first["params"], first["lr"], first["weight_decay"]) == ([free], 0.1, 0.2)
-    assert (second["params"], second["lr"], second["weight_decay"]) == ([skew], 0.003, 0.0)
+    free, bias = torch.nn.Parameter(torch.zeros(1, 1)), torch.nn.Parameter(torch.zeros(1))
+    skew, skip = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1, 1))
+    chosen = settings(weight_decay=0.2, orthogonal_lr=0.003, skip_lr=0.01, schedule="cosine")
+    optimizer = build_optimizer({"other": [free], "vectors": [bias], "skip": [skip], "orthogonal": [skew]}, chosen)
+    groups = [(group["params"], group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    assert groups == [([free], 0.1, 0.2), ([bias], 0.1, 0.0), ([skip], 0.01, 0.0), ([skew], 0.003, 0.0)]
     schedule = build_schedule(optimizer, chosen, total_steps=2, epoch_steps=1)
     optimizer.step()
     schedule.step()
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.0015])
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.05, 0.005, 0.0015])

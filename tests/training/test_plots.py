@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from stablernn.training.plots import plot_confusion, plot_forecast, plot_loss, plot_metric
+from stablernn.metrics import reliability
+from stablernn.training.plots import (
+    plot_confusion,
+    plot_early,
+    plot_forecast,
+    plot_loss,
+    plot_metric,
+    plot_reliability,
+)
 
 RECORDS: list[dict[str, Any]] = [
     {"epoch": 1, "train_loss": 2.0, "lr": 0.01, "validation": {"accuracy": 0.2}},
@@ -62,3 +70,19 @@ def test_forecast(dated: bool, interval: bool, tmp_path: Path) -> None:
         title="toy: the last test window",
     )
     assert ink(tmp_path / "forecast.png") > 0.01
+
+
+@pytest.mark.parametrize("samples", [1, 400], ids=["one sample", "many"])
+def test_reliability(samples: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    p = random.dirichlet(np.ones(3), size=samples)
+    table = reliability(p, random.integers(0, 3, samples))
+    plot_reliability(tmp_path / "reliability.png", table, ece=0.1, title="toy, test")
+    assert ink(tmp_path / "reliability.png") > 0.01
+
+
+@pytest.mark.parametrize("majority", [0.4, None], ids=["majority", "none"])
+def test_early(majority: float | None, tmp_path: Path) -> None:
+    rows = [{"share": n / 10, "accuracy": n / 10, "macro_f1": n / 11} for n in range(1, 11)]
+    plot_early(tmp_path / "early.png", rows, majority=majority, title="toy, test")
+    assert ink(tmp_path / "early.png") > 0.01

@@ -38,11 +38,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict
     }
 
 
-@pytest.mark.parametrize(("task", "picture"), [("classify", "confusion.png"), ("forecast", "forecast.png")])
-def test_the_files_of_a_run(task: str, picture: str, runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+@pytest.mark.parametrize(
+    ("task", "pictures"),
+    [("classify", ["confusion.png", "reliability.png"]), ("forecast", ["forecast.png"])],
+    ids=["classify", "forecast"],
+)
+def test_the_files_of_a_run(task: str, pictures: list[str], runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
     run, _ = runs[task]
     assert sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()) == sorted(
         [
+            "calibration.json",
             "checkpoints/best.json",
             "checkpoints/best.safetensors",
             "checkpoints/last.json",
@@ -51,7 +56,7 @@ def test_the_files_of_a_run(task: str, picture: str, runs: dict[str, tuple[Path,
             "data.json",
             "env.json",
             "metrics.jsonl",
-            f"plots/{picture}",
+            *(f"plots/{picture}" for picture in pictures),
             "plots/loss.png",
             "plots/metric.png",
             "summary.json",
@@ -73,6 +78,8 @@ def test_the_summary(task: str, runs: dict[str, tuple[Path, dict[str, Any]]]) ->
         "seconds",
         "best_epoch",
         "metrics",
+        "baselines",
+        "data_notes",
     ]
     assert (summary["run"], summary["task"], summary["epochs"], summary["steps"]) == (str(run), task, 1, 2)
     assert summary["parameters"] == sum(parameter.numel() for parameter in load_run(run).model.parameters())
@@ -82,6 +89,16 @@ def test_a_forecast_stands_beside_the_seasonal_naive_one(runs: dict[str, tuple[P
     scores = runs["forecast"][1]["metrics"]["test"]
     assert set(scores["seasonal_naive"]) == {"mse", "mae", "rmse", "mase", "smape", "wape"}
     assert scores["relative_mae"] == pytest.approx(scores["mae"] / scores["seasonal_naive"]["mae"])
+
+
+def test_a_classification_stands_beside_ridge_and_the_majority(runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+    summary = runs["classify"][1]
+    for split in ("validation", "test"):
+        assert set(summary["metrics"][split]["ridge"]) == {"accuracy", "macro_f1"}
+        assert set(summary["metrics"][split]["majority"]) == {"accuracy", "macro_f1"}
+    assert summary["metrics"]["test"]["ridge"]["accuracy"] == 0.925
+    assert summary["baselines"]["ridge"]["rows"] == 1077
+    assert runs["forecast"][1]["baselines"] == {}
 
 
 def test_the_stored_settings_are_resolved(runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
@@ -137,6 +154,8 @@ def test_the_best_weights_are_scored_and_kept(tmp_path: Path) -> None:
     overrides = [f"data.source={tmp_path / 'turn.csv'}", "data.validation_steps=60", "data.test_steps=60"]
     overrides += ["task.horizon=4", "task.context_length=8", "task.season=1", "model.cell=gru", *TINY]
     overrides += ["training.max_steps=null", "training.epochs=6", "training.lr=0.01", "training.schedule=constant"]
+    # A linear map of the context would go on falling as it went on rising.
+    overrides += ["model.scaling=standard", "training.warm_up=0"]
     summary = train(load_config(overrides=overrides), tmp_path / "run")
     errors = [
         json.loads(line)["validation"]["mae"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
@@ -270,7 +289,7 @@ def test_sequences_of_unequal_length_with_gaps(tmp_path: Path) -> None:
     x[random.random(x.shape) < 0.2] = np.nan
     np.savez(tmp_path / "toy.npz", x=x, y=y, lengths=lengths)
     overrides = [f"data.source={tmp_path / 'toy.npz'}", "model.cell=lvf_mid", "model.readout=mean", *TINY]
-    summary = train(load_config(overrides=[*overrides, "training.max_steps=40"]), tmp_path / "run")
+    summary = train(load_config(overrides=[*overrides, "training.max_steps=100"]), tmp_path / "run")
     assert list(summary["metrics"]) == ["validation"]
     assert summary["metrics"]["validation"]["accuracy"] >= 0.75
     assert load_run(tmp_path / "run").config.model.mask_channel is True
@@ -364,7 +383,7 @@ def test_a_run_without_its_data_says_where_it_lay(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir("elsewhere")
     with pytest.raises(UnknownNameError) as caught:
         load_run("../run").load_data()
-    assert str(caught.value) == f"Unknown dataset or file '{tmp_path / 'series.csv'}'. Datasets: co2, digits."
+    assert str(caught.value) == f"Unknown dataset or file '{tmp_path / 'series.csv'}'. See 'stablernn data list'."
     # What was typed at training is taken where the file itself is gone.
     Path("other.csv").rename("series.csv")
     assert load_run("../run").load_data().name == "series.csv"

@@ -1,4 +1,4 @@
-"""`stablernn data`: the datasets that have a name."""
+"""`stablernn data`: the datasets that have a name, and a look at any data."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from stablernn_cli.commands.data_check import check
 from stablernn_cli.output import JsonOption, Output
 
-app = typer.Typer(help="Look up the named datasets", no_args_is_help=True)
+app = typer.Typer(help="Look up named datasets, look at data", no_args_is_help=True)
 
 
 @app.command("list")
@@ -19,12 +20,13 @@ def list_(
 ) -> None:
     """List the named datasets
 
-    Everything that takes `--data` also takes the path of a file: .npz, .ts, .tsv (sequences with labels) or .csv
-    (series to forecast).
+    Whether the files are here is said as well: below STABLERNN_DATA or in the cache. What is not here is fetched when
+    it is first used, or by `stablernn data fetch`. Everything that takes `--data` also takes the path of a file.
 
-    Example: stablernn data list
+    Example: stablernn data list "*mnist*"
     """
     from stablernn.data import list_datasets
+    from stablernn.data.named.fetch import presence
 
     output = Output.of(context, as_json)
     rows: list[dict[str, Any]] = [
@@ -32,16 +34,57 @@ def list_(
             "name": info.key,
             "title": info.title,
             "task": info.task,
+            "here": presence(info),
             "splits": info.splits,
+            "variants": list(info.variants),
+            "options": list(info.takes),
             "licence": info.licence,
             "source": info.source,
             "settings": dict(info.settings),
-            "path": str(info.file),
+            "files": [str(info.file)] if info.file else [file.name for file in info.files],
         }
         for info in list_datasets(pattern)
     ]
     if as_json:
         output.document(rows)
     else:
-        columns = ("name", "task", "title", "splits", "licence")
+        columns = ("name", "task", "here", "title", "splits", "licence")
         output.table(columns, [[row[column] for column in columns] for row in rows])
+
+
+@app.command("fetch")
+def fetch_(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(help="Datasets, see `data list`.", metavar="NAME...")],
+    base: Annotated[
+        str | None, typer.Option("--from", help="Address that has the files under their names, in place of their home.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch the files of named datasets
+
+    From their homes, each file held against its published checksum before it is in place. They go below STABLERNN_DATA
+    where that is set and can be written to, else into the cache. What is here already is not fetched again.
+
+    Example: stablernn data fetch mnist etth1
+    """
+    from stablernn.data import dataset_info
+    from stablernn.data.named.fetch import fetch, presence
+
+    output = Output.of(context, as_json)
+    infos = [dataset_info(name) for name in names]
+    rows: list[dict[str, Any]] = []
+    for info in infos:
+        fetched = fetch(info, base=base, report=output.note)
+        rows.append({"name": info.key, "here": presence(info), "fetched": [str(path) for path in fetched]})
+    if as_json:
+        output.document(rows)
+        return
+    for row in rows:
+        if not row["fetched"]:
+            output.text(f"{row['name']}: nothing to fetch")
+        for path in row["fetched"]:
+            output.text(f"{row['name']}: {path}")
+
+
+app.command("check")(check)

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
-from stablernn_cli.commands.registry import show_metrics
+from stablernn_cli.commands.registry import data_notes, show_metrics
+from stablernn_cli.errors import UsageError
 from stablernn_cli.options import Device, DeviceOption, Split, TargetArgument
 from stablernn_cli.output import JsonOption, Output
-from stablernn_cli.targets import open_target
+from stablernn_cli.targets import Target, open_target
+
+By = Literal["series", "step", "both"]
+
+MORE = "More figures"
+
+
+@dataclass(frozen=True)
+class Further:
+    """What is measured beside the scores.
+
+    Attributes:
+        by: Tables of a forecast's scores in the document.
+        tables: Folder for them as CSV.
+        backtest: Rolling origins of a forecast, ``windows=8,step=24``.
+        soak: Whether a forecast runs freely.
+        early: Whether a classification is scored on beginnings of sequences.
+    """
+
+    by: By | None = None
+    tables: Path | None = None
+    backtest: str | None = None
+    soak: bool = False
+    early: bool = False
 
 
 def evaluate(
@@ -21,18 +47,59 @@ def evaluate(
         typer.Option(help="A dataset's name or a file; default: what it was trained on.", show_default=False),
     ] = None,
     split: Annotated[Split, typer.Option(help="Which part of the data.")] = "test",
+    by: Annotated[
+        By | None,
+        typer.Option(
+            help="Forecasts: scores of each series, of each step ahead, or both.",
+            show_default=False,
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Forecasts: write both tables there, by_series.csv and by_step.csv.",
+            show_default=False,
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    backtest: Annotated[
+        str | None,
+        typer.Option(
+            metavar="windows=N,step=N",
+            help="Forecasts: N origins of each series up to the end of the split, N steps apart, with the state "
+            "carried from one to the next, and with the context read afresh at each.",
+            show_default=False,
+            rich_help_panel=MORE,
+        ),
+    ] = None,
+    soak: Annotated[
+        bool,
+        typer.Option(
+            "--soak",
+            help="Forecasts: run freely for ten horizons, forecasts fed back, and say whether they stay bounded.",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
+    early: Annotated[
+        bool,
+        typer.Option("--early", help="Classification: scores after each tenth of the sequences.", rich_help_panel=MORE),
+    ] = False,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Score a run or a registry version
 
     A run is scored by torch, a registry version by ONNX Runtime on the graph that is served. Beside a forecast stand
-    the scores of the seasonal naive and the naive forecast on the same windows.
+    the scores of the seasonal naive, the naive and the drift forecast on the same windows; beside a classification
+    those of a ridge classifier on the raw values and of the most frequent class. docs/evaluation.md has the formulas.
 
     Example: stablernn eval digits@production --split test
     """
     output = Output.of(context, as_json)
-    document = score(output, target, data=data, split=split, device=device)
+    further = Further(by, tables, backtest, soak, early)
+    document = score(output, target, data=data, split=split, device=device, further=further)
     if as_json:
         output.document(document)
     else:
@@ -40,24 +107,30 @@ def evaluate(
 
 
 def score(
-    output: Output, target: str, *, data: str | None = None, split: Split = "test", device: Device = "auto"
+    output: Output,
+    target: str,
+    *,
+    data: str | None = None,
+    split: Split = "test",
+    device: Device = "auto",
+    further: Further | None = None,
 ) -> dict[str, Any]:
     """What ``eval --json`` prints."""
+    asked = further or Further()
     with output.status(f"Scoring {target} on {split} ..."):
-        from stablernn.data import ForecastData
-        from stablernn.training import evaluate
+        from stablernn.data.steps import StepData
+        from stablernn.data.types import score_notes
+        from stablernn.training.evaluate_steps import evaluate_steps
 
         model = open_target(target, device)
+        _check(model, asked)
         loaded = model.load_data(data)
-        metrics = evaluate(
-            model.predictor,
-            loaded,
-            split,
-            quantiles=model.quantiles or None,
-            labels=model.labels or None,
-            features=model.features,
-        )
-        samples = len(loaded.windows(split)) if isinstance(loaded, ForecastData) else len(loaded.split(split))
+        extra: dict[str, Any] = {}
+        if isinstance(loaded, StepData):
+            named = {"features": model.features, "outputs": model.labels or model.targets}
+            metrics, samples = evaluate_steps(model.predictor, loaded, split, **named), len(loaded.split(split))
+        else:
+            metrics, samples, extra = _of_samples(model, loaded, split, asked)
     if data is None and loaded.fingerprint != model.fingerprint:
         output.note(f"Note: '{loaded.name}' has changed since {target} was trained on it.")
     return {
@@ -71,16 +144,149 @@ def score(
         "split": split,
         "samples": samples,
         "metrics": metrics,
+        "data_notes": score_notes(loaded.notes),
+        **extra,
     }
 
 
+def _of_samples(model: Target, data: Any, split: Split, asked: Further) -> tuple[dict[str, Any], int, dict[str, Any]]:
+    """Scores of a classification or a forecast, of how many samples, and what was asked for beside them."""
+    from stablernn.data import ForecastData
+    from stablernn.training.baselines import Baselines
+    from stablernn.training.evaluate import open_split, predict
+
+    levels = model.quantiles or None
+    scorer = open_split(data, split, quantiles=levels, labels=model.labels or None, features=model.features)
+    outputs = predict(model.predictor, scorer.source)
+    metrics = scorer.score(outputs)
+    if isinstance(data, ForecastData):
+        return metrics, scorer.samples, _of_forecast(model, data, split, scorer, outputs, asked)
+    baselines = Baselines(data)
+    extra: dict[str, Any] = {"baselines": {"ridge": baselines.notes}}
+    if asked.early:
+        from stablernn.training.early import early
+
+        extra["early"] = early(model.predictor, scorer)
+    return metrics | baselines.scores(split), scorer.samples, extra
+
+
+def _check(model: Target, asked: Further) -> None:
+    """Refuse what does not go with the task, and a backtest that does not read.
+
+    Raises:
+        UsageError: If something is asked for that the task does not have.
+        stablernn.errors.ConfigError: If the backtest is not written as it should be.
+    """
+    forecast = {
+        "--by": asked.by is not None,
+        "--tables": asked.tables is not None,
+        "--backtest": asked.backtest is not None,
+        "--soak": asked.soak,
+    }
+    for options, task, word in ((forecast, "forecast", "forecasts"), ({"--early": asked.early}, "classify", "classes")):
+        given = [name for name, wanted in options.items() if wanted]
+        if given and model.task != task:
+            raise UsageError(f"{given[0]} is for {word}, and {model.name} is for '{model.task}'. Leave it out.")
+    if asked.backtest is not None:
+        from stablernn.training.backtest import parse
+
+        parse(asked.backtest)
+
+
+def _of_forecast(
+    model: Target, data: Any, split: Split, scorer: Any, outputs: dict[str, Any], asked: Further
+) -> dict[str, Any]:
+    """What was asked for beside the scores of a forecast."""
+    found: dict[str, Any] = {}
+    if asked.by or asked.tables is not None:
+        from stablernn.training.tables import by_series, by_step, write_tables
+
+        makers = {"series": by_series, "step": by_step}
+        shown = tuple(makers) if asked.by == "both" else (asked.by,)
+        made = {
+            f"by_{word}": maker(data, scorer, outputs)
+            for word, maker in makers.items()
+            if word in shown or asked.tables is not None
+        }
+        found |= {f"by_{word}": made[f"by_{word}"] for word in makers if word in shown}
+        if asked.tables is not None:
+            found["tables"] = [str(path) for path in write_tables(asked.tables, made)]
+    if asked.backtest is not None:
+        from stablernn.training.backtest import backtest, parse
+
+        levels = model.quantiles or None
+        found["backtest"] = backtest(model.predictor, data, split, quantiles=levels, **parse(asked.backtest))
+    if asked.soak:
+        from stablernn.training.soak import soak
+
+        found["soak"] = soak(model.predictor, data, split)
+    return found
+
+
 def show(output: Output, document: Mapping[str, Any]) -> None:
-    """The scores for people: a forecast's beside those of the naive forecasts."""
+    """The scores for people: a model's beside those of the baselines."""
     kind = "windows" if document["task"] == "forecast" else "sequences"
     output.text(
         f"{document['target']} on {document['data']['name']}, {document['split']}: {document['samples']} {kind}"
     )
-    metrics = document["metrics"]
-    columns = {"model": {name: value for name, value in metrics.items() if not isinstance(value, Mapping)}}
-    columns |= {name.replace("_", " "): value for name, value in metrics.items() if isinstance(value, Mapping)}
+    show_metrics(output, _columns("model", document["metrics"]))
+    line = data_notes(document["data_notes"])
+    if line:
+        output.text(line)
+    for name, title in (("by_series", "By series"), ("by_step", "By step"), ("early", "By share of the sequence")):
+        if name in document:
+            _table(output, document[name], title)
+    if "backtest" in document:
+        _show_backtest(output, document["backtest"])
+    if "soak" in document:
+        _show_soak(output, document["soak"])
+    for path in document.get("tables", ()):
+        output.note(f"Wrote {path}.")
+
+
+def _columns(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    columns = {name: {key: value for key, value in metrics.items() if not isinstance(value, Mapping)}}
+    return columns | {key.replace("_", " "): value for key, value in metrics.items() if isinstance(value, Mapping)}
+
+
+def _table(output: Output, rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    output.text()
+    if rows:
+        output.table(list(rows[0]), [list(row.values()) for row in rows], title=title)
+
+
+def _show_backtest(output: Output, report: Mapping[str, Any]) -> None:
+    output.text()
+    missing = f", {report['missing_origins']} that series did not have" if report["missing_origins"] else ""
+    output.text(
+        f"Backtest: {report['windows']} windows, {report['step']} steps apart; {report['origins']} origins{missing}"
+    )
+    carried, fresh = report["carried"], report["fresh"]
+    columns = _columns("state carried", carried["metrics"])
+    figures = {key: value for key, value in fresh["metrics"].items() if not isinstance(value, Mapping)}
+    columns = {"state carried": columns.pop("state carried"), "context afresh": figures, **columns}
+    for name, part in (("state carried", carried), ("context afresh", fresh)):
+        columns[name] = {**columns[name], "steps read": part["steps_read"], "seconds": part["seconds"]}
     show_metrics(output, columns)
+    _table(output, report["by_window"], "By window, earliest first")
+
+
+def _show_soak(output: Output, report: Mapping[str, Any]) -> None:
+    output.text()
+    lost = report["diverged_at"]
+    verdict = "bounded" if report["bounded"] else "not bounded"
+    growing = ", and still growing" if report["still_growing"] else ""
+    output.facts(
+        {
+            "free run": f"{report['series']} series, {report['steps']} steps: {verdict}",
+            "largest value": f"{_number(report['largest'])} training spreads from the mean "
+            f"({_number(report['largest_in_training'])} in training)",
+            "growth": f"{_number(report['growth'])} (last tenth over the first){growing}",
+            "diverged": "never" if lost is None else f"at step {lost}",
+        },
+        title="Soak",
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"

@@ -79,7 +79,8 @@ def publish(
         with tempfile.TemporaryDirectory(prefix="stablernn-export-") as folder:
             steps = loaded.data.get("context_length") or loaded.data["longest"]
             report = write(loaded.model, folder, formats=formats, steps=steps)
-            fields = _fields(loaded, report)
+            calibration = _calibration(loaded)
+            fields = _fields(loaded, report, calibration)
             files = dict(report.files)
             for filename, content in (
                 ("metrics.json", json.dumps(fields.metrics, indent=2, sort_keys=True) + "\n"),
@@ -88,6 +89,9 @@ def publish(
                 files[filename] = Path(folder) / filename
                 files[filename].write_text(content, encoding="utf-8")
             files |= {f"plots/{plot.name}": plot for plot in sorted((run / "plots").glob("*.png"))}
+            if calibration is not None:
+                files["calibration.json"] = Path(folder) / "calibration.json"
+                files["calibration.json"].write_text(json.dumps(calibration, indent=2) + "\n", encoding="utf-8")
             registry = Registry()
             version = registry.publish(name, files, fields)
     if loaded.summary is None:
@@ -142,7 +146,26 @@ def check_names(name: str, alias: str | None = None) -> None:
         Ref(name, alias=alias)
 
 
-def _fields(run: LoadedRun, report: ExportReport) -> ManifestFields:
+def _calibration(run: LoadedRun) -> dict[str, Any] | None:
+    """What was fitted after training; the offsets are those of the weights, which are what is exported."""
+    path = run.path / "calibration.json"
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "intervals" in found:
+        found["intervals"]["offsets"] = run.model.get_buffer("offsets").tolist()
+    return found
+
+
+def _summarized(calibration: Mapping[str, Any]) -> dict[str, Any]:
+    """The calibration without its long tables."""
+    return {
+        part: {key: value for key, value in found.items() if key not in ("levels", "offsets")}
+        for part, found in calibration.items()
+    }
+
+
+def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any] | None) -> ManifestFields:
     """The manifest of a run: what it expects and gives, how good it is, and where it comes from."""
     from stablernn_registry import ManifestFields
 
@@ -155,6 +178,7 @@ def _fields(run: LoadedRun, report: ExportReport) -> ManifestFields:
                 "task": data["task"],
                 "cell": run.config.model.cell,
                 "signature": report.signature,
+                "output": data.get("output"),
                 "labels": data.get("labels"),
                 "features": data["features"],
                 "targets": data.get("targets"),
@@ -163,9 +187,13 @@ def _fields(run: LoadedRun, report: ExportReport) -> ManifestFields:
                 "season": data.get("season"),
                 "frequency": data.get("frequency"),
                 "quantiles": task.quantiles,
+                "head": run.config.model.head if data["task"] == "forecast" else None,
+                # Manifests say nothing of what a model does not take.
+                **{key: data.get(key) or None for key in ("future", "static", "calendar")},
                 "preprocessing": {
                     "scaling": data["scaling"],
                     "missing_values": "NaN in the input; the last observed value is held inside the graphs",
+                    **({"calibration": _summarized(calibration)} if calibration else {}),
                 },
                 "metrics": run.summary["metrics"] if run.summary else {},
                 "parity": report.parity,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from stablernn_cli.commands.predict_steps import Rows, read, step_rows
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.options import DeviceOption, TargetArgument
 from stablernn_cli.output import JsonOption, Output, plain
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
+_SAID = ("ignored_columns", "gap_steps_filled", "short_contexts", "future_values_missing", "future_rows_unused")
+"""What reading counted that a person should hear of."""
+
 
 def predict(
     context: typer.Context,
@@ -35,7 +39,8 @@ def predict(
         typer.Option(
             "--input",
             metavar="FILE",
-            help="Sequences (.npz, .ts, .tsv) to classify, or series (.csv) to forecast; labels are not needed.",
+            help="Sequences (.npz, .ts, .tsv, .arff, or a table) to classify, series (.csv, .parquet) to forecast, or "
+            "steps (.npz, .txt); labels are not needed.",
             show_default=False,
         ),
     ],
@@ -54,7 +59,9 @@ def predict(
 
     Classification gives a line a sequence: id (its position in the file), label, and a column probability_LABEL for
     each class. Forecasting gives a line a series and future time stamp: unique_id, ds, target (where there are
-    several), mean, and a column q0.1, q0.5 ... for each quantile. The answers are those that `eval` scores.
+    several), mean, and a column q0.1, q0.5 ... for each quantile. The answers are those that `eval` scores. A model of
+    the task predict-next gives a line a step: id, step, and label, probability, target and nll (what came, and its
+    negative log-likelihood), or a column probability_LABEL or mean_TARGET for each output.
 
     With --json, the rows are in the document, unless --output names a file.
 
@@ -64,33 +71,22 @@ def predict(
     if destination != "-" and Path(destination).exists() and Path(destination).samefile(source):
         raise UsageError(f"--output '{destination}' is the input itself. Choose another file.")
     with output.status(f"Running {target} on {source} ..."):
-        from stablernn.data import read_inputs
-        from stablernn.training import predict as run
-
         model = open_target(target, device)
         steps = _steps(model, horizon)
-        inputs = read_inputs(
-            source,
-            task=model.task,
-            features=model.features,
-            context_length=model.context_length,
-            time_step=model.config.model.time_step,
-            **_columns(model),
-        )
-        outputs = run(model.predictor, _Samples(inputs))
-        columns, rows = (
-            _forecast_rows(model, inputs, outputs, steps)
-            if steps is not None
-            else _class_rows(model, inputs, outputs["probabilities"])
-        )
-    for word, number in inputs.notes.items():
-        if word in ("ignored_columns", "short_contexts") and number:
+        if model.task == "predict-next":
+            found = read(model, source)
+            columns, rows = step_rows(model, found)
+            samples, notes = len(found.steps), found.notes
+        else:
+            columns, rows, samples, notes = _sample_rows(model, source, steps)
+    for word, number in notes.items():
+        if word in _SAID and number:
             output.note(f"Note: {word.replace('_', ' ')}: {number}")
     document: dict[str, Any] = {
         "target": model.name,
         "task": model.task,
         "input": source,
-        "samples": len(inputs),
+        "samples": samples,
         "rows": len(rows),
         "output": None if destination == "-" else destination,
     }
@@ -106,6 +102,28 @@ def predict(
         output.note(f"Wrote {len(rows)} rows to {destination}.")
 
 
+def _sample_rows(model: Target, source: str, steps: int | None) -> tuple[list[str], Rows, int, dict[str, Any]]:
+    """Columns and rows of a classification or a forecast, of how many samples, and what was counted."""
+    from stablernn.data import read_inputs
+    from stablernn.training import predict as run
+
+    inputs = read_inputs(
+        source,
+        task=model.task,
+        features=model.features,
+        context_length=model.context_length,
+        time_step=model.config.model.time_step,
+        **_columns(model),
+    )
+    outputs = run(model.predictor, _Samples(inputs))
+    columns, rows = (
+        _forecast_rows(model, inputs, outputs, steps)
+        if steps is not None
+        else _class_rows(model, inputs, outputs["probabilities"])
+    )
+    return columns, rows, len(inputs), inputs.notes
+
+
 class _Samples:
     """Inputs as the numbered samples that prediction runs over."""
 
@@ -118,15 +136,18 @@ class _Samples:
     def gather(self, indices: Array) -> Any:
         from stablernn.data import Samples
 
-        dt = None if self._inputs.dt is None else self._inputs.dt[indices]
-        return Samples(self._inputs.x[indices], self._inputs.lengths[indices], indices, dt)
+        inputs = self._inputs
+        known = {"dt": inputs.dt, "static": inputs.static, "future": inputs.future}
+        chosen = {name: values[indices] for name, values in known.items() if values is not None}
+        return Samples(inputs.x[indices], inputs.lengths[indices], indices, **chosen)
 
 
 def _steps(model: Target, horizon: int | None) -> int | None:
     """How many steps to give; None where nothing is forecast."""
     if model.horizon is None:
         if horizon is not None:
-            raise UsageError(f"--horizon is for forecasts, and {model.name} classifies. Leave it out.")
+            does = "classifies" if model.task == "classify" else "answers at every step"
+            raise UsageError(f"--horizon is for forecasts, and {model.name} {does}. Leave it out.")
         return None
     if horizon is None:
         return model.horizon
@@ -139,16 +160,18 @@ def _steps(model: Target, horizon: int | None) -> int | None:
 
 
 def _columns(model: Target) -> dict[str, Any]:
+    data = model.config.data
+    columns = {"id_column": data.id_column, "time_column": data.time_column}
     if model.task == "classify":
-        return {}
+        return {**columns, "label_column": data.label_column}
     return {
-        "id_column": model.config.data.id_column,
-        "time_column": model.config.data.time_column,
+        **columns,
         "frequency": model.frequency,
+        "future": data.future,
+        "static": data.static,
+        "calendar": data.calendar,
+        "horizon": model.horizon,
     }
-
-
-Rows = list[list[Any]]
 
 
 def _class_rows(model: Target, inputs: InputSet, probabilities: Array) -> tuple[list[str], Rows]:

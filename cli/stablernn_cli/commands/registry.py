@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -232,6 +233,13 @@ def show_metrics(output: Output, metrics: dict[str, Any]) -> None:
         output.table(
             ("metric", *columns), [[name, *(figures.get(name) for figures in columns.values())] for name in names]
         )
+
+
+def data_notes(notes: Mapping[str, Sequence[str]]) -> str | None:
+    """What is to be known of the data beside its scores, in one line; None where there is nothing."""
+    words = {"partial": "only in part, missing or short:", "unchecked": "with no published checksum to hold against:"}
+    parts = [f"{words[key]} {', '.join(notes[key])}" for key in words if key in notes]
+    return f"Data: {'; '.join(parts)}." if parts else None
 
 
 def _flat(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:

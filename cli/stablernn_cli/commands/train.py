@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stablernn_cli.commands.registry import show_metrics
+from stablernn_cli.commands.registry import data_notes, show_metrics
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, TRAINING_PANEL, Device
 from stablernn_cli.output import JsonOption, Output, figure
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stablernn.training import Progress as Position
 
 # Every option that stands for one key of the configuration.
-_KEYS = {
+KEYS = {
     "data": "data.source",
     "test": "data.test",
     "target": "data.target",
@@ -36,6 +36,10 @@ _KEYS = {
     "hidden_size": "model.hidden_size",
     "num_layers": "model.num_layers",
     "dropout": "model.dropout",
+    "patch_size": "model.patch_size",
+    "patch_stride": "model.patch_stride",
+    "readout": "model.readout",
+    "members": "model.members",
     "epochs": "training.epochs",
     "max_steps": "training.max_steps",
     "batch_size": "training.batch_size",
@@ -62,7 +66,9 @@ def _training(text: str, **more: Any) -> Any:
 
 def train(
     context: typer.Context,
-    data: Annotated[str | None, _data("A dataset's name (see `data list`) or a file: .npz, .ts, .tsv or .csv.")] = None,
+    data: Annotated[
+        str | None, _data("A dataset's name (see `data list`) or a file: .csv, .parquet, .npz, .ts, .tsv, .arff, .txt.")
+    ] = None,
     test: Annotated[str | None, _data("File with the test split; default: NAME_TEST beside a NAME_TRAIN.")] = None,
     target: Annotated[
         list[str] | None, _data("Column to forecast, may be repeated; default: y, or the only one there is.")
@@ -73,7 +79,7 @@ def train(
         str | None, _data("Word of the time grid, such as h or W; default: found in the data.")
     ] = None,
     task: Annotated[
-        Literal["classify", "forecast"] | None, _data("What to learn; default: what the data is for.")
+        Literal["classify", "forecast", "predict-next"] | None, _data("What to learn; default: what the data is for.")
     ] = None,
     horizon: Annotated[int | None, _data("Steps to forecast; default: the dataset's, else one season.")] = None,
     context_length: Annotated[
@@ -87,11 +93,26 @@ def train(
     hidden_size: Annotated[int | None, _model("Length of each layer's state; default: 64.")] = None,
     num_layers: Annotated[int | None, _model("Recurrent layers, one above the other; default: 1.")] = None,
     dropout: Annotated[float | None, _model("Probability between layers, 0 to 1; default: 0.")] = None,
+    patch_size: Annotated[
+        int | None, _model("Samples that the layers see at once; default: by the length of the sequences.")
+    ] = None,
+    patch_stride: Annotated[
+        int | None, _model("Samples from one step of the layers to the next; default: --patch-size, where given.")
+    ] = None,
+    readout: Annotated[
+        Literal["last", "mean", "max", "all"] | None,
+        _model("What the head sees of the outputs over time; default: all to classify, last to forecast."),
+    ] = None,
+    members: Annotated[
+        int | None, _model("Networks trained side by side whose answers are averaged; default: 1.")
+    ] = None,
     epochs: Annotated[
-        int | None, _training("Passes over the training data; default: recommended for the cell.")
+        int | None, _training("Passes over the training data; default: by the cell and how much there is.")
     ] = None,
     max_steps: Annotated[int | None, _training("Optimizer steps, in place of --epochs.")] = None,
-    batch_size: Annotated[int | None, _training("Samples in a step; default: recommended for the cell.")] = None,
+    batch_size: Annotated[
+        int | None, _training("Samples in a step; default: by the cell and how many there are.")
+    ] = None,
     lr: Annotated[
         float | None, _training("Learning rate, the largest of its schedule; default: recommended for the cell.")
     ] = None,
@@ -127,13 +148,14 @@ def train(
     """Train a model
 
     Settings come from --config, then from the options here and from --set, which may not contradict each other. What
-    nobody sets takes values that are recommended for the cell; the run's config.yaml holds all of them.
+    nobody sets takes values that are recommended for the cell and the data; the run's config.yaml holds all of them,
+    docs/configuration.md says what they are. `stablernn data check` says what would be done with a file.
 
     Ctrl-C stops with exit code 130 and leaves a run that --resume continues to the same numbers.
 
     Example: stablernn train --data digits --cell lipschitz --hidden-size 128
     """
-    given = {name: context.params[name] for name in _KEYS if context.params[name] not in (None, [], ())}
+    given = {name: context.params[name] for name in KEYS if context.params[name] not in (None, [], ())}
     output = Output.of(context, as_json)
     if resume and run_dir is None:
         raise UsageError("--resume needs the run to go on with, got no --run-dir. Add --run-dir DIR.")
@@ -172,7 +194,7 @@ def fit(
 
         if resume and run_dir is not None and config is None and (run_dir / "config.yaml").is_file():
             config = run_dir / "config.yaml"
-        settings = None if resume and config is None else _settings(given, config, overrides)
+        settings = None if resume and config is None else read_settings(given, config, overrides)
     with _progress(output) as report:
         return dict(train_run(settings, run_dir=run_dir, resume=resume, progress=report))
 
@@ -195,27 +217,37 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
     columns: dict[str, Mapping[str, Any]] = {}
     for split, scores in summary["metrics"].items():
         columns[split] = {name: value for name, value in scores.items() if not isinstance(value, Mapping)}
-        if "seasonal_naive" in scores:
-            columns[f"seasonal naive, {split}"] = scores["seasonal_naive"]
+        for baseline in ("seasonal_naive", "ridge", "frequencies", "mean"):
+            if baseline in scores:
+                columns[f"{baseline.replace('_', ' ')}, {split}"] = scores[baseline]
     show_metrics(output, columns)
+    line = data_notes(summary["data_notes"])
+    if line:
+        output.text(line)
 
 
 def _counted(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def _settings(given: Mapping[str, Any], config: Path | None, overrides: Sequence[str]) -> Config:
+def read_settings(
+    given: Mapping[str, Any],
+    config: Path | None,
+    overrides: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+) -> Config:
+    """The settings from a file, options (by parameter name of :func:`train`) and ``--set``, over ``defaults``."""
     from stablernn.errors import ConfigError
     from stablernn.training import load_config
 
-    options = {_KEYS[name]: value for name, value in given.items()}
+    options = {KEYS[name]: value for name, value in given.items()}
     try:
-        settings = load_config(config, overrides, options=options)
+        settings = load_config(config, overrides, defaults, options=options)
     except ConfigError as error:
         raise ConfigError(_in_options(str(error), given)) from error
     tree = settings.tree()
     for name, value in given.items():
-        section, key = _KEYS[name].split(".")
+        section, key = KEYS[name].split(".")
         if tree[section][key] != value:
             raise UsageError(
                 f"{_flag(name)} {value} contradicts --set, which makes {section}.{key} {tree[section][key]}. "
@@ -238,7 +270,7 @@ def _check_cell(settings: Config) -> None:
 def _in_options(sentence: str, given: Mapping[str, Any]) -> str:
     """The sentence in the words that the user wrote: ``--lr`` for ``training.lr``."""
     for name in given:
-        sentence = sentence.replace(_KEYS[name], _flag(name))
+        sentence = sentence.replace(KEYS[name], _flag(name))
     return sentence
 
 

@@ -33,7 +33,7 @@ VERSION_DOCS: dict[str, Any] = {
     "parameters": [{"name": "version", "in": "path", "required": True, "schema": {"type": "string", "examples": ["1"]}}]
 }
 # What an optional input is when it is left out.
-DEFAULTS = {"lengths": "the full length", "dt": "1"}
+DEFAULTS = {"lengths": "the full length", "dt": "1", "static": "not known", "future": "not known"}
 
 
 @router.get("/{model}")
@@ -55,6 +55,7 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "digest": found.digest,
             "task": manifest.task,
             "cell": manifest.cell,
+            "output": manifest.output,
             "labels": manifest.labels,
             "features": manifest.features,
             "targets": manifest.targets,
@@ -62,6 +63,10 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "context_length": manifest.context_length,
             "frequency": manifest.frequency,
             "quantiles": manifest.quantiles,
+            "head": manifest.head,
+            "future": manifest.future,
+            "static": manifest.static,
+            "calendar": None if manifest.calendar is None else [period.model_dump() for period in manifest.calendar],
             "states": [state.model_dump() for state in found.states],
             "engine": "onnx",
             "device": found.placement.device,
@@ -128,8 +133,8 @@ def _infer(
     if head > settings.json_limit:
         raise too_large(settings.json_limit)
     request = decode_request(body, head)
-    x = request.inputs.get("x")
-    if x is not None and x.ndim == 3:
+    x = request.inputs.get(model.input_name)
+    if x is not None and x.ndim == len(model.sequence.inputs[model.input_name].shape):
         check_size(model, x.shape[0], x.shape[1], settings)
     names = None if request.outputs is None else [output.name for output in request.outputs]
     answers = model.run(model.sequence, request.inputs, names, stop)

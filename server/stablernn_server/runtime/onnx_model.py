@@ -26,7 +26,9 @@ from stablernn_registry import (
 )
 from stablernn_registry.errors import near
 from stablernn_server.errors import DeviceError, InputError, ModelLoadError, NotReadyError, cut
+from stablernn_server.runtime.checks import KNOWN, check_dt, check_lengths, checked, converted, count
 from stablernn_server.runtime.graph_check import check_graph
+from stablernn_server.runtime.rollout import Rollout
 from stablernn_server.runtime.session import RUNTIME_ERRORS, Device, Placement, Stop, choose_device, open_session
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,10 @@ class OnnxModel:
         sequence: The graph over whole sequences.
         step: The graph of one time step.
         states: The states that both graphs take and give.
+        rollout: How a recursive head comes to its horizon; None for any other.
+        patch_stride: Samples after which the state moves on.
+        input_name: ``x``, numbers, or ``tokens``, whole numbers below that of the features.
+        next_outputs: Names of the outputs that are states.
     """
 
     def __init__(self, version: Version, placement: Placement, threads: int) -> None:
@@ -94,12 +100,19 @@ class OnnxModel:
             raise self._refusal("its signature lacks 'sequence' or 'step'.")
         self.states: tuple[StateSignature, ...] = tuple(signature.states)
         self.max_dt: float | None = signature.max_dt
-        whole: dict[str, list[int | str]] = {"lengths": ["batch"], "dt": ["batch", "time"]}
+        given = [tensor.name for tensor in signature.sequence.inputs]
+        self.input_name: str = "tokens" if "tokens" in given and "x" not in given else "x"
+        self.rollout: Rollout | None = self._rollout(version) if self.manifest.head == "recursive" else None
+        known = self._known_shapes()
+        whole: dict[str, list[int | str]] = {"lengths": ["batch"], "dt": ["batch", "time"], **known}
         self._check_convention("sequence", signature.sequence, ["batch", "time"], whole)
-        self._check_convention("step", signature.step, ["batch"], {"dt": ["batch"]})
+        step: list[int | str] = ["batch", *_patch(signature.step, self.input_name)]
+        self._check_convention("step", signature.step, step, {"dt": step, **known})
         self.sequence = self._open(version, "sequence", signature.sequence, threads)
         self.step = self._open(version, "step", signature.step, threads)
-        self._state_outputs = frozenset(state.output for state in self.states)
+        shape = self.step.inputs[self.input_name].shape
+        self.patch_stride: int = int(shape[1]) if self.input_name == "x" and len(shape) == 3 else 1
+        self.next_outputs: frozenset[str] = frozenset(state.output for state in self.states)
 
     @classmethod
     def load(cls, version: Version, device: Device = "auto", threads: int = 1) -> Self:
@@ -135,21 +148,45 @@ class OnnxModel:
         what = f"{kind}.onnx of '{version.name}:{version.version}'"
         return Graph(content, what, signature, self.placement, threads)
 
+    def _rollout(self, version: Version) -> Rollout:
+        try:
+            has = "calibration.json" in self.manifest.files
+            return Rollout.of(self.manifest, version.read("calibration.json") if has else None)
+        except (RegistryError, ValueError) as error:
+            raise self._refusal(str(error)) from error
+
+    def _known_shapes(self) -> dict[str, list[int | str]]:
+        """Shapes of the inputs for what the manifest says is known beside the series."""
+        static, future = self.manifest.static or (), self.manifest.future or ()
+        steps = 1 if self.rollout else self.manifest.horizon or 1
+        shapes: dict[str, list[int | str]] = {"static": ["batch", len(static)], "future": ["batch", steps, len(future)]}
+        return {name: shape for name, shape in shapes.items() if shape[-1]}
+
     def _check_convention(
         self, kind: str, graph: GraphSignature, axes: list[int | str], further: Mapping[str, list[int | str]]
     ) -> None:
-        """Raise unless the inputs are ``x``, the states and those of ``further``, in shapes that can be filled in.
+        """Raise unless the inputs are ``x`` or ``tokens``, the states and some of ``further``, in shapes served.
 
         Args:
             kind: ``"sequence"`` or ``"step"``.
             graph: What the manifest says of it.
-            axes: The free axes of ``x``.
-            further: Shapes of further inputs, which a graph may lack.
+            axes: The free axes of ``x`` or ``tokens``.
+            further: Shapes of further inputs, which a graph may lack, but for those that the manifest speaks of.
         """
         shapes = {tensor.name: tensor.shape for tensor in graph.inputs}
-        known = {"x": [*axes, len(self.manifest.features)], **further}
-        if "x" not in shapes:
-            raise self._refusal(f"the {kind} in its signature has no input 'x'.")
+        main = self.input_name
+        values: list[int | str] = [len(self.manifest.features)] if main == "x" else []
+        known = {main: [*axes, *values], **further}
+        if main not in shapes:
+            raise self._refusal(f"the {kind} in its signature has no input '{main}'.")
+        dtype = next(tensor.dtype for tensor in graph.inputs if tensor.name == main)
+        if dtype != ("float32" if main == "x" else "int64"):
+            raise self._refusal(f"its signature gives the input '{main}' of {kind} the type {dtype}.")
+        for name in KNOWN:
+            if name in further and name not in shapes:
+                raise self._refusal(
+                    f"its manifest has {name} values, the {kind} in its signature has no input for them."
+                )
         states = {state.input for state in self.states}
         for name, shape in shapes.items():
             if name not in known and name not in states:
@@ -165,7 +202,7 @@ class OnnxModel:
             if unknown := [size for size in tensor.shape if isinstance(size, str) and size not in axes]:
                 raise self._refusal(
                     f"the axis '{cut(unknown[0])}' of '{cut(tensor.name)}' in its signature of {kind} is not one of "
-                    f"{', '.join(map(str, axes))}."
+                    f"{', '.join(axis for axis in axes if isinstance(axis, str))}."
                 )
 
     def _refusal(self, reason: str) -> ModelLoadError:
@@ -177,10 +214,13 @@ class OnnxModel:
         Raises:
             ModelLoadError: If an answer is not finite, or does not have the shape that the manifest promises.
         """
-        x = np.zeros((1, 2, len(self.manifest.features)), np.float32)
+        x: Array = np.zeros((1, 2, len(self.manifest.features)), np.float32)
+        if self.input_name == "tokens":
+            x = np.zeros((1, 2), np.int64)
         try:
             answers = self.run_sequence(x)
-            self.run_step(x[:, 0])
+            axes = self.step.inputs[self.input_name].shape
+            self.run_step(np.zeros([size if isinstance(size, int) else 1 for size in axes], x.dtype))
         except WARM_UP_ERRORS as error:
             raise self._refusal(str(error)) from error
         targets, horizon = len(self.manifest.targets or ()), self.manifest.horizon or 0
@@ -191,6 +231,10 @@ class OnnxModel:
             promised["mean"] = (1, horizon, targets)
             if self.manifest.quantiles:
                 promised["quantiles"] = (1, horizon, targets, len(self.manifest.quantiles))
+        elif self.manifest.output == "real":
+            promised["mean"] = (1, 2, targets)
+        elif self.manifest.output is not None:
+            promised["logits"] = (1, 2, len(self.manifest.labels or ()))
         for name, shape in promised.items():
             got = answers[name].shape if name in answers else None
             if got != shape:
@@ -202,37 +246,49 @@ class OnnxModel:
         return f"OnnxModel('{self.name}:{self.version}', device='{self.placement.device}')"
 
     def run_sequence(
-        self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None
+        self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None, **further: Array
     ) -> dict[str, Array]:
         """All outputs for whole sequences, final states included.
 
         Args:
-            x: Shape ``(batch, time, features)``, raw units, NaN where a value is missing.
+            x: Shape ``(batch, time, features)``, raw units, NaN where a value is missing; or int64 tokens of the shape
+                ``(batch, time)``.
             lengths: Steps of each sequence that count, shape ``(batch,)``; default: all of them.
             state: States to start from, by input name (``state_0``, ...); default: zeros.
+            further: Other inputs, such as ``dt``, ``static`` or ``future``.
 
         Returns:
-            Every output of the graph by name, such as ``logits``, ``probabilities``, ``state_0_out``.
+            Every output by name, such as ``logits``, ``probabilities``, ``state_0_out``. A recursive head is rolled
+            out; the states are those after the sequences.
 
         Raises:
             InputError: If a shape or a value does not fit; the sentence says which.
         """
-        inputs: dict[str, Array] = {"x": x, **(state or {})}
+        inputs: dict[str, Array] = {self.input_name: x, **(state or {}), **further}
         if lengths is not None:
             inputs["lengths"] = lengths
-        return self.run(self.sequence, inputs)
+        return self._whole(inputs, None, None)
 
-    def run_step(self, x: Array, state: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    def run_step(self, x: Array, state: Mapping[str, Array] | None = None, **further: Array) -> dict[str, Array]:
         """All outputs after one time step; :meth:`next_state` turns them into the state of the following one.
 
         Args:
-            x: Shape ``(batch, features)``.
+            x: Shape ``(batch, features)``, or ``(batch,)`` of tokens. Of a model of patches ``(batch, stride,
+                features)``, the samples of one stride, the missing ones NaN.
             state: As in :meth:`run_sequence`.
+            further: Likewise; ``future`` of a recursive head holds one step.
         """
-        return self.run(self.step, {"x": x, **(state or {})})
+        return self.run(self.step, {self.input_name: x, **(state or {}), **further})
 
     def run_numpy(
-        self, x: Array, lengths: Array | None = None, stop: Stop | None = None, *, dt: Array | None = None
+        self,
+        x: Array,
+        lengths: Array | None = None,
+        stop: Stop | None = None,
+        *,
+        dt: Array | None = None,
+        static: Array | None = None,
+        future: Array | None = None,
     ) -> dict[str, Array]:
         """The answers for whole sequences, without the states; the name is that of ``stablernn.training``'s predictors.
 
@@ -242,11 +298,20 @@ class OnnxModel:
             stop: As in :meth:`run`.
             dt: Shape ``(batch, time)``, the time from the step before in regular steps, where the model takes it;
                 default: 1.
+            static: Shape ``(batch, static)``, what never changes within a series; NaN where not known, the default.
+            future: Shape ``(batch, horizon, future)``, what is known of the steps ahead; likewise.
         """
-        answers = [name for name in self.sequence.outputs if name not in self._state_outputs]
-        given = {"x": x, "lengths": lengths, "dt": dt}
+        answers = [name for name in self.sequence.outputs if name not in self.next_outputs]
+        given = {self.input_name: x, "lengths": lengths, "dt": dt, "static": static, "future": future}
         inputs = {name: value for name, value in given.items() if value is not None}
-        return self.run(self.sequence, inputs, answers, stop)
+        return self._whole(inputs, answers, stop)
+
+    def _whole(self, inputs: Mapping[str, Array], names: Sequence[str] | None, stop: Stop | None) -> dict[str, Array]:
+        """Some outputs, or all, for whole sequences over the whole horizon."""
+        if self.rollout is None:
+            return self.run(self.sequence, inputs, names, stop)
+        found = self.rollout.run(self, inputs, stop)
+        return found if names is None else {name: found[name] for name in names}
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
         """The states in ``outputs`` under the names of the inputs that they feed."""
@@ -300,14 +365,20 @@ class OnnxModel:
         """Numbers in all inputs and outputs of one run over ``batch`` sequences of ``time`` steps."""
         sizes = {"batch": batch, "time": time}
         tensors = (*self.sequence.inputs.values(), *self.sequence.outputs.values())
-        return sum(prod(sizes[d] if isinstance(d, str) else d for d in tensor.shape) for tensor in tensors)
+        counts = {tensor.name: prod(sizes[d] if isinstance(d, str) else d for d in tensor.shape) for tensor in tensors}
+        rolled = 0
+        if self.rollout is not None:
+            answers = [name for name in self.sequence.outputs if name not in self.next_outputs]
+            rolled = (self.rollout.horizon - 1) * sum(counts.get(name, 0) for name in (*answers, "future"))
+        return sum(counts.values()) + rolled
 
-    def check_values(self, what: str, values: Array) -> Array:
+    def check_values(self, what: str, values: Array, features: Sequence[str] | None = None) -> Array:
         """``values`` of shape ``(..., features)`` as the graphs take them.
 
         Args:
             what: What to call them in errors.
             values: Numbers in raw units, NaN where one is missing.
+            features: Names of the last axis; default: all that the model has.
 
         Returns:
             float32, contiguous and aligned.
@@ -315,13 +386,13 @@ class OnnxModel:
         Raises:
             InputError: If the features are not as many as the model's, or a value is infinite or beyond float32.
         """
-        features = self.manifest.features
+        features = self.manifest.features if features is None else features
         if values.shape[-1] != len(features):
             names = f" ({', '.join(features)})" if len(features) <= 8 else ""
             raise InputError(
-                f"{what} has {_count(values.shape[-1], 'feature')}, {self._label} expects {len(features)}{names}."
+                f"{what} has {count(values.shape[-1], 'feature')}, {self._label} expects {len(features)}{names}."
             )
-        values = _converted(what, values, np.dtype(np.float32))
+        values = converted(what, values, np.dtype(np.float32))
         if np.isinf(values).any():
             where = tuple(int(i) for i in np.argwhere(np.isinf(values))[0])
             raise InputError(
@@ -335,78 +406,61 @@ class OnnxModel:
         return f"model '{self.name}:{self.version}'"
 
     def _feeds(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if "x" not in inputs:
-            raise InputError(f"The input 'x' is missing; {self._label} takes {_listing(graph.inputs)}.")
-        x = self._checked_x(graph, np.asarray(inputs["x"]))
+        main = self.input_name
+        if main not in inputs:
+            raise InputError(f"The input '{main}' is missing; {self._label} takes {_listing(graph.inputs)}.")
+        x = self._checked_main(graph, np.asarray(inputs[main]))
         sizes: dict[str, int] = {
-            word: size for word, size in zip(graph.inputs["x"].shape, x.shape, strict=True) if isinstance(word, str)
+            word: size for word, size in zip(graph.inputs[main].shape, x.shape, strict=True) if isinstance(word, str)
         }
-        feeds = {"x": x}
+        feeds = {main: x}
         for name, spec in graph.inputs.items():
-            if name == "x":
+            if name == main:
                 continue
             shape = tuple(sizes[d] if isinstance(d, str) else d for d in spec.shape)
             if name in inputs:
-                feeds[name] = _checked(name, np.asarray(inputs[name]), spec, shape)
+                feeds[name] = checked(name, np.asarray(inputs[name]), spec, shape, main)
                 if name == "lengths":
-                    _check_lengths(feeds[name], sizes["time"])
+                    check_lengths(feeds[name], sizes["time"], main)
                 if name == "dt":
-                    _check_dt(feeds[name], self.max_dt)
+                    check_dt(feeds[name], self.max_dt)
             elif name == "lengths":
                 feeds[name] = np.full(shape, sizes["time"], np.int64)
             elif name == "dt":
                 feeds[name] = np.ones(shape, np.float32)
             elif spec.optional:
-                feeds[name] = np.zeros(shape, np.dtype(spec.dtype))
+                feeds[name] = np.full(shape, np.nan if name in KNOWN else 0, np.dtype(spec.dtype))
             else:
                 raise InputError(f"The input '{name}' is missing; {self._label} takes {_listing(graph.inputs)}.")
         return feeds
 
-    def _checked_x(self, graph: Graph, x: Array) -> Array:
-        spec = graph.inputs["x"]
-        shape = f"({', '.join(map(str, spec.shape))})"
+    def _checked_main(self, graph: Graph, x: Array) -> Array:
+        name = self.input_name
+        spec = graph.inputs[name]
         if x.ndim != len(spec.shape):
-            raise InputError(f"x must have the shape {shape} for {self._label}, got {x.shape}.")
+            shape = f"({', '.join(map(str, spec.shape))}{',' if len(spec.shape) == 1 else ''})"
+            raise InputError(f"{name} must have the shape {shape} for {self._label}, got {x.shape}.")
         for axis, size in zip(spec.shape, x.shape, strict=True):
             if size == 0 and axis in AXES:
-                raise InputError(f"x is empty: it needs at least one {AXES[axis]}, got the shape {x.shape}.")
-        return self.check_values("x", x)
+                raise InputError(f"{name} is empty: it needs at least one {AXES[axis]}, got the shape {x.shape}.")
+        return self.check_values("x", x) if name == "x" else self._checked_tokens(x)
+
+    def _checked_tokens(self, tokens: Array) -> Array:
+        tokens = converted("tokens", tokens, np.dtype(np.int64))
+        outside = (tokens < 0) | (tokens >= len(self.manifest.features))
+        if outside.any():
+            where = tuple(int(i) for i in np.argwhere(outside)[0])
+            raise InputError(
+                f"tokens must be from 0 to {len(self.manifest.features) - 1}, their places in the vocabulary of "
+                f"{self._label}, got {int(tokens[where])} at {where}."
+            )
+        return tokens
 
 
-def _checked(name: str, value: Array, spec: TensorSignature, shape: tuple[int, ...]) -> Array:
-    if value.shape != shape:
-        words = f"({', '.join(map(str, spec.shape))})"
-        raise InputError(f"{name} must have the shape {words} = {shape} to fit x, got {value.shape}.")
-    value = _converted(name, value, np.dtype(spec.dtype))
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise InputError(f"{name} holds values that are not finite; only x may have missing values.")
-    return value
-
-
-def _converted(name: str, value: Array, dtype: np.dtype[Any]) -> Array:
-    """``value`` in the dtype of the graph, contiguous and aligned, as the runtime's C code needs it."""
-    if value.dtype.kind not in ("iu" if dtype.kind == "i" else "iuf"):
-        kind = "whole numbers" if dtype.kind == "i" else "numbers"
-        raise InputError(f"{name} must hold {kind} ({dtype}), got {value.dtype}.")
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which is reported by the caller
-        return np.require(value, dtype, ["C", "A"])
-
-
-def _check_lengths(lengths: Array, time: int) -> None:
-    if lengths.min() < 1 or lengths.max() > time:
-        worst = int(lengths.max() if lengths.max() > time else lengths.min())
-        raise InputError(f"lengths must lie between 1 and the {_count(time, 'time step')} of x, got {worst}.")
-
-
-def _check_dt(dt: Array, longest: float | None) -> None:
-    if dt.min() < 0:
-        raise InputError(f"dt must be 0 or more, the time since the step before, got {dt.min():g}.")
-    # In float32 a dt may lie just above the number that it was written as.
-    if longest is not None and dt.max() > longest * (1 + 1e-6):
-        raise InputError(
-            f"dt must be at most {longest:g}, the longest step that the model takes, got {dt.max():g}; "
-            "divide the gap into steps with missing values."
-        )
+def _patch(step: GraphSignature, main: str) -> list[int | str]:
+    """The axis over the samples of one stride, which steps of a model of patches have between batch and features."""
+    shape = next((tensor.shape for tensor in step.inputs if tensor.name == main), [])
+    return shape[1:2] if len(shape) == 3 and isinstance(shape[1], int) else []
 
 
 def _unknown_tensor(side: str, given: str, specs: Mapping[str, TensorSignature], label: str) -> InputError:
@@ -416,7 +470,3 @@ def _unknown_tensor(side: str, given: str, specs: Mapping[str, TensorSignature],
 
 def _listing(specs: Mapping[str, TensorSignature]) -> str:
     return ", ".join(f"{spec.name} (optional)" if spec.optional else spec.name for spec in specs.values())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -5,13 +5,18 @@ Series are left to :mod:`stablernn_server.series`: a pydantic check of every num
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from difflib import get_close_matches
+from itertools import islice
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 UNIVARIATE = "univariate_time_series"
 MULTIVARIATE = "multivariate_time_series"
 
+_NEAR = 0.8
+"""Likeness from which on an unknown field is taken for a misspelled one; that of 'station' and 'static' is 0.77."""
+_MOST_COMPARED = 32
 _VALUE = {"anyOf": [{"type": "number"}, {"type": "null"}]}
 Series = Annotated[
     Any,
@@ -27,19 +32,53 @@ Series = Annotated[
 ]
 
 
+Known = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "description": "By name, numbers of the steps ahead; null is one that is not known.",
+            "type": "object",
+            "additionalProperties": {"type": "array", "items": _VALUE},
+        }
+    ),
+]
+Constants = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"description": "By name, a number or null.", "type": "object", "additionalProperties": _VALUE}),
+]
+
+
 class _Request(BaseModel):
+    """More fields than are known are allowed, as in KServe, unless their names are nearly those of known ones."""
+
     model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="after")
+    def _spelled(self) -> Self:
+        known = list(type(self).model_fields)
+        # Comparing names takes time, and a body may hold any number of them.
+        for name in islice(self.model_extra or {}, _MOST_COMPARED):
+            if meant := get_close_matches(name.lower()[:64], known, n=1, cutoff=_NEAR):
+                raise ValueError(
+                    f"Unknown field '{name[:64]}'. Did you mean '{meant[0]}'? Known are {', '.join(known)}"
+                )
+        return self
 
 
 class SeriesInput(_Request):
     """One observed series.
 
     Attributes:
-        series: Its values, oldest first.
+        series: Its values, oldest first; without the features of the calendar, which follow from the time.
         type: Checked against the nesting of ``series`` when given.
         name: Comes back with the answer; default: its place among the inputs.
         frequency: Spacing of the time stamps; default: what the model was trained on.
-        start_timestamp: ISO 8601 time of the first value; without it the answer has no time stamps.
+        start_timestamp: ISO 8601 time of the first value; without it the answer has no time stamps. Needed by models
+            that are told where each step lies in the calendar.
+        dt: For models of irregular time: the time from the value before to each value, in the model's regular steps;
+            the first one does not count. All 1 when left out.
+        future: What is known of the steps ahead; what is left out is not known.
+        static: What never changes within the series; likewise.
     """
 
     series: Series
@@ -47,6 +86,9 @@ class SeriesInput(_Request):
     name: str | None = Field(default=None, max_length=256)
     frequency: str | None = Field(default=None, max_length=32, examples=["W", "MS", "15min"])
     start_timestamp: str | None = Field(default=None, max_length=64, examples=["2024-01-06T00:00:00Z"])
+    dt: list[float] | None = Field(default=None, examples=[None])
+    future: Known | None = None
+    static: Constants | None = None
 
 
 class _SeriesRequest(_Request):

@@ -1,18 +1,19 @@
 """Scaling and missing values, as part of the model: raw units go in, and the same arithmetic runs in every graph.
 
-Each scaling is a recurrence of its own. :meth:`Scaling.step` takes one raw sample and a state and is what the exported
-step graph holds; :meth:`Scaling.sequence` gives the same numbers for a whole sequence in training.
+Each scaling is a recurrence of its own. :meth:`Scaling.patch` takes the raw samples of one patch and a state and is
+what the exported step graph holds; :meth:`Scaling.patches` gives the same numbers for whole sequences in training.
+Where samples are scaled one by one, both are made of :meth:`Scaling.step` and :meth:`Scaling.sequence`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.errors import ConfigError, DataError, near
+from stablernn.errors import ConfigError, DataError
 
 # Spread below which a window counts as flat, as a share of its level and, at level zero, of the training data's spread.
 _FLAT = 1e-4
@@ -33,6 +34,7 @@ class Scaling(nn.Module):
     """
 
     kind = "standard"
+    extras_per_feature = 0
     mean: Tensor
     scale: Tensor
 
@@ -91,6 +93,11 @@ class Scaling(nn.Module):
 
     def sequence(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """:meth:`step` over ``(batch, time, F)``; where ``valid`` (batch, time) is false the state is held."""
+        scaled, observed = self.filled(x, state, valid)
+        return self._channels(scaled, observed), (scaled[:, -1],)
+
+    def filled(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The last observed value at each step of ``(batch, time, F)``, scaled, and which ones were observed there."""
         (held,) = state
         observed = ~torch.isnan(x)
         if valid is not None:
@@ -100,10 +107,48 @@ class Scaling(nn.Module):
             time = torch.arange(x.shape[1], device=x.device)[:, None].expand_as(x)
             latest = torch.where(observed, time, -1).cummax(dim=1).values
             scaled = torch.where(latest < 0, held[:, None], scaled.gather(1, latest.clamp_min(0)))
-        return self._channels(scaled, observed), (scaled[:, -1],)
+        return scaled, observed
+
+    def patch(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """:meth:`step` over the few samples of one patch ``(batch, stride, F)``, and what else the layers see of it."""
+        outputs = []
+        for sample in x.unbind(dim=1):
+            scaled, state = self.step(sample, state)
+            outputs.append(scaled)
+        return torch.stack(outputs, dim=1), None, state
+
+    def patches(
+        self, x: Tensor, state: tuple[Tensor, ...], stride: int, groups: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """:meth:`patch` over whole sequences ``(batch, patches * stride, F)``, NaN behind their ends.
+
+        Args:
+            x: Raw samples.
+            state: As :meth:`patch` takes it.
+            stride: Samples of a patch.
+            groups: ``(batch,)`` int64, the patches of each sequence, behind which the state is held; all when omitted.
+        """
+        scaled, state = self.sequence(x, state, None)
+        return scaled, None, state
+
+    def transform(self, values: Tensor, features: Sequence[int] | None = None) -> Tensor:
+        """Raw values in the units in which forecasts are made, where :meth:`anchor` is linear.
+
+        Args:
+            values: ``(..., features)``.
+            features: Which features these are; all when omitted.
+        """
+        return values
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """What :meth:`transform` is undone by."""
+        return values
 
     def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Where a forecast starts from and what it is measured in: location and scale in raw units, ``(batch, F)``."""
+        """Where a forecast starts from and what it is measured in: location and scale, ``(batch, F)``.
+
+        They are in raw units, or in those of :meth:`transform` where it changes them.
+        """
         (held,) = state
         return self.mean + self.scale * held, self.scale.expand_as(held)
 
@@ -180,20 +225,3 @@ class WindowScaling(Scaling):
         # A flat series has no spread: a share of its level stands in. maximum, not an addition of a small constant: the
         # ONNX exporter's optimizer takes an addition of 1e-8 for one of zero and drops it.
         return torch.maximum(torch.sqrt(torch.relu(variance)), torch.clamp(first.abs() * _FLAT, min=_NOTHING))
-
-
-def create_scaling(kind: str, size: int, *, window: int | None, mask_channel: bool) -> Scaling:
-    """The scaling called ``standard`` or ``window``.
-
-    Raises:
-        ConfigError: If there is no such kind, or ``window`` is missing where it is needed.
-    """
-    if kind == "standard":
-        if window is not None:
-            raise ConfigError(f"A window of {window} steps is only used by the scaling 'window', got 'standard'.")
-        return Scaling(size, mask_channel=mask_channel)
-    if kind != "window":
-        raise ConfigError(f"Unknown scaling '{kind}'.{near(kind, ('standard', 'window'))} It is standard or window.")
-    if window is None:
-        raise ConfigError("The scaling 'window' needs a context length; set task.context_length.")
-    return WindowScaling(size, window=window, mask_channel=mask_channel)

@@ -1,0 +1,308 @@
+"""How accurate the shipped recipes are: nine classification problems, three forecasting tasks, three seeds each.
+
+    STABLERNN_DATA=... python benchmarks/accuracy.py --jobs 2
+
+trains through the command line, one thread a job, and writes ``benchmarks/results/accuracy.json``; ``--page`` writes
+``docs/accuracy.md`` from it. ``--only`` runs some of the rows again and keeps the others. MiniRocket, the peer, comes
+from aeon, which needs an older numpy: ``--minirocket`` builds an environment for it in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from m4 import averages, naive2
+
+RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
+SEEDS = (0, 1, 2)
+PROBLEMS = {
+    "digits": None,
+    "ItalyPowerDemand": "ts",
+    "GunPoint": "ts",
+    "ECG200": "tsv",
+    "Coffee": "tsv",
+    "JapaneseVowels": "ts",
+    "BasicMotions": "ts",
+    "ECG5000": "tsv",
+    "FordA": "tsv.gz",
+}
+"""Classification problems and the ending of their training file."""
+RECIPES = {
+    "tuned": ["--cell", "lru", "--members", "4", "--set", "training.refit=true"],
+    "defaults": ["--cell", "lru"],
+    "gru": ["--cell", "gru"],
+    "lstm": ["--cell", "lstm"],
+}
+FORECASTS = {
+    "m4-hourly": ["--data", "m4-hourly", "--cell", "lipschitz"],
+    "etth1": ["--data", "etth1", "--cell", "lipschitz", "--set", "data.channels_as_series=true"],
+    "etth1-ot": ["--data", "etth1", "--cell", "lipschitz", "--set", "data.channels=OT"],
+}
+GOALS = {
+    **{"digits": 0.985, "ItalyPowerDemand": 0.965, "GunPoint": 0.980, "ECG200": 0.890, "Coffee": 0.970},
+    **{"JapaneseVowels": 0.975, "BasicMotions": 0.990, "ECG5000": 0.942, "FordA": 0.943, "mean": 0.965},
+}
+"""Mean test accuracies that the project set out to reach."""
+FORECAST_GOALS = {
+    "m4-hourly": {"owa": 0.60},
+    "etth1": {"mse": 0.390, "mae": 0.410},
+    "etth1-ot": {"mse": 0.058, "mae": 0.182},
+}
+
+Row = dict[str, Any]
+
+
+def problem_file(name: str) -> str:
+    ending = PROBLEMS[name]
+    root = Path(os.environ["STABLERNN_DATA"]) / "ucr-uea" / name
+    return name if ending is None else str(root / f"{name}_TRAIN.{ending}")
+
+
+def shown(words: list[str]) -> str:
+    """The command as a user would type it, with the data folder as its variable."""
+    folder = os.environ.get("STABLERNN_DATA", "")
+    return "stablernn " + " ".join(word.replace(folder, "$STABLERNN_DATA") if folder else word for word in words)
+
+
+def trained(words: list[str], folder: str) -> Row:
+    """Train by the command line; the summary."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stablernn_cli", *words, "--json"], cwd=folder, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{shown(words)}: {done.stderr}")
+    return dict(json.loads(done.stdout))
+
+
+def classify(job: Row) -> Row:
+    words = ["train", "--data", problem_file(job["data"]), *RECIPES[job["recipe"]], "--seed", str(job["seed"])]
+    with tempfile.TemporaryDirectory() as folder:
+        summary = trained(words, folder)
+    test = summary["metrics"]["test"]
+    figures = {"accuracy": test["accuracy"], "ridge": test["ridge"]["accuracy"]}
+    return {**job, **figures, **_facts(words, summary)}
+
+
+def forecast(job: Row) -> Row:
+    words = ["train", *FORECASTS[job["data"]], "--seed", str(job["seed"])]
+    with tempfile.TemporaryDirectory() as folder:
+        summary = trained(words, folder)
+        from stablernn.training import TorchPredictor, load_run, predict
+        from stablernn.training.run import create_model
+
+        loaded = load_run(Path(folder) / summary["run"])
+        data: Any = loaded.load_data()
+        windows = data.windows("test")
+        mean = predict(loaded.predictor(), windows)["mean"][:, :, 0]
+        # Before training a model with a linear skip is that skip: ridge regression on the scaled context.
+        ridge = predict(TorchPredictor(create_model(loaded.config, data)), windows)["mean"][:, :, 0]
+    truth = windows.truth(np.arange(len(windows)))[:, :, 0]
+    score = _m4_scores if job["data"] == "m4-hourly" else _standardized
+    scores = {**score(data, windows, truth, mean), "ridge": score(data, windows, truth, ridge)}
+    return {**job, **scores, **_facts(words, summary)}
+
+
+def _facts(words: list[str], summary: Row) -> Row:
+    return {"command": shown(words), "parameters": summary["parameters"], "seconds": round(summary["seconds"], 1)}
+
+
+def _m4_scores(data: Any, windows: Any, truth: np.ndarray, mean: np.ndarray) -> dict[str, float]:
+    histories = [data.series[series].values[:end, 0].astype(np.float64) for series, end in windows.origins]
+    return averages(truth.astype(np.float64), mean.astype(np.float64), histories, data.season)
+
+
+def _standardized(data: Any, windows: Any, truth: np.ndarray, mean: np.ndarray) -> dict[str, float]:
+    """Errors in units of each series' standard deviation in training, as the literature on these data gives them."""
+    held_out = data.validation_steps + data.test_steps
+    deviation = np.array([one.values[: len(one.values) - held_out, 0].std(dtype=np.float64) for one in data.series])
+    error = (mean - truth) / deviation[[series for series, _ in windows.origins]][:, None]
+    return {"mse": float(np.mean(error**2)), "mae": float(np.mean(np.abs(error)))}
+
+
+def naive_rows() -> list[Row]:
+    """The same measures of the naive forecasts."""
+    from stablernn.data import load_data
+    from stablernn.metrics import seasonal_naive
+
+    rows = []
+    for name, options in (
+        ("m4-hourly", {}),
+        ("etth1", {"channels_as_series": True}),
+        ("etth1-ot", {"channels": ["OT"]}),
+    ):
+        data: Any = load_data(name.removesuffix("-ot"), **options)
+        windows = data.windows("test")
+        truth = windows.truth(np.arange(len(windows)))[:, :, 0]
+        mean = np.stack(
+            [
+                seasonal_naive(
+                    data.series[series].values[:, :1], np.array([end]), season=data.season, horizon=data.horizon
+                )[0, :, 0]
+                for series, end in windows.origins
+            ]
+        )
+        score = _m4_scores if name == "m4-hourly" else _standardized
+        rows.append({"data": name, "method": "seasonal naive", **score(data, windows, truth, mean)})
+        if name == "m4-hourly":
+            histories = [data.series[s].values[:end, 0].astype(np.float64) for s, end in windows.origins]
+            forecasts = np.stack([naive2(history, data.horizon, data.season) for history in histories])
+            rows.append({"data": name, "method": "Naive2", **score(data, windows, truth, forecasts)})
+    return rows
+
+
+def minirocket_rows(names: list[str]) -> list[Row]:
+    """MiniRocket and a ridge classifier, by aeon in an environment of its own."""
+    script = Path(__file__).parent / "minirocket.py"
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        python = Path(folder) / "bin" / "python"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "aeon==1.6.0"], check=True)
+        rows = []
+        for name in names:
+            from stablernn.data import load_data
+
+            data: Any = load_data(problem_file(name))
+            arrays = Path(folder) / "data.npz"
+            fit = [np.concatenate([getattr(data.train, part), getattr(data.validation, part)]) for part in ("x", "y")]
+            np.savez(arrays, x=fit[0], y=fit[1], test_x=data.test.x, test_y=data.test.y)
+            for seed in SEEDS:
+                done = subprocess.run([python, script, arrays, str(seed)], capture_output=True, text=True, check=True)
+                rows.append({"data": name, "recipe": "minirocket", "seed": seed, **json.loads(done.stdout)})
+                print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--only", nargs="*", help="data sets to run again; the other rows are kept")
+    parser.add_argument("--recipes", nargs="*", default=list(RECIPES), help="recipes of the classifiers")
+    parser.add_argument("--minirocket", action="store_true", help="run the peer, in an environment of its own")
+    parser.add_argument("--page", action="store_true", help="only write the page from the results")
+    arguments = parser.parse_args()
+    if not arguments.page:
+        run(arguments)
+    PAGE.write_text(page(json.loads(RESULTS.read_text())), encoding="utf-8")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    wanted = arguments.only or [*PROBLEMS, *FORECASTS]
+    jobs = [
+        (classify, {"data": name, "recipe": recipe, "seed": seed})
+        for name in PROBLEMS
+        for recipe in arguments.recipes
+        for seed in arguments.seeds
+        if name in wanted
+    ]
+    names = [name for name in FORECASTS if name in wanted]
+    jobs += [(forecast, {"data": name, "seed": seed}) for name in names for seed in arguments.seeds]
+
+    def done(job: tuple[Any, Row]) -> Row:
+        work, row = job
+        found: Row = work(row)
+        print({key: value for key, value in found.items() if key != "command"}, file=sys.stderr, flush=True)
+        return found
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        rows = list(pool.map(done, jobs))
+    if arguments.minirocket:
+        rows += minirocket_rows([name for name in PROBLEMS if name in wanted])
+    known = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    merged = {(row["data"], row.get("recipe", ""), row["seed"]): row for row in [*known, *rows]}
+    RESULTS.parent.mkdir(exist_ok=True)
+    content = {
+        "conditions": {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "torch": version("torch"),
+            "python": platform.python_version(),
+            "date": time.strftime("%Y-%m-%d"),
+        },
+        "naive": naive_rows(),
+        "runs": [merged[one] for one in sorted(merged)],
+    }
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def page(results: Row) -> str:
+    """``docs/accuracy.md``."""
+    runs, conditions = results["runs"], results["conditions"]
+    recipes = [name for name in (*RECIPES, "minirocket") if any(row.get("recipe") == name for row in runs)]
+    lines = [_HEAD.format(**conditions), "## Classification", "", _CLASSIFY, ""]
+    lines += [
+        "| data set | goal | " + " | ".join(recipes) + " | ridge | seconds, tuned |",
+        "|---" * (len(recipes) + 4) + "|",
+    ]
+    columns: dict[str, list[float]] = {name: [] for name in (*recipes, "ridge")}
+    for name in PROBLEMS:
+        cells, seconds = [], "-"
+        for recipe in recipes:
+            found = [row for row in runs if row["data"] == name and row.get("recipe") == recipe]
+            cells.append(_spread([row["accuracy"] for row in found]))
+            columns[recipe] += [float(np.mean([row["accuracy"] for row in found]))] if found else []
+            if recipe == "tuned" and found:
+                seconds = f"{np.median([row['seconds'] for row in found]):.0f}"
+                columns["ridge"].append(found[0]["ridge"])
+        ridge = f"{columns['ridge'][-1]:.3f}" if seconds != "-" else "-"
+        lines.append(f"| {name} | {GOALS[name]:.3f} | {' | '.join(cells)} | {ridge} | {seconds} |")
+    whole = [f"{np.mean(values):.4f}" if len(values) == len(PROBLEMS) else "-" for values in columns.values()]
+    lines += [f"| mean | {GOALS['mean']:.3f} | {' | '.join(whole)} | |", "", "## Forecasting", "", _FORECAST, ""]
+    lines += ["| task | measure | goal | here | linear skip alone | seasonal naive | seconds |", "|---" * 7 + "|"]
+    for name, goals in FORECAST_GOALS.items():
+        found = [row for row in runs if row["data"] == name]
+        naive = next(row for row in results["naive"] if row["data"] == name and row["method"] == "seasonal naive")
+        measures = ("smape", "mase", "owa") if name == "m4-hourly" else ("mse", "mae")
+        for measure in measures:
+            if not found:
+                continue
+            goal = f"{goals[measure]:.3f}" if measure in goals else ""
+            here = _spread([row[measure] for row in found], 4)
+            seconds = f"{np.median([row['seconds'] for row in found]):.0f}"
+            lines.append(
+                f"| {name} | {measure} | {goal} | {here} | {found[0]['ridge'][measure]:.4f} | {naive[measure]:.4f} | "
+                f"{seconds} |"
+            )
+    lines += ["", "## Commands", "", "One for each row; `--seed` 0, 1, 2.", "", "```"]
+    lines += sorted({row["command"].rpartition(" --seed")[0] for row in runs if "command" in row})
+    return "\n".join([*lines, "```", ""])
+
+
+def _spread(values: list[float], digits: int = 3) -> str:
+    if not values:
+        return "-"
+    mean = f"{np.mean(values):.{digits}f}"
+    return f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else mean
+
+
+_HEAD = """# Accuracy
+
+Generated from `benchmarks/results/accuracy.json` by `STABLERNN_DATA=... python benchmarks/accuracy.py --jobs 2`; do not
+edit. Means over three seeds, the smallest and the largest behind them. Seconds are those of one run on one thread, the
+median over seeds. {cores} cores, {machine}, torch {torch}, Python {python}, {date}; the machine was shared.
+"""
+_CLASSIFY = """Test accuracy on the published splits; `digits` on the bundled one. `tuned`: an ensemble of four `lru`
+trained on all training data, validation included. `defaults`: `lru` without any option. `gru`, `lstm`: these cells
+without any option, the same front end. `minirocket`: MiniRocket and a ridge classifier by aeon. `ridge`: a ridge
+classifier on the raw values."""
+_FORECAST = """`m4-hourly`: 414 series, horizon 48, sMAPE, MASE and their average over those of Naive2, as the
+competition defines them. `etth1`: seven channels, each a series of one model, `etth1-ot`: the last of them alone;
+horizon 96, context 336, all windows of the test rows, errors of values standardized by the training rows."""
+
+
+if __name__ == "__main__":
+    main()

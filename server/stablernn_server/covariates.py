@@ -1,0 +1,136 @@
+"""What a forecast is told beside the observed values: the calendar, what is known in advance, what never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablernn_registry.errors import near
+from stablernn_server.errors import InputError, cut
+from stablernn_server.json_arrays import to_array
+from stablernn_server.runtime.onnx_model import OnnxModel
+from stablernn_server.schemas.timeseries import SeriesInput
+from stablernn_server.timestamps import spacing, times
+
+Array = NDArray[Any]
+
+
+class Covariates:
+    """The covariates of one model.
+
+    Attributes:
+        observed: Features that a client sends; those of the calendar follow from the time.
+    """
+
+    def __init__(self, model: OnnxModel) -> None:
+        manifest = model.manifest
+        made = [channel for period in manifest.calendar or () for channel in period.channels]
+        self.observed: list[str] = [name for name in manifest.features if name not in made]
+        self._model = model
+        self._made = made
+        self._future: list[str] = [name for name in manifest.future or () if name not in made]
+        self._static: list[str] = manifest.static or []
+
+    def complete(
+        self, x: Array, lengths: Array, inputs: Sequence[SeriesInput], observed: Sequence[int], horizon: int
+    ) -> tuple[Array, dict[str, Array]]:
+        """What the model takes, from what a client sent.
+
+        Args:
+            x: The ends of the series, ``(batch, time, len(self.observed))``.
+            lengths: Steps of each of these, ``(batch,)``.
+            inputs: The inputs that they came from.
+            observed: Steps of each series as it came.
+            horizon: Steps ahead that were asked for.
+
+        Returns:
+            ``x`` with all features, and the further inputs by name.
+
+        Raises:
+            InputError: If a name, a number or a time is missing, strange or of the wrong length.
+        """
+        manifest = self._model.manifest
+        further: dict[str, Array] = {}
+        static = np.array([self._static_of(item, place) for place, item in enumerate(inputs)], np.float32)
+        future = np.stack([self._future_of(item, place, horizon) for place, item in enumerate(inputs)])
+        if self._static:
+            further["static"] = static
+        if self._made:
+            x, waves = self._with_calendar(x, lengths, inputs, observed)
+            both, names = np.concatenate([future, waves], axis=2), [*self._future, *self._made]
+            future = both[:, :, [names.index(name) for name in manifest.future or ()]]
+        if manifest.future:
+            further["future"] = future
+        return x, further
+
+    def _with_calendar(
+        self, x: Array, lengths: Array, inputs: Sequence[SeriesInput], observed: Sequence[int]
+    ) -> tuple[Array, Array]:
+        """``x`` with the features of the calendar, and these at the steps ahead, in the order of the calendar."""
+        manifest = self._model.manifest
+        steps, features = manifest.horizon or 0, manifest.features
+        whole = np.zeros((*x.shape[:2], len(features)), np.float32)
+        whole[:, :, [features.index(name) for name in self.observed]] = x
+        places = [features.index(name) for name in self._made]
+        ahead = np.zeros((len(x), steps, len(places)), np.float32)
+        for place, (item, length, total) in enumerate(zip(inputs, lengths.tolist(), observed, strict=True)):
+            if item.start_timestamp is None:
+                periods = " and the ".join(period.name for period in manifest.calendar or ())
+                raise InputError(
+                    f"inputs.{place}.start_timestamp is missing: the model '{self._model.name}' is told where in the "
+                    f"{periods} each step lies. Give the time of the first value."
+                )
+            frequency = spacing(item.frequency, manifest.frequency) or ""
+            waves = self._waves(times(item.start_timestamp, total - length, length + steps, frequency))
+            whole[place, :length, places] = waves[:length].T
+            ahead[place] = waves[length:]
+        return whole, ahead
+
+    def _waves(self, seconds: Array) -> Array:
+        """Sine and cosine of each period, ``(time, 2 * periods)``."""
+        waves: list[Array] = []
+        for period in self._model.manifest.calendar or ():
+            angle = 2 * np.pi * np.mod(seconds - period.phase, period.period) / period.period
+            waves += [np.sin(angle), np.cos(angle)]
+        return np.stack(waves, axis=1).astype(np.float32)
+
+    def _static_of(self, item: SeriesInput, place: int) -> list[float]:
+        what = f"inputs.{place}.static"
+        given = self._named(item.static, what, self._static)
+        if not given:
+            return [np.nan] * len(self._static)
+        values = to_array([given.get(name) for name in self._static], what)
+        if values.ndim != 1:
+            raise InputError(f"{what} must hold one number, or null, for each name.")
+        found: list[float] = self._model.check_values(what, values, self._static).tolist()
+        return found
+
+    def _future_of(self, item: SeriesInput, place: int, horizon: int) -> Array:
+        what, steps = f"inputs.{place}.future", self._model.manifest.horizon or 0
+        found = np.full((steps, len(self._future)), np.nan, np.float32)
+        for name, values in self._named(item.future, what, self._future).items():
+            where = f"{what}.{name}"
+            row = to_array(values, where)
+            if row.ndim != 1 or not horizon <= len(row) <= steps:
+                wanted = f"{horizon}" if horizon == steps else f"{horizon} to {steps}"
+                got = f"{len(row)}" if row.ndim == 1 else f"{row.ndim} levels"
+                raise InputError(
+                    f"{where} must be a flat array of {wanted} numbers, one for each step ahead, got {got}."
+                )
+            found[: len(row), self._future.index(name)] = self._model.check_values(where, row[:, None], [name])[:, 0]
+        return found
+
+    def _named(self, given: dict[str, Any] | None, what: str, names: Sequence[str]) -> dict[str, Any]:
+        for name in given or {}:
+            if name in names:
+                continue
+            if name in self._made:
+                raise InputError(f"{what}.{name} follows from start_timestamp; leave it out.")
+            takes = f"takes {', '.join(names)}" if names else "takes none"
+            raise InputError(
+                f"{what}: unknown name '{cut(name)}'.{near(name, names)} The model '{self._model.name}' {takes}."
+            )
+        return given or {}

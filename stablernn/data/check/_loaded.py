@@ -1,0 +1,71 @@
+"""What is told of data that are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stablernn.data.check._report import Column, Data, Findings
+from stablernn.data.check._sequences import look_at_sequences, parts_of
+from stablernn.data.check._series import look_at_series
+from stablernn.data.check._steps import look_at_steps
+from stablernn.data.check._tables import kinds_at_the_start
+from stablernn.data.files import TABLES, ending
+from stablernn.data.frames import column_names
+from stablernn.data.labelled import LABEL_COLUMN
+from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, open_table
+from stablernn.data.types import ClassificationData, ForecastData, Notes
+from stablernn.data.wording import stamp_text
+
+
+def look_at_data(data: Data, findings: Findings) -> tuple[tuple[Column, ...], Notes]:
+    """Columns and content of what was loaded."""
+    if isinstance(data, ClassificationData):
+        if data.test is None:
+            findings.warn("no_test", "There is no test split; scores will be those of validation only.")
+        return look_at_sequences(parts_of(data), data.features, findings)
+    if isinstance(data, ForecastData):
+        return look_at_series(data.series, data.channels, data.targets, data.notes, findings, data)
+    return look_at_steps(data, findings)
+
+
+def columns_of_file(
+    path: Path, columns: tuple[Column, ...], data: Data, options: Mapping[str, Any]
+) -> tuple[Column, ...]:
+    """The columns of a table in its order, those that are no channels among them; of other files the same columns.
+
+    Args:
+        path: The file that was loaded.
+        columns: What is known of the channels and the label.
+        data: What was loaded.
+        options: The settings by which it was.
+    """
+    if not isinstance(data, ClassificationData | ForecastData) or ending(path) not in TABLES:
+        return columns
+    table = open_table(path, **table_options(options))
+    known = {column.name: column for column in columns}
+    names = column_names(path)
+    low: str | None = None
+    high: str | None = None
+    if isinstance(data, ForecastData):
+        first, last = min(one.ds[0] for one in data.series), max(one.ds[-1] for one in data.series)
+        low, high = stamp_text(first), stamp_text(last)
+        known |= {name: Column(name, "static", "numbers") for name in data.static}
+    else:
+        known[options.get("label_column", LABEL_COLUMN)] = columns[-1]
+    kinds = kinds_at_the_start(path, [name for name in names if name not in known])
+    known[table.time_name] = Column(table.time_name, "time", kinds[table.time_name], low=low, high=high)
+    if table.id_name is not None:
+        known[table.id_name] = Column(table.id_name, "id", kinds[table.id_name])
+    # Channels of the calendar are in no column of the file.
+    added = tuple(column for column in columns if column.role != "label" and column.name not in names)
+    return (*(known[name] if name in known else Column(name, "ignored", kinds[name]) for name in names), *added)
+
+
+def table_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that say which columns a table has, with their defaults."""
+    return {
+        "id_column": options.get("id_column", ID_COLUMN),
+        "time_column": options.get("time_column", TIME_COLUMN),
+    }

@@ -1,0 +1,349 @@
+"""What a table shows that training would refuse: its cells as they stand there, column by column."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from stablernn import errors
+from stablernn.data.check._report import Column, Findings, Kind, Role
+from stablernn.data.frames import column_names, first_row, frames
+from stablernn.data.sequences import Resolution, finite_float32
+from stablernn.data.stamps import dates, time_text
+from stablernn.data.tables import _MISSING, TIME_COLUMN, _clean
+from stablernn.data.types import Notes, Timestamps
+from stablernn.data.windows import Int64Array
+from stablernn.data.wording import counted, listing, quoted, stamp_text
+
+_PARTS_OF_TIME = ("year", "month", "day", "hour", "minute", "second")
+#: With fewer columns than this, rows are no series.
+_WIDE = 20
+#: A file that is refused is looked at up to here; mistakes behind it come to light when those before are gone.
+_MOST_ROWS = 2_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class CellLook:
+    """What the cells of a table say.
+
+    Attributes:
+        columns: All of them.
+        readable: Those of numbers that training could take, in the order of the file.
+        guessed: Settings by which the file could be read where those given do not do.
+    """
+
+    columns: tuple[Column, ...]
+    readable: tuple[str, ...]
+    guessed: Notes
+
+    @property
+    def has_times(self) -> bool:
+        """Whether there is a column of times without a mistake in it."""
+        return any(column.role == "time" and not column.unreadable for column in self.columns)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """The cells of a table, null where there is no value, and the number of each row in the file."""
+
+    path: Path
+    frame: pl.DataFrame
+    rows: Int64Array
+
+    def __getitem__(self, name: str) -> pl.Series:
+        return self.frame[name]
+
+    @property
+    def names(self) -> list[str]:
+        return self.frame.columns
+
+    def where(self, name: str, wrong: pl.Series) -> str:
+        """The first cell that is wrong and its row, for people."""
+        index = int(np.argmax(wrong.to_numpy()))
+        return f"the first is {quoted(str(self[name][index] or ''))} in row {self.rows[index]}"
+
+
+def look_at_cells(
+    path: Path,
+    findings: Findings,
+    *,
+    id_column: str,
+    time_column: str,
+    label_column: str | None,
+    channels: Sequence[str] | None,
+    static: Sequence[str],
+) -> CellLook | None:
+    """Looks at a table that was refused and lists every column that is not what its role needs.
+
+    Returns:
+        None where not even the cells can be told apart; the reader's sentence for that is among the findings.
+    """
+    try:
+        cells = _read(path, id_column)
+    except errors.StableRNNError as error:
+        findings.problem("unreadable", str(error))
+        return None
+    shape = _other_shape(cells, time_column)
+    if shape is not None:
+        findings.warn(*shape)
+        return CellLook(tuple(_value(cells[name]) for name in cells.names), (), {})
+    warn_of_names(cells.names, findings)
+    time_name, guessed = _time_name(cells, time_column)
+    stamps = None if time_name is None else _stamps(cells, time_name, findings)
+    if stamps is not None:
+        ids = cells[id_column] if id_column in cells.names else None
+        guessed |= _check_order(cells, stamps, ids, time_name or "", findings)
+    roles: dict[str | None, Role] = {
+        label_column: "label",
+        guessed.get("id_column", id_column): "id",
+        time_name: "time",
+    }
+    columns, readable = [], []
+    for name in cells.names:
+        role: Role = "channel" if channels is None or name in channels else "ignored"
+        role = "static" if name in static else roles.get(name, role)
+        column = _column(cells, name, role, findings)
+        if role == "time":
+            column = _with_times(column, cells, name, stamps)
+        columns.append(column)
+        if role == "channel" and not column.unreadable and column.kind in ("numbers", "empty"):
+            readable.append(name)
+    if time_name is None or guessed.get("time_column"):
+        _warn_of_parts(cells.names, findings)
+    unreadable = [column.name for column in columns if column.role == "channel" and column.name not in readable]
+    if unreadable and readable and channels is None:
+        guessed["channels"] = readable
+    return CellLook(tuple(columns), tuple(readable), guessed)
+
+
+def warn_of_names(names: Sequence[str], findings: Findings) -> None:
+    """A first row that holds values where names should be."""
+    if all(_is_value(name) for name in names if name) and any(names):
+        findings.warn(
+            "no_header",
+            f"The first row holds no names but values ({listing(names)}). Put a row with the names of the columns "
+            "before it.",
+        )
+
+
+def _read(path: Path, id_column: str) -> _Cells:
+    """The rows in which anything stands."""
+    parts, seen = [], 0
+    for frame in frames(path, column_names(path)):
+        parts.append(frame)
+        seen += len(frame)
+        if seen >= _MOST_ROWS:
+            break
+    frame = pl.concat(parts)
+    cleaned = frame.with_columns(_clean(frame[name], () if name == id_column else _MISSING) for name in frame.columns)
+    filled = ~cleaned.select(pl.all_horizontal(pl.all().is_null())).to_series()
+    rows = np.flatnonzero(filled.to_numpy()).astype(np.int64) + first_row(path)
+    if not len(rows):
+        raise errors.DataError(f"'{path.name}' has a header but no rows.")
+    return _Cells(path, cleaned.filter(filled), rows)
+
+
+def _other_shape(cells: _Cells, time_column: str) -> tuple[str, str] | None:
+    """Code and sentence for a table that is another kind of table; None for one that may be ours."""
+    names = cells.names
+    if len(names) == 1 and re.search(r"[;\t|]", names[0]):
+        return (
+            "other_separator",
+            f"The only column is called {quoted(names[0])}: cells must be separated by commas.",
+        )
+    if time_column not in names and _holds_series_in_rows(cells):
+        return (
+            "series_in_rows",
+            f"Each row seems to be a series of up to {counted(len(names) - 1, 'value')} behind its name. Tables are "
+            "read with a row for each series and time: unique_id, ds, y.",
+        )
+    return None
+
+
+def _time_name(cells: _Cells, time_column: str) -> tuple[str | None, Notes]:
+    """The column of times as the reader finds it, else the first that could be one, and the setting that names it."""
+    if time_column in cells.names:
+        return time_column, {}
+    first = cells.names[0]
+    if time_column == TIME_COLUMN and dates(time_text(cells[first])).count():
+        return first, {}
+    for name in cells.names:
+        if _counts(cells[name]) or (not _are_numbers(cells[name]) and not dates(time_text(cells[name])).null_count()):
+            return name, {"time_column": name}
+    return None, {}
+
+
+def _holds_series_in_rows(cells: _Cells) -> bool:
+    """Whether a name stands first in each row and many numbers behind it."""
+    first, *others = cells.names
+    return len(others) >= _WIDE and not _are_numbers(cells[first]) and all(_are_numbers(cells[name]) for name in others)
+
+
+def _value(cells: pl.Series) -> Column:
+    kind: Kind = "numbers" if _are_numbers(cells) else "words"
+    return Column(str(cells.name), "ignored", kind, cells.null_count() / max(len(cells), 1))
+
+
+def _as_numbers(column: pl.Series) -> pl.Series:
+    if column.dtype.is_temporal():
+        return pl.Series(column.name, [None] * len(column), dtype=pl.Float64)
+    return column.cast(pl.Float64, strict=False)
+
+
+def _are_numbers(column: pl.Series) -> bool:
+    return _as_numbers(column).null_count() == column.null_count()
+
+
+def _counts(column: pl.Series) -> bool:
+    """Whether a column holds whole numbers that rise by the same step from row to row."""
+    if column.dtype.is_temporal() or column.dtype.is_float():
+        return False
+    whole = column.cast(pl.Int64, strict=False)
+    if whole.null_count() or len(whole) < 3:
+        return False
+    steps = np.diff(whole.to_numpy())
+    return bool(steps[0] > 0 and (steps == steps[0]).all())
+
+
+def _stamps(cells: _Cells, name: str, findings: Findings) -> Timestamps | None:
+    text = time_text(cells[name])
+    found = dates(text)
+    if not found.null_count():
+        return found.to_numpy().astype("datetime64[ns]")
+    whole = text.cast(pl.Int64, strict=False) if text.dtype == pl.String else found
+    if not whole.null_count():
+        return whole.to_numpy().astype(np.int64)
+    if found.null_count() > 1:
+        findings.problem(
+            "not_a_time",
+            f"'{cells.path.name}' column '{name}': {found.null_count()} of {len(found)} cells are not times; "
+            f"{cells.where(name, found.is_null())}.",
+        )
+    return None
+
+
+def _with_times(column: Column, cells: _Cells, name: str, stamps: Timestamps | None) -> Column:
+    if stamps is None:
+        return replace(column, kind="mixed", unreadable=dates(time_text(cells[name])).null_count())
+    kind: Kind = "dates" if stamps.dtype.kind == "M" else "numbers"
+    return replace(column, kind=kind, low=stamp_text(stamps.min()), high=stamp_text(stamps.max()))
+
+
+def _column(cells: _Cells, name: str, role: Role, findings: Findings) -> Column:
+    column = cells[name]
+    numbers = _as_numbers(column)
+    filled, found = column.count(), numbers.count()
+    kind = _kind(column, numbers)
+    unreadable = 0
+    if role in ("channel", "static"):
+        unreadable = filled - found
+        _check_numbers(cells, name, kind, numbers, findings)
+    low = high = None
+    if kind == "numbers":
+        low, high = (float(str(value)) for value in (numbers.min(), numbers.max()))
+    return Column(name, role, kind, 1 - filled / max(len(column), 1), low, high, unreadable)
+
+
+def _kind(column: pl.Series, numbers: pl.Series) -> Kind:
+    filled, found = column.count(), numbers.count()
+    if not filled:
+        return "empty"
+    if found == filled:
+        return "numbers"
+    dated = dates(time_text(column)).count()
+    if dated == filled:
+        return "dates"
+    return "mixed" if found or dated else "words"
+
+
+def kinds_at_the_start(path: Path, names: Sequence[str]) -> dict[str, Kind]:
+    """What columns hold, by the first piece of the file."""
+    frame = next(iter(frames(path, names)))
+    columns = {name: _clean(frame[name], _MISSING) for name in names}
+    return {name: _kind(column, _as_numbers(column)) for name, column in columns.items()}
+
+
+def _check_numbers(cells: _Cells, name: str, kind: Kind, numbers: pl.Series, findings: Findings) -> None:
+    """Every reason for which a column cannot be a channel."""
+    column, where = cells[name], f"'{cells.path.name}' column '{name}'"
+    wrong = numbers.is_null() & column.is_not_null()
+    if kind in ("words", "dates"):
+        examples = [quoted(str(word)) for word in column.drop_nulls().unique(maintain_order=True)[:3]]
+        findings.problem(
+            kind,
+            f"{where} holds {kind} ({listing(examples)}) and no numbers. Name the columns to read by 'channels', or "
+            "write it as numbers.",
+        )
+        return
+    if wrong.sum() > 1:
+        findings.problem(
+            "not_a_number",
+            f"{where}: {wrong.sum()} of {column.count()} cells are not numbers; {cells.where(name, wrong)}.",
+        )
+    try:
+        values = numbers.fill_null(float("nan")).to_numpy()
+        finite_float32(values, lambda i: f"'{cells.path.name}' row {cells.rows[i[0]]}, column '{name}'")
+        seen = Resolution()
+        seen.add(values)
+        seen.check(where)
+    except errors.DataError as error:
+        findings.problem("not_a_number", str(error))
+
+
+def _check_order(cells: _Cells, stamps: Timestamps, ids: pl.Series | None, time_name: str, findings: Findings) -> Notes:
+    """Count the rows that repeat a time of their series or go back in time; guess which column tells series apart."""
+    twice, back = _order(stamps, ids)
+    if twice and ids is None:
+        for name in cells.names:
+            column = cells[name]
+            if name == time_name or column.null_count() or column.n_unique() in (1, len(column)):
+                continue
+            if _order(stamps, column) == (0, 0):
+                findings.warn("unnamed_series", f"Column '{name}' seems to tell series apart: name it by id_column.")
+                return {"id_column": name}
+    if twice > 1:
+        findings.problem(
+            "time_twice", f"'{cells.path.name}' has {twice} rows with a time that their series already has."
+        )
+    if back > 1:
+        findings.problem(
+            "not_sorted", f"'{cells.path.name}' has {back} rows that are earlier than the row of their series before."
+        )
+    return {}
+
+
+def _order(stamps: Timestamps, ids: pl.Series | None) -> tuple[int, int]:
+    """Rows that repeat a time of their series, and rows that are earlier than the one of their series before."""
+    codes = np.zeros(len(stamps), np.int64)
+    if ids is not None:
+        codes = np.unique(ids.cast(pl.String).fill_null("").to_numpy().astype(str), return_inverse=True)[1]
+    times = stamps.astype(np.int64)
+    rows = np.argsort(codes, kind="stable")
+    same = np.diff(codes[rows]) == 0
+    back = int((same & (np.diff(times[rows]) < 0)).sum())
+    order = np.lexsort((times, codes))
+    twice = int(((np.diff(codes[order]) == 0) & (np.diff(times[order]) == 0)).sum())
+    return twice, back
+
+
+def _warn_of_parts(names: Sequence[str], findings: Findings) -> None:
+    parts = [name for name in names if name.lower() in _PARTS_OF_TIME]
+    if len(parts) > 1:
+        findings.warn(
+            "time_in_parts",
+            f"The time seems to be in several columns ({listing(parts)}). Join them into one column 'ds', such as "
+            "2024-01-31 13:00.",
+        )
+
+
+def _is_value(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return bool(re.fullmatch(r"\d{4}[-/]\d\d?([-/]\d\d?.*)?", name))
+    return True

@@ -1,0 +1,132 @@
+"""What a named dataset is: its description, its files, and what may be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from stablernn import errors
+from stablernn.data.fingerprint import fingerprint
+from stablernn.data.named.places import DataFile, verified
+from stablernn.data.steps import StepData
+from stablernn.data.types import ClassificationData, ForecastData
+from stablernn.data.windows import Int64Array, SplitName
+
+DatasetTask = Literal["classify", "forecast", "predict-next"]
+NamedData = ClassificationData | ForecastData | StepData
+
+#: The settings of ``data`` that only named datasets have; each dataset takes some of them.
+OPTIONS = ("variant", "partial", "permutation", "length")
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A named dataset.
+
+    Attributes:
+        key: The name that ``load_data`` takes.
+        title: What it is, for people.
+        task: What it is for.
+        licence: Terms under which its home gives it away.
+        source: Where it comes from.
+        splits: How its publisher, the papers or this project split it.
+        file: Where its file lies, for those that are part of this package.
+        settings: What ``load_data`` uses where nothing else is asked for.
+        members: Which of so many sequences belong to which split, for sequences in one file of this package.
+        files: What it is made of, for those that are not part of this package.
+        folders: Where below a data folder its files may lie; the first is where fetched ones go.
+        variants: Words that ``data.variant`` takes, the default first; empty: there is one form only.
+        options: Which further settings of ``data`` it takes, see :data:`OPTIONS`.
+        load: Makes the dataset; None: its file is read as any file is.
+        obtain: For files that may not be fetched: where the user gets them.
+    """
+
+    key: str
+    title: str
+    task: DatasetTask
+    licence: str
+    source: str
+    splits: str
+    file: Path | None = None
+    settings: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    members: Callable[[int], dict[SplitName, Int64Array]] | None = None
+    files: tuple[DataFile, ...] = ()
+    folders: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    load: Callable[[Request], NamedData] | None = None
+    obtain: str | None = None
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """All settings of ``data`` that it takes beside those of its task."""
+        return (("variant",) if self.variants else ()) + self.options
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a dataset, checked, and where its files are.
+
+    Attributes:
+        info: The dataset.
+        paths: Where each file lies that is here, by its name.
+        missing: Names of the files that are not here and that ``partial`` does without.
+        seed: Draws what is drawn.
+        variant: One of ``info.variants``; empty where it has none.
+        permutation: Name of an order of the pixels; None: the dataset's.
+        length: Steps of a sequence; None: the dataset's.
+        partial: Whether a set that is there only in part will do.
+        settings: Those of the task: target, horizon and the like.
+    """
+
+    info: DatasetInfo
+    paths: Mapping[str, Path]
+    missing: tuple[str, ...] = ()
+    seed: int = 0
+    variant: str = ""
+    permutation: str | None = None
+    length: int | None = None
+    partial: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def content(self, name: str) -> bytes:
+        """A file's content, decompressed and equal to what was published.
+
+        Raises:
+            DataError: If it is cut off or is not what was published.
+        """
+        file = next(file for file in self.info.files if file.name == name)
+        return verified(self.info.key, file, self.paths[name])
+
+    def fingerprint(self, *drawn: str | int) -> str:
+        """Hash of the content, by the checksums that it was held against, and of how it is brought into form.
+
+        Args:
+            drawn: Whatever else the sequences depend on.
+        """
+        files = [f"{file.name} {file.checksum}" for file in self.info.files if file.name in self.paths]
+        return fingerprint(["named", self.info.key, self.variant, *files, *drawn])
+
+    def notes(self) -> dict[str, Any]:
+        """What every score must carry: the variant, and what is missing."""
+        found: dict[str, Any] = {"variant": self.variant} if self.variant else {}
+        return {**found, "partial": list(self.missing)} if self.missing else found
+
+
+def check_variant(info: DatasetInfo, given: str | None) -> str:
+    """The variant, or the default where none is given.
+
+    Raises:
+        ConfigError: If the dataset has no such variant.
+    """
+    if given is None:
+        return info.variants[0] if info.variants else ""
+    if given not in info.variants:
+        hint = errors.near(given, info.variants)
+        raise errors.ConfigError(
+            f"variant of '{info.key}' must be one of {', '.join(info.variants)}, got '{given}'.{hint}"
+        )
+    return given

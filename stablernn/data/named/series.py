@@ -1,0 +1,134 @@
+"""Series to forecast: the four ETT tables and M4 Hourly."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from stablernn import errors
+from stablernn.data.forecasting import forecast_data, read_series
+from stablernn.data.named.entry import DatasetInfo, Request
+from stablernn.data.named.places import DataFile
+from stablernn.data.tables import Table, open_table
+from stablernn.data.types import ForecastData, Series
+from stablernn.data.wording import quoted
+
+_ETT_HOME = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/"
+_M4_HOME = "https://raw.githubusercontent.com/Mcompetitions/M4-methods/master/Dataset/"
+#: Rows of training, validation and test a transformer: 12, 4 and 4 months of 30 days.
+ETT_ROWS = {"h": (8640, 2880, 2880), "m": (34560, 11520, 11520)}
+M4_TRAIN, M4_TEST = "Hourly-train.csv", "Hourly-test.csv"
+
+
+def load_ett(request: Request) -> ForecastData:
+    """Twenty months of a transformer; the rows behind them are not used, as in the papers."""
+    (file,) = request.info.files
+    request.content(file.name)
+    settings = {"target": ("OT",), **request.info.settings, **request.settings}
+    table = read_series(open_table(request.paths[file.name], time_column="date"), settings)
+    (series,) = table.series
+    used = sum(ETT_ROWS[request.info.key[3]])
+    kept = replace(series, unique_id=request.info.key, ds=series.ds[:used], values=series.values[:used])
+    left_out = len(series.ds) - len(kept.ds)
+    shortened = Table(table.name, (kept,), table.channels, {**table.notes, "rows_left_out": left_out})
+    return forecast_data(request.info.key, shortened, **settings)
+
+
+def load_m4(request: Request) -> ForecastData:
+    """414 series of 700 to 960 hours and the 48 hours behind each; hours are counted from 1, as no dates are known."""
+    settings = {**request.info.settings, **request.settings}
+    if tuple(settings.pop("channels", ("y",))) != ("y",) or settings.keys() & {"future", "static"}:
+        raise errors.ConfigError("The series of 'm4-hourly' have the one channel 'y' and nothing beside it.")
+    known = read_m4(M4_TRAIN, request.content(M4_TRAIN))
+    later = read_m4(M4_TEST, request.content(M4_TEST))
+    first = {one.unique_id: len(one.ds) for one in known}
+    continued = tuple(Series(one.unique_id, one.ds + first.get(one.unique_id, 0), one.values) for one in later)
+    table, test = (Table(name, series, ("y",), {}) for name, series in ((M4_TRAIN, known), (M4_TEST, continued)))
+    return forecast_data(request.info.key, table, test=test, **settings)
+
+
+def read_m4(name: str, content: bytes) -> tuple[Series, ...]:
+    """A series a row: its name, its values, and empty cells behind the end of the shorter ones.
+
+    Raises:
+        DataError: If a cell is no number, or a row has no value.
+    """
+    header, *rows = csv.reader(io.StringIO(content.decode("utf-8")))
+    found = []
+    for number, row in enumerate(rows, start=2):
+        cells = row[1:]
+        while cells and cells[-1] in ("", "NA"):
+            cells.pop()
+        if not cells:
+            raise errors.DataError(f"'{name}' row {number} has no values.")
+        found.append(Series(row[0], np.arange(1, len(cells) + 1), _numbers(name, number, cells)))
+    return tuple(found)
+
+
+def _numbers(name: str, row: int, cells: list[str]) -> Any:
+    try:
+        return np.array(cells, np.float32)[:, None]
+    except ValueError as error:
+        raise errors.DataError(f"'{name}' row {row} has a cell that is no number ({quoted(str(error))}).") from error
+
+
+def _ett(key: str, checksum: str) -> DatasetInfo:
+    kind = key[3]
+    train, validation, test = ETT_ROWS[kind]
+    name = f"ETT{key[3:]}.csv"
+    return DatasetInfo(
+        key=key,
+        title=f"Electricity transformer {key[4]}, 7 channels {'an hour' if kind == 'h' else 'a quarter of an hour'}",
+        task="forecast",
+        licence="CC BY-ND 4.0",
+        source="H. Zhou et al., Informer, 2021, zhouhaoyi/ETDataset",
+        splits=f"the first {train:,}, {validation:,} and {test:,} rows; the rest is not used",
+        settings=MappingProxyType(
+            {
+                "horizon": 96,
+                "season": 24 if kind == "h" else 96,
+                "context_length": 336,
+                "validation_steps": validation,
+                "test_steps": test,
+            }
+        ),
+        files=(DataFile(name, f"sha256:{checksum}", f"{_ETT_HOME}{name}"),),
+        folders=("forecasting/ETT-small", "ETT-small", "ETDataset/ETT-small", "ETT", "ett"),
+        load=load_ett,
+    )
+
+
+DATASETS = (
+    _ett("etth1", "f18de3ad269cef59bb07b5438d79bb3042d3be49bdeecf01c1cd6d29695ee066"),
+    _ett("etth2", "a3dc2c597b9218c7ce1cd55eb77b283fd459a1d09d753063f944967dd6b9218b"),
+    _ett("ettm1", "6ce1759b1a18e3328421d5d75fadcb316c449fcd7cec32820c8dafda71986c9e"),
+    _ett("ettm2", "db973ca252c6410a30d0469b13d696cf919648d0f3fd588c60f03fdbdbadd1fd"),
+    DatasetInfo(
+        key="m4-hourly",
+        title="M4 competition, 414 hourly series",
+        task="forecast",
+        licence="none stated",
+        source="S. Makridakis, E. Spiliotis, V. Assimakopoulos, The M4 competition, Mcompetitions/M4-methods",
+        splits="the published 48 hours are test, the 48 before them validation",
+        settings=MappingProxyType({"horizon": 48, "season": 24, "context_length": 336, "validation_steps": 48}),
+        files=(
+            DataFile(
+                M4_TRAIN,
+                "sha256:ea59b7783573c49077a835ab6465c7d66f1474783360f310988a9a737fbca62f",
+                f"{_M4_HOME}Train/{M4_TRAIN}",
+            ),
+            DataFile(
+                M4_TEST,
+                "sha256:71a57fccb15e534d973626ada4fb87febf789e9317715b7cc6dd3b5f90db6f42",
+                f"{_M4_HOME}Test/{M4_TEST}",
+            ),
+        ),
+        folders=("forecasting/m4", "m4", "M4", "M4/Dataset"),
+        load=load_m4,
+    ),
+)

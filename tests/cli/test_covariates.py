@@ -1,0 +1,189 @@
+"""Forecasts that are told more than their past, from the file to the served answer: three ways, the same numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_helpers import Workplace, first_document
+from stablernn_registry import Registry
+
+HORIZON = 4
+CONTEXT = 14
+SERIES = {"north": 3.0, "south": 8.0}
+MODELS: dict[str, tuple[str, ...]] = {
+    "known": ("data.future=promo", "data.static=size", "data.calendar=[week, year]"),
+    "rolled": ("data.future=promo", "data.calendar=week", "model.head=recursive", "data.channels=[y, promo]"),
+    "joined": ("model.members=2", "model.patch_size=3", "model.patch_stride=2", "model.scaling=context"),
+}
+FEATURES = {"known": ["y", "promo"], "rolled": ["y", "promo"], "joined": ["y", "promo", "size"]}
+
+
+def write_shops(path: Path, steps: int, *, ahead: int = 0) -> None:
+    """Daily sales of two shops, with promotions known ``ahead`` days beyond the last sale; one sale is missing."""
+    day = np.arange(steps + ahead)
+    dates = np.datetime_as_string(np.datetime64("2024-01-01") + day, unit="D")
+    lines = ["unique_id,ds,y,promo,size"]
+    for name, size in SERIES.items():
+        sales = 10 * size + 4 * np.sin(2 * np.pi * day / 7) + 6 * promotions(len(day))
+        for step, date in enumerate(dates):
+            value = "" if step >= steps or (name, step) == ("north", steps - 3) else f"{sales[step]:.3f}"
+            lines.append(f"{name},{date},{value},{promotions(len(day))[step]},{size}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def promotions(steps: int) -> np.ndarray:
+    return (np.arange(steps) % 5 == 0).astype(int)
+
+
+@pytest.fixture(scope="module")
+def shops(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    place = Workplace(tmp_path_factory.mktemp("shops"))
+    write_shops(place.path("shops.csv"), 80)
+    write_shops(place.path("new.csv"), 60, ahead=HORIZON)
+    write_shops(place.path("past.csv"), 60)
+    task = ("--horizon", HORIZON, "--context-length", CONTEXT, "--target", "y", "--hidden-size", 4, "--max-steps", 3)
+    for name, options in MODELS.items():
+        sets = [word for option in options for word in ("--set", option)]
+        place.ok("-q", "train", "--data", "shops.csv", "--cell", "lipschitz", *task, *sets, "--run-dir", name)
+        place.ok("-q", "export", name, "--name", name)
+    return place
+
+
+@pytest.fixture(scope="module")
+def url(shops: Workplace) -> Iterator[str]:
+    process = shops.start("-q", "serve", "--port", 0, "--json")
+    try:
+        assert process.stdout is not None
+        yield first_document(process.stdout)["url"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def predicted(shops: Workplace, target: str, name: str) -> dict[str, np.ndarray]:
+    """By series, mean and quantiles of each step ahead, as ``predict`` writes them."""
+    shops.ok("-q", "predict", target, "--input", source(name), "--output", "answers.csv")
+    rows = list(csv.DictReader(shops.path("answers.csv").open()))
+    assert list(rows[0]) == ["unique_id", "ds", "mean", "q0.1", "q0.5", "q0.9"]
+    assert [row["ds"] for row in rows[:HORIZON]] == ["2024-03-01", "2024-03-02", "2024-03-03", "2024-03-04"]
+    columns = ("mean", "q0.1", "q0.5", "q0.9")
+    return {
+        series: np.array([[float(row[key]) for key in columns] for row in rows if row["unique_id"] == series])
+        for series in SERIES
+    }
+
+
+def source(name: str) -> str:
+    return "past.csv" if name == "joined" else "new.csv"
+
+
+def request(name: str, series: str, shops: Workplace) -> dict[str, Any]:
+    """What a client sends of a series that stands in the file."""
+    rows = [row for row in csv.DictReader(shops.path(source(name)).open()) if row["unique_id"] == series]
+    past = [[float(row[key]) if row[key] else None for key in FEATURES[name]] for row in rows[:60]]
+    item: dict[str, Any] = {"name": series, "series": past, "start_timestamp": "2024-01-01T00:00:00Z"}
+    if name != "joined":
+        item["future"] = {"promo": [float(row["promo"]) for row in rows[60:]]}
+    if name == "known":
+        item["static"] = {"size": SERIES[series]}
+    return item
+
+
+def post(url: str, name: str, *items: dict[str, Any], **options: Any) -> Any:
+    body = {"model": name, "inputs": items, "options": options}
+    call = urllib.request.Request(f"{url}/v1/timeseries/forecast", json.dumps(body).encode())
+    with urllib.request.urlopen(call, timeout=30) as answer:
+        return [output["content"][0] for output in json.load(answer)["outputs"]]
+
+
+def numbers(content: dict[str, Any]) -> np.ndarray:
+    return np.array([content["mean_forecast"], *(content["quantiles"][level] for level in ("0.1", "0.5", "0.9"))]).T
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_run_version_and_server_give_the_same_forecast(shops: Workplace, url: str, name: str) -> None:
+    by_torch, by_runtime = predicted(shops, name, name), predicted(shops, f"{name}:1", name)
+    served = post(url, name, *(request(name, series, shops) for series in SERIES))
+    for series, content in zip(SERIES, served, strict=True):
+        assert (content["name"], content["start_timestamp"]) == (series, "2024-03-01T00:00:00Z")
+        np.testing.assert_allclose(by_runtime[series], by_torch[series], rtol=2e-5)
+        np.testing.assert_allclose(numbers(content), by_runtime[series], rtol=1e-6)
+        spread = by_runtime[series][:, 1:]
+        assert (np.diff(spread, axis=1) >= 0).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_run_and_version_score_the_same(shops: Workplace, name: str) -> None:
+    by_torch, by_runtime = (shops.ok("-q", "eval", target, "--json").json["metrics"] for target in (name, f"{name}:1"))
+    for key in ("mae", "crps"):
+        # Values are some tens, of which float32 keeps seven digits.
+        assert by_runtime[key] == pytest.approx(by_torch[key], rel=1e-5, abs=1e-5)
+
+
+def test_backtest_of_a_recursive_version_goes_over_the_whole_horizon(shops: Workplace) -> None:
+    words = ("--backtest", "windows=2,step=3", "--json")
+    first, second = (
+        shops.ok("-q", "eval", target, *words).json["backtest"]["carried"]["metrics"]["mae"]
+        for target in ("rolled", "rolled:1")
+    )
+    assert second == pytest.approx(first, rel=1e-5)
+
+
+def test_what_is_told_changes_the_answer(shops: Workplace, url: str) -> None:
+    item = request("known", "north", shops)
+    whole = numbers(post(url, "known", item)[0])
+    for key in ("future", "static"):
+        without = numbers(post(url, "known", {name: value for name, value in item.items() if name != key})[0])
+        assert np.abs(without - whole).max() > 1e-6, key
+    later = numbers(post(url, "known", {**item, "start_timestamp": "2024-01-04T00:00:00Z"})[0])
+    assert np.abs(later - whole).max() > 1e-6
+
+
+def test_calibration_travels_with_the_version(shops: Workplace) -> None:
+    for name in MODELS:
+        shown = shops.ok("-q", "registry", "show", name, "--json").json
+        assert "calibration.json" in shown["manifest"]["files"]
+        assert shown["manifest"]["preprocessing"]["calibration"]["intervals"].keys() == {
+            *("samples", "short", "levels_left", "coverage", "unit")
+        }
+
+
+def test_the_manifest_says_what_is_known(shops: Workplace) -> None:
+    manifest = shops.ok("-q", "registry", "show", "known", "--json").json["manifest"]
+    waves = [f"calendar_{period}_{wave}" for period in ("week", "year") for wave in ("sin", "cos")]
+    assert manifest["future"] == ["promo", *waves]
+    assert (manifest["static"], manifest["head"]) == (["size"], "direct")
+    assert manifest["calendar"][0] == {"name": "week", "period": 604800.0, "phase": 345600.0}
+    joined = shops.ok("-q", "registry", "show", "joined", "--json").json["manifest"]
+    assert [joined[key] for key in ("future", "static", "calendar")] == [None, None, None]
+
+
+def test_the_card_says_it_in_words(shops: Workplace) -> None:
+    card = Registry(shops.registry).get("joined").read("README.md").decode()
+    assert "with 2 recurrent networks, whose answers are averaged, of `lipschitz` cells." in card
+    assert "| calibration.intervals.samples |" in card
+
+
+def test_rows_that_are_needed_ahead_are_asked_for(shops: Workplace) -> None:
+    for target in ("known", "known:1"):
+        assert shops("-q", "predict", target, "--input", "past.csv").sentence == (
+            "'past.csv': series 'north' has 0 rows behind its last observation, 4 are needed, one for each step to "
+            "forecast, with promo."
+        )
+
+
+def test_a_shorter_horizon_is_the_beginning(shops: Workplace, url: str) -> None:
+    item = request("rolled", "south", shops)
+    whole = numbers(post(url, "rolled", item)[0])
+    item["future"] = {"promo": item["future"]["promo"][:2]}
+    assert np.array_equal(numbers(post(url, "rolled", item, horizon=2)[0]), whole[:2])
+    rows = shops.ok("-q", "predict", "rolled:1", "--input", "new.csv", "--horizon", 2, "--json").json["predictions"]
+    assert [row["mean"] for row in rows[2:]] == pytest.approx(whole[:2, 0])

@@ -1,0 +1,130 @@
+"""`eval` beyond scores: tables, rolling origins, free runs, beginnings of sequences; by torch and by ONNX Runtime."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_helpers import HORIZON, Workplace
+
+FORECASTS = pytest.mark.parametrize("target", ["load-run", "load:1"])
+CLASSES = pytest.mark.parametrize("target", ["digits-run", "digits:1"])
+
+
+def own(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not isinstance(value, dict)}
+
+
+@FORECASTS
+def test_tables_by_series_and_by_step(trained: Workplace, target: str, tmp_path: Path) -> None:
+    document = trained.ok("-q", "eval", target, "--by", "both", "--tables", tmp_path / "t", "--json").json
+    assert [(row["unique_id"], row["target"], row["windows"]) for row in document["by_series"]] == [
+        ("load", "heat", 19),
+        ("load", "power", 19),
+    ]
+    steps = document["by_step"]
+    assert [(row["step"], row["target"]) for row in steps] == [
+        (step, name) for name in ("heat", "power") for step in range(1, HORIZON + 1)
+    ]
+    assert np.mean([row["mae"] for row in steps]) == pytest.approx(document["metrics"]["mae"])
+    assert document["tables"] == [str(tmp_path / "t" / f"by_{word}.csv") for word in ("series", "step")]
+    for name in ("by_series", "by_step"):
+        with (tmp_path / "t" / f"{name}.csv").open(newline="") as file:
+            written = list(csv.DictReader(file))
+        assert [list(row) for row in written] == [list(row) for row in document[name]]
+        assert [float(row["mae"]) for row in written] == [row["mae"] for row in document[name]]
+
+
+def test_one_table_is_one_table(trained: Workplace, tmp_path: Path) -> None:
+    document = trained.ok("-q", "eval", "load-run", "--by", "step", "--json").json
+    assert "by_series" not in document
+    assert len(document["by_step"]) == 2 * HORIZON
+    written = trained.ok("eval", "load-run", "--tables", tmp_path, "--json")
+    assert not {"by_series", "by_step"} & set(written.json)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["by_series.csv", "by_step.csv"]
+
+
+def test_a_backtest_by_torch_and_by_the_served_graph(trained: Workplace) -> None:
+    reports = [
+        trained.ok("-q", "eval", target, "--backtest", "windows=4,step=3", "--json").json["backtest"]
+        for target in ("load-run", "load:1")
+    ]
+    for kind in ("carried", "fresh"):
+        left, right = (own(report[kind]["metrics"]) for report in reports)
+        assert left == pytest.approx(right, rel=1e-3, abs=1e-6)
+        assert [report[kind]["steps_read"] for report in reports] == [12 + 3 * 3 if kind == "carried" else 48] * 2
+    assert reports[0]["origins"] == 4
+    # The last window is the last one of the split, read afresh as eval reads it.
+    assert len(reports[0]["by_window"]) == 4
+    assert reports[0]["carried"]["metrics"]["mae"] != reports[0]["fresh"]["metrics"]["mae"]
+
+
+def test_a_soak_by_torch_and_by_the_served_graph(trained: Workplace) -> None:
+    left, right = (trained.ok("-q", "eval", t, "--soak", "--json").json["soak"] for t in ("load-run", "load:1"))
+    assert (left["series"], left["steps"]) == (1, 10 * HORIZON)
+    assert left["envelope"] == pytest.approx(right["envelope"], rel=1e-2)
+    assert left["bounded"] == right["bounded"]
+    assert left["diverged_at"] == right["diverged_at"]
+    assert set(left["state_norms"]) == set(right["state_norms"])
+    assert left["bound"] is None
+
+
+@CLASSES
+def test_early_scores_end_with_the_score(trained: Workplace, target: str) -> None:
+    document = trained.ok("-q", "eval", target, "--early", "--json").json
+    rows = document["early"]
+    assert [row["share"] for row in rows] == pytest.approx([n / 10 for n in range(1, 11)])
+    assert [row["steps"] for row in rows] == [7, 13, 20, 26, 32, 39, 45, 52, 58, 64]
+    assert rows[-1]["accuracy"] == document["metrics"]["accuracy"]
+
+
+@CLASSES
+def test_the_ridge_classifier_and_the_majority_stand_beside_a_classification(trained: Workplace, target: str) -> None:
+    document = trained.ok("-q", "eval", target, "--json").json
+    assert document["metrics"]["ridge"]["accuracy"] == 0.925
+    assert set(document["metrics"]["majority"]) == {"accuracy", "macro_f1"}
+    assert document["baselines"]["ridge"]["features"] == 64
+    shown = trained.ok("-q", "eval", target).out
+    assert "majority" in shown
+    assert "0.925" in shown
+
+
+def test_the_figures_for_people(trained: Workplace) -> None:
+    shown = trained.ok("-q", "eval", "load", "--by", "step", "--backtest", "windows=2,step=6", "--soak").out
+    for words in (
+        "By step",
+        "Backtest: 2 windows, 6 steps apart; 2 origins",
+        "state carried",
+        "context afresh",
+        "By window, earliest first",
+        "free run       1 series, 60 steps:",
+        "drift",
+    ):
+        assert words in shown
+    assert "By share of the sequence" in trained.ok("-q", "eval", "digits", "--early").out
+
+
+BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "by": (("digits", "--by", "step"), 2, "--by is for forecasts, and digits:1 is for 'classify'. Leave it out."),
+    "soak": (("digits", "--soak"), 2, "--soak is for forecasts, and digits:1 is for 'classify'. Leave it out."),
+    "early": (("load", "--early"), 2, "--early is for classes, and load:1 is for 'forecast'. Leave it out."),
+    "backtest": (("load", "--backtest", "8"), 2, "A backtest is written windows=8,step=24, got '8'."),
+    "too many": (
+        ("load", "--backtest", "windows=30,step=3"),
+        2,
+        "The split 'test' of 'load.csv' holds at most 7 origins of a series at a distance of 3 steps, got windows=30. "
+        "Ask for fewer windows or a smaller step, or hold out more by data.test_steps.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_measured(trained: Workplace, case: str) -> None:
+    arguments, code, sentence = BAD[case]
+    result = trained("eval", *arguments)
+    assert result.sentence == sentence
+    assert result.code == code

@@ -1,0 +1,181 @@
+"""Columns of a wide table as series of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stablernn.data import ForecastData, load_data
+from stablernn.errors import ConfigError, DataError
+from stablernn.training import load_config, load_run, train
+from stablernn.training.evaluate import evaluate
+
+STEPS = 40
+
+
+def wide(tmp_path: Path, header: str = "ds,a,b,known", *, series: int = 1) -> Path:
+    names = header.split(",")
+    rows = [("unique_id," if series > 1 else "") + header]
+    for number in range(series):
+        for step in range(STEPS):
+            values = [f"{100 * number + 10 * place + step % (3 + place)}" for place in range(len(names) - 1)]
+            rows.append(",".join([*([f"s{number}"] if series > 1 else []), str(step), *values]))
+    path = tmp_path / "wide.csv"
+    path.write_text("\n".join(rows))
+    return path
+
+
+def load(path: Path | str, **options: Any) -> ForecastData:
+    data = load_data(path, channels_as_series=True, **options)
+    assert isinstance(data, ForecastData)
+    return data
+
+
+def plain(path: Path | str, **options: Any) -> ForecastData:
+    data = load_data(path, **options)
+    assert isinstance(data, ForecastData)
+    return data
+
+
+def test_each_column_is_a_series(tmp_path: Path) -> None:
+    path = wide(tmp_path)
+    before = plain(path, target=["a", "b", "known"])
+    data = load(path)
+    assert [one.unique_id for one in data.series] == ["a", "b", "known"]
+    assert (data.channels, data.targets, data.future) == (("y",), ("y",), ())
+    for place, one in enumerate(data.series):
+        np.testing.assert_array_equal(one.values[:, 0], before.series[0].values[:, place])
+        np.testing.assert_array_equal(one.ds, before.series[0].ds)
+    assert (data.horizon, data.context_length, data.season) == (before.horizon, before.context_length, before.season)
+    assert data.notes["channels_as_series"] == ["a", "b", "known"]
+    assert data.notes["series"] == 3
+    assert "channels_left_out" not in data.notes
+    assert data.notes["windows"] == data.window_counts()
+    assert len(data.windows("train")) == 3 * len(before.windows("train"))
+
+
+def test_what_is_known_in_advance_goes_with_each_series(tmp_path: Path) -> None:
+    path = wide(tmp_path)
+    data = load(path, target=["b"], future=["known"])
+    assert [one.unique_id for one in data.series] == ["b"]
+    assert (data.channels, data.targets, data.future) == (("y", "known"), ("y",), ("known",))
+    before = plain(path, target=["b"], future=["known"])
+    columns = [before.channels.index("b"), before.channels.index("known")]
+    np.testing.assert_array_equal(data.series[0].values, before.series[0].values[:, columns])
+    assert data.notes["channels_left_out"] == ["a"]
+    assert [one.unique_id for one in load(path, future=["known"]).series] == ["a", "b"]
+
+
+def test_the_calendar_goes_with_each_series(tmp_path: Path) -> None:
+    path = tmp_path / "days.csv"
+    days = np.arange("2024-01-01", "2024-04-01", dtype="datetime64[D]")
+    path.write_text("\n".join(["ds,a,b", *(f"{day},{n % 7},{n % 5}" for n, day in enumerate(days))]))
+    data = load(path, calendar=["week"])
+    assert [one.unique_id for one in data.series] == ["a", "b"]
+    assert data.calendar == ("week",)
+    assert data.channels == ("y", *data.future)
+    before = plain(path, target=["a", "b"], calendar=["week"])
+    assert len(data.future) == 2
+    for place, one in enumerate(data.series):
+        columns = [place, *(before.channels.index(name) for name in data.future)]
+        np.testing.assert_array_equal(one.values, before.series[0].values[:, columns])
+
+
+def test_columns_of_several_series_are_called_after_both(tmp_path: Path) -> None:
+    data = load(wide(tmp_path, "ds,a,b", series=2))
+    assert [one.unique_id for one in data.series] == ["s0/a", "s0/b", "s1/a", "s1/b"]
+    assert float(data.series[3].values[0, 0]) == 110
+
+
+def test_the_fingerprint_says_which_columns(tmp_path: Path) -> None:
+    path = wide(tmp_path)
+    found = {
+        plain(path, target=["a", "b"]).fingerprint,
+        load(path).fingerprint,
+        load(path, target=["a", "b"]).fingerprint,
+        load(path, target=["b", "a"]).fingerprint,
+    }
+    assert len(found) == 4
+    assert load(path).fingerprint == load(path).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "sentence"),
+    [
+        (
+            "ds,a,b,known",
+            {"target": ["a", "known"], "future": ["known"]},
+            "'known' is a target and stands in future; what is to be forecast is not known in advance. Leave it out of "
+            "future.",
+        ),
+        (
+            "ds,a,b,y",
+            {"target": ["a"], "future": ["y"]},
+            "data.channels_as_series calls what is forecast 'y', and a channel of that name is known in advance. Take "
+            "it out of data.future, or rename it.",
+        ),
+    ],
+)
+def test_names_that_cannot_be(tmp_path: Path, header: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(wide(tmp_path, header), **options)
+    assert str(caught.value) == sentence
+
+
+def test_a_column_without_a_value_is_no_series(tmp_path: Path) -> None:
+    path = tmp_path / "wide.csv"
+    path.write_text("\n".join(["ds,a,b", *(f"{step},{step}," for step in range(STEPS))]))
+    with pytest.raises(DataError) as caught:
+        load(path)
+    assert str(caught.value) == "'wide.csv' has no value at all in column 'b' of the training steps."
+    # In one of two series there are values of it.
+    rows = [f"s{series},{step},{step},{step if series else ''}" for series in range(2) for step in range(STEPS)]
+    path.write_text("\n".join(["unique_id,ds,a,b", *rows]))
+    with pytest.raises(DataError) as caught:
+        load(path)
+    assert str(caught.value) == (
+        "'wide.csv' has no value at all in the channel that is series 's0/b'. Name the others by data.target."
+    )
+
+
+@pytest.mark.parametrize(("source", "task"), [("digits", "classify"), ("adding", "predict-next")])
+def test_only_forecasts_have_series(source: str, task: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_data(source, channels_as_series=True)
+    assert str(caught.value) == f"channels_as_series is for forecasting; '{source}' is read for task '{task}'."
+
+
+def test_a_run_on_columns_is_scored_again(tmp_path: Path) -> None:
+    path = wide(tmp_path, "ds,a,b")
+    overrides = [f"data.source={path}", "data.channels_as_series=true", "model.cell=rnn", "model.hidden_size=4"]
+    overrides += ["training.max_steps=2", "training.threads=1", "training.device=cpu"]
+    summary = train(load_config(overrides=overrides), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    data = run.load_data()
+    assert isinstance(data, ForecastData)
+    assert data.fingerprint == run.data["fingerprint"]
+    assert evaluate(run.predictor(), data, "test")["mae"] == pytest.approx(summary["metrics"]["test"]["mae"])
+    other = tmp_path / "other.csv"
+    other.write_text("\n".join(["ds,u,v,w", *(f"{n},{n % 4},{n % 5},{n % 6}" for n in range(STEPS))]))
+    elsewhere = run.load_data(str(other))
+    assert isinstance(elsewhere, ForecastData)
+    assert [one.unique_id for one in elsewhere.series] == ["u", "v", "w"]
+
+
+@pytest.mark.skipif("STABLERNN_DATA" not in os.environ, reason="needs the datasets below STABLERNN_DATA")
+def test_the_seven_columns_of_etth1() -> None:
+    before, data = plain("etth1"), load("etth1")
+    names = [name for name in before.channels if name not in before.future]
+    assert [one.unique_id for one in data.series] == names
+    assert len(names) == 7
+    assert {split: len(data.windows(split)) for split in ("train", "test")} == {
+        split: 7 * len(before.windows(split)) for split in ("train", "test")
+    }
+    np.testing.assert_array_equal(
+        np.stack([one.values[:, 0] for one in data.series], axis=1),
+        before.series[0].values[:, [before.channels.index(name) for name in names]],
+    )

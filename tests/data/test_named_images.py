@@ -1,0 +1,379 @@
+"""MNIST, Fashion-MNIST and CIFAR-10 from small files in their published formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from named_helpers import at_home, batches, idx, images, lay, published
+from stablernn.data import ClassificationData, load_data
+from stablernn.data.named.lazy import LazySplit
+from stablernn.data.named.permutations import permutation
+from stablernn.data.sequences import pad
+from stablernn.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
+    """All names that are read from MNIST's files, with 24 training images of which the first 12 validate."""
+    folder = at_home(monkeypatch, tmp_path)
+    monkeypatch.setattr("stablernn.data.named.fetch._blocks", out_of_reach)
+    found = images()
+    for key in ("mnist", "pmnist", "mnist-rows", "fashion-mnist"):
+        published(monkeypatch, key, found)
+    lay(folder / "mnist", found, ".gz")
+    return found
+
+
+def loaded(key: str, **options: Any) -> ClassificationData:
+    data = load_data(key, **options)
+    assert isinstance(data, ClassificationData)
+    return data
+
+
+def raw(contents: dict[str, bytes], name: str, *shape: int) -> np.ndarray:
+    return np.frombuffer(contents[name], np.uint8)[-int(np.prod(shape)) :].reshape(shape)
+
+
+def test_mnist_is_read_pixel_by_pixel_from_0_to_1(digits: dict[str, bytes]) -> None:
+    data = loaded("mnist")
+    pixels = raw(digits, "train-images-idx3-ubyte", 24, 784)
+    classes = raw(digits, "train-labels-idx1-ubyte", 24)
+    assert data.validation.x.shape == (12, 784, 1)
+    np.testing.assert_array_equal(data.validation.x[:, :, 0], pixels[:12].astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(data.train.x[:, :, 0], pixels[12:].astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(data.train.y, classes[12:])
+    assert data.train.ids == tuple(str(i) for i in range(12, 24))
+    assert data.test is not None
+    np.testing.assert_array_equal(data.test.y, raw(digits, "t10k-labels-idx1-ubyte", 10))
+    assert (data.labels, data.features) == (tuple("0123456789"), ("pixel",))
+    assert data.notes["sequences"] == {"train": 12, "validation": 12, "test": 10}
+
+
+@pytest.mark.parametrize("name", ["urnn", "nnrnn", "torch-12008", "numpy-5"])
+def test_pmnist_reads_the_pixels_in_the_order_that_is_asked_for(digits: dict[str, bytes], name: str) -> None:
+    plain, permuted = loaded("mnist"), loaded("pmnist", permutation=name)
+    np.testing.assert_array_equal(permuted.train.x, plain.train.x[:, permutation(name, 784)])
+    assert permuted.test is not None
+    assert plain.test is not None
+    np.testing.assert_array_equal(permuted.test.x, plain.test.x[:, permutation(name, 784)])
+    assert permuted.notes["permutation"] == name
+
+
+def test_pmnist_as_released_is_of_raw_values_in_the_order_of_that_code(digits: dict[str, bytes]) -> None:
+    released = loaded("pmnist", variant="released")
+    order = permutation("torch-12008", 784)
+    expected = raw(digits, "train-images-idx3-ubyte", 24, 784)[12:, order]
+    np.testing.assert_array_equal(released.train.x[:, :, 0], expected)
+    assert released.notes["variant"] == "released"
+    assert released.notes["permutation"] == "torch-12008"
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("urnn", [319, 576, 323, 107, 355, 716, 197, 20, 625, 60]),
+        ("nnrnn", [529, 511, 328, 133, 532, 378, 156, 305, 143, 582]),
+        ("torch-12008", [91, 97, 471, 426, 157, 451, 312, 198, 117, 454]),
+        ("torch-5544", [327, 72, 48, 129, 109, 101, 69, 569, 79, 263]),
+    ],
+)
+def test_permutations_are_those_of_the_papers_code(name: str, first: list[int]) -> None:
+    order = permutation(name, 784)
+    assert order[:10].tolist() == first
+    assert sorted(order.tolist()) == list(range(784))
+
+
+@pytest.mark.parametrize(("length", "width"), [(None, 8), (98, 8), (28, 28)])
+def test_mnist_rows_are_so_many_pixels_a_step(digits: dict[str, bytes], length: int | None, width: int) -> None:
+    rows = loaded("mnist-rows", length=length)
+    assert rows.train.x.shape == (12, 784 // width, width)
+    np.testing.assert_array_equal(rows.train.x.reshape(12, 784, 1), loaded("mnist").train.x)
+    assert len(rows.features) == width
+
+
+def test_fingerprints_tell_forms_apart(digits: dict[str, bytes]) -> None:
+    found = [
+        loaded("mnist"),
+        loaded("pmnist"),
+        loaded("pmnist", permutation="nnrnn"),
+        loaded("pmnist", variant="released"),
+        loaded("mnist-rows"),
+        loaded("mnist-rows", length=28),
+    ]
+    assert len({data.fingerprint for data in found}) == len(found)
+    assert loaded("pmnist").fingerprint == loaded("pmnist", permutation="urnn").fingerprint
+
+
+def test_a_lazy_split_gives_what_a_stored_one_gives(digits: dict[str, bytes]) -> None:
+    split = loaded("mnist").train
+    assert isinstance(split, LazySplit)
+    samples = split.gather([3, 1])
+    np.testing.assert_array_equal(samples.x, split.x[[3, 1]])
+    np.testing.assert_array_equal(samples.y, split.y[[3, 1]])
+    assert samples.x.dtype == np.float32
+    for sequence, expected in zip(split.sequences(), split.x, strict=True):
+        np.testing.assert_array_equal(sequence, expected)
+    assert split.held_bytes == 12 * 784
+
+
+def test_two_lazy_splits_may_be_joined(digits: dict[str, bytes]) -> None:
+    data = loaded("mnist")
+    assert isinstance(data.train, LazySplit)
+    assert isinstance(data.validation, LazySplit)
+    both = data.train.joined(data.validation)
+    assert both.ids == data.train.ids + data.validation.ids
+    np.testing.assert_array_equal(both.x, np.concatenate([data.train.x, data.validation.x]))
+    np.testing.assert_array_equal(both.gather([20, 3]).x[0], data.validation.gather([8]).x[0])
+    np.testing.assert_array_equal(both.gather([20, 3]).y, [data.validation.y[8], data.train.y[3]])
+    assert data.train.gather(np.arange(0)).x.shape == (0, 784, 1)
+
+
+def test_joined_sequences_may_have_unequal_lengths() -> None:
+    def split(lengths: list[int]) -> LazySplit:
+        values = [np.full((length, 1), length, np.float32) for length in lengths]
+        sizes = np.array(lengths)
+        return LazySplit(lambda i: pad([values[k] for k in i])[0], 0, sizes, sizes % 2, [str(n) for n in lengths])
+
+    both = split([2, 5]).joined(split([3]))
+    assert both.gather([2, 0]).x[:, :, 0].tolist() == [[3, 3, 3], [2, 2, 0]]
+    assert [len(one) for one in both.sequences()] == [2, 5, 3]
+
+
+def test_scaling_looks_at_sequences_drawn_from_a_large_split() -> None:
+    def make(indices: np.ndarray) -> np.ndarray:
+        return np.repeat(indices.astype(np.float32), 2**16).reshape(len(indices), -1, 2)
+
+    split = LazySplit(make, 0, np.full(2000, 2**15), np.zeros(2000, np.int64), [""] * 2000)
+    chosen = [int(values[0, 0]) for values in split.for_scaling()]
+    # 2**25 numbers of sequences of 2**16.
+    assert len(set(chosen)) == len(chosen) == 512
+    assert chosen == [int(values[0, 0]) for values in split.for_scaling()]
+    assert chosen == sorted(chosen)
+    assert np.mean(np.array(chosen) % 2) == pytest.approx(0.5, abs=0.1)
+    assert np.mean(chosen) == pytest.approx(1000, abs=100)
+
+
+def test_fashion_mnist_is_never_taken_from_the_folder_of_mnist(digits: dict[str, bytes], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^'fashion-mnist' is not here: train-images-idx3-ubyte, "):
+        load_data("fashion-mnist")
+    lay(tmp_path / "data" / "FashionMNIST" / "raw", digits)
+    data = loaded("fashion-mnist")
+    assert data.labels[:2] == ("T-shirt/top", "Trouser")
+    np.testing.assert_array_equal(data.train.x, loaded("mnist").train.x)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\x89PNG1234", "'t' is not an IDX file of bytes (it begins with 0x89504e47)."),
+        (idx(np.zeros((3, 2)))[:-1], "'t' must hold (3, 2) values, as it says, got 5."),
+    ],
+)
+def test_what_is_no_idx_file_is_refused(content: bytes, sentence: str) -> None:
+    from stablernn.data.named.mnist import read_idx
+
+    with pytest.raises(DataError) as caught:
+        read_idx("t", content)
+    assert str(caught.value) == sentence
+
+
+def test_a_changed_byte_is_refused(digits: dict[str, bytes], tmp_path: Path) -> None:
+    path = tmp_path / "data" / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    changed = digits["t10k-labels-idx1-ubyte"][:-1] + b"\x0b"
+    lay(path.parent, {"t10k-labels-idx1-ubyte": changed}, ".gz")
+    with pytest.raises(DataError) as caught:
+        load_data("mnist")
+    assert str(caught.value).startswith("'mnist': 't10k-labels-idx1-ubyte.gz' is not what was published (sha256:")
+    assert str(caught.value).endswith(f"Remove '{path}' and fetch it again.")
+
+
+def test_a_file_that_is_cut_off_is_refused(digits: dict[str, bytes], tmp_path: Path) -> None:
+    path = tmp_path / "data" / "mnist" / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"^'train-images-idx3-ubyte.gz' is cut off or is not gzip data"):
+        load_data("mnist")
+
+
+ALL = "of variant, partial, permutation, length it takes"
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "sentence"),
+    [
+        ("mnist", {"permutation": "urnn"}, f"permutation is not for 'mnist'; {ALL} none."),
+        ("pmnist", {"length": 28}, f"length is not for 'pmnist'; {ALL} variant, permutation."),
+        (
+            "pmnist",
+            {"variant": "relased"},
+            "variant of 'pmnist' must be one of paper, released, got 'relased'. Did you mean 'released'?",
+        ),
+        (
+            "pmnist",
+            {"permutation": "urn"},
+            "permutation must be urnn, nnrnn, torch-SEED or numpy-SEED (such as torch-12008), got 'urn'. "
+            "Did you mean 'urnn'?",
+        ),
+        ("mnist-rows", {"length": 49}, "length of 'mnist-rows' must be 98 or 28, got 49."),
+        ("mnist", {"horizon": 3}, "horizon is for forecasting; 'mnist' is read for task 'classify'."),
+        ("mnist", {"partial": True}, f"partial is not for 'mnist'; {ALL} none."),
+        (
+            "mnist",
+            {"test": "t.npz"},
+            "test is for files; 'mnist' has fixed splits (published test set; the first 5,000 training images "
+            "validate).",
+        ),
+        ("mnist", {"task": "forecast"}, "'mnist' is read for task 'classify', got task 'forecast'."),
+        ("digits", {"variant": "paper"}, f"variant is not for 'digits'; {ALL} none."),
+    ],
+)
+def test_options_that_are_not_for_the_dataset_are_refused(
+    digits: dict[str, bytes], key: str, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_data(key, **options)
+    assert str(caught.value) == sentence
+
+
+def test_options_of_named_datasets_are_not_for_files(tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    np.savez(path, x=np.zeros((4, 3)), y=[0, 0, 1, 1])
+    with pytest.raises(ConfigError) as caught:
+        load_data(path, variant="paper")
+    assert str(caught.value) == "variant is for named datasets; 'd.npz' is a file."
+
+
+def test_features_may_be_named_as_a_trained_model_does_and_no_others(digits: dict[str, bytes]) -> None:
+    assert loaded("mnist", channels=("pixel",)).features == ("pixel",)
+    with pytest.raises(DataError) as caught:
+        load_data("mnist", channels=("row", "column"))
+    assert str(caught.value) == "'mnist' has 1 feature (pixel), the model expects 2 (row, column)."
+
+
+@pytest.fixture
+def colours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
+    folder = at_home(monkeypatch, tmp_path)
+    monkeypatch.setattr("stablernn.data.named.fetch._blocks", out_of_reach)
+    found = batches()
+    for key in ("cifar10", "cifar10-noise-padded"):
+        published(monkeypatch, key, found)
+    lay(folder / "cifar-10" / "cifar-10-batches-bin", found, ".xz")
+    return found
+
+
+def out_of_reach(address: str) -> Any:
+    raise DataError(f"{address} cannot be reached (no network in this test).")
+
+
+def records(contents: dict[str, bytes], *names: str) -> np.ndarray:
+    return np.concatenate([np.frombuffer(contents[name], np.uint8).reshape(-1, 3073) for name in names])
+
+
+def test_cifar10_is_a_pixel_a_step(colours: dict[str, bytes]) -> None:
+    data = loaded("cifar10")
+    everything = records(colours, *(f"data_batch_{number}.bin" for number in range(1, 6)))
+    assert data.notes["sequences"] == {"train": 90, "validation": 10, "test": 20}
+    assert data.features == ("red", "green", "blue")
+    # Step 33 is the second pixel of the second row.
+    found = np.concatenate([data.train.x, data.validation.x])[:, 33]
+    expected = everything[:, [1 + 33, 1 + 1024 + 33, 1 + 2048 + 33]].astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.concatenate([data.train.y, data.validation.y]), everything[:, 0])
+    assert "partial" not in data.notes
+
+
+def test_cifar10_as_released_is_three_neighbours_of_a_plane_a_step(colours: dict[str, bytes]) -> None:
+    data = loaded("cifar10", variant="released")
+    assert data.test is not None
+    planes = records(colours, "test_batch.bin")[:, 1:]
+    np.testing.assert_array_equal(data.test.x[:, 400], planes[:, 1200:1203].astype(np.float32) / np.float32(255))
+
+
+def test_noise_padded_rows_come_first_and_the_noise_of_each_is_its_own(colours: dict[str, bytes]) -> None:
+    data = loaded("cifar10-noise-padded")
+    assert data.test is not None
+    x = data.test.gather([0, 1, 2]).x
+    assert x.shape == (3, 1000, 96)
+    red = records(colours, "test_batch.bin")[:3, 1 : 1 + 1024].reshape(3, 32, 32)
+    blue = records(colours, "test_batch.bin")[:3, 1 + 2048 :].reshape(3, 32, 32)
+    np.testing.assert_array_equal(x[:, :32, :32], red.astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(x[:, :32, 64:], blue.astype(np.float32) / np.float32(255))
+    noise = x[:, 32:]
+    # 92,928 draws: mean and deviation within five standard errors.
+    assert np.abs(noise.mean(axis=(1, 2))).max() < 0.02
+    assert np.abs(noise.std(axis=(1, 2)) - 1).max() < 0.02
+    assert np.abs(np.corrcoef(noise.reshape(3, -1))[np.triu_indices(3, 1)]).max() < 0.02
+    np.testing.assert_array_equal(data.test.gather([2]).x[0], x[2])
+    assert not np.array_equal(data.train.gather([0]).x[0, 32:], noise[0])
+    assert not np.array_equal(loaded("cifar10-noise-padded", seed=1).test.gather([0]).x[0, 32:], noise[0])  # type: ignore[union-attr]
+
+
+def test_noise_padded_as_released_has_one_noise_for_all(colours: dict[str, bytes]) -> None:
+    data = loaded("cifar10-noise-padded", variant="released")
+    assert data.test is not None
+    first = data.train.gather([0]).x[0, 32:]
+    for split in (data.train, data.validation, data.test):
+        np.testing.assert_array_equal(split.gather([5]).x[0, 32:], first)
+
+
+def test_missing_batches_are_named_and_may_be_done_without(colours: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "cifar-10" / "cifar-10-batches-bin"
+    for number in (3, 5):
+        (folder / f"data_batch_{number}.bin.xz").unlink()
+    with pytest.raises(DataError) as caught:
+        load_data("cifar10")
+    assert str(caught.value) == (
+        "'cifar10' is here only in part, without data_batch_3.bin, data_batch_5.bin (plain, .gz or .xz), looked for in "
+        f"{tmp_path}/data and {tmp_path}/cache/datasets, below cifar-10/cifar-10-batches-bin, cifar-10-batches-bin, "
+        "cifar-10, cifar10, CIFAR10. Fetching failed: https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz cannot "
+        f"be reached (no network in this test). Put what is missing into {folder}. --set data.partial=true takes what "
+        "is there."
+    )
+    whole = loaded("cifar10-noise-padded", partial=True)
+    assert whole.notes["partial"] == ["data_batch_3.bin", "data_batch_5.bin"]
+    assert whole.notes["sequences"] == {"train": 54, "validation": 6, "test": 20}
+
+
+def test_a_set_without_its_test_batch_is_no_set_in_part(colours: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "data" / "cifar-10" / "cifar-10-batches-bin" / "test_batch.bin.xz").unlink()
+    with pytest.raises(DataError, match=r"without test_batch\.bin .* Put what is missing into [^ ]*bin\.$"):
+        load_data("cifar10", partial=True)
+
+
+def test_partial_data_has_another_fingerprint(colours: dict[str, bytes], tmp_path: Path) -> None:
+    whole = loaded("cifar10", partial=True)
+    assert "partial" not in whole.notes
+    (tmp_path / "data" / "cifar-10" / "cifar-10-batches-bin" / "data_batch_4.bin.xz").unlink()
+    assert loaded("cifar10", partial=True).fingerprint != whole.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\0" * 3074, "'b' must be made of records of 3073 bytes, got 3074 bytes."),
+        (b"\x0b" + b"\0" * 3072, "'b' has the class 11; classes are 0 to 9."),
+    ],
+)
+def test_what_is_no_batch_is_refused(content: bytes, sentence: str) -> None:
+    from stablernn.data.named.cifar import read_batch
+
+    with pytest.raises(DataError) as caught:
+        read_batch("b", content)
+    assert str(caught.value) == sentence
+
+
+def test_options_of_a_run_are_not_asked_of_another_source(digits: dict[str, bytes], tmp_path: Path) -> None:
+    from stablernn.training.config import load_config
+    from stablernn.training.run import load_run_data
+
+    settings = ["data.source=pmnist", "data.permutation=nnrnn", "data.variant=released", "model.cell=gru"]
+    config = load_config(overrides=settings)
+    assert load_run_data(config).notes["permutation"] == "nnrnn"
+    assert load_run_data(config, "pmnist").notes["variant"] == "released"
+    assert "permutation" not in load_run_data(config, "mnist").notes
+    path = tmp_path / "d.npz"
+    np.savez(path, x=np.zeros((4, 784)), y=[0, 0, 1, 1])
+    assert load_run_data(config, str(path)).name == "d.npz"

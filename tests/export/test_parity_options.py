@@ -1,0 +1,273 @@
+"""Exported graphs of patches, members, covariates and scalings against their models, and what parity would catch."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+
+import stablernn as srn
+from stablernn.errors import ParityError
+from stablernn.export import model_signature, torchscript
+from stablernn.export.parity import _inputs, _known, check_parity, session
+from stablernn.export.scan import sequence_graph, step_graph
+from stablernn.export.step import emission_graph, transition_graph
+from stablernn.models import READOUTS, SequenceModel
+
+CONTEXT: dict[str, Any] = {"scaling": "context", "window": 12, "season": 4}
+
+
+def prepared(model: SequenceModel) -> SequenceModel:
+    """As after training: units of its own, weights that are nowhere zero, calibrated."""
+    generator = torch.Generator().manual_seed(0)
+    model.fit_scaling([np.random.default_rng(0).uniform(100, 600, (80, model.input_size))])
+    if isinstance(model, srn.Forecaster):
+        model.fit_static(np.random.default_rng(1).uniform(1e4, 5e4, (20, model.static_size)))
+        model.offsets.copy_(torch.randn(model.offsets.shape, generator=generator))
+    if isinstance(model, srn.Classifier):
+        model.temperature.fill_(1.7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval().requires_grad_(False)
+
+
+def graphs(model: SequenceModel) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    transition, emission = transition_graph(model), emission_graph(model)
+    return (
+        step_graph(transition, emission),
+        sequence_graph(transition, emission, end_aligned=model.patches.end_aligned),
+    )
+
+
+VARIANTS: dict[str, Any] = {
+    "patches-with-times-mask-all": lambda: srn.Classifier(
+        "cfc", 2, 3, 9, max_dt=4.0, patch_size=4, patch_stride=3, readout="all", mask_channel=True
+    ),
+    "members-embedding-two-layers": lambda: srn.Classifier(
+        "lstm", 2, 3, 9, num_layers=2, members=3, patch_size=4, patch_embedding=6, head_dropout=0.2
+    ),
+    "context-log-skip-covariates": lambda: srn.Forecaster(
+        "gru",
+        3,
+        5,
+        9,
+        **CONTEXT,
+        log=True,
+        skip="linear",
+        target_indices=[2, 0],
+        future_indices=[1],
+        static_size=2,
+        members=2,
+        patch_size=3,
+        patch_stride=2,
+    ),
+    "recursive-context": lambda: srn.Forecaster(
+        "lipschitz", 2, 5, 9, **CONTEXT, skip="linear", future_indices=[1], head="recursive"
+    ),
+    "patches-longer-than-the-window": lambda: srn.Forecaster("rnn", 1, 4, 9, scaling="context", window=5, patch_size=8),
+}
+
+QUICK = "context-log-skip-covariates"
+"""With the patches and times of the faults below every option but a recursive head, of which graphs hold one step."""
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[] if name == QUICK else pytest.mark.slow) for name in VARIANTS]
+)
+def test_every_option_exports_to_both_formats_with_parity(variant: str, tmp_path: Path) -> None:
+    model = prepared(VARIANTS[variant]())
+    report = srn.export(model, tmp_path, formats=("onnx", "torchscript"))
+    assert report.parity["stream_equals_sequence"] is True
+    assert report.parity["batch_equals_single"] is True
+    assert report.parity["step_rel_error"] <= 1e-5
+    assert all(row["torchscript_rel_error"] <= row["allowed_rel_error"] <= 1e-3 for row in report.parity["compared"])
+    for name, file in (("step", "step.onnx"), ("sequence", "sequence.onnx")):
+        read = onnx.load(report.files[file]).graph
+        for side, found in (("inputs", read.input), ("outputs", read.output)):
+            shapes = {
+                value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
+                for value in found
+            }
+            assert shapes == {tensor["name"]: tensor["shape"] for tensor in report.signature[name][side]}
+
+
+def combinations() -> list[tuple[str, dict[str, Any]]]:
+    scalings: list[dict[str, Any]] = [
+        {"scaling": "standard"},
+        {"scaling": "window", "window": 9},
+        CONTEXT,
+        {**CONTEXT, "log": True, "season": 1},
+    ]
+    patches: list[dict[str, Any]] = [
+        {},
+        {"patch_size": 3, "patch_stride": 1},
+        {"patch_size": 4, "patch_embedding": 5},
+    ]
+    found = []
+    for number, (scaling, patch, readout) in enumerate(itertools.product(scalings, patches, READOUTS)):
+        members = 1 + (number + number // len(READOUTS)) % 2
+        options = {**scaling, **patch, "readout": readout, "members": members}
+        word = scaling["scaling"] + ("-log" if "log" in scaling else "")
+        size = f"{patch.get('patch_size', 1)}-{patch.get('patch_stride', patch.get('patch_size', 1))}"
+        found.append((f"{word}-{size}-{readout}-{members}", options))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, _ in combinations()])
+def test_every_combination_exports_with_parity(name: str, tmp_path: Path) -> None:
+    options = dict(combinations())[name]
+    skip = {"skip": "linear"} if options["scaling"] == "context" else {}
+    cell = ("gru", "cfc", "lipschitz")[sum(map(ord, name)) % 3]
+    timed = {"max_dt": 3.0} if cell == "cfc" else {}
+    model = srn.Forecaster(
+        cell, 3, 4, 7, **options, **skip, **timed, future_indices=[1], static_size=1, mask_channel=True
+    )
+    report = srn.export(prepared(model), tmp_path, formats=("onnx", "torchscript"))
+    assert report.parity["torchscript_rel_error"] <= max(row["allowed_rel_error"] for row in report.parity["compared"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", srn.list_cells())
+def test_every_cell_exports_patches_with_parity(cell: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"patch_size": 4, "patch_stride": 2, "readout": "all", "members": 2}
+    report = srn.export(prepared(srn.Classifier(cell, 2, 3, 8, **options)), tmp_path, formats=("onnx", "torchscript"))
+    assert report.parity["stream_equals_sequence"]
+    assert report.parity["batch_equals_single"]
+
+
+def spoiled(sequence: onnx.ModelProto, output: str, node: onnx.NodeProto) -> onnx.ModelProto:
+    """The graph with another node in place of the one that makes ``output``."""
+    made = onnx.ModelProto()
+    made.CopyFrom(sequence)
+    (place,) = [number for number, old in enumerate(made.graph.node) if output in old.output]
+    made.graph.node[place].CopyFrom(node)
+    onnx.checker.check_model(made, full_check=True)
+    return made
+
+
+def instead(operation: str, inputs: list[str], output: str) -> tuple[str, onnx.NodeProto]:
+    return output, helper.make_node(operation, inputs, [output])
+
+
+Patched = tuple[SequenceModel, bytes, onnx.ModelProto]
+FAULTS: dict[str, dict[str, tuple[str, onnx.NodeProto]]] = {
+    "begin": {
+        "samples-behind-the-end-are-read": instead("Identity", ["x"], "x_valid"),
+        "times-behind-the-end-are-read": instead("Identity", ["dt"], "dt_valid"),
+        "a-last-patch-is-filled-with-zeros": instead("Pad", ["x_valid", "x_pads"], "x_padded"),
+        "times-of-a-last-patch-are-zero": instead("Pad", ["dt_valid", "dt_pads"], "dt_padded"),
+        "an-unfinished-patch-is-left-out": instead("Div", ["lengths", "stride"], "groups"),
+        "patches-are-taken-for-samples": instead("Identity", ["lengths"], "groups"),
+    },
+    "end": {
+        "samples-are-not-moved": instead("Identity", ["x_padded"], "x_moved"),
+        "times-are-not-moved": instead("Identity", ["dt_padded"], "dt_moved"),
+        "all-are-moved-as-far-as-the-longest": instead("Mod", ["samples_below", "stride"], "shift"),
+        "a-first-patch-is-filled-with-its-first-sample": instead("Identity", ["x_gathered"], "x_moved"),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def patched() -> dict[str, Patched]:
+    options: dict[str, Any] = {"max_dt": 4.0, "patch_size": 4, "patch_stride": 3}
+    models: dict[str, SequenceModel] = {
+        "begin": VARIANTS["patches-with-times-mask-all"](),
+        "end": srn.Forecaster("cfc", 2, 3, 6, **options, mask_channel=True),
+    }
+    found = {}
+    for name, model in models.items():
+        step, sequence = graphs(prepared(model))
+        found[name] = model, step.SerializeToString(), sequence
+    return found
+
+
+@pytest.mark.parametrize("aligned", FAULTS)
+def test_graphs_of_patches_pass_parity_as_they_are(aligned: str, patched: dict[str, Patched]) -> None:
+    model, step, sequence = patched[aligned]
+    check_parity(model, step, sequence.SerializeToString(), torchscript.script(model))
+
+
+@pytest.mark.parametrize("aligned", FAULTS)
+def test_what_stands_behind_the_end_of_a_sequence_changes_nothing(aligned: str, patched: dict[str, Patched]) -> None:
+    model, _, sequence = patched[aligned]
+    runtime, scripted = session(sequence.SerializeToString()), torchscript.script(model)
+    generator = np.random.default_rng(0)
+    x = generator.uniform(100, 600, (2, 11, 2)).astype(np.float32)
+    dt = generator.uniform(0, 4, (2, 11)).astype(np.float32)
+    lengths, states = np.array([6, 8]), model.initial_state(2)
+    given = {f"state_{index}": state.numpy() for index, state in enumerate(states)}
+    found = []
+    for filling in (0.0, 1e30, np.nan, np.inf):
+        for row, length in enumerate(lengths):
+            x[row, length:], dt[row, length:] = filling, filling
+        found.append(runtime.run(None, {"x": x, "dt": dt, "lengths": lengths, **given}))
+        tensors = [torch.from_numpy(value) for value in (x.copy(), dt.copy(), lengths)]
+        for one, other in zip(scripted(*tensors, *states), found[-1], strict=True):
+            torch.testing.assert_close(one, torch.from_numpy(other), rtol=1e-4, atol=1e-5)
+    for other in found[1:]:
+        assert all(np.array_equal(one, two) for one, two in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("aligned", "fault"), [(aligned, fault) for aligned in FAULTS for fault in FAULTS[aligned]])
+def test_a_graph_that_treats_patches_wrongly_fails_parity(
+    aligned: str, fault: str, patched: dict[str, Patched]
+) -> None:
+    model, step, sequence = patched[aligned]
+    with pytest.raises(ParityError, match="nothing was exported"):
+        check_parity(model, step, spoiled(sequence, *FAULTS[aligned][fault]).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("aligned", "line"),
+    [
+        ("begin", "x = torch.where(valid"),
+        ("begin", "dt = torch.where(valid"),
+        ("begin", "lengths = torch.div("),
+        ("end", "x = x.gather("),
+        ("end", "x = torch.where((place"),
+    ],
+)
+def test_a_script_that_treats_patches_wrongly_fails_parity(
+    aligned: str, line: str, patched: dict[str, Patched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, step, sequence = patched[aligned]
+    dropped = 0
+    for name in ("_GROUPED", "_GROUPED_DT", "_GROUPED_LENGTHS"):
+        lines = getattr(torchscript, name).splitlines(keepends=True)
+        kept = [text for text in lines if not text.strip().startswith(line)]
+        dropped += len(lines) - len(kept)
+        monkeypatch.setattr(torchscript, name, "".join(kept))
+    assert dropped == 1
+    with pytest.raises(ParityError, match="The TorchScript graph differs"):
+        check_parity(model, step, sequence.SerializeToString(), torchscript.script(model))
+
+
+def test_parity_is_checked_on_values_like_those_of_training() -> None:
+    """Of logarithms too: their mean is no value of the series, and all that lies below the least one looks alike."""
+    model = VARIANTS["context-log-skip-covariates"]()
+    prepared(model)
+    x = _inputs(model, np.random.default_rng(0), 5, 40)["x"]
+    assert 100 < np.nanmedian(x) < 600
+    assert (x[~np.isnan(x)] > float(model.scaling.floor.max())).mean() > 0.8
+    known = _known(model, np.random.default_rng(0), 50)
+    assert 1e4 < np.nanmedian(known["static"]) < 5e4
+    assert known["future"].shape == (50, 5, 1)
+    assert 100 < np.nanmedian(known["future"]) < 600
+
+
+def test_a_signature_says_what_a_step_of_patches_reads() -> None:
+    model = VARIANTS["patches-with-times-mask-all"]()
+    signature = model_signature(model)
+    step = {tensor["name"]: tensor["shape"] for tensor in signature["step"]["inputs"]}
+    sequence = {tensor["name"]: tensor["shape"] for tensor in signature["sequence"]["inputs"]}
+    assert (step["x"], step["dt"]) == (["batch", 3, 2], ["batch", 3])
+    assert (sequence["x"], sequence["dt"]) == (["batch", "time", 2], ["batch", "time"])

@@ -1,0 +1,368 @@
+"""Scaling by the last steps: its statistics against numpy, one patch against whole sequences, units, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import stablernn as srn
+from stablernn.errors import ConfigError, DataError
+from stablernn.preprocessing import ContextScaling, create_scaling
+
+FLOOR, LIMIT = 0.05, 8.0
+
+
+def fitted(features: int = 2, *, level: float = 40.0, **options: Any) -> ContextScaling:
+    made = ContextScaling(features, **options)
+    made.fit([level + np.random.default_rng(7).uniform(-9, 9, (60, features)) for _ in range(3)])
+    return made
+
+
+def start(made: ContextScaling, batch: int) -> tuple[Tensor, ...]:
+    return tuple(made.mean.new_zeros(batch, size) for _, size in made.state_roles())
+
+
+def gappy(seed: int, *shape: int, share: float = 0.3) -> Tensor:
+    generator = np.random.default_rng(seed)
+    values = generator.uniform(20, 60, shape)
+    values[generator.random(shape) < share] = np.nan
+    return torch.from_numpy(values)
+
+
+def remembered(values: np.ndarray, made: ContextScaling, feature: int) -> np.ndarray:
+    """The values that count of one feature of float64 ``(time,)``, in training units, at most ``window`` of them."""
+    observed = np.flatnonzero(~np.isnan(values))
+    if not len(observed):
+        return np.zeros(0)
+    filled = values[observed[0] :].copy()
+    for time in range(1, len(filled)):
+        if np.isnan(filled[time]):
+            filled[time] = filled[time - 1]
+    raw = np.log(np.maximum(filled, float(made.floor[feature]))) if made.log else filled
+    return ((raw - float(made.mean[feature])) / float(made.scale[feature]))[-made.window :]
+
+
+def statistics(values: np.ndarray, made: ContextScaling, feature: int) -> tuple[float, float]:
+    """Mean and scale, straight from the words of the docstring."""
+    last = remembered(values, made, feature)
+    if not len(last):
+        return 0.0, FLOOR
+    if len(last) <= made.season:
+        return float(last.mean()), float(last.std()) + FLOOR
+    return float(last.mean()), float(np.abs(last[made.season :] - last[: -made.season]).mean()) + FLOOR
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"window": 2, "season": 1},
+    {"window": 6, "season": 1},
+    {"window": 6, "season": 5},
+    {"window": 24, "season": 4},
+    {"window": 6, "season": 2, "log": True},
+]
+options_and_steps = given(
+    options=st.sampled_from(OPTIONS),
+    steps=st.integers(1, 17),
+    seed=st.integers(0, 10_000),
+    share=st.sampled_from([0.0, 0.4, 0.9, 1.0]),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@options_and_steps
+def test_the_anchor_is_the_mean_and_the_seasonal_change_of_the_last_values(
+    options: dict[str, Any], steps: int, seed: int, share: float
+) -> None:
+    made = fitted(**options).double()
+    x = gappy(seed, 1, steps, 2, share=share)
+    _, _, state = made.patches(x, start(made, 1), 1)
+    location, scale = made.anchor(state)
+    context = made.context(state)
+    for feature in range(2):
+        values = x[0, :, feature].numpy()
+        mean, deviation = statistics(values, made, feature)
+        unit = float(made.scale[feature])
+        assert float(location[0, feature]) == pytest.approx(float(made.mean[feature]) + unit * mean, rel=1e-9)
+        assert float(scale[0, feature]) == pytest.approx(unit * deviation, rel=1e-9)
+        expected = np.zeros(made.window)
+        last = (remembered(values, made, feature) - mean) / deviation
+        expected[made.window - len(last) :] = last
+        assert context[0, :, feature].numpy() == pytest.approx(expected, rel=1e-7, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@options_and_steps
+def test_the_layers_see_the_distance_from_the_mean_and_how_it_and_the_scale_move(
+    options: dict[str, Any], steps: int, seed: int, share: float
+) -> None:
+    made, stride = fitted(**options, mask_channel=True).double(), 3
+    x = gappy(seed, 1, 3 * steps, 2, share=share)
+    channels, extras, _ = made.patches(x, start(made, 1), stride)
+    assert extras is not None
+    for feature in range(2):
+        values = x[0, :, feature].numpy()
+        before = None
+        for patch in range(steps):
+            end = stride * (patch + 1)
+            mean, deviation = statistics(values[:end], made, feature)
+            seen = remembered(values[:end], made, feature)
+            recent = np.zeros(stride) if not len(seen) else np.concatenate([np.zeros(stride), seen])[-stride:]
+            expected = np.clip((recent - mean) / deviation, -LIMIT, LIMIT)
+            got = channels[0, end - stride : end]
+            # A window shorter than a patch has forgotten the patch's first samples, which the layers see all the same.
+            kept = min(stride, made.window)
+            assert got[-kept:, feature].numpy() == pytest.approx(expected[-kept:], rel=1e-6, abs=1e-7)
+            assert got[:, 2 + feature].tolist() == (~np.isnan(values[end - stride : end])).tolist()
+            moved = 0.0 if before is None else np.clip((mean - before) / deviation, -LIMIT, LIMIT)
+            assert extras[0, patch, feature].item() == pytest.approx(np.log(deviation), rel=1e-6, abs=1e-9)
+            assert extras[0, patch, 2 + feature].item() == pytest.approx(moved, rel=1e-6, abs=1e-9)
+            before = mean if len(seen) else None
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    options=st.sampled_from(OPTIONS),
+    stride=st.sampled_from([1, 2, 3, 5, 8]),
+    counts=st.lists(st.integers(0, 5), min_size=3, max_size=3),
+    seed=st.integers(0, 10_000),
+    share=st.sampled_from([0.0, 0.4, 0.9]),
+)
+def test_patches_of_unequal_sequences_are_one_patch_after_the_other(
+    options: dict[str, Any], stride: int, counts: list[int], seed: int, share: float
+) -> None:
+    made = fitted(**options).double()
+    earlier = gappy(seed + 1, 3, 4, 2, share=0.5)
+    _, _, begun = made.patches(earlier, start(made, 3), 2)
+    x = gappy(seed, 3, 5 * stride, 2, share=share)
+    for row, count in enumerate(counts):
+        x[row, count * stride :] = torch.nan
+    channels, extras, state = made.patches(x, begun, stride, torch.tensor(counts))
+    assert extras is not None
+    for row, count in enumerate(counts):
+        following = tuple(tensor[row : row + 1] for tensor in begun)
+        for patch in range(count):
+            part = slice(patch * stride, (patch + 1) * stride)
+            got, further, following = made.patch(x[row : row + 1, part], following)
+            assert further is not None
+            torch.testing.assert_close(got, channels[row : row + 1, part], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(further, extras[row : row + 1, patch], rtol=1e-9, atol=1e-9)
+        for one, other in zip(following, state, strict=True):
+            torch.testing.assert_close(one, other[row : row + 1], rtol=1e-9, atol=1e-9)
+
+
+def test_only_the_last_window_of_a_long_stream_counts() -> None:
+    made = fitted(window=8, season=3).double()
+    x = gappy(0, 1, 200, 2, share=0.0)
+    x[:, :150] += 1e5
+    _, _, whole = made.patches(x, start(made, 1), 1)
+    _, _, last = made.patches(x[:, -8:], start(made, 1), 1)
+    for one, other in zip(made.anchor(whole), made.anchor(last), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_missing_values_repeat_the_last_and_do_not_count_before_the_first() -> None:
+    made = ContextScaling(1, window=4, season=1)
+    x = torch.tensor([[np.nan, np.nan, 5.0, np.nan, 7.0]], dtype=torch.float32)[..., None]
+    channels, _, state = made.patches(x, start(made, 1), 5)
+    location, scale = made.anchor(state)
+    assert location.item() == pytest.approx(17 / 3)
+    assert scale.item() == pytest.approx(1.0 + FLOOR)
+    mean, deviation = 17 / 3, 1.0 + FLOOR
+    assert channels[0, 2:, 0].tolist() == pytest.approx([(value - mean) / deviation for value in (5, 5, 7)], rel=1e-5)
+    context = made.context(state)[0, :, 0].tolist()
+    assert context[0] == 0
+    assert context[1:] == pytest.approx([(value - mean) / deviation for value in (5, 5, 7)], rel=1e-5)
+
+
+def test_a_series_of_missing_values_alone_is_at_the_training_mean() -> None:
+    made = fitted(window=6, season=2)
+    channels, extras, state = made.patches(torch.full((2, 9, 2), torch.nan), start(made, 2), 3)
+    assert torch.equal(channels, torch.zeros_like(channels))
+    assert extras is not None
+    assert torch.isfinite(extras).all()
+    location, scale = made.anchor(state)
+    assert torch.equal(location, made.mean.expand(2, 2))
+    torch.testing.assert_close(scale, FLOOR * made.scale.expand(2, 2))
+    assert torch.equal(made.context(state), torch.zeros(2, 6, 2))
+
+
+def test_a_constant_series_is_zero_with_the_least_scale() -> None:
+    made = fitted(window=6, season=2)
+    for steps in (1, 2, 3, 9):
+        channels, _, state = made.patches(torch.full((1, steps, 2), 55.0), start(made, 1), 1)
+        assert channels.abs().max() < 1e-3
+        location, scale = made.anchor(state)
+        torch.testing.assert_close(location, torch.full((1, 2), 55.0), rtol=1e-5, atol=0)
+        torch.testing.assert_close(scale, FLOOR * made.scale[None], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("steps", [7, 40], ids=["before-a-season", "after"])
+def test_series_of_any_level_look_alike(steps: int) -> None:
+    """Numbers that float32 holds exactly, a million apart: the layers see the same."""
+    shape = np.random.default_rng(0).integers(-8, 9, (1, steps, 1)).astype(np.float32)
+    made = ContextScaling(1, window=16, season=12)
+    made.fit([1e6 + 8 * np.random.default_rng(1).normal(size=(50, 1))])
+    made.mean.fill_(0)
+    made.scale.fill_(1)
+    low, extras, low_state = made.patches(torch.from_numpy(shape), start(made, 1), 1)
+    high, far_extras, high_state = made.patches(torch.from_numpy(shape + 1e6), start(made, 1), 1)
+    assert extras is not None
+    assert far_extras is not None
+    torch.testing.assert_close(high, low, rtol=0, atol=0.06)
+    torch.testing.assert_close(far_extras[..., 0], extras[..., 0], rtol=0, atol=1e-5)
+    (_, scale), (_, far) = made.anchor(low_state), made.anchor(high_state)
+    torch.testing.assert_close(far, scale, rtol=1e-5, atol=0)
+
+
+def test_a_small_spread_far_from_the_training_mean_is_not_lost() -> None:
+    made = ContextScaling(1, window=32, season=30)
+    x = (123_456.78 + 0.1 * torch.randn(1, 20, 1, dtype=torch.float64)).float()
+    _, extras, state = made.patches(x, start(made, 1), 1)
+    expected = np.log(x[0, :, 0].double().numpy().std() + FLOOR)
+    assert extras is not None
+    assert extras[0, -1, 0].item() == pytest.approx(expected, rel=1e-5)
+    assert made.anchor(state)[1].item() == pytest.approx(np.exp(expected), rel=1e-5)
+
+
+def test_one_spike_reaches_the_layers_as_the_limit() -> None:
+    made = ContextScaling(1, window=12, season=1)
+    x = torch.zeros(1, 12, 1)
+    x[0, ::2] = 0.01
+    x[0, 6] = 1e9
+    channels, _, _ = made.patch(x, start(made, 1))
+    assert channels.max() <= LIMIT
+    x[0, 6] = 0.01
+    x[0, 11] = 5.0
+    quiet = made.patches(x, start(made, 1), 12)[0]
+    assert quiet[0, 11, 0] == LIMIT
+
+
+def test_the_unit_is_the_median_series_mean_seasonal_change() -> None:
+    made = ContextScaling(1, window=5, season=2)
+    series = [
+        np.array([0.0, 0, 1, 1, 2, 2]),
+        np.array([5.0, 5, 8, np.nan, 11, 9]),
+        np.array([100.0, 100, 200, 200]),
+        np.array([7.0, 7, 7, 7]),
+        np.array([1.0]),
+    ]
+    made.fit([values[:, None] for values in series])
+    assert made.scale.tolist() == [pytest.approx(np.median([1.0, 3.0, 100.0]))]
+    assert made.mean.tolist() == [pytest.approx(np.nanmean(np.concatenate(series)))]
+
+
+def test_what_rounding_leaves_of_a_perfect_season_is_no_unit() -> None:
+    wave = 5 + np.sin(2 * np.pi * np.arange(480) / 24)[:, None]
+    assert np.abs(wave[24:] - wave[:-24]).max() > 0
+    made = ContextScaling(1, window=48, season=24)
+    made.fit([wave])
+    assert made.scale.tolist() == [pytest.approx(wave.std())]
+
+
+@pytest.mark.parametrize(("factor", "offset"), [(1.0, 0.0), (250.0, -40.0), (1e-6, 3.0)])
+def test_forecasts_move_with_the_units_of_the_data(factor: float, offset: float) -> None:
+    forecasts = []
+    train, x = gappy(0, 80, 1).numpy(), gappy(1, 3, 20, 1)
+    for scale, shift in ((1.0, 0.0), (factor, offset)):
+        torch.manual_seed(3)
+        model = srn.Forecaster("lipschitz", 1, 4, 6, scaling="context", window=8, season=3, patch_size=2)
+        model.double().fit_scaling([train * scale + shift])
+        with torch.no_grad():
+            forecasts.append((model(x * scale + shift) - shift) / scale)
+    torch.testing.assert_close(forecasts[1], forecasts[0], rtol=1e-5, atol=1e-5)
+
+
+def test_forecasts_of_logarithms_move_with_the_factor_of_the_series() -> None:
+    torch.manual_seed(3)
+    options: dict[str, Any] = {"scaling": "context", "window": 8, "log": True, "patch_size": 2}
+    model = srn.Forecaster("lipschitz", 1, 4, 6, **options).double()
+    model.fit_scaling([gappy(0, 80, 1).numpy()])
+    x = gappy(1, 3, 20, 1)
+    with torch.no_grad():
+        outputs, far = model.run(x)[0], model.run(x * 1e6)[0]
+    for name, values in outputs.items():
+        assert (values > 0).all()
+        torch.testing.assert_close(far[name] / 1e6, values, rtol=1e-9, atol=0)
+
+
+def test_logarithms_are_cut_off_below_the_smallest_training_value() -> None:
+    made = ContextScaling(2, window=4, log=True)
+    made.fit([np.array([[2.0, 70.0], [8.0, np.nan]]), np.array([[4.0, 50.0]])])
+    assert made.floor.tolist() == pytest.approx([0.2, 5.0])
+    values = torch.tensor([[-3.0, 1e-9], [0.5, 60.0]])
+    assert made.transform(values).exp().flatten().tolist() == pytest.approx([0.2, 5.0, 0.5, 60.0])
+    assert made.transform(values[:, 1:], [1]).exp().flatten().tolist() == pytest.approx([5.0, 60.0])
+    torch.testing.assert_close(made.inverse(made.transform(values[1])), values[1])
+    assert torch.isnan(made.transform(torch.tensor([torch.nan, 1.0]))).tolist() == [True, False]
+
+
+def test_without_logarithms_values_stay_as_they_are() -> None:
+    values = torch.tensor([-2.0, 0.0, torch.nan])
+    made = ContextScaling(3, window=4)
+    assert torch.equal(made.transform(values)[:2], values[:2])
+    assert torch.equal(made.inverse(values)[:2], values[:2])
+
+
+DATA: dict[str, tuple[list[np.ndarray], bool, str]] = {
+    "logarithm": (
+        [np.array([[3.0, 1.0], [2.0, 0.0]])],
+        True,
+        "Feature 1 goes down to 0, and logarithms are of positive values only; set model.log=false.",
+    ),
+    "missing": (
+        [np.array([[3.0, np.nan]])],
+        True,
+        "Feature 1 has no observed value in the training split; drop it or give data where it is observed.",
+    ),
+    "nothing": (
+        [],
+        True,
+        "Feature 0 has no observed value in the training split; drop it or give data where it is observed.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_data_without_a_scale_are_refused(case: str) -> None:
+    sequences, log, sentence = DATA[case]
+    with pytest.raises(DataError) as error:
+        ContextScaling(2, window=4, log=log).fit(sequences)
+    assert str(error.value) == sentence
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no-window": (
+        {"kind": "context", "window": None},
+        "The scaling 'context' needs a context length; set task.context_length.",
+    ),
+    "short-window": ({"kind": "context", "window": 1}, "The scaling 'context' remembers 2 steps or more, got 1."),
+    "long-season": (
+        {"kind": "context", "window": 6, "season": 6},
+        "The season of the scaling 'context' must be from 1 to 5, less than the steps that it remembers, got 6.",
+    ),
+    "no-season": (
+        {"kind": "context", "window": 6, "season": 0},
+        "The season of the scaling 'context' must be from 1 to 5, less than the steps that it remembers, got 0.",
+    ),
+    "season-elsewhere": (
+        {"kind": "window", "window": 6, "season": 2},
+        "A season and logarithms are only used by the scaling 'context', got 'window'.",
+    ),
+    "logarithms-elsewhere": (
+        {"kind": "standard", "window": None, "log": True},
+        "A season and logarithms are only used by the scaling 'context', got 'standard'.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_settings_are_refused(case: str) -> None:
+    options, sentence = REFUSED[case]
+    with pytest.raises(ConfigError) as error:
+        create_scaling(size=1, **{"mask_channel": False, **options})
+    assert str(error.value) == sentence

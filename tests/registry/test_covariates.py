@@ -1,0 +1,75 @@
+"""What a manifest says of a forecast beside its past: names that fit each other, or one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stablernn_registry import ManifestError, ManifestFields, model_card
+
+WEEK = {"name": "week", "period": 604800.0, "phase": 345600.0}
+WAVES = ["calendar_week_sin", "calendar_week_cos"]
+FORECAST: dict[str, Any] = {
+    "task": "forecast",
+    "cell": "lipschitz",
+    "signature": {},
+    "features": ["y", "promo", *WAVES],
+    "targets": ["y"],
+    "horizon": 6,
+    "head": "recursive",
+    "future": ["promo", *WAVES],
+    "static": ["size"],
+    "calendar": [WEEK],
+}
+
+
+def test_a_manifest_keeps_what_is_known() -> None:
+    fields = ManifestFields.parse(FORECAST)
+    assert fields.model_dump()["calendar"] == [WEEK]
+    assert fields.calendar is not None
+    assert fields.calendar[0].channels == tuple(WAVES)
+
+
+def test_a_manifest_from_before_there_were_covariates_has_none() -> None:
+    old = {key: value for key, value in FORECAST.items() if key not in ("head", "future", "static", "calendar")}
+    fields = ManifestFields.parse(old)
+    assert (fields.head, fields.future, fields.static, fields.calendar) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"future": ["price", *WAVES]},
+            "'price' is known in advance and must stand in features, which has none such",
+        ),
+        (
+            {"future": ["promo"]},
+            "'calendar_week_sin' is known in advance and must stand in future, which has none such",
+        ),
+        ({"head": "looped"}, "field 'head': input should be 'direct' or 'recursive', got 'looped'"),
+        ({"static": ["size", "size"]}, "field 'static': the names must differ, got 'size' twice"),
+        (
+            {"calendar": [{**WEEK, "period": 0.0}]},
+            "field 'calendar.0.period': input should be greater than 0, got 0.0",
+        ),
+        (
+            {"task": "classify", "labels": ["a", "b"]},
+            "head is for the task 'forecast', got task 'classify'",
+        ),
+    ],
+)
+def test_a_manifest_that_does_not_fit_itself_cannot_be_written(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        ManifestFields.parse({**FORECAST, **change})
+    assert str(caught.value) == f"The manifest cannot be written: {sentence}."
+
+
+def test_the_card_names_what_is_known_and_how_many_networks_answer() -> None:
+    lineage = {"config": {"model": {"members": 3}}}
+    card = model_card(ManifestFields.parse({**FORECAST, "lineage": lineage}))
+    assert "with 3 recurrent networks, whose answers are averaged, of `lipschitz` cells." in card
+    for row in ("| head | recursive |", "| static | size |", "| calendar | week |"):
+        assert row in card
+    assert "with a recurrent network of `lipschitz` cells." in model_card(ManifestFields.parse(FORECAST))

@@ -1,0 +1,482 @@
+"""Patches, recursive heads, and what a forecast is told beside its past, behind a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server_helpers import Published, Running, json_tensor, serve
+from stablernn.data.covariates import calendar_periods, calendar_values
+from stablernn.data.frequency import parse_frequency
+from stablernn.export import export
+from stablernn.models import Classifier, Forecaster, SequenceModel
+from stablernn_registry import Registry
+from stablernn_server import InputError, ModelLoadError, OnnxModel, Settings, create_app
+from stablernn_server.timestamps import spacing, times
+
+QUANTILES = [0.1, 0.5, 0.9]
+WAVES = ["calendar_day_sin", "calendar_day_cos", "calendar_week_sin", "calendar_week_cos"]
+NOISE = np.random.default_rng(0)
+
+
+def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"hidden_size": 6, "quantiles": QUANTILES}
+    # The calendar stands between the columns, as it may in a file with channels in an order of its own.
+    told = Forecaster("lipschitz", 6, 3, future_indices=(5, 1, 2, 3, 4), static_size=2, **size)
+    fed = Forecaster("gru", 3, 4, head="recursive", target_indices=(2, 0), future_indices=(1,), **size)
+    fed.offsets.copy_(torch.from_numpy(NOISE.normal(size=(4, 2, 3)).astype(np.float32)))
+    patched = Classifier("lipschitz", 2, 3, 6, readout="all", patch_size=4, patch_stride=3)
+    single = Forecaster("lipschitz", 1, 3, head="recursive", patch_size=2, patch_stride=1, **size)
+    timed = Forecaster("lipschitz", 1, 3, max_dt=4.0, **size)
+    waves = {"features": ["load", *WAVES, "price"], "calendar": calendar_periods(["day", "week"])}
+    return {
+        "told": (told, {**waves, "future": ["price", *WAVES], "static": ["size", "age"], "frequency": "h"}),
+        "fed": (fed, {"features": ["a", "b", "c"], "targets": ["c", "a"], "future": ["b"], "head": "recursive"}),
+        "patched": (patched, {"task": "classify", "features": ["l", "r"], "labels": ["x", "y", "z"]}),
+        "single": (single, {"features": ["load"], "head": "recursive"}),
+        "timed": (timed, {"features": ["load"], "context_length": 5}),
+    }
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    root = tmp_path_factory.mktemp("registry")
+    models = built()
+    for name, (model, fields) in models.items():
+        model.fit_scaling([NOISE.normal(5.0, 3.0, (60, model.input_size)).astype(np.float32)])
+        folder = tmp_path_factory.mktemp("export")
+        report = export(model.eval(), folder)
+        files = dict(report.files)
+        facts: dict[str, Any] = {"task": "forecast", "cell": "lipschitz", "signature": report.signature, **fields}
+        if isinstance(model, Forecaster):
+            facts = {"targets": ["load"], "horizon": model.horizon, "quantiles": QUANTILES, **facts}
+            if name == "fed":
+                files["calibration.json"] = folder / "calibration.json"
+                files["calibration.json"].write_text(json.dumps({"intervals": {"offsets": model.offsets.tolist()}}))
+        Registry(root).publish(name, files, facts)
+    return Published(root, {name: model for name, (model, _) in models.items()})
+
+
+@pytest.fixture(scope="module")
+def opened(published: Published) -> dict[str, OnnxModel]:
+    return {name: OnnxModel.load(published.registry.get(name), "cpu") for name in published.torch_models}
+
+
+@pytest.fixture(scope="module")
+def running(published: Published) -> Iterator[Running]:
+    yield from serve(create_app(Settings(registry=published.root)))
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.url) as client:
+        yield client
+
+
+def by_torch(model: SequenceModel, x: np.ndarray, **known: np.ndarray) -> dict[str, np.ndarray]:
+    with torch.no_grad():
+        tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in known.items()}
+        outputs, _ = model.run(torch.from_numpy(x), **tensors)
+    return {name: value.numpy() for name, value in outputs.items()}
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(5.0, 3.0, shape).astype(np.float32)
+
+
+def close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
+
+
+# The runtime.
+
+
+def test_a_recursive_head_is_rolled_out_with_its_offsets(published: Published, opened: dict[str, OnnxModel]) -> None:
+    x, future = normal(3, 9, 3), normal(3, 4, 1)
+    x[0, 4:6] = np.nan
+    future[1, 2] = np.nan
+    found = opened["fed"].run_numpy(x, future=future)
+    assert found["quantiles"].shape == (3, 4, 2, 3)
+    close(found, by_torch(published.torch_models["fed"], x, future=future))
+    close(opened["fed"].run_numpy(x), by_torch(published.torch_models["fed"], x))
+    assert np.abs(opened["fed"].run_numpy(x)["mean"] - found["mean"]).max() > 1e-4
+
+
+def test_a_recursive_head_goes_on_from_the_state_after_what_was_observed(opened: dict[str, OnnxModel]) -> None:
+    x, model = normal(2, 8, 3), opened["fed"]
+    first = model.run_sequence(x[:, :5])
+    second = model.run_sequence(x[:, 5:], state=model.next_state(first))
+    whole = model.run_sequence(x)
+    assert whole.keys() == second.keys()
+    for name, value in whole.items():
+        assert np.array_equal(second[name], value), name
+
+
+def test_a_recursive_head_reads_patches_of_one_sample(published: Published, opened: dict[str, OnnxModel]) -> None:
+    x = normal(2, 7, 1)
+    close(opened["single"].run_numpy(x), by_torch(published.torch_models["single"], x))
+
+
+def test_steps_of_patches_give_the_bits_of_the_whole_sequence(opened: dict[str, OnnxModel]) -> None:
+    model, x = opened["patched"], normal(2, 10, 2)
+    whole = model.run_sequence(x)
+    filled = np.concatenate([x, np.full((2, 2, 2), np.nan, np.float32)], axis=1)
+    state: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray] = {}
+    for start in range(0, 12, 3):
+        outputs = model.run_step(filled[:, start : start + 3], state)
+        state = model.next_state(outputs)
+    for name, value in whole.items():
+        assert np.array_equal(outputs[name], value), name
+    with pytest.raises(InputError) as caught:
+        model.run_step(x[:, 0])
+    assert str(caught.value) == "x must have the shape (batch, 3, 2) for model 'patched:1', got (2, 2)."
+
+
+def test_what_is_left_out_is_not_known(published: Published, opened: dict[str, OnnxModel]) -> None:
+    x, static, future = normal(2, 8, 6), normal(2, 2), normal(2, 3, 5)
+    model, torch_model = opened["told"], published.torch_models["told"]
+    close(model.run_numpy(x, static=static, future=future), by_torch(torch_model, x, static=static, future=future))
+    nothing = model.run_numpy(x, static=np.full((2, 2), np.nan), future=np.full((2, 3, 5), np.nan))
+    left_out = model.run_numpy(x)
+    assert all(np.array_equal(left_out[name], value) for name, value in nothing.items())
+    close(left_out, by_torch(torch_model, x))
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "sentence"),
+    [
+        (
+            "told",
+            {"static": np.array([[1.0, np.inf]])},
+            "static holds an infinite value; values must be finite within float32, or NaN if not known.",
+        ),
+        (
+            "told",
+            {"future": np.zeros((1, 2, 5))},
+            "future must have the shape (batch, 3, 5) = (1, 3, 5) to fit x, got (1, 2, 5).",
+        ),
+        (
+            "fed",
+            {"future": np.zeros((1, 1, 1))},
+            "future must have the shape (batch, 4, 1) = (1, 4, 1) to fit x, got (1, 1, 1).",
+        ),
+        (
+            "single",
+            {"static": np.zeros((1, 1))},
+            "Unknown input 'static'. Did you mean 'state_2'? The model 'single:1' takes x, lengths (optional), "
+            "state_0 (optional), state_1 (optional), state_2 (optional).",
+        ),
+        (
+            "single",
+            {"future": np.zeros((1, 3, 1))},
+            "Unknown input 'future'. The model 'single:1' takes x, lengths (optional), state_0 (optional), "
+            "state_1 (optional), state_2 (optional).",
+        ),
+    ],
+)
+def test_the_runtime_refuses(opened: dict[str, OnnxModel], name: str, known: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        opened[name].run_numpy(normal(1, 4, len(opened[name].manifest.features)), **known)
+    assert str(caught.value) == sentence
+
+
+# Versions that are refused.
+
+
+def refusal(published: Published, root: Path, name: str, change: Callable[[dict[str, Any], Path], Any]) -> str:
+    version = published.registry.get(name)
+    fields = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
+    files = {file: version.path(file) for file in version.manifest.files}
+    files["calibration.json"] = root / "calibration.json"
+    files["calibration.json"].write_text("{}")
+    change(fields, files["calibration.json"])
+    registry = Registry(root / "registry")
+    registry.publish(name, files, fields)
+    with pytest.raises(ModelLoadError) as caught:
+        create_app(Settings(registry=registry.root))
+    return str(caught.value).removeprefix(f"'{name}:1' cannot be served: ")
+
+
+REFUSED: dict[str, tuple[str, Callable[[dict[str, Any], Path], Any], str]] = {
+    "offsets of another shape": (
+        "fed",
+        lambda fields, file: file.write_text('{"intervals": {"offsets": [[0, 0, 0]]}}'),
+        "its calibration.json must hold finite offsets of the shape (4, 2, 3), got (1, 3).",
+    ),
+    "no offsets": (
+        "fed",
+        lambda fields, file: file.write_text('{"intervals": {}}'),
+        "its calibration.json does not hold the offsets of quantiles.",
+    ),
+    "no json": (
+        "fed",
+        lambda fields, file: file.write_text("none"),
+        "its calibration.json does not hold the offsets of quantiles.",
+    ),
+    "a target that is no feature": (
+        "single",
+        lambda fields, file: fields.update(targets=["y"]),
+        "its recursive head answers 'y', which is not one of its features.",
+    ),
+    "a head that is not recursive": (
+        "single",
+        lambda fields, file: fields.update(head="direct"),
+        "its manifest promises the output 'mean' in the shape (1, 3, 1), the graph gives (1, 1, 1).",
+    ),
+    "no input for static": (
+        "single",
+        lambda fields, file: fields.update(static=["size"]),
+        "its manifest has static values, the sequence in its signature has no input for them.",
+    ),
+    "fewer names than values": (
+        "told",
+        lambda fields, file: fields.update(static=["size"]),
+        "its signature gives the input 'static' of sequence the shape ['batch', 2], ['batch', 1] is served.",
+    ),
+    "values without names": (
+        "told",
+        lambda fields, file: fields.update(static=None),
+        "the sequence in its signature has an input 'static' that is neither a state nor one of x, lengths, dt, "
+        "future.",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_a_version_that_does_not_fit_itself_is_refused(published: Published, tmp_path: Path, row: str) -> None:
+    name, change, sentence = REFUSED[row]
+    assert refusal(published, tmp_path, name, change) == sentence
+
+
+# The v2 routes.
+
+
+def test_metadata_marks_what_may_be_left_out_and_names_it(client: httpx.Client) -> None:
+    metadata = client.get("/v2/models/told").json()
+    tensors = {tensor["name"]: tensor for tensor in metadata["inputs"]}
+    assert tensors["static"]["parameters"] == {"optional": True, "default": "not known"}
+    assert (tensors["future"]["shape"], tensors["static"]["shape"]) == ([-1, 3, 5], [-1, 2])
+    facts = metadata["parameters"]
+    assert (facts["static"], facts["future"]) == (["size", "age"], ["price", *WAVES])
+    assert facts["calendar"][1] == {"name": "week", "period": 604800.0, "phase": 345600.0}
+    assert client.get("/v2/models/fed").json()["parameters"]["head"] == "recursive"
+
+
+def test_infer_takes_null_for_what_is_not_known(client: httpx.Client, published: Published) -> None:
+    x, static = normal(1, 5, 6), np.array([[np.nan, 2.0]], np.float32)
+    tensor = {"name": "static", "shape": [1, 2], "datatype": "FP32", "data": [None, 2.0]}
+    body = {"inputs": [json_tensor("x", x), tensor], "outputs": [{"name": "mean"}]}
+    (output,) = client.post("/v2/models/told/infer", json=body).raise_for_status().json()["outputs"]
+    expected = by_torch(published.torch_models["told"], x, static=static)["mean"]
+    np.testing.assert_allclose(np.reshape(output["data"], expected.shape), expected, atol=2e-5)
+
+
+# The time-series routes.
+
+
+def asked(model: str = "told", options: dict[str, Any] | None = None, **item: Any) -> dict[str, Any]:
+    columns = {"told": 2, "fed": 3, "single": 1}[model]
+    series = np.arange(4 * columns, dtype=float).reshape(4, columns).tolist()
+    given = {"series": series, "start_timestamp": "2024-03-01T21:00:00Z", "frequency": "h", **item}
+    return {"model": model, "inputs": [given], "options": options or {}}
+
+
+def answer(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = client.post("/v1/timeseries/forecast", json=body).raise_for_status().json()
+    found: dict[str, Any] = content["outputs"][0]["content"][0]
+    return found
+
+
+def test_the_server_makes_the_calendar_itself(client: httpx.Client, published: Published) -> None:
+    hours = np.datetime64("2024-03-01T21:00", "ns") + np.arange(7) * np.timedelta64(1, "h")
+    waves = calendar_values(hours, ["day", "week"])
+    columns = np.arange(8, dtype=np.float32).reshape(4, 2)
+    x = np.concatenate([columns[:, :1], waves[:4], columns[:, 1:]], axis=1)[None]
+    price = np.array([[3.0], [np.nan], [5.0]], np.float32)
+    future = np.concatenate([price, waves[4:]], axis=1)[None]
+    static = np.array([[np.nan, 7.0]], np.float32)
+    expected = by_torch(published.torch_models["told"], x, static=static, future=future)
+    body = asked(future={"price": [3, None, 5]}, static={"age": 7})
+    content = answer(client, body)
+    np.testing.assert_allclose(content["mean_forecast"], expected["mean"][0, :, 0], atol=2e-5)
+    np.testing.assert_allclose(content["quantiles"]["0.9"], expected["quantiles"][0, :, 0, 2], atol=2e-5)
+    # The same instant in another zone, and the hourly grid that the model was trained on.
+    body["inputs"][0] |= {"start_timestamp": "2024-03-01T22:30:00+01:30", "frequency": None}
+    body["inputs"][0]["start_timestamp"] = "2024-03-01T22:00:00+01:00"
+    assert answer(client, body)["mean_forecast"] == content["mean_forecast"]
+
+
+def test_several_series_have_calendars_of_their_own(client: httpx.Client) -> None:
+    one, other = asked(), asked(start_timestamp="2023-07-09T04:00:00Z", static={"size": 2})
+    other["inputs"][0]["series"] = other["inputs"][0]["series"][:2]
+    both = {**one, "inputs": [*one["inputs"], *other["inputs"]]}
+    outputs = client.post("/v1/timeseries/forecast", json=both).raise_for_status().json()["outputs"]
+    for output, alone in zip(outputs, (one, other), strict=True):
+        assert output["content"][0]["mean_forecast"] == answer(client, alone)["mean_forecast"]
+
+
+def test_a_served_recursive_forecast_is_the_model_s(client: httpx.Client, published: Published) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(1, 4, 3)
+    future = np.array([[[1.0], [2.0], [3.0], [4.0]]], np.float32)
+    expected = by_torch(published.torch_models["fed"], x, future=future)
+    content = answer(client, asked("fed", future={"b": [1, 2, 3, 4]}))
+    np.testing.assert_allclose(content["mean_forecast"], expected["mean"][0], atol=2e-5)
+    np.testing.assert_allclose(content["quantiles"]["0.1"], expected["quantiles"][0, :, :, 0], atol=2e-5)
+    assert content["targets"] == ["c", "a"]
+
+
+def test_fewer_steps_need_fewer_values(client: httpx.Client) -> None:
+    whole = answer(client, asked("fed", future={"b": [1, 2, 3, 4]}))["mean_forecast"]
+    assert answer(client, asked("fed", {"horizon": 2}, future={"b": [1, 2]}))["mean_forecast"] == whole[:2]
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no start": (
+        asked(start_timestamp=None),
+        "inputs.0.start_timestamp is missing: the model 'told' is told where in the day and the week each step lies. "
+        "Give the time of the first value.",
+    ),
+    "the calendar is sent": (
+        asked(future={"calendar_day_sin": [0, 0, 0]}),
+        "inputs.0.future.calendar_day_sin follows from start_timestamp; leave it out.",
+    ),
+    "the calendar is in the series": (
+        asked(series=[[1, 2, 3, 4, 5, 6]]),
+        "inputs.0.series has 6 features, model 'told:1' expects 2 (load, price).",
+    ),
+    "a name": (
+        asked(future={"prise": [1, 2, 3]}),
+        "inputs.0.future: unknown name 'prise'. Did you mean 'price'? The model 'told' takes price.",
+    ),
+    "a static name": (
+        asked(static={"sice": 1}),
+        "inputs.0.static: unknown name 'sice'. Did you mean 'size'? The model 'told' takes size, age.",
+    ),
+    "nothing is taken": (
+        asked("single", static={"size": 1}),
+        "inputs.0.static: unknown name 'size'. The model 'single' takes none.",
+    ),
+    "too few": (
+        asked(future={"price": [1, 2]}),
+        "inputs.0.future.price must be a flat array of 3 numbers, one for each step ahead, got 2.",
+    ),
+    "too many": (
+        asked(options={"horizon": 2}, future={"price": [1, 2, 3, 4]}),
+        "inputs.0.future.price must be a flat array of 2 to 3 numbers, one for each step ahead, got 4.",
+    ),
+    "nested": (
+        asked(future={"price": [[1], [2], [3]]}),
+        "inputs.0.future.price must be a flat array of 3 numbers, one for each step ahead, got 2 levels.",
+    ),
+    "text": (
+        asked(future={"price": [1, 2, "3"]}),
+        "inputs.0.future.price holds text; only numbers, and null or NaN for missing values, are allowed.",
+    ),
+    "infinite": (
+        asked(future={"price": [1, 2, 1e39]}),
+        "inputs.0.future.price holds an infinite value at (2, 0); values must be finite within float32, and a missing "
+        "one is NaN (null in JSON).",
+    ),
+    "a list of static values": (
+        asked(static={"size": [1], "age": [2]}),
+        "inputs.0.static must hold one number, or null, for each name.",
+    ),
+    "static text": (
+        asked(static={"size": "big"}),
+        "inputs.0.static holds text; only numbers, and null or NaN for missing values, are allowed.",
+    ),
+    "static is no object": (asked(static=[1, 2]), "inputs.0.static: input should be a valid dictionary."),
+    "long ago": (
+        asked(start_timestamp="0900-01-01"),
+        "The calendar is computed for the years 1678 to 2261, the steps that start at '0900-01-01' lie beyond them.",
+    ),
+    "a misspelled option": (
+        asked(options={"horizn": 2}),
+        "options: unknown field 'horizn'. Did you mean 'horizon'? Known are horizon, quantiles.",
+    ),
+    "a misspelled field": (
+        asked(futures={"price": [1, 2, 3]}),
+        "inputs.0: unknown field 'futures'. Did you mean 'future'? Known are series, type, name, frequency, "
+        "start_timestamp, dt, future, static.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_forecast_refuses(client: httpx.Client, case: str) -> None:
+    body, sentence = BAD[case]
+    response = client.post("/v1/timeseries/forecast", json=body)
+    assert (response.status_code, response.json()["error"]) == (400, sentence)
+
+
+@given(
+    st.datetimes(datetime(1700, 1, 1), datetime(2200, 1, 1)).map(lambda moment: moment.replace(microsecond=0)),
+    st.sampled_from(["min", "15min", "h", "D", "2D", "B", "MS", "QS", "YS"]),
+    st.integers(0, 20),
+    st.integers(1, 30),
+)
+def test_times_are_those_that_training_reads(start: datetime, frequency: str, first: int, count: int) -> None:
+    if frequency.endswith("S"):
+        start = start.replace(day=min(start.day, 27))
+    if frequency == "B":
+        start -= timedelta(days=max(0, start.weekday() - 4))
+    stamps = parse_frequency(frequency).at(np.datetime64(start, "ns"), np.arange(first, first + count))
+    expected = stamps.astype("datetime64[ns]").astype(np.int64) * 1e-9
+    word = spacing(None, frequency)
+    assert word is not None
+    assert np.array_equal(times(start.isoformat(), first, count, word), expected)
+
+
+def test_the_time_between_values_is_told_by_dt(client: httpx.Client, published: Published) -> None:
+    # What lies before the five steps that the model looks at does not matter, nor does the first of them.
+    series, dt = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0, 4.0], [9.0, 9.0, 9.0, 0.5, 2.0, 1.0, 3.5]
+    body = {"model": "timed", "inputs": [{"series": series, "dt": dt}, {"series": series[:3]}]}
+    answer = client.post("/v1/timeseries/forecast", json=body)
+    assert answer.status_code == 200, answer.text
+    found = [output["content"][0]["mean_forecast"] for output in answer.json()["outputs"]]
+    model = published.torch_models["timed"]
+    for forecast, values, steps in zip(found, (series[2:], series[:3]), ([1, 0.5, 2, 1, 3.5], [1, 1, 1]), strict=True):
+        x = np.array(values, dtype=np.float32)[None, :, None]
+        expected = by_torch(model, x, dt=np.array([steps], dtype=np.float32))["mean"][0, :, 0]
+        np.testing.assert_allclose(forecast, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "dt", "sentence"),
+    [
+        (
+            "single",
+            [1.0, 1.0, 1.0],
+            "inputs.0.dt: the model 'single' was trained on regular steps and takes no dt; leave it out.",
+        ),
+        (
+            "timed",
+            [1.0, 1.0],
+            "inputs.0.dt must hold a number for each of the 3 values of its series, got 2.",
+        ),
+        (
+            "timed",
+            [1.0, 1.0, 5.0],
+            "dt must be at most 4, the longest step that the model takes, got 5; divide the gap into steps with "
+            "missing values.",
+        ),
+    ],
+)
+def test_a_wrong_dt_is_refused(client: httpx.Client, model: str, dt: list[float], sentence: str) -> None:
+    body = {"model": model, "inputs": [{"series": [1.0, 2.0, 3.0], "dt": dt}]}
+    answer = client.post("/v1/timeseries/forecast", json=body)
+    assert (answer.status_code, answer.json()["error"]) == (400, sentence)

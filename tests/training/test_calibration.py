@@ -1,0 +1,249 @@
+"""Probabilities as sure as they are right, and quantiles that cover what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forecast_helpers import many_series
+from stablernn.data import ForecastData, SequenceSplit
+from stablernn.models import Classifier, Forecaster
+from stablernn.training import calibration, load_config, load_run, train
+from stablernn.training.calibration import fit_offsets, fit_temperature
+from stablernn.training.run import calibrate
+
+
+def told(samples: int, sure: float, *, flip: float = 0.0, kinds: int = 3) -> tuple[Classifier, SequenceSplit]:
+    """A classifier that reads the class from the last value, ``sure`` times too loudly, and labels it does not know."""
+    random = np.random.default_rng(0)
+    y = random.integers(0, kinds, samples)
+    seen = np.where(random.random(samples) < flip, random.integers(0, kinds, samples), y)
+    x = np.zeros((samples, 4, kinds), np.float32)
+    x[np.arange(samples), -1, seen] = 1
+    model = Classifier("rnn", kinds, kinds, kinds).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        cell = model.rnn.cells[0]
+        cell.get_parameter("weight_ih").copy_(torch.eye(kinds))
+        model.head.get_parameter("maps.0.weight").copy_(sure * torch.eye(kinds))
+    return model, SequenceSplit(x, np.full(samples, 4), y, tuple(map(str, range(samples))))
+
+
+def log_loss(model: Classifier, split: SequenceSplit) -> float:
+    with torch.no_grad():
+        share = torch.log_softmax(model(torch.from_numpy(split.x)), dim=1)
+    return -float(share[torch.arange(len(split)), torch.from_numpy(split.y)].mean())
+
+
+@pytest.mark.parametrize(("sure", "colder"), [(30.0, False), (0.3, True)])
+def test_a_temperature_lowers_the_log_loss_and_changes_no_answer(sure: float, colder: bool) -> None:
+    model, split = told(400, sure, flip=0.3)
+    before, answers = log_loss(model, split), model(torch.from_numpy(split.x)).argmax(dim=1)
+    found = fit_temperature(model, split)
+    assert (found["temperature"] < 1) is colder
+    assert found["before"] == pytest.approx(before, rel=1e-5)
+    assert found["after"] == pytest.approx(log_loss(model, split), rel=1e-4)
+    assert found["after"] < 0.9 * before
+    assert found["samples"] == 400
+    assert torch.equal(model(torch.from_numpy(split.x)).argmax(dim=1), answers)
+    probabilities = model.run(torch.from_numpy(split.x))[0]["probabilities"].detach()
+    # 0.3 of the labels are drawn anew, one in three of them the same.
+    assert float(probabilities.max(dim=1).values.mean()) == pytest.approx(0.8, abs=0.05)
+
+
+@pytest.mark.parametrize("samples", [12, 60])
+def test_the_temperature_is_the_most_probable_one_under_its_prior(samples: int) -> None:
+    model, split = told(samples, 5.0)
+    logits = model(torch.from_numpy(split.x)).detach().double()
+    truth = torch.from_numpy(split.y)
+    grid = np.linspace(-2, 2, 4001)
+    surprise = [
+        samples * float(torch.nn.functional.cross_entropy(logits / np.exp(log), truth)) + log**2 / 2 for log in grid
+    ]
+    found = fit_temperature(model, split)["temperature"]
+    assert np.log(found) == pytest.approx(grid[int(np.argmin(surprise))], abs=2e-3)
+    # Always right, and yet not taken for one that is never wrong.
+    assert np.exp(-2) < found < 1
+
+
+def test_no_temperature_is_left_from_before() -> None:
+    model, split = told(60, 5.0)
+    model.temperature.fill_(7.0)
+    first = fit_temperature(model, split)["temperature"]
+    assert first == pytest.approx(fit_temperature(told(60, 5.0)[0], split)["temperature"])
+
+
+@pytest.mark.parametrize("kept", [0, 1, 5])
+def test_one_class_says_nothing(kept: int) -> None:
+    model, split = told(40, 5.0)
+    chosen = np.flatnonzero(split.y == 1)[:kept]
+    part = SequenceSplit(split.x[chosen], split.lengths[chosen], split.y[chosen], tuple(map(str, chosen)))
+    assert fit_temperature(model, part) == {"temperature": 1.0, "samples": kept, "before": None, "after": None}
+    assert float(model.temperature) == 1
+
+
+def test_the_mean_of_members_is_what_is_made_less_sure() -> None:
+    _, split = told(300, 1.0, flip=0.4)
+    model = Classifier("rnn", 3, 3, 8, members=3).eval()
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter *= 30
+    before = log_loss(model, split)
+    found = fit_temperature(model, split)
+    assert found["temperature"] > 1
+    assert found["after"] == pytest.approx(log_loss(model, split), rel=1e-4)
+    assert found["after"] < before
+
+
+def test_dropout_is_off_while_a_run_is_calibrated() -> None:
+    data: Any = load_digits()
+    config = load_config(overrides=["data.source=digits", "model.cell=rnn", "training.calibrate=true"])
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = Classifier("rnn", 1, 10, 8, head_dropout=0.5)
+        model.fit_scaling(data.training_values())
+        model.train()
+        torch.manual_seed(len(found))
+        found.append(calibrate(model, config, data, None))
+        assert not model.training
+    assert found[0] == found[1]
+
+
+def load_digits() -> Any:
+    from stablernn.data import load_data
+
+    return load_data("digits")
+
+
+def walk(series: int, *, factor: float = 1.0, seed: int = 0) -> ForecastData:
+    """Many random walks, of which each gives one window to validation and one to test, hence exchangeable ones."""
+    random = np.random.default_rng(seed)
+    steps = 20 + 6 + 2 * 2
+    values = [np.exp(0.2 * random.normal(size=(steps, 1)).cumsum(axis=0)) * factor for _ in range(series)]
+    return many_series(values, season=1, horizon=2, context_length=6, validation_steps=2, test_steps=2)
+
+
+def forecaster(data: ForecastData, **options: Any) -> Forecaster:
+    given: dict[str, Any] = {"scaling": "context", "window": 6, "quantiles": (0.05, 0.1, 0.5, 0.9, 0.95)}
+    model = Forecaster("rnn", 1, data.horizon, 5, **(given | options))
+    model.fit_scaling(data.training_values())
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape))
+    return model.eval()
+
+
+def coverage(model: Forecaster, data: ForecastData, split: str, lower: int, upper: int) -> float:
+    windows = data.windows(split)
+    samples = windows.gather(range(len(windows)))
+    with torch.no_grad():
+        quantiles = model.run(torch.from_numpy(samples.x))[0]["quantiles"].numpy()
+    inside = (quantiles[..., lower] <= samples.y) & (samples.y <= quantiles[..., upper])
+    return float(inside.mean())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"log": True},
+        {"members": 3},
+        {"scaling": "standard", "window": None},
+        {"scaling": "window"},
+        {"head": "recursive"},
+        {"skip": "linear", "patch_size": 2},
+    ],
+    ids=["plain", "logarithms", "members", "standard", "window", "recursive", "patches"],
+)
+def test_quantiles_cover_what_they_say(options: dict[str, Any]) -> None:
+    data = walk(600)
+    model = forecaster(data, **options)
+    found = fit_offsets(model, data.windows("validation"))
+    assert found["samples"] == 600
+    assert found["short"] == 0
+    assert found["levels"] == list(model.quantiles)
+    assert found["unit"] == ("the data's" if options.get("head") == "recursive" else "the scaling of each window")
+    np.testing.assert_allclose(found["offsets"], model.offsets.numpy())
+    for lower, upper, held in ((1, 3, "0.8"), (0, 4, "0.9")):
+        before, after = found["coverage"][held].values()
+        assert abs(before - float(held)) > 0.1
+        assert after == pytest.approx(float(held), abs=0.02)
+        # What was measured is what the model says, sorting included.
+        assert coverage(model, data, "validation", lower, upper) == pytest.approx(after, abs=0.003)
+        # Two standard deviations of 600 windows and of the 600 that the offsets were taken from.
+        slack = 2 * math.sqrt(2 * float(held) * (1 - float(held)) / 600)
+        assert coverage(model, data, "test", lower, upper) == pytest.approx(float(held), abs=slack + 0.01)
+
+
+def test_the_mean_and_the_median_stay() -> None:
+    data = walk(50)
+    model = forecaster(data)
+    windows = data.windows("test")
+    x = torch.from_numpy(windows.gather(range(len(windows))).x)
+    before = model.run(x)[0]
+    fit_offsets(model, data.windows("validation"))
+    after = model.run(x)[0]
+    assert torch.equal(before["mean"], after["mean"])
+    assert float(model.offsets[..., 2].abs().max()) == 0
+    assert not torch.equal(before["quantiles"], after["quantiles"])
+
+
+def test_of_very_many_windows_some_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = walk(50)
+    model = forecaster(data)
+    # Two steps and five levels.
+    monkeypatch.setattr(calibration, "MOST_NUMBERS", 20 * 10)
+    monkeypatch.setattr(calibration, "_LEAST_WINDOWS", 7)
+    assert fit_offsets(model, data.windows("validation"))["samples"] == 20
+    monkeypatch.setattr(calibration, "MOST_NUMBERS", 1)
+    assert fit_offsets(model, data.windows("validation"))["samples"] == 7
+
+
+def test_fitting_again_finds_the_same() -> None:
+    data = walk(50)
+    model = forecaster(data)
+    first = fit_offsets(model, data.windows("validation"))
+    assert fit_offsets(model, data.windows("validation")) == first
+
+
+TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.max_steps=2"]
+RUNS = {
+    "classify": (["data.source=digits", "training.batch_size=500"], ["temperature"]),
+    "forecast": (
+        ["data.source=co2", "task.horizon=6", "task.context_length=12", "task.season=1"],
+        ["gate", "intervals"],
+    ),
+}
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_what_was_fitted_is_written_down_and_is_in_the_weights(task: str, tmp_path: Path) -> None:
+    overrides, parts = RUNS[task]
+    config = load_config(overrides=[*overrides, "model.cell=rnn", *TINY])
+    train(config, tmp_path / "run")
+    written = json.loads((tmp_path / "run/calibration.json").read_text())
+    assert sorted(written) == sorted(parts)
+    model = load_run(tmp_path / "run").model
+    if task == "classify":
+        assert float(model.get_buffer("temperature")) == pytest.approx(written["temperature"]["temperature"])
+        assert float(model.get_buffer("temperature")) != 1
+    else:
+        np.testing.assert_allclose(model.get_buffer("offsets").numpy(), written["intervals"]["offsets"])
+        assert np.abs(written["intervals"]["offsets"]).max() > 0
+        assert 0 <= written["gate"]["share"] <= 1
+
+
+def test_a_run_that_is_not_to_be_calibrated(tmp_path: Path) -> None:
+    overrides, _ = RUNS["classify"]
+    config = load_config(overrides=[*overrides, "model.cell=rnn", "training.calibrate=false", *TINY])
+    train(config, tmp_path / "run")
+    assert not (tmp_path / "run/calibration.json").exists()
+    assert float(load_run(tmp_path / "run").model.get_buffer("temperature")) == 1

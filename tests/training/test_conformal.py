@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stablernn.errors import DataError
+from stablernn.training.conformal import conformal_offsets
+
+LEVELS = (0.1, 0.5, 0.9)
+
+
+def calibrated(errors: np.ndarray, levels: tuple[float, ...] = LEVELS, half: float = 1.0, scale: float = 1.0) -> Any:
+    """Truths (n, horizon, targets) around a forecast of 0 with quantiles from -half to half."""
+    truth = errors if errors.ndim == 3 else errors[:, None, None]
+    around = half * np.linspace(-1, 1, len(levels))
+    quantiles = np.broadcast_to(around, (*truth.shape, len(levels)))
+    return conformal_offsets(truth, quantiles, np.full((len(truth), 1, truth.shape[2]), scale), levels)
+
+
+@pytest.mark.parametrize("n", [4, 9, 10, 39, 100])
+def test_the_offset_is_the_finite_sample_quantile_of_the_scores(n: int) -> None:
+    errors = np.random.default_rng(n).normal(size=n) * 3
+    scores = sorted(abs(error) - 1 for error in errors)
+    # The ceil((n + 1) 0.8)-th smallest: the 4th of 4, the 8th of 9, the 9th of 10, the 32nd of 39, the 81st of 100.
+    place = {4: 4, 9: 8, 10: 9, 39: 32, 100: 81}[n]
+    got = calibrated(errors)
+    assert got.offsets.shape == (1, 1, 3)
+    assert got.offsets.dtype == np.float32
+    np.testing.assert_allclose(got.offsets[0, 0], [-scores[place - 1], 0, scores[place - 1]], rtol=1e-6)
+    assert got.report["short"] == 0
+
+
+def test_the_greater_side_counts() -> None:
+    truth = np.array([-5.0, 4.0, 0.0, 2.0])[:, None, None]
+    quantiles = np.broadcast_to([-1.0, 0.0, 3.0], (4, 1, 1, 3))
+    # Scores: 4, 1, -1, -1; the fourth of four is the largest.
+    got = conformal_offsets(truth, quantiles, np.ones((4, 1, 1)), LEVELS)
+    np.testing.assert_array_equal(got.offsets[0, 0], [-4, 0, 4])
+    assert got.report["coverage"] == {"0.8": {"before": 0.5, "after": 1.0}}
+
+
+def test_intervals_that_are_too_wide_become_narrower() -> None:
+    errors = np.random.default_rng(0).uniform(-1, 1, 999)
+    got = calibrated(errors, half=10.0)
+    assert got.offsets[0, 0, 2] == pytest.approx(0.8 - 10, abs=0.05)
+    assert got.report["coverage"]["0.8"]["after"] == pytest.approx(0.8, abs=0.01)
+
+
+def test_offsets_are_in_units_of_the_anchor() -> None:
+    errors = np.random.default_rng(0).normal(size=50)
+    np.testing.assert_allclose(calibrated(errors, scale=4.0).offsets, calibrated(errors).offsets / 4, rtol=1e-6)
+
+
+def test_each_sample_has_its_own_unit() -> None:
+    errors = np.random.default_rng(0).normal(size=60)
+    units = np.random.default_rng(1).uniform(0.1, 50, 60)
+    quantiles = np.broadcast_to([-1.0, 0.0, 1.0], (60, 1, 1, 3)) * units[:, None, None, None]
+    truth = (errors * units)[:, None, None]
+    got = conformal_offsets(truth, quantiles, units[:, None, None], LEVELS)
+    np.testing.assert_allclose(got.offsets, calibrated(errors).offsets, rtol=1e-5)
+
+
+def test_steps_and_targets_are_calibrated_apart() -> None:
+    errors = np.random.default_rng(0).normal(size=(40, 3, 2)) * np.arange(1, 7).reshape(3, 2)
+    got = calibrated(errors)
+    for step in range(3):
+        for target in range(2):
+            alone = calibrated(errors[:, step, target])
+            np.testing.assert_array_equal(got.offsets[step, target], alone.offsets[0, 0])
+
+
+def test_each_symmetric_pair_is_moved_and_the_rest_is_not() -> None:
+    levels = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+    got = calibrated(np.random.default_rng(0).normal(size=200) * 5, levels)
+    moved = got.offsets[0, 0]
+    assert moved[3] == 0
+    assert moved[7] == 0
+    np.testing.assert_array_equal(moved[:3], -moved[[6, 5, 4]])
+    assert moved[6] > moved[5] > moved[4] > 0
+    assert got.report["levels_left"] == [0.99]
+    assert list(got.report["coverage"]) == ["0.9", "0.8", "0.5"]
+
+
+def test_too_few_samples_take_the_largest_score_and_are_counted() -> None:
+    got = calibrated(np.array([2.0, 3.0, -6.0]))
+    np.testing.assert_array_equal(got.offsets[0, 0], [-5, 0, 5])
+    assert got.report["short"] == 1
+    assert got.report["samples"] == 3
+
+
+def test_missing_truths_are_left_out_by_step() -> None:
+    errors = np.random.default_rng(0).normal(size=(30, 2, 1)) * 4
+    errors[:10, 1] = np.nan
+    got = calibrated(errors)
+    np.testing.assert_array_equal(got.offsets[1, 0], calibrated(errors[10:, 1, 0]).offsets[0, 0])
+    errors[:, 1] = np.nan
+    got = calibrated(errors)
+    np.testing.assert_array_equal(got.offsets[1, 0], [0, 0, 0])
+    assert got.report["short"] == 1
+
+
+@pytest.mark.parametrize("half", [0.1, 1.0, 20.0], ids=["too narrow", "narrow", "too wide"])
+def test_new_truths_are_held_as_often_as_promised(half: float) -> None:
+    """Over many calibration sets of exchangeable samples, coverage lies from 1 - a to 1 - a + 1 / (n + 1)."""
+    random = np.random.default_rng(7)
+    n, sets, fresh = 19, 4000, 20
+    held = []
+    for _ in range(sets):
+        errors = random.standard_t(3, size=n + fresh)
+        offset = calibrated(errors[:n], half=half).offsets[0, 0, 2]
+        held.append(np.mean(np.abs(errors[n:]) <= half + offset))
+    # ceil(20 * 0.8) / 20 is 0.8 to the digit; the error of the estimate is below 0.002.
+    assert np.mean(held) == pytest.approx(0.8, abs=0.007)
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 60), share=st.sampled_from([0.5, 0.8, 0.9, 0.98]), seed=st.integers(0, 10_000))
+def test_the_calibration_set_itself_is_held_at_least_as_often(n: int, share: float, seed: int) -> None:
+    lower = round((1 - share) / 2, 6)
+    errors = np.random.default_rng(seed).normal(size=n) * 3
+    got = calibrated(errors, (lower, 0.5, round(1 - lower, 6)))
+    after = got.report["coverage"][f"{share:g}"]["after"]
+    # In float32 the offset may fall just short of the score that it is.
+    assert after >= min(1.0, math.ceil((n + 1) * share - 1e-9) / n) - 1 / n - 1e-9
+
+
+def test_no_sample_is_an_error() -> None:
+    with pytest.raises(DataError) as caught:
+        calibrated(np.empty((0, 2, 1)))
+    assert str(caught.value) == (
+        "Conformal intervals need a calibration split, and it is empty. Hold out more for validation."
+    )
+
+
+def test_a_forecast_that_is_not_finite_is_an_error() -> None:
+    with pytest.raises(DataError) as caught:
+        conformal_offsets(np.ones((5, 1, 1)), np.full((5, 1, 1, 3), math.inf), np.ones((5, 1, 1)), LEVELS)
+    assert str(caught.value) == (
+        "A quantile forecast of the calibration split is not finite, so that nothing can be measured."
+    )

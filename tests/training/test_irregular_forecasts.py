@@ -1,0 +1,87 @@
+"""Forecasts over irregular time stamps: who is told the distances, and in which unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stablernn.data import ForecastData
+from stablernn.errors import ConfigError
+from stablernn.training.config import Config, load_config
+from stablernn.training.resolve import resolve
+from stablernn.training.run import load_run_data
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("irregular") / "d.csv"
+    stamps = np.cumsum(np.random.RandomState(0).randint(1, 5, 80)) * 600
+    rows = [f"{np.datetime64('2024-01-01T00:00:00') + stamp},{np.sin(stamp / 5000):.4f}" for stamp in stamps]
+    path.write_text("\n".join(["ds,y", *rows]))
+    return path
+
+
+def settings(source: Path, *overrides: str) -> Config:
+    return load_config(overrides=[f"data.source={source}", "task.horizon=3", *overrides])
+
+
+def resolved(source: Path, *overrides: str) -> Config:
+    config = settings(source, *overrides)
+    return resolve(config, load_run_data(config))
+
+
+def test_a_cell_that_takes_time_is_told_it(source: Path) -> None:
+    model = resolved(source, "model.cell=lem").model
+    assert (model.time, model.time_step) == ("dt", 1800.0)
+    assert model.max_dt == pytest.approx(4 / 3)
+
+
+def test_a_cell_that_does_not_takes_rows_as_steps(source: Path) -> None:
+    model = resolved(source, "model.cell=gru").model
+    assert (model.time, model.time_step, model.max_dt) == ("ignore", None, None)
+
+
+def test_a_cell_that_is_asked_to_and_cannot_is_refused(source: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(source, "model.cell=gru", "model.time=dt")
+    assert str(caught.value) == (
+        "'d.csv' says when its steps were, and model.cell='gru' takes no time between steps. "
+        "Take a cell that does, such as lipschitz, lem or gru_d, or set model.time=ignore."
+    )
+
+
+def test_the_data_of_a_run_is_measured_in_its_step(source: Path) -> None:
+    told = load_run_data(resolved(source, "model.cell=lem", "model.time_step=600"))
+    assert isinstance(told, ForecastData)
+    assert (told.time_step, told.longest_step()) == (600.0, 4.0)
+    not_told = load_run_data(resolved(source, "model.cell=gru"))
+    assert isinstance(not_told, ForecastData)
+    assert (not_told.time_step, not_told.windows("train").gather([0]).dt) == (None, None)
+
+
+def test_regular_data_serves_a_model_that_is_told_the_time(source: Path, tmp_path: Path) -> None:
+    rows = [f"{np.datetime64('2024-01-01T00:00:00') + 2400 * step},{step}" for step in range(60)]
+    (tmp_path / "even.csv").write_text("\n".join(["ds,y", *rows]))
+    data = load_run_data(resolved(source, "model.cell=lem"), str(tmp_path / "even.csv"))
+    assert isinstance(data, ForecastData)
+    assert data.frequency == "40min"
+    assert data.longest_step() == pytest.approx(4 / 3)
+
+
+def test_what_is_known_besides_the_past_is_asked_for_by_settings(source: Path) -> None:
+    config = settings(source, "model.cell=gru", "data.calendar=[day, week]", "data.window_stride=4")
+    data = load_run_data(config)
+    assert isinstance(data, ForecastData)
+    assert data.calendar == ("day", "week")
+    assert data.notes["windows"]["train"]["skipped_by_stride"] > 0
+    again = load_run_data(config, features=data.channels[::-1], targets=data.targets)
+    assert isinstance(again, ForecastData)
+    assert again.channels == data.channels[::-1]
+
+
+def test_a_period_that_is_none_is_refused(source: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(source, "model.cell=gru", "data.calendar=hour")
+    assert str(caught.value) == "data.calendar.0 must be 'day', 'week' or 'year', got 'hour'."

@@ -1,0 +1,359 @@
+"""What is recommended for a classifier and for a forecaster, and which settings do not go together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forecast_helpers import many_series
+from stablernn.cells import list_cells
+from stablernn.data import ClassificationData, ForecastData, SequenceSplit
+from stablernn.data.steps import StepData, StoredSteps
+from stablernn.errors import ConfigError
+from stablernn.training.config import Config, load_config
+from stablernn.training.resolve import resolve
+from stablernn.training.run import create_model
+
+
+def settings(*overrides: str, cell: str = "gru") -> Config:
+    return load_config(overrides=["data.source=x", f"model.cell={cell}", *overrides])
+
+
+def sequences(samples: int, time: int, seed: int = 0) -> SequenceSplit:
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(samples, time, 2)).astype(np.float32)
+    lengths = np.full(samples, time)
+    return SequenceSplit(x, lengths, np.arange(samples) % 2, tuple(map(str, range(samples))))
+
+
+def classes(samples: int = 40, time: int = 96, validation: int = 10) -> ClassificationData:
+    splits = sequences(samples, time), sequences(validation, time, 1)
+    return ClassificationData("toy", ("no", "yes"), ("a", "b"), *splits, None, {}, "sha256:0")
+
+
+def wave(steps: int = 400, *, context: int = 28, season: int = 7, lowest: float = -1.0, **changes: Any) -> ForecastData:
+    values = lowest + 1 + np.sin(2 * np.pi * np.arange(steps) / 7)[:, None]
+    given = {"season": season, "context_length": context, "horizon": 3, "validation_steps": 30, "test_steps": 30}
+    return many_series([values], **(given | changes))
+
+
+def steps() -> StepData:
+    part = StoredSteps([np.zeros((8, 2), np.float32)] * 3, [np.zeros((8, 1), np.float32)] * 3)
+    return StepData("told", "real", False, ("a", "b"), ("c",), part, part, part, False, "mse", {}, "sha256:0")
+
+
+def refused(config: Config, data: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(config, data)
+    return str(caught.value)
+
+
+MODEL = ("readout", "patch_size", "patch_stride", "patch_embedding", "head_dropout", "skip", "scaling")
+MODEL = (*MODEL, "window", "season", "log")
+
+
+def chosen(config: Config, data: ClassificationData | ForecastData, keys: tuple[str, ...] = MODEL) -> tuple[Any, ...]:
+    model = resolve(config, data).model
+    return tuple(getattr(model, key) for key in keys)
+
+
+def test_what_a_classifier_is_made_of() -> None:
+    # 96 samples are 24 steps of 4.
+    assert chosen(settings(), classes()) == ("all", 16, 4, 64, 0.2, "none", "standard", None, None, None)
+
+
+def test_the_embedding_is_as_long_as_the_state() -> None:
+    assert chosen(settings("model.hidden_size=9"), classes(), ("patch_embedding",)) == (9,)
+
+
+def test_short_sequences_are_not_left_out_by_patches() -> None:
+    assert chosen(settings(), classes(time=5), ("patch_size", "patch_stride")) == (4, 1)
+    assert resolve(settings(), classes(time=1)).model.patch_stride == 1
+
+
+def test_what_a_forecaster_is_made_of() -> None:
+    assert chosen(settings(), wave()) == ("last", 2, 2, 0, 0.0, "linear", "context", 28, 7, False)
+
+
+@pytest.mark.parametrize(("task", "skip"), [("classify", "none"), ("forecast", "none")])
+def test_the_paper_recommends_none_of_what_is_ours(task: str, skip: str) -> None:
+    data = classes() if task == "classify" else wave()
+    resolved = resolve(settings("model.preset=paper"), data)
+    assert chosen(settings("model.preset=paper"), data) == (
+        *("last", 1, 1, 0, 0.0, skip, "standard"),
+        *(None, None, None),
+    )
+    training = resolved.training
+    of_task = (0.0, 0.0, 0.0, None) if task == "classify" else (None, None, None, 0)
+    assert (training.time_warp, training.jitter, training.rescale, training.warm_up) == of_task
+    assert training.skip_lr is None
+
+
+def test_what_stays_none_is_off_or_of_another_task() -> None:
+    shared = {"time_step", "max_dt", "embedding_size"}
+    for data, off in ((classes(), {"window", "season", "log"}), (wave(), set[str]())):
+        dumped = resolve(settings(), data).model.model_dump()
+        assert {key for key, value in dumped.items() if value is None} == shared | off
+
+
+@pytest.mark.parametrize("preset", ["practical", "paper"])
+@pytest.mark.parametrize("cell", list_cells())
+def test_resolved_settings_resolve_to_themselves_and_build_a_model(cell: str, preset: str) -> None:
+    config = settings(f"model.preset={preset}", "model.hidden_size=4", cell=cell)
+    for data in (classes(time=20), wave(steps=120)):
+        resolved = resolve(config, data)
+        assert resolve(resolved, data) == resolved
+        create_model(resolved, data)
+    for data in (steps(),):
+        resolved = resolve(config, data)
+        assert resolve(resolved, data) == resolved
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "stride"),
+    [
+        (["model.patch_size=6"], 6, 6),
+        (["model.patch_stride=3"], 16, 3),
+        (["model.patch_stride=20"], 20, 20),
+        (["model.patch_size=6", "model.patch_stride=2"], 6, 2),
+    ],
+)
+def test_a_given_patch(given: list[str], size: int, stride: int) -> None:
+    assert chosen(settings(*given), classes(), ("patch_size", "patch_stride")) == (size, stride)
+
+
+def test_a_context_without_two_seasons_has_the_scaling_without_a_season() -> None:
+    assert chosen(settings(), wave(context=13), ("scaling", "season", "skip")) == ("context", 1, "linear")
+    assert chosen(settings("model.season=7"), wave(context=14), ("scaling", "season")) == ("context", 7)
+
+
+def test_a_season_counts_in_what_is_remembered() -> None:
+    keys = ("scaling", "window", "season")
+    assert chosen(settings("model.window=13"), wave(), keys) == ("context", 13, 1)
+    assert chosen(settings("model.window=14"), wave(), keys) == ("context", 14, 7)
+
+
+def test_a_context_of_one_step_is_scaled_by_the_training_data() -> None:
+    assert chosen(settings(), wave(context=1), ("scaling", "skip", "patch_size")) == ("standard", "none", 1)
+
+
+def test_a_recursive_head_makes_a_sample_a_step() -> None:
+    config = settings("model.head=recursive")
+    assert chosen(config, wave(), ("scaling", "skip", "patch_size")) == ("standard", "none", 1)
+
+
+def test_another_scaling_has_no_skip() -> None:
+    config = settings("model.scaling=window")
+    assert chosen(config, wave(), ("skip", "window", "season", "log")) == ("none", 28, None, None)
+
+
+@pytest.mark.parametrize(("lowest", "log"), [(0.001, True), (1.0, False), (-0.1, False), (-3.0, False)])
+def test_positive_series_that_differ_by_factors_are_taken_by_their_logarithms(lowest: float, log: bool) -> None:
+    assert resolve(settings(), wave(lowest=lowest)).model.log is log
+    assert resolve(settings("model.log=false"), wave(lowest=lowest)).model.log is False
+
+
+def test_logarithms_are_chosen_by_the_training_part() -> None:
+    data = wave(lowest=0.001)
+    data.series[0].values[-10:] = -5
+    assert resolve(settings(), data).model.log is True
+
+
+def test_a_cell_that_takes_missing_samples_as_they_are_sees_them_side_by_side() -> None:
+    assert chosen(settings(cell="gru_d"), classes(), ("patch_size", "patch_embedding")) == (16, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "data", "sentence"),
+    [
+        (
+            ["model.head=recursive"],
+            classes(),
+            "model.head is only used by the task 'forecast', and 'toy' is for 'classify'.",
+        ),
+        (
+            ["model.skip=linear"],
+            classes(),
+            "model.skip is only used by the task 'forecast', and 'toy' is for 'classify'.",
+        ),
+        (
+            ["model.skip_strength=0.1"],
+            classes(),
+            "model.skip_strength is only used by the task 'forecast', and 'toy' is for 'classify'.",
+        ),
+        (
+            ["model.skip_strength=0.1", "model.skip=none"],
+            wave(),
+            "model.skip_strength is only used with model.skip='linear', got 0.1; set it, or leave the strength out.",
+        ),
+        (
+            ["model.window=9"],
+            classes(),
+            "model.window is not used by the scaling 'standard'; set model.scaling=context.",
+        ),
+        (
+            ["model.season=30"],
+            wave(),
+            "model.season is not used by the scaling 'standard'; set model.scaling=context.",
+        ),
+        (
+            ["model.log=true", "model.preset=paper"],
+            wave(),
+            "model.log is not used by the scaling 'standard'; set model.scaling=context.",
+        ),
+        (
+            ["model.patch_embedding=8", "model.cell=gru_d"],
+            classes(),
+            "model.patch_embedding mixes the samples of a patch, and 'gru_d' takes a missing one as it is, so that all "
+            "of its patch would be missing; set it to 0.",
+        ),
+        (
+            ["training.skip_lr=0.1", "model.skip=none"],
+            wave(),
+            "training.skip_lr is only used with model.skip='linear', got 0.1.",
+        ),
+        (
+            ["training.warm_up=3", "model.patch_size=4"],
+            wave(),
+            "training.warm_up makes contexts longer by whole patches, of model.patch_stride=4 steps, got 3; set it to "
+            "4 or more, or to 0.",
+        ),
+        (
+            ["training.calibrate=true", "task.quantiles=[]"],
+            wave(),
+            "training.calibrate needs quantiles, of which 'toy' has none here; leave it out.",
+        ),
+        (
+            ["training.calibrate=true"],
+            classes(validation=0),
+            "training.calibrate needs a validation split, of which 'toy' has none here; leave it out.",
+        ),
+    ],
+)
+def test_what_has_nothing_to_act_on_is_refused(given: list[str], data: Any, sentence: str) -> None:
+    assert refused(settings(*given), data) == sentence
+
+
+CLASSIFY_ONLY = {
+    "training.label_smoothing": 0.1,
+    "training.class_weights": "balanced",
+    "training.time_warp": 0.1,
+    "training.jitter": 0.1,
+    "training.rescale": 0.1,
+}
+
+
+@pytest.mark.parametrize("data", [wave(), steps()], ids=["forecast", "predict-next"])
+@pytest.mark.parametrize(("key", "value"), CLASSIFY_ONLY.items())
+def test_what_only_a_classifier_has(key: str, value: object, data: ForecastData | StepData) -> None:
+    expected = f"{key} is only used by the task 'classify', and '{data.name}' is for '{data.task}'."
+    assert refused(settings(f"{key}={value}"), data) == expected
+
+
+@pytest.mark.parametrize("data", [classes(), steps()], ids=["classify", "predict-next"])
+def test_only_a_forecast_is_warmed_up(data: ClassificationData | StepData) -> None:
+    expected = f"training.warm_up is only used by the task 'forecast', and '{data.name}' is for '{data.task}'."
+    assert refused(settings("training.warm_up=8"), data) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("model.readout=mean", "model.scaling=context", "model.patch_size=2", "model.patch_stride=2"),
+        *("model.patch_embedding=4", "model.members=2", "model.head_dropout=0.1", "model.head=recursive"),
+        *("model.skip=linear", "model.skip_strength=0.5", "model.window=9", "model.season=2", "model.log=true"),
+    ],
+)
+def test_what_an_answer_at_each_step_does_not_have(given: str) -> None:
+    key, _, value = given.partition("=")
+    word = value if value[0].isdigit() or value == "true" else f"'{value}'"
+    expected = (
+        f"{key} is not used by the task 'predict-next', and 'told' is for it; got {word.replace('true', 'True')}."
+    )
+    config = load_config(overrides=["data.source=x", "model.cell=gru", given])
+    assert refused(config, steps()) == expected
+
+
+@pytest.mark.parametrize("given", ["training.calibrate=true", "training.calibrate=false"])
+def test_an_answer_at_each_step_is_not_calibrated(given: str) -> None:
+    expected = "training.calibrate is not used by the task 'predict-next', and 'told' is for it."
+    assert refused(settings(given), steps()) == expected
+    assert resolve(settings(), steps()).training.calibrate is None
+
+
+def test_calibration_is_stored_as_it_is_done() -> None:
+    assert resolve(settings(), classes()).training.calibrate is True
+    assert resolve(settings(), classes(validation=0)).training.calibrate is False
+    assert resolve(settings(), wave()).training.calibrate is True
+    assert resolve(settings("task.quantiles=[]"), wave()).training.calibrate is False
+    assert resolve(settings("training.calibrate=false"), wave()).training.calibrate is False
+
+
+def test_sequences_are_changed_in_training_unless_the_paper_is_asked_for() -> None:
+    training = resolve(settings(), classes()).training
+    assert (training.time_warp, training.jitter, training.rescale) == (0.03, 0.1, 0.1)
+    training = resolve(settings("training.time_warp=0", "training.jitter=0.5"), classes()).training
+    assert (training.time_warp, training.jitter, training.rescale) == (0.0, 0.5, 0.1)
+
+
+def timed() -> ClassificationData:
+    data = classes(time=12)
+    parts = {
+        name: replace(split, dt=np.ones(split.x.shape[:2], np.float32))
+        for name, split in (("train", data.train), ("validation", data.validation))
+    }
+    return replace(data, **parts, time_step=1.0)
+
+
+def test_steps_whose_time_is_known_are_not_moved() -> None:
+    assert resolve(settings(cell="lipschitz"), timed()).training.time_warp == 0
+    assert resolve(settings("model.time=ignore"), timed()).training.time_warp == 0.03
+    assert refused(settings("training.time_warp=0.1", cell="lipschitz"), timed()) == (
+        "training.time_warp moves steps in time, and 'toy' says when they were; set it to 0, or model.time=ignore."
+    )
+
+
+def test_contexts_of_a_forecast_are_up_to_twice_as_long() -> None:
+    assert resolve(settings(), wave()).training.warm_up == 28
+    assert resolve(settings("training.warm_up=4"), wave()).training.warm_up == 4
+    assert resolve(settings("model.patch_size=29"), wave()).training.warm_up == 0
+
+
+def test_the_skip_learns_a_thirtieth_as_fast() -> None:
+    assert resolve(settings("training.lr=0.3"), wave()).training.skip_lr == pytest.approx(0.01)
+    assert resolve(settings("training.skip_lr=0"), wave()).training.skip_lr == 0
+    assert resolve(settings(), classes()).training.skip_lr is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "steps_made"),
+    # For lipschitz batches of 32 and 80 epochs are recommended.
+    [(8, 8, 500), (40, 8, 500), (100, 16, 560), (5000, 32, 12_560)],
+)
+def test_small_sets_get_smaller_batches_and_as_many_steps(samples: int, batch: int, steps_made: int) -> None:
+    training = resolve(settings(cell="lipschitz"), classes(samples, time=3)).training
+    assert training.epochs is not None
+    assert (training.batch_size, training.epochs * -(-samples // batch)) == (batch, steps_made)
+
+
+def test_a_given_batch_makes_the_steps_of_an_epoch() -> None:
+    training = resolve(settings("training.batch_size=20", cell="lipschitz"), classes(40, time=3)).training
+    assert (training.batch_size, training.epochs) == (20, 250)
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "epochs"),
+    # Windows are length - 60 held out - 28 of context - 2; 5 epochs, but 300 steps at least and 2000 at most.
+    [(400, 32, 30), (6000, 128, 6), (66_000, 256, 5), (200_000, 256, 3)],
+)
+def test_the_steps_of_a_forecast(length: int, batch: int, epochs: int) -> None:
+    training = resolve(settings(), wave(length)).training
+    assert (training.batch_size, training.epochs) == (batch, epochs)
+
+
+def test_the_paper_says_how_long() -> None:
+    training = resolve(settings("model.preset=paper", cell="lipschitz"), classes(8, time=3)).training
+    assert (training.batch_size, training.epochs) == (128, 100)

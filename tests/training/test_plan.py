@@ -1,0 +1,99 @@
+"""What is said of training before it is done holds when it is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bad_files import ROWS, table
+from stablernn.data import load_data
+from stablernn.data.steps import StepData
+from stablernn.errors import ConfigError
+from stablernn.training import Config, load_config, train
+from stablernn.training.plan import _PEAK, _kept_at, _longest, check_run, plan_training
+from stablernn.training.resolve import resolve
+from stablernn.training.run import create_model, load_run_data
+
+
+def config(source: str | Path, *overrides: str, cell: str = "lipschitz") -> Config:
+    return load_config(overrides=[f"data.source={source}", f"model.cell={cell}", "model.hidden_size=8", *overrides])
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.npz", "d.txt"])
+def test_the_plan_is_what_a_run_does(tmp_path: Path, name: str) -> None:
+    table("d.csv", ROWS)(tmp_path)
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(1).normal(size=(40, 5)), y=[0, 1] * 20)
+    (tmp_path / "d.txt").write_text("the cat sat on the mat. " * 100)
+    settings = config(tmp_path / name, "training.epochs=2", "training.batch_size=7")
+    plan = plan_training(settings, load_run_data(settings))
+    done = train(settings, run_dir=tmp_path / "run")
+    assert plan["task"] == done["task"]
+    assert plan["parameters"] == done["parameters"]
+    assert plan["steps"] == 2 * plan["steps_per_epoch"] == done["steps"]
+
+
+def test_the_plan_of_a_forecast_says_what_nobody_set() -> None:
+    settings = config("co2")
+    plan = plan_training(settings, load_run_data(settings))
+    assert (plan["horizon"], plan["context_length"], plan["season"]) == (52, 104, 52)
+    assert plan["samples"] == {"train": 1921, "validation": 53, "test": 53}
+    assert plan["inputs"]["mask_channel"] is True
+    assert plan["targets"] == ["co2"]
+
+
+def test_the_plan_leaves_the_random_numbers_as_they_are() -> None:
+    settings = config("digits")
+    data = load_run_data(settings)
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    plan_training(settings, data)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize("cell", ["lipschitz", "lstm", "lem", "gru"])
+@pytest.mark.parametrize("source", ["digits", "co2"])
+def test_the_memory_of_a_batch_is_in_step_with_what_autograd_keeps_of_it(source: str, cell: str) -> None:
+    settings = config(source, "training.batch_size=7", cell=cell)
+    data = load_run_data(settings)
+    assert not isinstance(data, StepData)
+    estimate = plan_training(settings, data)["memory"]["batch_bytes"]
+    resolved = resolve(settings, data)
+    model = create_model(resolved, data)
+    sample, steps = _longest(data, 0, resolved.training.warm_up or 0)
+    kept = _kept_at(model, sample, 7, steps) + 7 * sample.x[0].nbytes
+    assert estimate == pytest.approx(_PEAK * kept, rel=0.25)
+
+
+def test_generated_sequences_take_no_memory_until_they_are_wanted() -> None:
+    settings = config("copy")
+    plan = plan_training(settings, load_run_data(settings))
+    assert plan["task"] == "predict-next"
+    assert plan["memory"]["data_bytes"] == 0
+    assert plan["steps_per_epoch"] == -(-100_000 // plan["batch_size"])
+
+
+def test_settings_that_do_not_go_with_the_data_are_a_problem(tmp_path: Path) -> None:
+    times = np.cumsum(np.random.default_rng(0).integers(1, 9, (12, 5)), axis=1)
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(1).normal(size=(12, 5)), y=[0, 1] * 6, t=times)
+    settings = config(tmp_path / "d.npz", cell="gru")
+    report, plan = check_run(settings)
+    assert plan is None
+    assert report.data is not None
+    with pytest.raises(ConfigError) as refused:
+        train(settings, run_dir=tmp_path / "run")
+    assert [(finding.code, finding.text) for finding in report.problems] == [("refused_model", str(refused.value))]
+
+
+def test_a_check_reads_what_training_reads(tmp_path: Path) -> None:
+    table("d.csv", [f"{row},{n % 5}" for n, row in enumerate(ROWS)], "ds,y,z")(tmp_path)
+    settings = config(tmp_path / "d.csv", "data.target=z", "data.channels=[z]", "task.horizon=3")
+    report, plan = check_run(settings)
+    assert plan is not None
+    assert (plan["targets"], plan["inputs"]["features"], plan["horizon"]) == (["z"], ["z"], 3)
+    assert report.data is not None
+    same = load_data(tmp_path / "d.csv", target="z", channels=["z"], horizon=3)
+    assert report.data.fingerprint == same.fingerprint
