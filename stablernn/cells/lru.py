@@ -43,7 +43,7 @@ class LRUWeights(NamedTuple):
         "practical": {
             "lr": 0.005,
             "schedule": "one-cycle",
-            "epochs": 20,
+            "epochs": 30,
             "batch_size": 32,
             "clip_norm": 1.0,
             "weight_decay": 0.05,

@@ -15,6 +15,7 @@ from stablernn.data.frequency import Frequency, parse_frequency
 from stablernn.data.grid import to_grid
 from stablernn.data.labelled import LABEL_COLUMN, read_labelled
 from stablernn.data.load import TASKS, read_sequences
+from stablernn.data.melted import CHANNEL, split_series
 from stablernn.data.sequences import pad, time_steps, wrong_features
 from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, OpenTable, Table, open_table, unknown_column
 from stablernn.data.types import Notes, Series, Timestamps, steps_between
@@ -100,6 +101,7 @@ def read_inputs(
     static: Sequence[str] = (),
     calendar: Sequence[str] = (),
     horizon: int | None = None,
+    channels_as_series: bool = False,
 ) -> InputSet:
     """Reads a file for prediction.
 
@@ -123,6 +125,8 @@ def read_inputs(
         calendar: Forecast: periods of which the features tell where each step lies; they are computed from the time
             stamps.
         horizon: Forecast: steps to forecast; needed with ``future`` or ``calendar``.
+        channels_as_series: Forecast: whether each column of a wide table is a series of its own. A table with the
+            model's own column is read as it is.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -142,7 +146,8 @@ def read_inputs(
         raise errors.ConfigError(
             f"horizon must be 1 or more where a model takes what is known in advance, got {horizon}."
         )
-    table = _model_columns(open_table(path, **columns), features, covariates)
+    opened = open_table(path, **columns)
+    table = _model_columns(opened, features, covariates, channels_as_series=channels_as_series)
     return _read_contexts(table, features, covariates, context_length, frequency, time_step, horizon or 0)
 
 
@@ -256,9 +261,16 @@ def _parted(
     return tuple(past), tuple(future)
 
 
-def _model_columns(opened: OpenTable, features: Sequence[str], covariates: Covariates) -> Table:
+def _model_columns(
+    opened: OpenTable, features: Sequence[str], covariates: Covariates, *, channels_as_series: bool
+) -> Table:
     made = calendar_channels(covariates.calendar)
     wanted = [name for name in features if name not in made]
+    if channels_as_series and CHANNEL not in opened.columns:
+        apart = [name for name in opened.columns if name not in (*covariates.columns, *covariates.static)]
+        table = opened.read([*apart, *covariates.columns], static=covariates.static)
+        series = split_series(table.series, table.channels, apart, covariates.columns)
+        return replace(table, series=series, channels=tuple(wanted))
     _check_columns(opened, wanted, [name for name in opened.columns if name not in covariates.static])
     return opened.read(wanted, static=covariates.static)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,30 +33,37 @@ def channels_to_series(data: ForecastData, wanted: tuple[str, ...] | None) -> Fo
             f"data.channels_as_series calls what is forecast '{CHANNEL}', and a channel of that name is known in "
             "advance. Take it out of data.future, or rename it."
         )
-    kept = [data.channels.index(name) for name in data.future]
-    series = tuple(
-        replace(
-            one,
-            unique_id=name if len(data.series) == 1 else f"{one.unique_id}/{name}",
-            values=one.values[:, [data.channels.index(name), *kept]],
-        )
-        for one in data.series
-        for name in chosen
-    )
+    melted_series = split_series(data.series, data.channels, chosen, data.future)
     melted = replace(
         data,
-        series=series,
+        series=melted_series,
         channels=(CHANNEL, *data.future),
         targets=(CHANNEL,),
-        notes={**data.notes, "channels_as_series": list(chosen), "series": len(series)},
+        notes={**data.notes, "channels_as_series": list(chosen), "series": len(melted_series)},
         fingerprint=fingerprint(["channels as series", data.fingerprint, chosen]),
     )
-    _check_values(data.name, series)
+    _check_values(data.name, melted_series)
     left_out = [name for name in data.channels if name not in (*chosen, *data.future)]
     if left_out:
         melted.notes["channels_left_out"] = left_out
     melted.notes["windows"] = melted.window_counts()
     return melted
+
+
+def split_series(
+    series: Sequence[Series], channels: Sequence[str], chosen: Sequence[str], kept: Sequence[str]
+) -> tuple[Series, ...]:
+    """A series for each chosen channel of each series: the channel's values, then those of the channels to keep."""
+    behind = [channels.index(name) for name in kept]
+    return tuple(
+        replace(
+            one,
+            unique_id=name if len(series) == 1 else f"{one.unique_id}/{name}",
+            values=one.values[:, [channels.index(name), *behind]],
+        )
+        for one in series
+        for name in chosen
+    )
 
 
 def _check_values(name: str, series: tuple[Series, ...]) -> None:

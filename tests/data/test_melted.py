@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablernn.data import ForecastData, load_data
+from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.errors import ConfigError, DataError
 from stablernn.training import load_config, load_run, train
 from stablernn.training.evaluate import evaluate
@@ -179,3 +179,36 @@ def test_the_seven_columns_of_etth1() -> None:
         np.stack([one.values[:, 0] for one in data.series], axis=1),
         before.series[0].values[:, [before.channels.index(name) for name in names]],
     )
+
+
+@pytest.mark.parametrize("future", [(), ("known",)])
+@pytest.mark.parametrize("series", [1, 2])
+def test_a_wide_file_to_predict_from_is_split_in_the_same_way(
+    tmp_path: Path, series: int, future: tuple[str, ...]
+) -> None:
+    path = wide(tmp_path, series=series)
+    if future:
+        # Four steps ahead, of which only what is known in advance is told.
+        names = [f"s{number}," for number in range(series)] if series > 1 else [""]
+        lines = path.read_text().splitlines()
+        parts = [lines[1 + number * STEPS : 1 + (number + 1) * STEPS] for number in range(series)]
+        ahead = [[f"{name}{STEPS + step},,,{step}" for step in range(4)] for name in names]
+        path.write_text(
+            "\n".join([lines[0], *(line for both in zip(parts, ahead, strict=True) for part in both for line in part)])
+        )
+    options: dict[str, Any] = {"future": future, "horizon": 4} if future else {}
+    found = read_inputs(path, task="forecast", features=("y", *future), channels_as_series=True, **options)
+    trained = load(wide(tmp_path, series=series), future=future)
+    assert found.ids == tuple(one.unique_id for one in trained.series)
+    for row, length, one in zip(found.x, found.lengths, trained.series, strict=True):
+        np.testing.assert_array_equal(row[:length], one.values)
+    if future:
+        assert found.future is not None
+        np.testing.assert_array_equal(found.future[..., 0], [[0, 1, 2, 3]] * len(found))
+
+
+def test_a_long_file_to_predict_from_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("unique_id,ds,y\n" + "".join(f"{name},{step},{step}\n" for name in "pq" for step in range(9)))
+    found = read_inputs(path, task="forecast", features=("y",), channels_as_series=True)
+    assert found.ids == ("p", "q")

@@ -163,7 +163,8 @@ def test_logarithms_are_chosen_by_the_training_part() -> None:
 
 
 def test_a_cell_that_takes_missing_samples_as_they_are_sees_them_side_by_side() -> None:
-    assert chosen(settings(cell="gru_d"), classes(), ("patch_size", "patch_embedding")) == (16, 0)
+    keys = ("patch_size", "patch_stride", "patch_embedding")
+    assert chosen(settings(cell="gru_d"), classes(), keys) == (4, 4, 0)
 
 
 @pytest.mark.parametrize(

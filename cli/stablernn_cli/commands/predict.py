@@ -171,6 +171,7 @@ def _columns(model: Target) -> dict[str, Any]:
         "static": data.static,
         "calendar": data.calendar,
         "horizon": model.horizon,
+        "channels_as_series": data.channels_as_series,
     }
 
 
