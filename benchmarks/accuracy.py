@@ -243,7 +243,9 @@ def page(results: Row) -> str:
     """``docs/accuracy.md``."""
     runs, conditions = results["runs"], results["conditions"]
     recipes = [name for name in (*RECIPES, "minirocket") if any(row.get("recipe") == name for row in runs)]
-    lines = [_HEAD.format(**conditions), "## Classification", "", _CLASSIFY, ""]
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in runs})))
+    lines = [_HEAD.format(seeds=seeds, **conditions), "## Classification", "", _CLASSIFY, ""]
+    lines += [*(f"- `{name}`: {_MEANT[name]}" for name in recipes), ""]
     lines += [
         "| data set | goal | " + " | ".join(recipes) + " | ridge | seconds, tuned |",
         "|---" * (len(recipes) + 4) + "|",
@@ -277,7 +279,7 @@ def page(results: Row) -> str:
                 f"| {name} | {measure} | {goal} | {here} | {found[0]['ridge'][measure]:.4f} | {naive[measure]:.4f} | "
                 f"{seconds} |"
             )
-    lines += ["", "## Commands", "", "One for each row; `--seed` 0, 1, 2.", "", "```"]
+    lines += ["", "## Commands", "", f"One for each figure, with `--seed` {seeds}.", "", "```"]
     lines += sorted({row["command"].rpartition(" --seed")[0] for row in runs if "command" in row})
     return "\n".join([*lines, "```", ""])
 
@@ -292,13 +294,20 @@ def _spread(values: list[float], digits: int = 3) -> str:
 _HEAD = """# Accuracy
 
 Generated from `benchmarks/results/accuracy.json` by `STABLERNN_DATA=... python benchmarks/accuracy.py --jobs 2`; do not
-edit. Means over three seeds, the smallest and the largest behind them. Seconds are those of one run on one thread, the
-median over seeds. {cores} cores, {machine}, torch {torch}, Python {python}, {date}; the machine was shared.
+edit. Means over the seeds {seeds}, where there are several with the smallest and the largest behind them. Seconds are
+those of one run on one thread, the median over seeds. {cores} cores, {machine}, torch {torch}, Python {python}, {date};
+the machine was shared.
 """
-_CLASSIFY = """Test accuracy on the published splits; `digits` on the bundled one. `tuned`: an ensemble of four `lru`
-trained on all training data, validation included. `defaults`: `lru` without any option. `gru`, `lstm`: these cells
-without any option, the same front end. `minirocket`: MiniRocket and a ridge classifier by aeon. `ridge`: a ridge
-classifier on the raw values."""
+_CLASSIFY = (
+    "Test accuracy on the published splits; `digits` on the bundled one. `ridge`: a ridge classifier on the raw values."
+)
+_MEANT = {
+    "tuned": "an ensemble of four `lru` trained on all training data, validation included.",
+    "defaults": "`lru` without any option.",
+    "gru": "`gru` without any option, with the same patches and readout.",
+    "lstm": "`lstm` likewise.",
+    "minirocket": "MiniRocket and a ridge classifier, by aeon.",
+}
 _FORECAST = """`m4-hourly`: 414 series, horizon 48, sMAPE, MASE and their average over those of Naive2, as the
 competition defines them. `etth1`: seven channels, each a series of one model, `etth1-ot`: the last of them alone;
 horizon 96, context 336, all windows of the test rows, errors of values standardized by the training rows."""
