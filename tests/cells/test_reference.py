@@ -88,11 +88,12 @@ def _id(value: object) -> str | None:
 
 
 def _random_layer(key: str, sizes: tuple[int, ...], options: dict[str, Any], engine: str = "loop") -> StableRNN:
-    """A float64 layer away from its start: biases too are nonzero, matrices of norm about one."""
+    """A float64 layer away from its start, as an optimizer step leaves it: biases too are nonzero, norms about one."""
     _, _, features, hidden = sizes
     layer = StableRNN(key, features, hidden, engine=engine, **options).double().eval()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.4 * hidden**-0.5)
+    layer.after_step(1, 100)
     return layer
 
 

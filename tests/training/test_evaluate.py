@@ -108,7 +108,10 @@ def test_batches_do_not_change_scores(digits: ClassificationData) -> None:
     predictor = TorchPredictor(Classifier("rnn", 1, 10, 4))
     whole = evaluate(predictor, digits, "validation", batch_size=1000)
     parts = evaluate(predictor, digits, "validation", batch_size=7)
-    assert own(parts) == pytest.approx(own(whole))
+    one, other = own(parts), own(whole)
+    # Some processors round by the size of the batch: of sequences that score all but alike, a few change places.
+    assert one.pop("roc_auc") == pytest.approx(other.pop("roc_auc"), abs=2e-3)
+    assert one == pytest.approx(other)
 
 
 def test_predict_keeps_the_order(digits: ClassificationData) -> None:
