@@ -116,8 +116,8 @@ BAD_FILES = (
         "unparsable dates",
         "d.csv",
         table("d.csv", replaced({10: "31.01.2024,3", 20: "yesterday,2"})),
-        "'d.csv' row 12, column 'ds': '31.01.2024' is not a time. Times are dates from 1678 to 2261 as 2024-01-31 or "
-        "2024-01-31 13:00:00, or integers.",
+        "'d.csv' row 12, column 'ds': '31.01.2024' is not a time. Write dates with the year first, then month and day, "
+        "as 2024-01-31.",
         more=(
             ("not_a_time", "'d.csv' column 'ds': 2 of 60 cells are not times; the first is '31.01.2024' in row 12."),
         ),
@@ -157,7 +157,7 @@ BAD_FILES = (
         "d_TRAIN.tsv",
         _unseen,
         "'d_TEST.tsv' has the label 'c', which 'd_TRAIN.tsv' does not have (a, b); a model cannot learn a class that "
-        "it never sees.",
+        "it never sees. Remove those sequences, or add sequences with the label to the training file.",
         more=(
             (
                 "unseen_label",
@@ -172,7 +172,12 @@ BAD_FILES = (
         "'d_TEST.csv': series 'd_TRAIN' begins at 2024-02-10, which is not after 2024-02-19, the end of its training "
         "rows.",
     ),
-    BadFile("empty split", "d_TRAIN.csv", _empty_test, "'d_TEST.csv' has a header but no rows."),
+    BadFile(
+        "empty split",
+        "d_TRAIN.csv",
+        _empty_test,
+        "'d_TEST.csv' has a header but no rows. Add a row for each series and time.",
+    ),
     BadFile(
         "nothing left to validate on",
         "d.tsv",

@@ -85,7 +85,14 @@ def configuration_page() -> str:
 
 
 def _to_classify() -> list[tuple[str, str, str]]:
-    from stablernn.training.model_settings import AUGMENTATION, HEAD_DROPOUT, LEAST_STEPS, PATCH_STEPS, PATCHES
+    from stablernn.training.model_settings import (
+        AUGMENTATION,
+        HEAD_DROPOUT,
+        LABEL_SMOOTHING,
+        LEAST_STEPS,
+        PATCH_STEPS,
+        PATCHES,
+    )
 
     steps = PATCHES["classify"]
     return [
@@ -104,6 +111,7 @@ def _to_classify() -> list[tuple[str, str, str]]:
         ),
         ("`head_dropout`", f"{HEAD_DROPOUT['classify']}", "the head reads three numbers a unit, of few sequences"),
         ("`scaling`", "`standard`", "how large values are is often what tells classes apart"),
+        ("`label_smoothing`", f"{LABEL_SMOOTHING}", "few labels are learned with too much certainty otherwise"),
         (
             ", ".join(f"`{key}`" for key in AUGMENTATION),
             ", ".join(f"{value}" for value in AUGMENTATION.values()),

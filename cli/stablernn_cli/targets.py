@@ -63,10 +63,20 @@ class Target:
         """The data of the training run, or another source read so that it fits the model.
 
         Columns are found by name: their order in another file says nothing.
+
+        Raises:
+            stablernn.errors.DataError: If it does not fit.
         """
+        from stablernn.data import ForecastData
+        from stablernn.data.frequency import parse_frequency
+        from stablernn.data.inputs import other_steps
         from stablernn.training import load_run_data
 
-        return load_run_data(self.config, source, features=self.features, targets=self.targets)
+        data = load_run_data(self.config, source, features=self.features, targets=self.targets)
+        own = data.frequency if isinstance(data, ForecastData) else None
+        if own and self.frequency and not parse_frequency(own).has_steps_of(parse_frequency(self.frequency)):
+            raise other_steps(f"'{data.name}'", own, self.frequency)
+        return data
 
 
 def open_target(text: str, device: Device) -> Target:

@@ -123,10 +123,13 @@ def pad(series: Sequence[Array], model: OnnxModel, settings: Settings) -> tuple[
     longest = int(lengths.max())
     check_size(model, len(series), longest, settings)
     x = np.zeros((len(series), longest, series[0].shape[1]), np.float32)
+    features, targets = model.manifest.features, model.manifest.targets
+    columns = [features.index(name) for name in targets if name in features] if features and targets else []
     for place, values in enumerate(series):
-        if np.isnan(values).all():
+        if np.isnan(values[:, columns] if columns else values).all():
+            of = f" of {', '.join(targets)}" if columns and targets and len(columns) < values.shape[1] else ""
             where = f" in the {len(values)} steps that the model looks at" if model.manifest.context_length else ""
-            raise InputError(f"inputs.{place}.series holds only missing values{where}; at least one must be there.")
+            raise InputError(f"inputs.{place}.series holds only missing values{of}{where}; at least one must be there.")
         x[place, : len(values)] = values
     return x, lengths
 
@@ -207,7 +210,7 @@ def _stamp(item: SeriesInput, steps: int, model: OnnxModel) -> tuple[str | None,
     """The frequency, and the time of the step after the last observed one."""
     frequency = item.frequency or model.manifest.frequency
     if item.frequency is not None:
-        check_frequency(item.frequency)
+        check_frequency(item.frequency, model.manifest.frequency)
     if item.start_timestamp is None:
         return frequency, None
     if frequency is None:

@@ -45,13 +45,22 @@ _YEARS = range(1678, 2262)
 _WORD = re.compile(r"([1-9][0-9]{0,5})?([A-Za-z]+)(?:-([A-Z]{3}))?")
 
 
-def check_frequency(frequency: str) -> None:
-    """Raise unless :func:`advance` knows ``frequency``.
+def check_frequency(frequency: str, trained: str | None = None) -> None:
+    """Raise unless :func:`advance` knows ``frequency`` and its steps are as long as those of training.
+
+    Args:
+        frequency: What a request says.
+        trained: What the model was trained on; None where that is not known.
 
     Raises:
-        InputError: Naming the frequencies there are.
+        InputError: Naming the frequencies there are, or that of the model.
     """
-    _parse(frequency)
+    length = _length(frequency)
+    if trained is not None and _is_known(trained) and length != _length(trained):
+        raise InputError(
+            f"The model was trained on steps of '{trained}', got the frequency '{frequency}'. Give the series in the "
+            "model's steps, or leave frequency out."
+        )
 
 
 def spacing(asked: str | None, trained: str | None) -> str | None:
@@ -147,6 +156,23 @@ def _parse(frequency: str) -> tuple[int, str, str | None]:
         allowed = f"one of {', '.join(anchors)}" if anchors else "nothing"
         raise InputError(f"The frequency '{frequency}' may have {allowed} after '{unit}-'.")
     return count, unit, anchor
+
+
+def _is_known(frequency: str) -> bool:
+    """Whether this is a frequency of the calendar; steps that are numbered, or shorter than a second, are not."""
+    try:
+        _parse(frequency)
+    except InputError:
+        return False
+    return True
+
+
+def _length(frequency: str) -> timedelta | int | tuple[str, int]:
+    """How long a step is: a time, a number of months, or business days."""
+    count, unit, _ = _parse(frequency)
+    if unit in _FIXED:
+        return count * _FIXED[unit]
+    return ("business days", count) if unit == _BUSINESS else count * _CALENDAR[unit][0]
 
 
 def _business_days(moment: datetime, steps: int) -> datetime:

@@ -77,9 +77,14 @@ def read_arff(path: Path) -> Sequences:
         whole = np.stack([numbers(path, number, channel) for channel in channels], axis=1)
         values.append(without_padding(path, number, whole))
         cut += len(whole) - len(values[-1])
-    notes = {"trailing_missing_cut": cut} if cut else {}
-    words = plain_words(path.name, labels) if said.labels is not None else None
-    return Sequences(path.name, as_float32(path, values), words, channel_names(values[0].shape[1]), notes)
+    return Sequences(
+        name=path.name,
+        values=as_float32(path, values),
+        labels=plain_words(path.name, labels) if said.labels is not None else None,
+        features=channel_names(values[0].shape[1]),
+        notes={"trailing_missing_cut": cut} if cut else {},
+        places=tuple(f"line {number}" for number, _ in rows),
+    )
 
 
 def _read_header(path: Path) -> tuple[_Header, list[tuple[int, str]]]:
@@ -107,7 +112,7 @@ def _read_header(path: Path) -> tuple[_Header, list[tuple[int, str]]]:
     if not said.steps:
         raise errors.DataError(f"'{path.name}' has no numeric attribute, so it holds no series.")
     if not rows:
-        raise errors.DataError(f"'{path.name}' has no sequences behind '@data'.")
+        raise errors.DataError(f"'{path.name}' has no sequences behind '@data'. Add a line for each.")
     return said, rows
 
 

@@ -16,6 +16,15 @@ from stablernn.data.types import ClassificationData, Notes, SequenceSplit, add_n
 from stablernn.data.windows import Float32Array, Int64Array, SplitName
 from stablernn.data.wording import counted, listing
 
+# How a file gets labels, by its ending.
+_ADD_LABELS = {
+    ".npz": "Add an array 'y'.",
+    ".ts": "Say '@classLabel true' and the classes above '@data', and end each line with ':' and its label.",
+    ".arff": "Declare the classes in braces as the last attribute.",
+    ".csv": "Add a column 'label', or name it by label_column.",
+    ".parquet": "Add a column 'label', or name it by label_column.",
+}
+
 
 def require_labels(sequences: Sequences) -> list[str]:
     """The labels.
@@ -24,10 +33,14 @@ def require_labels(sequences: Sequences) -> list[str]:
         DataError: If the file has none, or a sequence has none.
     """
     if sequences.labels is None:
-        raise errors.DataError(f"'{sequences.name}' has no labels; training and scoring need one for each sequence.")
+        advice = next((words for kind, words in _ADD_LABELS.items() if kind in sequences.name), "Add them.")
+        raise errors.DataError(
+            f"'{sequences.name}' has no labels; training and scoring need one for each sequence. {advice}"
+        )
     for index, label in enumerate(sequences.labels):
         if label in NO_LABEL:
-            raise errors.DataError(f"'{sequences.name}': sequence {index} (from 0) has no label.")
+            where = sequences.places[index] if sequences.places else f"sequence {index} (from 0)"
+            raise errors.DataError(f"'{sequences.name}': {where} has no label. Give it one, or leave the sequence out.")
     return sequences.labels
 
 
@@ -69,6 +82,8 @@ def classification_data(
     if train.times is not None:
         off = sum(int((split.dt != 1).sum()) for split in splits.values() if split.dt is not None)
         times = {"irregular_steps": off} if step is not None else {"times_that_do_not_pass": True}
+        if together := sum(int((split.dt == 0).sum()) for split in splits.values() if split.dt is not None):
+            times["steps_at_one_time"] = together
     how: Notes = {"how": "stratified sample of the training file", "fraction": validation_fraction, "seed": seed}
     return assemble(
         name,
@@ -120,6 +135,10 @@ def assemble(
     }
     if flat := _constant_features(features, splits["train"]):
         notes["constant_features"] = flat
+    if empty := sum(map(_without_values, splits.values())):
+        notes["empty_sequences"] = empty
+    if (lengths == 1).any():
+        notes["one_step_sequences"] = int((lengths == 1).sum())
     content = fingerprint(["classify", labels, features, *_content(splits, time_step)])
     return ClassificationData(
         name=name,
@@ -172,7 +191,10 @@ def _encode(words: Sequence[str], labels: tuple[str, ...]) -> Int64Array:
 def _check_classes(name: str, words: Sequence[str]) -> tuple[str, ...]:
     labels = sorted_labels(words)
     if len(labels) < 2:
-        raise errors.DataError(f"'{name}' has one class only ('{words[0]}'); classification needs two or more.")
+        raise errors.DataError(
+            f"'{name}' has one class only ('{words[0]}'); classification needs two or more. Add sequences of another "
+            "class."
+        )
     return labels
 
 
@@ -182,7 +204,8 @@ def _check_known(test: Sequences, labels: tuple[str, ...], train_name: str) -> l
         if word not in labels:
             raise errors.DataError(
                 f"'{test.name}' has the label '{word}', which '{train_name}' does not have "
-                f"({listing(labels)}); a model cannot learn a class that it never sees."
+                f"({listing(labels)}); a model cannot learn a class that it never sees. Remove those sequences, or add "
+                "sequences with the label to the training file."
             )
     return words
 
@@ -205,9 +228,18 @@ def _constant_features(features: tuple[str, ...], train: SequenceSplit) -> list[
     return [feature for feature, is_flat in zip(features, flat, strict=True) if is_flat]
 
 
+def _without_values(split: SequenceSplit) -> int:
+    """Sequences in which all values are missing."""
+    behind = np.arange(split.x.shape[1]) >= split.lengths[:, None]
+    return int((np.isnan(split.x).all(axis=2) | behind).all(axis=1).sum())
+
+
 def _check_channels_have_values(name: str, features: tuple[str, ...], train: SequenceSplit) -> None:
     # Padding is 0, not NaN; it must not hide a channel without values.
     real = np.arange(train.x.shape[1]) < train.lengths[:, None]
     for index, feature in enumerate(features):
         if np.isnan(train.x[:, :, index][real]).all():
-            raise errors.DataError(f"'{name}' has no value at all in feature '{feature}' of the training split.")
+            raise errors.DataError(
+                f"'{name}' has no value at all in feature '{feature}' of the training split. Leave the feature out by "
+                "'channels', or fill it in."
+            )

@@ -31,6 +31,21 @@ _BINARY = (".npz", ".parquet")
 _PACKED = {".gz": "gzip", ".xz": "xz"}
 _BLOCK_BYTES = 1 << 22
 
+#: Bytes at the beginning of a file by which its kind is told.
+KIND_BYTES = 64
+_KINDS = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\xfd7zXZ\x00", "xz"),
+    (b"PAR1", "Parquet"),
+    (b"PK\x03\x04", "zip"),
+    (b"\x93NUMPY", "npy"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+_KIND_OF_ENDING = {".npz": "zip", ".parquet": "Parquet", ".gz": "gzip", ".xz": "xz"}
+# All that is not printed, but for blanks, tabs and line breaks.
+_CONTROL = frozenset(range(32)) - frozenset(b"\t\n\r\f")
+
 
 def ending(path: Path) -> str:
     """The ending that tells the format, without ``.gz`` or ``.xz``.
@@ -73,6 +88,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
     packing = _PACKED.get(path.suffix.lower())
     try:
+        with path.open("rb") as raw:
+            refuse_other_kind(path, raw.read(KIND_BYTES))
         with _unpacking(path, packing) as file:
             yield file
     except FileNotFoundError as error:
@@ -96,8 +113,47 @@ def read_bytes(path: Path) -> bytes:
     with opened(path) as file:
         content = file.read()
     if not content.strip():
-        raise errors.DataError(f"'{path.name}' is empty.")
+        raise empty(path)
     return content
+
+
+def empty(path: Path) -> errors.DataError:
+    """The error for a file in which nothing stands."""
+    return errors.DataError(f"'{path.name}' is empty. Write it again, or give another file.")
+
+
+def refuse_other_kind(path: Path, begin: bytes) -> None:
+    """Refuse a file whose first bytes are those of another kind of file than its name says.
+
+    Raises:
+        DataError: If they are, with what to do.
+    """
+    name, kind = path.name, path.suffix.lower()
+    if kind not in (*ENDINGS, *_PACKED, ".txt") or not begin:
+        return
+    expected = _KIND_OF_ENDING.get(kind, "text")
+    found = next((word for magic, word in _KINDS if begin.startswith(magic)), None)
+    if begin.lstrip().lower().startswith((b"<!doctype", b"<html")):
+        found = "page"
+    elif found is None and not _CONTROL.intersection(begin):
+        found = "text"
+    if found in (None, expected):
+        return
+    what = {
+        "Parquet": f"a Parquet file. Rename it to '{path.with_suffix('.parquet').name}'",
+        "zip": "a zip archive, as .npz and .xlsx are. Rename an .npz file; save a spreadsheet as CSV",
+        "npy": "a single array (.npy). Write it by numpy.savez, 'x' the values and 'y' the labels",
+        "UTF-16": "UTF-16 text. Save it as UTF-8",
+        "page": "a web page. Fetch the file again",
+        "text": f"plain text and not {expected} data. Give it the ending of its format, such as .csv",
+    }
+    if expected == "text":
+        what |= {packed: f"{packed} data. Rename it to '{name}{suffix}'" for suffix, packed in _PACKED.items()}
+    else:
+        what |= {packed: f"{packed} data and not {expected} data. Unpack or rename it" for packed in _PACKED.values()}
+    if found == "text" and kind in _PACKED:
+        what["text"] = f"plain text and not {expected} data. Rename it to '{name[: -len(kind)]}', or fetch it again"
+    raise errors.DataError(f"'{name}' is {what[str(found)]}.")
 
 
 def read_text(path: Path) -> str:
@@ -135,7 +191,7 @@ def text_blocks(path: Path) -> Iterator[str]:
                 yield held
                 held = ""
     if not begun:
-        raise errors.DataError(f"'{path.name}' is empty.")
+        raise empty(path)
 
 
 def decoded(path: Path, content: bytes, at: int = 0) -> str:

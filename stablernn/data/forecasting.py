@@ -281,20 +281,26 @@ def _check_training_values(data: ForecastData) -> None:
     present = np.any([np.isfinite(values).any(axis=0) for values in data.training_values()], axis=0)
     if not present.all():
         channel = data.channels[int(np.argmin(present))]
-        raise errors.DataError(f"'{data.name}' has no value at all in column '{channel}' of the training steps.")
+        raise errors.DataError(
+            f"'{data.name}' has no value at all in column '{channel}' of the training steps. "
+            "Leave the column out by 'channels', or fill it in."
+        )
 
 
 def _note_constants(data: ForecastData) -> None:
-    """Name the series of which some target never changes in training: their scale is 0."""
+    """Name the series of which some target never changes in training: their scale is 0; and those without a value."""
     targets = list(data.target_indices)
-    found = []
+    found, empty = [], []
     for one, values in zip(data.series, data.training_values(), strict=True):
         seen = values[:, targets]
+        if np.isnan(one.values[:, targets]).all():
+            empty.append(one.unique_id)
         # Where all is missing both are NaN, which differ.
         if (np.fmin.reduce(seen) == np.fmax.reduce(seen)).any():
             found.append(one.unique_id)
-    if found:
-        data.notes["constant_series"] = {"count": len(found), "first": found[:_MOST_NAMED]}
+    for key, names in (("constant_series", found), ("empty_series", empty)):
+        if names:
+            data.notes[key] = {"count": len(names), "first": names[:_MOST_NAMED]}
 
 
 def _check_windows(data: ForecastData) -> None:
@@ -302,5 +308,5 @@ def _check_windows(data: ForecastData) -> None:
         if not count["kept"]:
             raise errors.DataError(
                 f"'{data.name}' has no window in the {split} steps with a value to forecast; "
-                f"all {count['dropped_without_target']} lack one."
+                f"all {count['dropped_without_target']} lack one. Leave such series out, or fill the values in."
             )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from stablernn import errors
-from stablernn.data.files import ending, text_blocks
-from stablernn.data.wording import listing
+from stablernn.data.files import KIND_BYTES, empty, ending, refuse_other_kind, text_blocks
+from stablernn.data.wording import counted, listing, quoted
 
 # Cells of a piece: enough to be fast, few enough for a small machine.
 _CELLS = 1 << 21
@@ -20,6 +22,8 @@ _FEWEST_ROWS = 1 << 12
 _DAMAGE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 # The header of a CSV file is row 1 and numbering starts at 1, so this is what editors and spreadsheets show.
 _FIRST_ROW = {".csv": 2, ".parquet": 1}
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_DECIMAL_COMMA = re.compile(r"\d,\d")
 
 
 def first_row(path: Path) -> int:
@@ -39,16 +43,21 @@ def column_names(path: Path) -> list[str]:
     return list(_parquet(path).collect_schema())
 
 
-def frames(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+def frames(path: Path, columns: Sequence[str], counts: Counter[str] | None = None) -> Iterator[pl.DataFrame]:
     """The rows of a table in their order, at least these columns of them; cells of a CSV file are text.
+
+    Args:
+        path: The table.
+        columns: What is needed of it.
+        counts: Gets ``short_rows``, rows of CSV that have too few cells, of which the others are null.
 
     Raises:
         DataError: If the file is not a whole table, or has no rows.
     """
-    return _csv_frames(path) if ending(path) == ".csv" else _parquet_frames(path, columns)
+    return _csv_frames(path, counts) if ending(path) == ".csv" else _parquet_frames(path, columns)
 
 
-def _csv_frames(path: Path) -> Iterator[pl.DataFrame]:
+def _csv_frames(path: Path, counts: Counter[str] | None) -> Iterator[pl.DataFrame]:
     names: list[str] = []
     head = ""
     rows = 0
@@ -61,11 +70,26 @@ def _csv_frames(path: Path) -> Iterator[pl.DataFrame]:
             frame = pl.read_csv(f"{head}{body}".encode(), infer_schema=False)
             frame.columns = names
         except pl.exceptions.PolarsError as error:
-            raise _no_table(path, error) from error
+            raise _no_rows(path, names, body, rows, error) from error
+        if counts is not None and frame[names[-1]].null_count():
+            counts += Counter({"short_rows": _short_rows(body, len(names), len(frame))})
         rows += len(frame)
         yield frame
     if not rows:
-        raise errors.DataError(f"'{path.name}' has a header but no rows.")
+        raise errors.DataError(f"'{path.name}' has a header but no rows. Add a row for each series and time.")
+
+
+def _short_rows(body: str, columns: int, rows: int) -> int:
+    """Rows that hold something, and fewer cells than there are columns."""
+    if '"' in body:
+        try:
+            return sum(len(cells) < columns and any(map(str.strip, cells)) for cells in csv.reader(io.StringIO(body)))
+        except csv.Error:
+            # A cell longer than Python's reader takes; commas inside of quotes may hide a short row below.
+            pass
+    if body.count(",") == rows * (columns - 1):
+        return 0
+    return sum(line.count(",") < columns - 1 for line in body.split("\n") if line.strip(" \t,"))
 
 
 def _header(path: Path, text: str) -> tuple[list[str], str]:
@@ -75,18 +99,48 @@ def _header(path: Path, text: str) -> tuple[list[str], str]:
     try:
         names = [" ".join(name.split()) for name in next(reader)]
     except csv.Error as error:
-        raise _no_table(path, error) from error
+        reason = str(error).removesuffix(".")
+        raise errors.DataError(
+            f"'{path.name}' is not a CSV file with one header row ({reason}). Write it again."
+        ) from error
     twice = next((name for name in names if names.count(name) > 1), None)
     if not any(names):
         raise errors.DataError(f"'{path.name}' begins with a blank row; the first row must name the columns.")
+    if len(names) == 1:
+        _refuse_other_separator(path, text)
     if twice is not None:
         raise errors.DataError(f"'{path.name}' has the column '{twice}' twice. Rename one of them.")
     return names, text[: lines.tell()]
 
 
-def _no_table(path: Path, error: Exception) -> errors.DataError:
+def _refuse_other_separator(path: Path, text: str) -> None:
+    header, *rows = text[: text.find("\n", text.find("\n") + 1)].split("\n")
+    for mark, name in _OTHER_SEPARATORS.items():
+        if mark in header:
+            commas = " and write decimals by points" if any(map(_DECIMAL_COMMA.search, rows)) else ""
+            raise errors.DataError(f"The header of '{path.name}' holds {name}; separate columns by commas{commas}.")
+
+
+def _no_rows(path: Path, names: Sequence[str], body: str, before: int, error: Exception) -> errors.DataError:
+    """What is wrong with rows that polars refuses, of which so many were read ``before``."""
+    reader = csv.reader(io.StringIO(body), strict=True)
+    row, line = before + _FIRST_ROW[".csv"], 0
+    try:
+        for cells in reader:
+            if len(cells) > len(names):
+                return errors.DataError(
+                    f"'{path.name}' row {row} has {counted(len(cells), 'cell')}, the header has "
+                    f"{counted(len(names), 'column')} ({listing(names)}). Name all columns in the first row, put cells "
+                    "that hold commas in quotes, and write decimals by points."
+                )
+            row, line = row + 1, reader.line_num
+    except csv.Error:
+        return errors.DataError(
+            f"'{path.name}' row {row} has a quote that is not closed, or not at the end of its cell: "
+            f"{quoted(body.split(chr(10))[line])}. Close it, or remove it."
+        )
     reason = (str(error).splitlines() or ["no reason given"])[0]
-    return errors.DataError(f"'{path.name}' is not a CSV file with one header row ({reason}).")
+    return errors.DataError(f"'{path.name}' is not a CSV file with one header row ({reason}). Write it again.")
 
 
 def _parquet(path: Path) -> pl.LazyFrame:
@@ -95,7 +149,9 @@ def _parquet(path: Path) -> pl.LazyFrame:
     if not path.is_file():
         raise errors.UnknownNameError(f"No file '{path}'. Check the path.")
     if not path.stat().st_size:
-        raise errors.DataError(f"'{path.name}' is empty.")
+        raise empty(path)
+    with path.open("rb") as file:
+        refuse_other_kind(path, file.read(KIND_BYTES))
     try:
         scan = pl.scan_parquet(path, glob=False)
         scan.collect_schema()
@@ -109,7 +165,9 @@ def _parquet_frames(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame
     try:
         rows = int(_parquet(path).select(pl.len()).collect().item())
         if not rows:
-            raise errors.DataError(f"'{path.name}' has no rows; its columns are {listing(columns)}.")
+            raise errors.DataError(
+                f"'{path.name}' has no rows; its columns are {listing(columns)}. Add a row for each series and time."
+            )
         piece = max(_FEWEST_ROWS, _CELLS // len(columns))
         for first in range(0, rows, piece):
             # Row groups outside of the slice are not read.

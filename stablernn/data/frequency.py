@@ -59,6 +59,12 @@ class Frequency:
     kind: Kind
     step: int
 
+    def has_steps_of(self, other: Frequency) -> bool:
+        """Whether steps are as long as those of another grid, wherever in a month theirs lie."""
+        plain = ("index", "fixed", "business")
+        alike = self.kind == other.kind or (self.kind not in plain and other.kind not in plain)
+        return alike and self.step == other.step
+
     def positions(self, ds: Timestamps) -> Int64Array | None:
         """Steps from the first time stamp to each one; None when one of them is not on the grid."""
         if self.kind == "index":

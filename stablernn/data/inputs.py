@@ -11,7 +11,7 @@ import numpy as np
 from stablernn import errors
 from stablernn.data.covariates import Covariates, calendar_channels, calendar_values
 from stablernn.data.files import TABLES, Task, require_task
-from stablernn.data.frequency import Frequency, parse_frequency
+from stablernn.data.frequency import Frequency, infer_frequency, parse_frequency
 from stablernn.data.grid import to_grid
 from stablernn.data.labelled import LABEL_COLUMN, read_labelled
 from stablernn.data.load import TASKS, read_sequences
@@ -102,6 +102,7 @@ def read_inputs(
     calendar: Sequence[str] = (),
     horizon: int | None = None,
     channels_as_series: bool = False,
+    targets: Sequence[str] = (),
 ) -> InputSet:
     """Reads a file for prediction.
 
@@ -127,6 +128,8 @@ def read_inputs(
         horizon: Forecast: steps to forecast; needed with ``future`` or ``calendar``.
         channels_as_series: Forecast: whether each column of a wide table is a series of its own. A table with the
             model's own column is read as it is.
+        targets: Forecast: features that are forecast, of which a context must hold a value; when omitted any feature
+            that is not known in advance will do.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -148,7 +151,8 @@ def read_inputs(
         )
     opened = open_table(path, **columns)
     table = _model_columns(opened, features, covariates, channels_as_series=channels_as_series)
-    return _read_contexts(table, features, covariates, context_length, frequency, time_step, horizon or 0)
+    needed = targets or [name for name in table.channels if name not in covariates.columns]
+    return _read_contexts(table, features, covariates, needed, context_length, frequency, time_step, horizon or 0)
 
 
 def _read_sequences(path: Path, features: Sequence[str], time_step: float | None, columns: dict[str, str]) -> InputSet:
@@ -180,6 +184,7 @@ def _read_contexts(
     table: Table,
     features: Sequence[str],
     covariates: Covariates,
+    needed: Sequence[str],
     context_length: int | None,
     frequency: str | None,
     time_step: float | None,
@@ -188,6 +193,7 @@ def _read_contexts(
     series, grid, notes = table.series, None, Notes()
     if time_step is None:
         series, grid, notes = to_grid(table.name, table.series, frequency)
+        _check_frequency(table, grid, notes)
     word = grid.word if grid else None
     past, rows = _parted(table, series, covariates, horizon) if covariates.columns else (series, ())
     if rows:
@@ -197,6 +203,14 @@ def _read_contexts(
         )
     _, past = covariates.with_calendar(table.name, table.channels, past, features)
     kept = slice(-context_length if context_length else None, None)
+    columns = [table.channels.index(name) for name in needed]
+    for one in past:
+        if np.isnan(one.values[kept, columns]).all():
+            raise errors.DataError(
+                f"'{table.name}': series '{one.unique_id}' has no value of {listing(needed)} in its last "
+                f"{counted(len(one.ds[kept]), 'step')}, so there is nothing to forecast from. Leave the series out, or "
+                "end it with a row that has one."
+            )
     x, lengths = pad([one.values[kept] for one in past])
     found = InputSet(
         task="forecast",
@@ -226,6 +240,25 @@ def _read_contexts(
         for n, wave in enumerate(calendar)
     ]
     return replace(found, future=np.stack(parts).astype(np.float32))
+
+
+def _check_frequency(table: Table, grid: Frequency | None, notes: Notes) -> None:
+    """That rows are steps of the model, not every n-th of them."""
+    if grid is None or not notes["gap_steps_filled"]:
+        return
+    for one in table.series:
+        # Of three rows two gaps may be alike by chance.
+        own = infer_frequency(one.ds) if len(one.ds) > 3 else None
+        if own is not None and not own.has_steps_of(grid):
+            raise other_steps(f"'{table.name}': series '{one.unique_id}'", own.word, grid.word)
+
+
+def other_steps(what: str, own: str, trained: str) -> errors.DataError:
+    """The error for series in steps of another length than the model's."""
+    return errors.DataError(
+        f"{what} is in steps of '{own}', and the model was trained on steps of '{trained}'. Give it in those; a step "
+        "that nobody measured is a row without a value."
+    )
 
 
 def _distances(ds: Sequence[Timestamps], time_step: float) -> Float32Array:

@@ -14,7 +14,7 @@ from stablernn.data.types import Notes, lengths_of_time
 
 LABEL_COLUMN = "label"
 #: Counts of a table that those of its sequences do not say.
-_KEPT = ("rows", "blank_rows_skipped", "ignored_columns", "gap_steps_filled", "irregular_intervals")
+_KEPT = ("rows", "blank_rows_skipped", "short_rows", "ignored_columns", "gap_steps_filled", "irregular_intervals")
 
 
 def read_labelled(
@@ -58,4 +58,5 @@ def read_labelled(
         notes={word: found for word, found in {**table.notes, **counts}.items() if word in _KEPT and found},
         times=[np.cumsum([0.0, *lengths_of_time(np.diff(one.ds))]) for one in series] if timed else None,
         names=tuple(one.unique_id for one in series),
+        places=tuple(f"series '{one.unique_id}'" for one in series),
     )

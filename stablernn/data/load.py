@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from stablernn import errors
 from stablernn.data.arff import read_arff
 from stablernn.data.catalog import check_options, dataset_info, is_dataset, load_named
 from stablernn.data.classification import classification_data, fixed_splits
+from stablernn.data.counts import data_counts, in_words
 from stablernn.data.files import ENDINGS, TABLES, Task, companion_test, ending, require_task
 from stablernn.data.forecasting import TARGET_COLUMN, forecast_data, read_series
 from stablernn.data.frames import column_names
@@ -18,7 +21,7 @@ from stablernn.data.melted import channels_to_series
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.npz import read_npz
 from stablernn.data.sequences import Sequences, are_names, for_model
-from stablernn.data.step_files import is_text, load_steps, refuse_table, require_steps
+from stablernn.data.step_files import TEXT, is_text, load_steps, refuse_table, require_steps
 from stablernn.data.steps import StepData
 from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, open_table
 from stablernn.data.ts import read_ts
@@ -39,7 +42,26 @@ _SEQUENCE_READERS: dict[str, Callable[[Path], Sequences]] = {
     ".arff": read_arff,
 }
 
+_LOG = logging.getLogger("stablernn.data")
+_Arguments = ParamSpec("_Arguments")
+_Loaded = TypeVar("_Loaded", bound=ClassificationData | ForecastData | StepData)
 
+
+def _with_counts_logged(load: Callable[_Arguments, _Loaded]) -> Callable[_Arguments, _Loaded]:
+    """The same function, which logs what was filled, cut or skipped of what it loads."""
+
+    @functools.wraps(load)
+    def logged(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Loaded:
+        data = load(*arguments, **options)
+        counts = data_counts(data.notes)
+        if counts:
+            _LOG.info("Data: %s.", in_words(counts))
+        return data
+
+    return logged
+
+
+@_with_counts_logged
 def load_data(
     source: str | Path,
     *,
@@ -195,8 +217,23 @@ def _locate(source: str | Path) -> tuple[str, Path, DatasetInfo | None]:
         return info.key, info.file or Path(info.key), info
     path = Path(source)
     if not path.exists():
-        dataset_info(str(source))
+        if isinstance(source, str) and not _is_path(source):
+            dataset_info(source)
+        raise errors.UnknownNameError(f"No file '{path}'. Check the path.{_near_file(path)}")
     return path.name, path, None
+
+
+def _is_path(source: str) -> bool:
+    """Whether a word that is no dataset was meant as a file."""
+    known = (*ENDINGS, TEXT)
+    return any(mark in source for mark in "/\\") or any(kind in known for kind in Path(source.lower()).suffixes)
+
+
+def _near_file(path: Path) -> str:
+    try:
+        return errors.near(path.name, [file.name for file in path.parent.iterdir()])
+    except OSError:
+        return ""
 
 
 def task_of(path: Path, task: str | None, label_column: str) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,9 +16,15 @@ from stablernn import errors
 from stablernn.data.files import read_bytes
 from stablernn.data.sequences import Sequences, channel_names, check_resolution, finite_float32
 from stablernn.data.types import Notes
-from stablernn.data.wording import listing
+from stablernn.data.wording import counted, listing
 
 _KEYS = ("x", "y", "lengths", "features", "t", "mask")
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+# What to do about an array of Python objects.
+_WITHOUT_OBJECTS = {
+    "x": "Store sequences of unequal length as one padded array with 'lengths'.",
+    "y": "Save labels by y.astype(str).",
+}
 
 
 def read_npz(path: Path) -> Sequences:
@@ -41,7 +48,8 @@ def read_npz(path: Path) -> Sequences:
     x = read_numbers(path, arrays["x"], present)
     names = channel_names(x.shape[2])
     if "features" in arrays:
-        names = tuple(str(name) for name in _vector(path, arrays, "features", x.shape[2]))
+        given = _vector(path, arrays, "features", x.shape[2]).tolist()
+        names = tuple(_text(path, f"features[{index}]", name) for index, name in enumerate(given))
         if len(set(names)) < len(names):
             raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({listing(names)}). Rename one.")
     lengths = read_lengths(path, arrays, x)
@@ -58,6 +66,7 @@ def read_npz(path: Path) -> Sequences:
         features=names,
         notes=notes,
         times=_times(path, arrays["t"], x.shape[:2], lengths) if "t" in arrays else None,
+        places=tuple(f"y[{index}]" for index in range(len(x))),
     )
 
 
@@ -86,15 +95,36 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 def _array(path: Path, key: str, content: bytes) -> npt.NDArray[Any]:
     try:
+        _check_size(path, key, content)
         return np.asarray(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
+    except errors.DataError:
+        raise
     except ValueError as error:
         # numpy has no class of its own for this; its message is the only mark.
         if "allow_pickle" not in str(error):
-            raise errors.DataError(f"'{path.name}': '{key}' is not a numpy array ({error}).") from error
+            raise errors.DataError(
+                f"'{path.name}': '{key}' is not a numpy array ({error}). Write the file by numpy.savez."
+            ) from error
+        advice = _WITHOUT_OBJECTS.get(key, "Store numbers or words, or leave the array out.")
         raise errors.DataError(
             f"'{path.name}': the array '{key}' holds Python objects, which only pickle could read and "
-            "which are never loaded. Store sequences of unequal length as one padded array with 'lengths'."
+            f"which are never loaded. {advice}"
         ) from error
+
+
+def _check_size(path: Path, key: str, content: bytes) -> None:
+    """Refuse an array that says that it has more values than there are, before memory is taken for them."""
+    file = io.BytesIO(content)
+    read_header = _HEADERS.get(np.lib.format.read_magic(file))
+    if read_header is None:
+        return
+    shape, _, dtype = read_header(file)
+    needed, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    if needed > there and not dtype.hasobject:
+        raise errors.DataError(
+            f"'{path.name}': the array '{key}' says that it is {dtype} {shape}, which takes {counted(needed, 'byte')}, "
+            f"and has {there}. The file is damaged; write it again."
+        )
 
 
 def _mask(path: Path, mask: npt.NDArray[Any], x: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -191,10 +221,16 @@ def _labels(path: Path, y: npt.NDArray[Any]) -> list[str]:
             f"'{path.name}': the labels 'y' must be whole numbers or words, got y[{index}]={y[index]}; "
             "a number to predict is a forecast, which takes a table."
         )
-    return [_word(label) for label in y.tolist()]
+    labels = [int(label) if isinstance(label, float) and label.is_integer() else label for label in y.tolist()]
+    return [_text(path, f"y[{index}]", label) for index, label in enumerate(labels)]
 
 
-def _word(label: object) -> str:
-    if isinstance(label, bytes):
-        return label.decode()
-    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+def _text(path: Path, where: str, value: object) -> str:
+    """A label or name as text."""
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError as error:
+        raise errors.DataError(
+            f"'{path.name}': {where} is {value!r}, which is not UTF-8 text. Turn bytes into text by numpy.char.decode "
+            "with the encoding that they have."
+        ) from error

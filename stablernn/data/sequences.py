@@ -39,6 +39,7 @@ class Sequences:
         times: When each step was, float64 (length,) a sequence, never falling, in any unit; None when the file does
             not say.
         names: What each sequence is called; None when the file does not say.
+        places: Where each sequence stands, such as ``line 4``, for messages.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Sequences:
     notes: Notes = field(default_factory=dict)
     times: list[npt.NDArray[np.float64]] | None = None
     names: tuple[str, ...] | None = None
+    places: tuple[str, ...] | None = None
 
 
 def channel_names(count: int) -> tuple[str, ...]:

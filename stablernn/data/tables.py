@@ -5,8 +5,10 @@ Both are one format: a column of time stamps, perhaps a column of series names, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from stablernn import errors
 from stablernn.data.files import TABLES, ending
 from stablernn.data.frames import column_names, first_row, frames
 from stablernn.data.sequences import Resolution, finite_float32
-from stablernn.data.stamps import TimeColumn, dates, time_text
+from stablernn.data.stamps import BadTime, TimeColumn, dates, reads_otherwise, time_text
 from stablernn.data.store import Budget, GrowingArray
 from stablernn.data.types import Notes, Series, Timestamps
 from stablernn.data.windows import Float32Array, Int64Array
@@ -94,9 +96,11 @@ class OpenTable:
             raise errors.DataError(f"'{self.path.name}' has no column of numbers besides {listing(self.names)}.")
         rows = _Rows(self, names, tuple(static), label)
         used = [self.time_name, *([self.id_name] if self.id_name else []), *names, *others]
-        for frame in frames(self.path, list(dict.fromkeys(used))):
+        counts: Counter[str] = Counter()
+        for frame in frames(self.path, list(dict.fromkeys(used)), counts):
             rows.add(frame)
-        return rows.table()
+        table = rows.table()
+        return replace(table, notes={**table.notes, **counts})
 
 
 def open_table(path: Path, *, id_column: str = ID_COLUMN, time_column: str = TIME_COLUMN) -> OpenTable:
@@ -138,11 +142,14 @@ def _time_column(path: Path, names: Sequence[str], name: str) -> str:
     if name != TIME_COLUMN:
         raise unknown_column(path, name, names)
     first = next(iter(frames(path, [names[0]])))[names[0]]
-    if len(first) and dates(time_text(first)).null_count() < len(first):
+    words = time_text(first)
+    if len(first) and dates(words).null_count() < len(first):
         return names[0]
+    some = words.drop_nulls().head(1)
+    advice = reads_otherwise(str(some[0])) if len(some) and some.dtype == pl.String else ""
     raise errors.DataError(
         f"'{path.name}' has no column '{TIME_COLUMN}' and its first column '{names[0]}' does not hold dates. "
-        f"Name the time column; there are {listing(names)}."
+        f"{advice or f'Name the time column; there are {listing(names)}.'}"
     )
 
 
@@ -177,12 +184,9 @@ class _Rows:
         self._seen += len(frame)
         wrong = self._times.add(text)
         if wrong is not None:
-            raise errors.DataError(
-                f"'{self._path.name}' row {self._row(wrong[0])}, column '{opened.time_name}': {quoted(wrong[1])} is "
-                "not a time. Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:00, or integers."
-            )
+            raise self._no_time(wrong)
         if opened.id_name is not None:
-            codes = _codes(frame[opened.id_name], self._ids)
+            codes = self._coded(frame[opened.id_name], self._ids)
             if (codes == _NO_WORD).any():
                 row = self._row(len(self._series) + int(np.argmax(codes == _NO_WORD)))
                 raise errors.DataError(
@@ -198,15 +202,16 @@ class _Rows:
             fixed = [self._numbers(frame[name], len(self._fixed), None) for name in self._static]
             self._fixed.append(np.stack(fixed, axis=1))
         if self._label is not None:
-            self._words.append(_codes(frame[self._label], self._labels))
+            self._words.append(self._coded(frame[self._label], self._labels))
 
     def table(self) -> Table:
         """The series of all rows."""
         if not self._seen:
-            raise errors.DataError(f"'{self._path.name}' has a header but no rows.")
+            raise errors.DataError(f"'{self._path.name}' has a header but no rows. Add a row for each series and time.")
         for name, seen in self._resolution.items():
             seen.check(f"'{self._path.name}' column '{name}'")
-        ds, values = self._times.whole(), self._values.whole()
+        ds, in_utc = self._times.whole()
+        values = self._values.whole()
         names = list(self._ids) or [self._path.name.split(".")[0]]
         codes = self._series.whole() if self._ids else np.zeros(self._seen, dtype=np.int32)
         order, ends = _grouped(codes, len(names))
@@ -227,11 +232,40 @@ class _Rows:
             "missing_values": self._missing,
             "blank_rows_skipped": len(self._blank),
         }
+        if in_utc:
+            notes["time_zone"] = "UTC"
         used = (*self._channels, *self._static, self._label)
         ignored = [name for name in self._opened.columns if name not in used]
         if ignored:
             notes["ignored_columns"] = ignored
         return Table(self._path.name, series, self._channels, notes, labels)
+
+    def _no_time(self, wrong: BadTime) -> errors.DataError:
+        where = f"'{self._path.name}' row {self._row(wrong.position)}, column '{self._opened.time_name}'"
+        if wrong.mixes_zones:
+            return errors.DataError(
+                f"{where}: some times have a zone and some have none, {quoted(wrong.text)} unlike those before it. "
+                "Write all of them with a zone, or all without."
+            )
+        if not wrong.text:
+            return errors.DataError(f"{where} is empty; each row needs its time. Add it, or remove the row.")
+        advice = reads_otherwise(wrong.text) or (
+            "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:00, or integers."
+        )
+        return errors.DataError(f"{where}: {quoted(wrong.text)} is not a time. {advice}")
+
+    def _coded(self, cells: pl.Series, known: dict[str, int]) -> Any:
+        """A number for each word, as of :func:`_codes`."""
+        before = len(known)
+        codes = _codes(cells, known)
+        for word in islice(known, before, None):
+            if "\0" in word:
+                # The rows of this frame are counted already.
+                row = self._row(self._seen - len(cells) + int(np.argmax(codes == known[word])))
+                raise errors.DataError(
+                    f"'{self._path.name}' row {row}, column '{cells.name}' holds a NUL character (byte 0). Remove it."
+                )
+        return codes
 
     def _without_blank(self, text: pl.Series, frame: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
         """The rows in which anything stands; the others are counted."""
@@ -359,12 +393,11 @@ def _codes(cells: pl.Series, known: dict[str, int]) -> Any:
     """A number for each word, new ones added to those known; -1 where there is none."""
     words = _clean(cells, ()).cast(pl.String)
     distinct = words.drop_nulls().unique(maintain_order=True)
-    plain = [" ".join(word.split()) for word in distinct]
-    for word in plain:
+    for word in distinct:
         known.setdefault(word, len(known))
     if not len(distinct):
         return np.full(len(words), _NO_WORD, dtype=np.int32)
-    numbers = pl.Series([known[word] for word in plain], dtype=pl.Int32)
+    numbers = pl.Series([known[word] for word in distinct], dtype=pl.Int32)
     return (
         words.replace_strict(distinct, numbers, default=_NO_WORD, return_dtype=pl.Int32).fill_null(_NO_WORD).to_numpy()
     )

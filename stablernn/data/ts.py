@@ -15,7 +15,7 @@ from stablernn import errors
 from stablernn.data.files import read_text
 from stablernn.data.sequences import Sequences, channel_names, plain_words
 from stablernn.data.stamps import dates
-from stablernn.data.ucr import Float64Array, allowed_label, as_float32, numbered_lines, numbers
+from stablernn.data.ucr import Float64Array, allowed_label, as_float32, is_number, numbered_lines, numbers
 from stablernn.data.wording import counted, quoted
 
 _TRUE_FALSE = {"true": True, "false": False}
@@ -80,7 +80,9 @@ def read_ts(path: Path) -> Sequences:
     for number, line in lines:
         fields = _CHANNEL_END.split(line) if stamped else line.split(":")
         if said.labels is not None:
-            rows.labels.append(allowed_label(path, number, fields.pop().strip(), said.labels, "@classLabel"))
+            rows.labels.append(_label(path, number, fields.pop().strip(), said.labels))
+        else:
+            _check_no_label(path, number, fields, said)
         _check_channels(path, number, len(fields), said, rows.values[0].shape[1] if rows.values else None)
         if stamped:
             _add_stamped(path, number, fields, rows)
@@ -98,6 +100,7 @@ def read_ts(path: Path) -> Sequences:
         features=channel_names(rows.values[0].shape[1]),
         notes=notes,
         times=rows.times if stamped else None,
+        places=tuple(f"line {number}" for number, _ in lines),
     )
 
 
@@ -116,10 +119,11 @@ def _read_header(path: Path) -> tuple[_Header, list[tuple[int, str]]]:
             header[key.lower()] = rest.strip()
         else:
             raise errors.DataError(
-                f"'{path.name}' line {number} stands before '@data' but does not begin with '@' or '#'."
+                f"'{path.name}' line {number} stands before '@data' but does not begin with '@' or '#'. Write '@data' "
+                "on a line of its own before the first sequence."
             )
     if not rows:
-        raise errors.DataError(f"'{path.name}' has no sequences behind '@data'.")
+        raise errors.DataError(f"'{path.name}' has no sequences behind '@data'. Add a line for each.")
     flags = {key: _flag(path, key, header[key].split(" ")[0]) for key in _FLAGS if key in header}
     if flags.get("targetlabel"):
         raise errors.DataError(
@@ -128,6 +132,15 @@ def _read_header(path: Path) -> tuple[_Header, list[tuple[int, str]]]:
     counts = {key: _count(path, key, header[key]) for key in _COUNTS if key in header}
     has_labels, *words = header.get("classlabel", "false").split() or [""]
     return _Header(flags, counts, words if _flag(path, "classLabel", has_labels) else None), rows
+
+
+def _label(path: Path, number: int, word: str, allowed: list[str]) -> str:
+    if word not in allowed and "," in word:
+        raise errors.DataError(
+            f"'{path.name}' line {number} ends without a label: its last field is {quoted(word)}. It seems to be cut "
+            "off; complete or remove it."
+        )
+    return allowed_label(path, number, word, allowed, "@classLabel")
 
 
 def _flag(path: Path, key: str, word: str) -> bool:
@@ -144,6 +157,19 @@ def _count(path: Path, key: str, word: str) -> int:
             f"'{path.name}': @{_WRITTEN.get(key, key)} must be followed by a whole number, got {quoted(word)}."
         )
     return int(word)
+
+
+def _check_no_label(path: Path, number: int, fields: Sequence[str], said: _Header) -> None:
+    """Refuse a last field that seems to be a label where the header does not announce any."""
+    *channels, last = fields
+    one_more = len(fields) - 1 in (said.counts.get("dimensions"), said.counts.get("dimension")) or (
+        said.flags.get("univariate", False) and len(fields) == 2
+    )
+    if channels and "," not in last and (one_more or not is_number(last)):
+        raise errors.DataError(
+            f"'{path.name}' line {number} seems to end with a label, {quoted(last)}, and no @classLabel says so. Say "
+            "'@classLabel true' and the classes above '@data'."
+        )
 
 
 def _check_channels(path: Path, number: int, found: int, said: _Header, before: int | None) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.counts import data_counts
 from stablernn.data.splits import target_range
 from stablernn.data.windows import SPLITS, Float32Array, Int64Array, Samples, SplitName, WindowSet, build_windows
 
@@ -109,7 +110,10 @@ class ClassificationData:
         """
         found = {"train": self.train, "validation": self.validation, "test": self.test}[check_split(name)]
         if found is None:
-            raise errors.DataError(f"'{self.name}' has no test split. Name a test file, or use split 'validation'.")
+            raise errors.DataError(
+                f"'{self.name}' has no test split. Take the split 'validation', or name a file to test on (train "
+                "--test, eval --data)."
+            )
         return found
 
     def training_values(self) -> list[Float32Array]:
@@ -228,6 +232,7 @@ class ForecastData:
         """How many windows each split has, and how many were left out, as for the notes."""
         return {
             split: {"kept": len(windows), "dropped_without_target": windows.dropped}
+            | ({"dropped_without_context": windows.without_context} if windows.without_context else {})
             | ({"skipped_by_stride": windows.skipped} if windows.skipped else {})
             for split in SPLITS
             for windows in [self.windows(split)]
@@ -263,8 +268,15 @@ def _rescaled(split: SequenceSplit, factor: float | None) -> SequenceSplit:
 
 
 def score_notes(notes: Notes) -> Notes:
-    """What of the notes is to be read beside every score: which files were missing, which could not be checked."""
-    return {key: notes[key] for key in ("partial", "unchecked") if key in notes}
+    """What of the notes is to be read beside every score.
+
+    Returns:
+        ``partial``, files that were missing or short, ``unchecked``, files that could not be checked, and ``counts`` of
+        what was filled, cut or skipped, each where there is any.
+    """
+    counts = data_counts(notes)
+    lacking: Notes = {key: notes[key] for key in ("partial", "unchecked") if key in notes}
+    return {**lacking, "counts": counts} if counts else lacking
 
 
 def add_notes(first: Notes, second: Notes) -> Notes:

@@ -36,16 +36,38 @@ def read_tsv(path: Path) -> Sequences:
     values: list[Float64Array] = []
     labels: list[str] = []
     cut = 0
-    for number, line in numbered_lines(read_text(path)):
+    rows = numbered_lines(read_text(path))
+    _check_tabs(path, rows[:2])
+    for number, line in rows:
         label, *cells = line.split("\t")
         sequence = without_padding(path, number, numbers(path, number, cells)[:, None])
         cut += len(cells) - len(sequence)
         values.append(sequence)
         labels.append(label.strip())
-    if not values:
-        raise errors.DataError(f"'{path.name}' has no sequences.")
-    notes = {"trailing_missing_cut": cut} if cut else {}
-    return Sequences(path.name, as_float32(path, values), plain_words(path.name, labels), channel_names(1), notes)
+    return Sequences(
+        name=path.name,
+        values=as_float32(path, values),
+        labels=plain_words(path.name, labels),
+        features=channel_names(1),
+        notes={"trailing_missing_cut": cut} if cut else {},
+        places=tuple(f"line {number}" for number, _ in rows),
+    )
+
+
+def _check_tabs(path: Path, rows: list[tuple[int, str]]) -> None:
+    """Refuse other separators than tabs, and a row of names."""
+    (number, first), *others = rows
+    if "\t" not in first:
+        for mark, name in ((";", "semicolons"), (",", "commas"), (" ", "blanks")):
+            if len(first.split(mark)) > 1:
+                raise errors.DataError(
+                    f"'{path.name}' line {number} has {name} and no tabs. Separate the label and the values by tabs."
+                )
+    if others and not any(map(is_number, first.split("\t"))) and all(map(is_number, others[0][1].split("\t")[1:])):
+        raise errors.DataError(
+            f"'{path.name}' line {number} holds names and no values ({quoted(first)}). A .tsv file has no header; "
+            "remove the line."
+        )
 
 
 def numbered_lines(text: str) -> list[tuple[int, str]]:
@@ -62,7 +84,7 @@ def without_padding(path: Path, number: int, sequence: Float64Array) -> Float64A
     """
     present = np.asarray(np.isfinite(sequence).any(axis=1))
     if not present.any():
-        raise errors.DataError(f"'{path.name}' line {number} has a label but no values.")
+        raise errors.DataError(f"'{path.name}' line {number} has a label but no values. Add them, or remove the line.")
     return sequence[: len(sequence) - int(np.argmax(present[::-1]))]
 
 
@@ -74,7 +96,8 @@ def allowed_label(path: Path, number: int, label: str, allowed: list[str], where
     """
     if allowed and label not in (*allowed, *NO_LABEL):
         raise errors.DataError(
-            f"'{path.name}' line {number} has the label {quoted(label)}, {where} allows {listing(allowed)}."
+            f"'{path.name}' line {number} has the label {quoted(label)}, {where} allows {listing(allowed)}. Correct "
+            "one of them."
         )
     return label
 
@@ -92,23 +115,33 @@ def as_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
 def numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
     """The cells of one line, which float32 can hold; NaN for ``?`` and ``NaN``.
 
+    Python's ``1_000`` and digits of other scripts are no numbers.
+
     Raises:
         DataError: If a cell is no number.
     """
     try:
-        values = np.array([float("nan") if cell.strip() == "?" else float(cell) for cell in cells])
+        values = np.array([_as_number(cell) for cell in cells])
     except ValueError:
-        position, cell = next((i, cell) for i, cell in enumerate(cells, start=1) if not _is_number(cell))
+        position, cell = next((i, cell) for i, cell in enumerate(cells, start=1) if not is_number(cell))
+        advice = "decimals are written with a point" if "," in cell else "a missing one is '?' or 'NaN'"
         raise errors.DataError(
-            f"'{path.name}' line {number}, value {position}: {quoted(cell)} is not a number; "
-            "a missing one is '?' or 'NaN'."
+            f"'{path.name}' line {number}, value {position}: {quoted(cell)} is not a number; {advice}."
         ) from None
     finite_float32(values, lambda index: f"'{path.name}' line {number}, value {index[0] + 1}")
     return values
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number, or says that one is missing."""
     try:
-        return bool(cell.strip() == "?" or float(cell) or True)
+        _as_number(cell)
     except ValueError:
         return False
+    return True
+
+
+def _as_number(cell: str) -> float:
+    if "_" in cell or not cell.isascii():
+        raise ValueError(cell)
+    return float("nan") if cell.strip() == "?" else float(cell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ class WindowSet:
         target_indices: Channels that are forecast, in the order of the targets.
         dropped: Windows left out because no target in them has a value.
         skipped: Windows left out by the stride.
+        without_context: Windows left out because no target has a value in their context.
         future_indices: Channels that are known in advance, in their order.
         static: float32 (series, s), what is constant for each series.
         dt: One float32 array (time,) a series: the time from the step before, in regular steps.
@@ -67,6 +69,7 @@ class WindowSet:
         dropped: int = 0,
         *,
         skipped: int = 0,
+        without_context: int = 0,
         future_indices: Sequence[int] = (),
         static: Float32Array | None = None,
         dt: Sequence[Float32Array] | None = None,
@@ -77,6 +80,7 @@ class WindowSet:
         self.future_indices = tuple(future_indices)
         self.dropped = dropped
         self.skipped = skipped
+        self.without_context = without_context
         self._flat = joined(values)
         self._static = static
         self._dt = None if dt is None else joined(dt)
@@ -91,6 +95,15 @@ class WindowSet:
     def origins(self) -> list[tuple[int, int]]:
         """``(series index, end index)`` of every window; ``end`` is the first step that is forecast."""
         return [(int(series), int(end)) for series, end in self._origins]
+
+    def with_context(self, context_length: int) -> WindowSet:
+        """The same windows under the same numbers with contexts of another length.
+
+        A window that does not have as many steps before its targets must not be gathered from it.
+        """
+        found = copy(self)
+        found.context_length = context_length
+        return found
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
         """The windows with these numbers: x (n, context_length, channels), lengths (n,), y (n, horizon, targets).
@@ -218,26 +231,31 @@ def build_windows(
 ) -> WindowSet:
     """The windows whose whole target lies in each series' range and whose context lies in the series.
 
+    One in which no target has a value is dropped and counted: there is nothing to score. So is one in whose context
+    none has: there is nothing to forecast from, and whoever asked for such a forecast would be refused.
+
     Args:
         values: One float32 array (time, channels) a series.
         ranges: ``(start, stop)`` a series: the steps that targets may use.
         context_length: Steps before the target that the model sees; they may reach back before ``start``.
         horizon: Steps of the target.
-        target_indices: Channels that are forecast. A window in which all of them are missing is dropped and counted.
+        target_indices: Channels that are forecast.
         stride: Steps from a window to the next, counted back from the last window of each series.
         future_indices: Channels that are known in advance.
         static: float32 (series, s).
         dt: One float32 array (time,) a series.
     """
     origins: list[Int64Array] = []
-    dropped = skipped = 0
+    dropped = skipped = without_context = 0
     for number, (series, (start, stop)) in enumerate(zip(values, ranges, strict=True)):
         every = np.arange(max(start, context_length), stop - horizon + 1, dtype=np.int64)
         ends = every[(len(every) - 1) % stride :: stride] if len(every) else every
         skipped += len(every) - len(ends)
         present = np.concatenate(([0], np.cumsum(np.isfinite(series[:, list(target_indices)]).any(axis=1))))
-        kept = ends[present[ends + horizon] > present[ends]]
-        dropped += len(ends) - len(kept)
+        scored = ends[present[ends + horizon] > present[ends]]
+        kept = scored[present[scored] > present[scored - context_length]]
+        dropped += len(ends) - len(scored)
+        without_context += len(scored) - len(kept)
         origins.append(np.stack([np.full_like(kept, number), kept], axis=1))
     return WindowSet(
         values,
@@ -247,6 +265,7 @@ def build_windows(
         target_indices,
         dropped,
         skipped=skipped,
+        without_context=without_context,
         future_indices=future_indices,
         static=static,
         dt=dt,

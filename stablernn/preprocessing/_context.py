@@ -144,7 +144,7 @@ class ContextScaling(Scaling):
         changed = _running(torch.cat([changes.new_zeros(len(x), self.season, self.size), changes], dim=1))
         steps = counts.double().clamp_min(1)
         distance = (total[:, ends] - total[:, ends - self.window]) / steps
-        spread = ((squares[:, ends] - squares[:, ends - self.window]) / steps - distance**2).clamp_min(0).sqrt()
+        spread = _root((squares[:, ends] - squares[:, ends - self.window]) / steps - distance**2)
         pairs = counts.double() - self.season
         change = (changed[:, ends] - changed[:, ends - self.window + self.season]) / pairs.clamp_min(1)
         means = torch.where(counts > 0, first + distance, 0.0).to(x.dtype)
@@ -189,7 +189,7 @@ class ContextScaling(Scaling):
         precise = values.double()
         mean = torch.where(counted, precise, 0.0).sum(dim=1) / steps
         distance = torch.where(counted, precise - mean[:, None], 0.0)
-        spread = torch.sqrt((distance * distance).sum(dim=1) / steps)
+        spread = _root((distance * distance).sum(dim=1) / steps)
         changes = (precise[:, self.season :] - precise[:, : -self.season]).abs()
         change = torch.where(counted[:, : -self.season], changes, 0.0).sum(dim=1) / (seen - self.season).clamp_min(1)
         deviation = torch.where(seen > self.season, change, spread) + _FLOOR
@@ -209,6 +209,13 @@ class ContextScaling(Scaling):
 def _log(values: Tensor) -> Tensor:
     # ONNX Runtime's logarithm of float32 depends in its last bit on where in the batch a value stands.
     return torch.log(values.double()).to(values.dtype)
+
+
+def _root(values: Tensor) -> Tensor:
+    """The square root, 0 where a value is not positive, with a gradient of 0 there."""
+    # The root's own gradient at 0 is infinite, and stays NaN where only the result is masked: infinity times 0.
+    flat = values <= 0
+    return torch.where(flat, 0.0, torch.sqrt(torch.where(flat, 1.0, values)))
 
 
 def _running(values: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ def backtest(
 ) -> dict[str, Any]:
     """Scores over several origins of each series, the last of which ends with the split.
 
-    Where a window between two origins was dropped because nothing in it was observed, the state is not carried over it:
-    the next origin reads its context.
+    Where a window between two origins was dropped because nothing in it or in its context was observed, the state is
+    not carried over it: the next origin reads its context.
 
     Args:
         predictor: What is scored.
@@ -85,7 +84,7 @@ def backtest(
     answers: dict[str, Outputs] = {}
     reports: dict[str, Any] = {}
     for kind in ("carried", "fresh"):
-        rolled = _Rolling(predictor, data, split, found, step if kind == "carried" else None, batch_size)
+        rolled = _Rolling(predictor, data, found, step if kind == "carried" else None, batch_size)
         began = time.perf_counter()
         answers[kind] = rolled.run(numbers, chosen, order)
         seconds = time.perf_counter() - began
@@ -149,8 +148,7 @@ class _Rolling:
     Args:
         predictor: What is run.
         data: On what.
-        split: Its part.
-        found: The windows of that part.
+        found: The windows of a part of it.
         step: Steps between origins, over which the state is carried; None: every origin reads its context.
         batch_size: Series that are run at once.
     """
@@ -159,7 +157,6 @@ class _Rolling:
         self,
         predictor: Continuing,
         data: ForecastData,
-        split: str,
         found: WindowSet,
         step: int | None,
         batch_size: int,
@@ -172,11 +169,8 @@ class _Rolling:
         self._states: dict[str, Array] = {}
         # The place in time to which each series' state belongs.
         self._reached = np.full(len(data.series), -1, dtype=np.int64)
-        self._between: WindowSet | None = None
-        if step is not None:
-            # Windows whose context is nothing but the new steps bring all that the data has for these.
-            self._between = replace(data, context_length=step, window_stride=1).windows(split)
-            self._number = {origin: number for number, origin in enumerate(self._between.origins)}
+        # Windows whose context is nothing but the new steps bring all that the data has for these.
+        self._between = None if step is None else found.with_context(step)
 
     def run(self, numbers: Int64Array, origins: Int64Array, order: Int64Array) -> Outputs:
         """Outputs for the windows with these numbers, origins and places in time."""
@@ -200,7 +194,7 @@ class _Rolling:
             batch = self._found.gather(numbers)
         else:
             assert self._between is not None
-            batch = self._between.gather(np.array([self._number[int(s), int(e)] for s, e in origins], dtype=np.int64))
+            batch = self._between.gather(numbers)
             state = {name: values[origins[:, 0]] for name, values in self._states.items()}
             if batch.dt is not None:
                 # A window counts its first step as one; here it is known how long the way to it was.

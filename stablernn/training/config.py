@@ -233,8 +233,8 @@ class TrainingConfig(Section):
     refit: bool = False
     """Whether to train on the validation split as well and keep the weights after the last step, with nothing to choose
     them by: for small data, where a hold-out is a coin toss."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of a label that is spread over all classes."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of a label that is spread over all classes; None: recommended."""
     class_weights: Literal["none", "balanced"] = "none"
     """How much a sequence counts: all the same, or each class as much as any other."""
     time_warp: Annotated[float, Field(ge=0, lt=0.5)] | None = None

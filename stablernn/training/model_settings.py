@@ -12,6 +12,7 @@ from stablernn.cells import StableCell
 from stablernn.data.steps import StepData
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.errors import ConfigError
+from stablernn.metrics import mirrored
 from stablernn.training.config import Config
 
 Data = ClassificationData | ForecastData
@@ -23,6 +24,7 @@ PATCH_STEPS = 4
 """Patches of a sequence to be classified that hold the same sample."""
 AUGMENTATION = {"time_warp": 0.03, "jitter": 0.1, "rescale": 0.1}
 """How sequences to be classified are changed in training by default."""
+LABEL_SMOOTHING = 0.1
 LEAST_STEPS = 500
 """Optimizer steps that a classifier gets at least."""
 FORECAST_STEPS = (300, 2000)
@@ -196,10 +198,10 @@ def task_training(config: Config, data: Data | StepData, model: Mapping[str, Any
     """
     training, skip = config.training, model["skip"] == "linear"
     classify = isinstance(data, ClassificationData)
+    recommended = {"label_smoothing": LABEL_SMOOTHING, **AUGMENTATION}
     given = {
-        "label_smoothing": training.label_smoothing != 0 and not classify,
         "class_weights": training.class_weights != "none" and not classify,
-        **{key: bool(getattr(training, key)) and not classify for key in AUGMENTATION},
+        **{key: bool(getattr(training, key)) and not classify for key in recommended},
     }
     for key, wrong in given.items():
         if wrong:
@@ -215,7 +217,7 @@ def task_training(config: Config, data: Data | StepData, model: Mapping[str, Any
             "model.time=ignore."
         )
     practical = classify and config.model.preset == "practical"
-    found = {key: (value if practical else 0.0) if classify else None for key, value in AUGMENTATION.items()}
+    found = {key: (value if practical else 0.0) if classify else None for key, value in recommended.items()}
     if timed:
         found["time_warp"] = 0.0
     if isinstance(data, ForecastData):
@@ -246,10 +248,18 @@ def _calibrated(config: Config, data: Data | StepData) -> bool | None:
                 f"training.calibrate is not used by the task 'predict-next', and '{data.name}' is for it."
             )
         return None
-    if isinstance(data, ForecastData) and config.task.quantiles == ():
+    levels = config.task.quantiles
+    if isinstance(data, ForecastData) and levels == ():
         missing = "quantiles"
     elif not len(data.windows("validation") if isinstance(data, ForecastData) else data.validation):
         missing = "a validation split"
+    elif isinstance(data, ForecastData) and levels is not None and not mirrored(levels):
+        if given:
+            raise ConfigError(
+                "training.calibrate moves two quantiles at once whose levels add up to 1, such as 0.1 and 0.9, and "
+                f"task.quantiles={list(levels)} has no such two; name both, or leave it out."
+            )
+        return False
     else:
         return True
     if given:

@@ -513,7 +513,7 @@ def _trainer(place: RunDirectory, config: Config, data: Data, model: SequenceMod
         return Trainer(model, feed, validation, settings, place, task)
     weights = class_weights(data) if settings.class_weights == "balanced" else None
     changed = Augmentation(settings.time_warp or 0.0, settings.jitter or 0.0, settings.rescale or 0.0)
-    task = ClassifyTask(weights, settings.label_smoothing, changed)
+    task = ClassifyTask(weights, settings.label_smoothing or 0.0, changed)
     return Trainer(model, data.train, validation, settings, place, task)
 
 

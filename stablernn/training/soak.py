@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stablernn.data import ForecastData
+from stablernn.data import ForecastData, Samples
+from stablernn.data.covariates import calendar_channels, calendar_values
+from stablernn.data.frequency import Frequency, parse_frequency
+from stablernn.data.types import Timestamps, lengths_of_time
 from stablernn.errors import ConfigError, DataError
 from stablernn.metrics import ratio
 from stablernn.training.evaluate import BATCH_SIZE, Array, Continuing, further_inputs
@@ -26,8 +29,10 @@ GROWN = 2.0
 def soak(predictor: Continuing, data: ForecastData, split: str = "test") -> dict[str, Any]:
     """Run a forecaster freely for ten horizons, its mean forecast fed back as if it had been observed.
 
-    It starts from the last window of each series in the split. Channels that are not forecast hold the last value that
-    was observed.
+    It starts from the last window of each series in the split. At each horizon the model reads that window's context
+    and all that was fed back since, from the zero state: the state is that of a stream that was never interrupted, and
+    patches end with the last step whatever the horizon is. Channels of the calendar are computed for the steps to come,
+    other channels that are not forecast hold the last value that was observed.
 
     Values are measured from the mean of their series' training part in units of its standard deviation. A target whose
     training part never changes has no such unit: it is run, left out of the figures and counted.
@@ -48,7 +53,7 @@ def soak(predictor: Continuing, data: ForecastData, split: str = "test") -> dict
         each horizon; ``bound``, what a certificate promises for ``largest``, None where there is none.
 
     Raises:
-        ConfigError: If the model needs what is not known of the steps to come.
+        ConfigError: If the model needs columns that are known in advance.
         DataError: If the split is empty.
     """
     windows = data.windows(split)
@@ -58,55 +63,79 @@ def soak(predictor: Continuing, data: ForecastData, split: str = "test") -> dict
     last = np.flatnonzero(np.append(origins[1:, 0] != origins[:-1, 0], True))
     if len(last) > MOST_SERIES:
         last = last[np.linspace(0, len(last) - 1, MOST_SERIES).round().astype(np.int64)]
-    if windows.gather(last[:1]).future is not None:
+    columns = [name for name in data.future if name not in calendar_channels(data.calendar)]
+    if columns:
         raise ConfigError(
-            f"A soak goes beyond the data, where the covariates of '{data.name}' that are known in advance "
-            f"({', '.join(data.future)}) have no values. Train without them to soak."
+            f"A soak goes beyond the data, where the columns of '{data.name}' that are known in advance "
+            f"({', '.join(columns)}) have no values. Train without them to soak."
         )
-    parts = [_run(predictor, data, windows.gather(last[i : i + BATCH_SIZE])) for i in range(0, len(last), BATCH_SIZE)]
+    batches = [last[i : i + BATCH_SIZE] for i in range(0, len(last), BATCH_SIZE)]
+    parts = [_run(predictor, data, windows.gather(numbers), origins[numbers]) for numbers in batches]
     values = np.concatenate([part[0] for part in parts])  # (series, steps, targets)
     norms = {name: np.max([part[1][name] for part in parts], axis=0).tolist() for name in parts[0][1]}
     mean, spread, reach = _training(data, origins[last, 0])
     return _report(values, mean, spread, reach) | {"state_norms": norms, "bound": None}
 
 
-def _run(predictor: Continuing, data: ForecastData, batch: Any) -> tuple[Array, dict[str, list[float]]]:
+def _run(
+    predictor: Continuing, data: ForecastData, batch: Samples, origins: Array
+) -> tuple[Array, dict[str, list[float]]]:
     """Forecasts (series, steps, targets) of a free run, NaN once the model does not answer any more; state norms."""
     steps = HORIZONS * data.horizon
     values = np.full((len(batch.x), steps, len(data.targets)), math.nan)
     roles = {name.input: name.role for name in predictor.states}
     norms: dict[str, list[float]] = {role: [] for role in roles.values()}
-    held = _latest(batch.x, batch.lengths)
-    further = further_inputs(batch)
-    x, lengths, state = batch.x, batch.lengths, None
+    ahead = np.repeat(_latest(batch.x)[:, None], steps, axis=1)
+    if data.calendar:
+        made = [data.channels.index(name) for name in calendar_channels(data.calendar)]
+        ahead[:, :, made] = _calendar(data, origins, steps)
+    x, further = batch.x, further_inputs(batch)
     for number in range(HORIZONS):
+        now = slice(number * data.horizon, (number + 1) * data.horizon)
+        if data.future:
+            further["future"] = ahead[:, now][:, :, list(data.future_indices)]
         try:
-            outputs = predictor.run_sequence(x, lengths, state, **further)
+            outputs = predictor.run_sequence(x, np.full(len(x), x.shape[1], dtype=np.int64), None, **further)
         except ValueError:
             # The first run has seen data only; after it nothing but the values can be what is refused.
             if number == 0:
                 raise
             break
         mean = outputs["mean"]
-        state = predictor.next_state(outputs)
-        for name, value in state.items():
+        for name, value in predictor.next_state(outputs).items():
             norms[roles[name]].append(float(np.linalg.norm(value.astype(np.float64), axis=1).max()))
-        values[:, number * data.horizon : (number + 1) * data.horizon] = mean
+        values[:, now] = mean
         if not np.isfinite(mean).all():
             break
-        x = np.repeat(held[:, None], data.horizon, axis=1)
-        x[:, :, list(data.target_indices)] = mean
+        ahead[:, now, list(data.target_indices)] = mean
+        x = np.concatenate([x, ahead[:, now]], axis=1)
         # The steps of a free run are regular ones.
         if "dt" in further:
-            further["dt"] = np.ones(x.shape[:2], dtype=np.float32)
-        lengths = np.full(len(x), data.horizon, dtype=np.int64)
+            further["dt"] = np.concatenate([further["dt"], np.ones_like(mean[:, :, 0])], axis=1)
     return values, norms
 
 
-def _latest(x: Array, lengths: Array) -> npt.NDArray[np.float32]:
+def _calendar(data: ForecastData, origins: Array, steps: int) -> npt.NDArray[np.float32]:
+    """The calendar's channels (series, steps, channels) of the steps from each origin on."""
+    positions = np.arange(1, steps + 1, dtype=np.int64)
+    found = []
+    for series, end in origins:
+        ds = data.series[series].ds
+        found.append(calendar_values(_grid(data, ds).at(ds[end - 1], positions), data.calendar))
+    return np.stack(found)
+
+
+def _grid(data: ForecastData, ds: Timestamps) -> Frequency:
+    """The time grid on which a series of dates goes on."""
+    if data.frequency is not None:
+        return parse_frequency(data.frequency)
+    step = float(np.median(lengths_of_time(np.diff(ds)))) if data.time_step is None else data.time_step
+    return Frequency("", "fixed", round(step * 1e9))
+
+
+def _latest(x: Array) -> npt.NDArray[np.float32]:
     """The last observed value of each channel (series, channels); NaN where none is."""
-    observed = ~np.isnan(x) & (np.arange(x.shape[1]) < lengths[:, None])[..., None]
-    step = np.where(observed, np.arange(x.shape[1])[:, None], -1).max(axis=1)
+    step = np.where(np.isnan(x), -1, np.arange(x.shape[1])[:, None]).max(axis=1)
     found = np.take_along_axis(x, np.maximum(step, 0)[:, None], axis=1)[:, 0]
     return np.where(step >= 0, found, np.nan).astype(np.float32)
 

@@ -26,7 +26,7 @@ def test_check_lists_what_train_refuses_in_the_same_words(empty: Workplace, bad:
     assert (refused.code, refused.sentence) == (bad.code, bad.sentence)
     assert not empty.path("runs").exists()
     result = empty("-q", "data", "check", bad.name, *flags(bad.options), "--json")
-    assert (result.code, result.err) == (1, "")
+    assert (result.code, result.err) == (bad.code, "")
     document = result.json
     assert document["ok"] is False
     found = [(problem["code"], problem["text"]) for problem in document["problems"]]
@@ -107,7 +107,27 @@ def test_a_file_that_is_not_there_is_wrong_usage(empty: Workplace) -> None:
     result = empty("data", "check", "no.csv")
     assert result.code == 2
     assert result.out == ""
-    assert result.sentence.startswith("Unknown dataset or file 'no.csv'.")
+    assert result.sentence == "No file 'no.csv'. Check the path."
+    table("now.csv", ROWS)(empty.folder)
+    assert empty("data", "check", "no.csv").sentence == "No file 'no.csv'. Check the path. Did you mean 'now.csv'?"
+
+
+@pytest.mark.parametrize("option", [("--target", "yy"), ("--id-column", "shop"), ("--time-column", "when")])
+def test_a_column_that_is_not_there_is_wrong_usage_here_and_in_train(empty: Workplace, option: tuple[str, str]) -> None:
+    table("d.csv", ROWS)(empty.folder)
+    checked = empty("-q", "data", "check", "d.csv", *option, "--json")
+    assert checked.code == empty("-q", "train", "--data", "d.csv", "--cell", "gru", *option).code == 2
+    assert checked.json["problems"][0]["code"] == "refused"
+
+
+def test_sequences_without_a_label_stand_below_the_classes(empty: Workplace) -> None:
+    lines = [f"{'ab'[n % 2] if n else '?'}\t{n}\t{n * n % 7}" for n in range(12)]
+    empty.path("d.tsv").write_text("\n".join(lines) + "\n")
+    result = empty("data", "check", "d.tsv")
+    assert result.code == 1
+    rows = [line.split() for line in result.out.splitlines()]
+    assert ["a", "5"] in rows
+    assert ["(no", "label)", "1"] in rows
 
 
 @pytest.mark.parametrize("source", ["digits", "co2", "words.txt"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cli_helpers import Workplace
@@ -31,10 +32,60 @@ LINE = (
         (PARTIAL, LINE.partition(";")[0] + "."),
         (UNCHECKED, "Data: with no published checksum to hold against: MuseData.pickle."),
         (UNCHECKED | PARTIAL, LINE),
+        ({"counts": {"gap_steps_filled": 6, "constant_series": 1}}, "Data: 6 missing steps filled, 1 constant series."),
+        (
+            UNCHECKED | {"counts": {"short_rows": 1}},
+            "Data: with no published checksum to hold against: MuseData.pickle; 1 row with too few cells.",
+        ),
     ],
 )
-def test_the_line(notes: dict[str, list[str]], line: str | None) -> None:
+def test_the_line(notes: dict[str, Any], line: str | None) -> None:
     assert data_notes(notes) == line
+
+
+COUNTED = {
+    "short_rows": 1,
+    "blank_rows_skipped": 1,
+    "missing_values": 4,
+    "gap_steps_filled": 2,
+    "constant_series": 1,
+    "ignored_columns": 1,
+}
+COUNTED_LINE = (
+    "Data: 1 row with too few cells, 1 blank row skipped, 4 missing values, 2 missing steps filled, 1 constant series, "
+    "1 column ignored."
+)
+
+
+def write_flawed(path: Path) -> None:
+    """Two series, one that never changes, with gaps, missing cells, a short and a blank row and a column too many."""
+    days = [str(np.datetime64("2024-01-01") + day) for day in range(60)]
+    rows = [f"a,{day},{n % 5},0,7" for n, day in enumerate(days) if n not in (20, 30)]
+    rows += [f"b,{day},5,{n % 3},7" for n, day in enumerate(days)]
+    rows[3:3] = [",,,,"]
+    rows[8] = rows[8].rsplit(",", 3)[0]
+    rows[10] = rows[10].rsplit(",", 3)[0] + ",,,"
+    path.write_text("\n".join(["unique_id,ds,y,x,note", *rows]) + "\n")
+
+
+def test_what_was_counted_is_said_before_training(empty: Workplace) -> None:
+    write_flawed(empty.path("d.csv"))
+    training = ("train", "--data", "d.csv", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
+    chosen = (*training, "--set", "data.channels=[y, x]")
+    result = empty.ok(*chosen, "--run-dir", "told", "--json")
+    assert result.json["data_notes"] == {"counts": COUNTED}
+    lines = result.err.splitlines()
+    assert lines.count(COUNTED_LINE) == 1
+    assert lines.index(COUNTED_LINE) < next(n for n, line in enumerate(lines) if line.startswith("epoch "))
+    quiet = empty.ok("-q", *chosen, "--run-dir", "quiet")
+    assert quiet.err == ""
+    assert COUNTED_LINE in quiet.out.splitlines()
+    assert empty.ok("-q", "eval", "told", "--json").json["data_notes"] == {"counts": COUNTED}
+
+
+def test_data_without_a_flaw_need_no_line(empty: Workplace) -> None:
+    result = empty.ok("train", "--data", "digits", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
+    assert "Data:" not in result.err + result.out
 
 
 @pytest.fixture

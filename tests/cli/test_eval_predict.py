@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,7 @@ BAD_INPUT = {
         "'two.npz' has 2 features (channel_0, channel_1), the model expects 1 (pixel).",
     ),
     "infinite": ("digits", "inf.npz", 1, "'inf.npz': x[3, 1, 0] is inf. Values must be finite float32 numbers; "),
-    "empty": ("digits", "empty.npz", 1, "'empty.npz' is empty."),
+    "empty": ("digits", "empty.npz", 1, "'empty.npz' is empty. Write it again, or give another file."),
     "no file": ("digits", "gone.npz", 2, "No file 'gone.npz'. Check the path."),
     "too few columns": (
         "load",
@@ -221,6 +222,35 @@ def test_bad_input_files(workplace: Workplace, row: str, kind: str) -> None:
     assert result.sentence.startswith(sentence)
     assert result.code == code
     assert not workplace.path("answers.csv").exists()
+
+
+def test_eval_on_data_of_another_frequency(workplace: Workplace) -> None:
+    header, *lines = workplace.path("load.csv").read_text().splitlines()
+    first = datetime.date(1990, 1, 1)
+    weeks = [",".join([str(first + datetime.timedelta(weeks=n)), *line.split(",")[1:]]) for n, line in enumerate(lines)]
+    workplace.path("weeks.csv").write_text("\n".join([header, *weeks]) + "\n")
+    result = workplace("eval", "load", "--data", "weeks.csv")
+    assert result.sentence == (
+        "'weeks.csv' is in steps of 'W-MON', and the model was trained on steps of 'D'. Give it in those; a step that "
+        "nobody measured is a row without a value."
+    )
+    assert result.code == 1
+
+
+def test_another_file_may_name_its_columns_otherwise(workplace: Workplace) -> None:
+    lines = workplace.path("load.csv").read_text().splitlines()
+    head = lines[0].replace("ds", "when", 1)
+    workplace.path("named.csv").write_text("\n".join([f"store,{head}", *(f"load,{line}" for line in lines[1:])]) + "\n")
+    given = ("--id-column", "store", "--time-column", "when")
+    found = workplace.ok("-q", "predict", "load", "--input", "named.csv", *given).out
+    assert found == workplace.ok("-q", "predict", "load", "--input", "load.csv").out
+
+
+def test_columns_of_a_table_are_not_for_sequences(workplace: Workplace) -> None:
+    np.savez(workplace.path("one.npz"), x=np.ones((2, 4, 1), np.float32))
+    result = workplace("predict", "digits", "--input", "one.npz", "--time-column", "when")
+    assert result.sentence == "--time-column is for tables of series, got 'when'. Leave it out."
+    assert result.code == 2
 
 
 def test_eval_on_data_of_another_kind(workplace: Workplace) -> None:

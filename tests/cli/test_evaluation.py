@@ -108,6 +108,39 @@ def test_the_figures_for_people(trained: Workplace) -> None:
     assert "By share of the sequence" in trained.ok("-q", "eval", "digits", "--early").out
 
 
+@pytest.fixture(scope="module")
+def gaps(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """Hours with a calendar, patches of 3 steps for a horizon of 4, and 12 hours in the test steps without a value."""
+    place = Workplace(tmp_path_factory.mktemp("gaps"))
+    steps = np.arange(200)
+    stamps = np.datetime_as_string(np.datetime64("2026-01-01", "h") + steps, unit="m")
+    values = ["" if 170 <= step < 182 else f"{10 + 5 * np.sin(step / 24 * 2 * np.pi):.3f}" for step in steps]
+    place.path("hours.csv").write_text("\n".join(["ds,y", *map(",".join, zip(stamps, values, strict=True))]))
+    options = ("--horizon", 4, "--context-length", 9, "--patch-size", 3, "--hidden-size", 4, "--max-steps", 2)
+    sets = [word for pair in ("data.calendar=day", "data.test_steps=40") for word in ("--set", pair)]
+    place.ok("-q", "train", "--data", "hours.csv", "--cell", "gru", *options, *sets, "--run-dir", "hours-run")
+    place.ok("-q", "export", "hours-run", "--name", "hours")
+    return place
+
+
+def test_windows_without_context_are_left_out_and_said(gaps: Workplace) -> None:
+    document = gaps.ok("-q", "eval", "hours-run", "--by", "series", "--json").json
+    # Origins are 160 to 196. Those from 170 to 178 have nothing to forecast, those from 179 to 182 see nothing.
+    assert (document["samples"], document["windows_without_context"]) == (37 - 9 - 4, 4)
+    assert document["by_series"][0]["windows"] == 24
+    told = "4 windows are left out: no target has a value in the context."
+    assert told in gaps.ok("-q", "eval", "hours:1").out
+    assert gaps.ok("-q", "eval", "hours-run", "--split", "validation", "--json").json["windows_without_context"] == 0
+    assert "left out" not in gaps.ok("-q", "eval", "hours-run", "--split", "validation").out
+
+
+def test_a_calendar_and_patches_soak_alike_by_torch_and_by_the_served_graph(gaps: Workplace) -> None:
+    left, right = (gaps.ok("-q", "eval", t, "--soak", "--json").json["soak"] for t in ("hours-run", "hours:1"))
+    assert (left["series"], left["steps"]) == (1, 40)
+    assert left["envelope"] == pytest.approx(right["envelope"], rel=1e-2)
+    assert left["state_norms"].keys() == right["state_norms"].keys()
+
+
 BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "by": (("digits", "--by", "step"), 2, "--by is for forecasts, and digits:1 is for 'classify'. Leave it out."),
     "soak": (("digits", "--soak"), 2, "--soak is for forecasts, and digits:1 is for 'classify'. Leave it out."),

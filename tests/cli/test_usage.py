@@ -82,7 +82,7 @@ ROWS = {
     ),
     "unknown file": (
         ["train", "--data", "gone.csv", "--cell", "gru"],
-        "Unknown dataset or file 'gone.csv'. See 'stablernn data list'.",
+        "No file 'gone.csv'. Check the path.",
     ),
     "unknown column": (
         ["train", "--data", "co2", "--cell", "gru", "--target", "co3"],

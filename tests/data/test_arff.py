@@ -82,12 +82,15 @@ def test_train_brings_test_in_every_packing(tmp_path: Path, packed: str) -> None
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (ONE, "'a.arff' has no sequences behind '@data'."),
+        (ONE, "'a.arff' has no sequences behind '@data'. Add a line for each."),
         (ONE + "1,2\n", "'a.arff' line 9 has 1 value where its attributes are 2."),
         (ONE + "1,2,3,1\n", "'a.arff' line 9 has 3 values where its attributes are 2."),
         (ONE + "1,x,1\n", "'a.arff' line 9, value 2: 'x' is not a number; a missing one is '?' or 'NaN'."),
-        (ONE + "1,2,four\n", "'a.arff' line 9 has the label 'four', its attribute allows 1, 2, three words."),
-        (ONE + "?,?,1\n", "'a.arff' line 9 has a label but no values."),
+        (
+            ONE + "1,2,four\n",
+            "'a.arff' line 9 has the label 'four', its attribute allows 1, 2, three words. Correct one of them.",
+        ),
+        (ONE + "?,?,1\n", "'a.arff' line 9 has a label but no values. Add them, or remove the line."),
         (ONE + "{0 1, 2 1}\n", "'a.arff' line 9 is a sparse row, which is not read. Write all values."),
         (MANY + "1,2,Standing\n", "'a.arff' line 8 must have all channels in one pair of quotes, got '1'."),
         (MANY + r"'1,2\n3',Standing", "'a.arff' line 8 has 1 value where its attributes are 2."),

@@ -53,15 +53,32 @@ def test_what_is_cut_off_is_refused(tmp_path: Path, name: str, packed: str, kind
 
 
 @pytest.mark.parametrize(
-    ("packed", "reason"),
-    [(".gz", "gzip data (Not a gzipped file (b'ds'))"), (".xz", "xz data (Input format not supported by decoder)")],
+    ("name", "content", "sentence"),
+    [
+        ("d.csv.gz", CSV.encode(), "plain text and not gzip data. Rename it to 'd.csv', or fetch it again."),
+        ("d.csv.xz", CSV.encode(), "plain text and not xz data. Rename it to 'd.csv', or fetch it again."),
+        ("d.csv", gzip.compress(CSV.encode()), "gzip data. Rename it to 'd.csv.gz'."),
+        ("d.csv", lzma.compress(CSV.encode()), "xz data. Rename it to 'd.csv.xz'."),
+        ("d.csv.xz", gzip.compress(CSV.encode()), "gzip data and not xz data. Unpack or rename it."),
+        ("d.csv", CSV.encode("utf-16"), "UTF-16 text. Save it as UTF-8."),
+        ("d.csv", b"PAR1\x15\x04", "a Parquet file. Rename it to 'd.parquet'."),
+        (
+            "d.csv",
+            b"PK\x03\x04",
+            "a zip archive, as .npz and .xlsx are. Rename an .npz file; save a spreadsheet as CSV.",
+        ),
+        ("d.ts", b"<!DOCTYPE html>\n<html>", "a web page. Fetch the file again."),
+        ("d.parquet", CSV.encode(), "plain text and not Parquet data. Give it the ending of its format, such as .csv."),
+        ("d.npz", CSV.encode(), "plain text and not zip data. Give it the ending of its format, such as .csv."),
+    ],
 )
-def test_what_is_not_packed_is_refused(tmp_path: Path, packed: str, reason: str) -> None:
-    path = tmp_path / f"d.csv{packed}"
-    path.write_text(CSV)
+def test_another_kind_of_file_than_its_name_says_is_named(
+    tmp_path: Path, name: str, content: bytes, sentence: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
-        load_data(path)
-    assert str(caught.value) == f"'{path.name}' is cut off or is not {reason}. Fetch it again."
+        load_data(tmp_path / name)
+    assert str(caught.value) == f"'{name}' is {sentence}"
 
 
 @pytest.mark.parametrize("test", ["A_TEST.ts", "A_TEST.ts.gz", "A_TEST.ts.xz"])

@@ -104,12 +104,13 @@ def test_default_horizon_has_a_limit(tmp_path: Path) -> None:
     assert (data.frequency, data.season, data.horizon) == ("min", 1440, 96)
 
 
-def test_windows_without_any_target_are_dropped_and_counted(tmp_path: Path) -> None:
+def test_windows_without_any_target_or_context_are_dropped_and_counted(tmp_path: Path) -> None:
     rows = [f"{day},{'' if 4 <= i < 9 else i}" for i, day in enumerate(days(20))]
     data = load(write(tmp_path / "d.csv", "ds,y", rows), **SMALL)
     assert data.notes["missing_values"] == 5
-    assert data.notes["windows"]["train"] == {"kept": 8, "dropped_without_target": 4}
-    assert [end for _, end in data.windows("train").origins] == [3, 8, 9, 10, 11, 12, 13, 14]
+    counts = data.notes["windows"]["train"]
+    assert (counts["kept"], counts["dropped_without_target"], data.windows("train").without_context) == (6, 4, 2)
+    assert [end for _, end in data.windows("train").origins] == [3, 10, 11, 12, 13, 14]
 
 
 def test_test_file_continues_the_series(tmp_path: Path) -> None:
@@ -256,14 +257,26 @@ def test_channel_without_any_training_value_is_refused(tmp_path: Path) -> None:
     rows = [f"{day},{i},{i if i > 15 else ''}" for i, day in enumerate(days(20))]
     with pytest.raises(DataError) as caught:
         load(write(tmp_path / "d.csv", "ds,y,late", rows), **SMALL)
-    assert str(caught.value) == "'d.csv' has no value at all in column 'late' of the training steps."
+    assert str(caught.value) == (
+        "'d.csv' has no value at all in column 'late' of the training steps. Leave the column out by 'channels', or "
+        "fill it in."
+    )
 
 
 def test_split_without_any_target_is_refused(tmp_path: Path) -> None:
     rows = [f"{day},{i if i < 18 else ''}" for i, day in enumerate(days(20))]
     with pytest.raises(DataError) as caught:
         load(write(tmp_path / "d.csv", "ds,y", rows), **SMALL)
-    assert str(caught.value) == ("'d.csv' has no window in the test steps with a value to forecast; all 1 lack one.")
+    assert str(caught.value) == (
+        "'d.csv' has no window in the test steps with a value to forecast; all 1 lack one. Leave such series out, or "
+        "fill the values in."
+    )
+
+
+def test_series_without_a_value_are_named(tmp_path: Path) -> None:
+    rows = [f"{day},{name},{i if name == 'a' else ''}" for name in "ab" for i, day in enumerate(days(30))]
+    data = load(write(tmp_path / "d.csv", "ds,unique_id,y", rows), **SMALL)
+    assert data.notes["empty_series"] == {"count": 1, "first": ["b"]}
 
 
 def test_a_target_that_channels_leave_out_must_be_named_anew(tmp_path: Path) -> None:

@@ -70,6 +70,48 @@ def test_gaps_are_filled_as_in_training(tmp_path: Path) -> None:
     assert inputs.notes["gap_steps_filled"] == 1
 
 
+def test_every_twentyfourth_step_is_not_the_frequency_of_the_model(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", "ds,y\n" + "".join(f"2024-01-0{day},{day}\n" for day in range(1, 8)))
+    with pytest.raises(DataError) as caught:
+        read_inputs(path, task="forecast", features=["y"], frequency="h")
+    assert str(caught.value) == (
+        "'d.csv': series 'd' is in steps of 'D', and the model was trained on steps of 'h'. Give it in those; a step "
+        "that nobody measured is a row without a value."
+    )
+
+
+def test_every_other_step_is_not_the_frequency_either(tmp_path: Path) -> None:
+    rows = "".join(f"2024-01-01 {hour:02d}:00,{hour}\n" for hour in range(0, 24, 2))
+    with pytest.raises(DataError, match="is in steps of '2h', and the model was trained on steps of 'h'"):
+        read_inputs(write(tmp_path / "d.csv", "ds,y\n" + rows), task="forecast", features=["y"], frequency="h")
+
+
+def test_a_context_without_a_target_is_nothing_to_forecast_from(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", "ds,y,promo\n" + "".join(f"{i},{i if i < 5 else ''},1\n" for i in range(9)))
+    given = {"task": "forecast", "features": ["y", "promo"], "context_length": 3}
+    assert len(read_inputs(path, **given)) == 1
+    with pytest.raises(DataError, match="series 'd' has no value of y in its last 3 steps"):
+        read_inputs(path, **given, targets=["y"])
+
+
+def test_many_gaps_are_not_another_frequency(tmp_path: Path) -> None:
+    hours = (0, 1, 5, 11, 18, 23)
+    path = write(tmp_path / "d.csv", "ds,y\n" + "".join(f"2024-01-01 {hour:02d}:00,{hour}\n" for hour in hours))
+    assert read_inputs(path, task="forecast", features=["y"], frequency="h").notes["gap_steps_filled"] == 18
+
+
+def test_a_context_without_a_value_is_nothing_to_forecast_from(tmp_path: Path) -> None:
+    rows = "".join(f"{s},{i},{'' if s == 'b' and i > 6 else i}\n" for s in "ab" for i in range(10))
+    path = write(tmp_path / "d.csv", "unique_id,ds,y\n" + rows)
+    read_inputs(path, task="forecast", features=["y"], context_length=4)
+    with pytest.raises(DataError) as caught:
+        read_inputs(path, task="forecast", features=["y"], context_length=3)
+    assert str(caught.value) == (
+        "'d.csv': series 'b' has no value of y in its last 3 steps, so there is nothing to forecast from. Leave the "
+        "series out, or end it with a row that has one."
+    )
+
+
 def test_short_series_keep_their_length_and_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "d.csv", "unique_id,ds,y\na,1,1\na,2,2\na,3,3\nb,1,4\nb,2,5\n")
     inputs = read_inputs(path, task="forecast", features=["y"], context_length=3)

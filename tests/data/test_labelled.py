@@ -157,7 +157,7 @@ def test_sequences_for_prediction_have_names_and_need_no_labels(tmp_path: Path) 
             [*rows(), "z,9,1,1,"],
             {},
             DataError,
-            "'d.csv': sequence 8 (from 0) has no label.",
+            "'d.csv': series 'z' has no label. Give it one, or leave the sequence out.",
         ),
         (
             "unique_id,ds,a,b,klass",
@@ -202,5 +202,6 @@ def test_a_label_that_training_does_not_have_is_refused(tmp_path: Path) -> None:
         load_data(path)
     assert str(caught.value) == (
         "'A_TEST.csv' has the label 'left', which 'A_TRAIN.csv' does not have (down, up); "
-        "a model cannot learn a class that it never sees."
+        "a model cannot learn a class that it never sees. Remove those sequences, or add sequences with the label to "
+        "the training file."
     )

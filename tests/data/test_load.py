@@ -17,7 +17,9 @@ from stablernn.errors import ConfigError, DataError, StableRNNError, UnknownName
     ("source", "sentence"),
     [
         ("digist", "Unknown dataset or file 'digist'. Did you mean 'digits'? See 'stablernn data list'."),
-        ("no/such.csv", "Unknown dataset or file 'no/such.csv'. See 'stablernn data list'."),
+        ("no/such.csv", "No file 'no/such.csv'. Check the path."),
+        ("such.csv", "No file 'such.csv'. Check the path."),
+        ("no/such", "No file 'no/such'. Check the path."),
     ],
 )
 def test_unknown_source_names_what_there_is(source: str, sentence: str) -> None:
@@ -88,7 +90,7 @@ def test_empty_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(DataError) as caught:
         load_data(tmp_path / name)
-    assert str(caught.value) == f"'{name}' is empty."
+    assert str(caught.value) == f"'{name}' is empty. Write it again, or give another file."
 
 
 def test_a_dataset_goes_before_a_file_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,10 @@ def test_a_column_without_a_value_is_no_series(tmp_path: Path) -> None:
     path.write_text("\n".join(["ds,a,b", *(f"{step},{step}," for step in range(STEPS))]))
     with pytest.raises(DataError) as caught:
         load(path)
-    assert str(caught.value) == "'wide.csv' has no value at all in column 'b' of the training steps."
+    assert str(caught.value) == (
+        "'wide.csv' has no value at all in column 'b' of the training steps. Leave the column out by 'channels', or "
+        "fill it in."
+    )
     # In one of two series there are values of it.
     rows = [f"s{series},{step},{step},{step if series else ''}" for series in range(2) for step in range(STEPS)]
     path.write_text("\n".join(["unique_id,ds,a,b", *rows]))

@@ -144,7 +144,7 @@ def test_files_of_another_content_are_refused_and_not_kept(mnist: DatasetInfo, h
 
 def test_a_page_in_place_of_a_file_is_refused(mnist: DatasetInfo, home: Home, tmp_path: Path) -> None:
     home.files["train-images-idx3-ubyte.gz"] = b"<html>Log in first</html>"
-    with pytest.raises(DataError, match=r"^'train-images-idx3-ubyte.gz' is cut off or is not gzip data"):
+    with pytest.raises(DataError, match=r"^'train-images-idx3-ubyte.gz' is a web page. Fetch the file again.$"):
         fetch(mnist)
     assert left_behind(tmp_path) == []
 

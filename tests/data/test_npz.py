@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,11 @@ HUGE[2, 1] = 1e300
             "got <U32 (4, 3, 2).",
         ),
         ({"x": X, "y": Y[:3]}, "'d.npz': 'y' must have the shape (4,), as 'x' says, got (3,)."),
-        ({"x": X}, "'d.npz' has no labels; training and scoring need one for each sequence."),
-        ({"x": X, "y": np.array([0, 1, np.nan, 1])}, "'d.npz': sequence 2 (from 0) has no label."),
+        ({"x": X}, "'d.npz' has no labels; training and scoring need one for each sequence. Add an array 'y'."),
+        (
+            {"x": X, "y": np.array([0, 1, np.nan, 1])},
+            "'d.npz': y[2] has no label. Give it one, or leave the sequence out.",
+        ),
         ({"x": X, "y": Y, "lengths": np.array([1, 2, 3, 4])}, "'d.npz': lengths[3] must be 1 to 3, got 4."),
         ({"x": X, "y": Y, "lengths": np.ones(4)}, "'d.npz': 'lengths' must be whole numbers, got float64."),
         (
@@ -163,14 +167,18 @@ HUGE[2, 1] = 1e300
             {"x": HUGE, "y": Y},
             "'d.npz': x[2, 1] is 1e+300. Values must be finite float32 numbers; write a missing one as NaN.",
         ),
-        ({"x": X, "y": Y * 0}, "'d.npz' has one class only ('0'); classification needs two or more."),
+        (
+            {"x": X, "y": Y * 0},
+            "'d.npz' has one class only ('0'); classification needs two or more. Add sequences of another class.",
+        ),
         (
             {"x": X, "y": np.arange(4)},
             "'d.npz' has one sequence for each label, none can be held out for validation. Add sequences.",
         ),
         (
             {"x": np.stack([X[:, :, 0], np.full((4, 3), np.nan)], axis=2), "y": Y},
-            "'d.npz' has no value at all in feature 'channel_1' of the training split.",
+            "'d.npz' has no value at all in feature 'channel_1' of the training split. Leave the feature out by "
+            "'channels', or fill it in.",
         ),
     ],
     ids=[
@@ -211,8 +219,43 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     np.save(path.open("wb"), X)
     assert refused(path) == (
+        "'d.npz' is a single array (.npy). Write it by numpy.savez, 'x' the values and 'y' the labels."
+    )
+    path.write_bytes(b"\0\1\2")
+    assert refused(path) == (
         "'d.npz' is damaged or is not an .npz file (File is not a zip file). "
         "Write it by numpy.savez or numpy.savez_compressed."
+    )
+
+
+def test_labels_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, x=X, y=np.array([b"up", b"down", b"caf\xe9", b"up"]))
+    assert refused(path) == (
+        "'d.npz': y[2] is b'caf\\xe9', which is not UTF-8 text. Turn bytes into text by numpy.char.decode with the "
+        "encoding that they have."
+    )
+
+
+def test_names_may_be_bytes(tmp_path: Path) -> None:
+    found = read_npz(write(tmp_path, x=X, y=Y, features=np.array([b"a", b"b"])))
+    assert found.features == ("a", "b")
+
+
+def test_labels_that_are_python_objects_are_refused(tmp_path: Path) -> None:
+    assert refused(write(tmp_path, x=X, y=np.array(["a", "b", "a", "b"], dtype=object))) == (
+        "'d.npz': the array 'y' holds Python objects, which only pickle could read and which are never loaded. Save "
+        "labels by y.astype(str)."
+    )
+
+
+def test_an_array_that_claims_more_than_there_is_takes_no_memory(tmp_path: Path) -> None:
+    path, header = tmp_path / "d.npz", io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", header.getvalue() + bytes(16))
+    assert refused(path) == (
+        "'d.npz': the array 'x' says that it is float64 (10000000000000,), which takes 80000000000000 bytes, and has "
+        "16. The file is damaged; write it again."
     )
 
 
@@ -232,7 +275,8 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", b"1,2,3\n4,5,6\n")
     assert refused(path) == (
-        r"'d.npz': 'x' is not a numpy array (the magic string is not correct; expected b'\x93NUMPY', got b'1,2,3\n')."
+        r"'d.npz': 'x' is not a numpy array (the magic string is not correct; expected b'\x93NUMPY', got b'1,2,3\n'). "
+        "Write the file by numpy.savez."
     )
 
 

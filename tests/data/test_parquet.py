@@ -45,7 +45,8 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path, stamp: Any) -> None:
     first, second = (load_data(tmp_path / name, horizon=2) for name in ("d.csv", "d.parquet"))
     assert isinstance(second, ForecastData)
     assert second.fingerprint == first.fingerprint
-    assert second.notes == first.notes
+    zone = {"time_zone": "UTC"} if stamp == pl.Datetime("us", "UTC") else {}
+    assert second.notes == {**first.notes, **zone}
     inputs = [read_inputs(tmp_path / name, task="forecast", features=["x", "y"]) for name in ("d.csv", "d.parquet")]
     np.testing.assert_array_equal(inputs[0].x, inputs[1].x)
 
@@ -102,14 +103,15 @@ def test_a_column_that_is_no_numbers_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path, long_table().head(0)) == "'d.parquet' has no rows; its columns are ds, unique_id, y, x."
+    assert refused(tmp_path, long_table().head(0)) == (
+        "'d.parquet' has no rows; its columns are ds, unique_id, y, x. Add a row for each series and time."
+    )
 
 
 def test_a_time_that_is_missing_is_refused(tmp_path: Path) -> None:
     frame = pl.DataFrame({"ds": [DAYS[0], None], "y": [1, 2]})
     assert refused(tmp_path, frame) == (
-        "'d.parquet' row 2, column 'ds': '' is not a time. Times are dates from 1678 to 2261 as 2024-01-31 or "
-        "2024-01-31 13:00:00, or integers."
+        "'d.parquet' row 2, column 'ds' is empty; each row needs its time. Add it, or remove the row."
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
+from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.data.tables import Table, open_table
 from stablernn.errors import DataError, UnknownNameError
 
@@ -117,8 +120,8 @@ WORDING = "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:0
 @pytest.mark.parametrize(
     ("text", "columns", "sentence"),
     [
-        ("", {}, "'d.csv' is empty."),
-        ("ds,y\n", {}, "'d.csv' has a header but no rows."),
+        ("", {}, "'d.csv' is empty. Write it again, or give another file."),
+        ("ds,y\n", {}, "'d.csv' has a header but no rows. Add a row for each series and time."),
         ("ds,y,y\n1,2,3\n", {}, "'d.csv' has the column 'y' twice. Rename one of them."),
         ("ds\n1\n", {}, "'d.csv' has no column of numbers besides ds."),
         (",ds,y\n0,1,2\n", {}, "'d.csv' has no name for column 1. Name it or remove it."),
@@ -142,11 +145,16 @@ WORDING = "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:0
         (
             "ds,y\n2024-01-01,2\n31.01.2024,3\n",
             {},
-            f"'d.csv' row 3, column 'ds': '31.01.2024' is not a time. {WORDING}",
+            "'d.csv' row 3, column 'ds': '31.01.2024' is not a time. Write dates with the year first, then month and "
+            "day, as 2024-01-31.",
         ),
         ("ds,y\n2024-02-30,2\n", {}, f"'d.csv' row 2, column 'ds': '2024-02-30' is not a time. {WORDING}"),
         ("ds,y\n3000-01-01,2\n", {}, f"'d.csv' row 2, column 'ds': '3000-01-01' is not a time. {WORDING}"),
-        ("ds,y\n2024-01-01,2\n,3\n", {}, f"'d.csv' row 3, column 'ds': '' is not a time. {WORDING}"),
+        (
+            "ds,y\n2024-01-01,2\n,3\n",
+            {},
+            "'d.csv' row 3, column 'ds' is empty; each row needs its time. Add it, or remove the row.",
+        ),
         ("unique_id,ds,y\na,1,2\n,2,3\n", {}, "'d.csv' row 3 has no 'unique_id'; each row must name its series."),
         (
             "a,b\n1,2\n",
@@ -180,7 +188,8 @@ WORDING = "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:0
         (
             "ds,y\n1,2,3\n",
             {},
-            "'d.csv' is not a CSV file with one header row (found more fields than defined in 'Schema').",
+            "'d.csv' row 2 has 3 cells, the header has 2 columns (ds, y). Name all columns in the first row, put cells "
+            "that hold commas in quotes, and write decimals by points.",
         ),
     ],
     ids=[
@@ -260,3 +269,101 @@ def test_what_float32_cannot_tell_apart_is_refused(tmp_path: Path) -> None:
         "'d.csv' column 'counter' goes from 1700000000 to 1700002093, which float32 rounds by up to 64. "
         "Subtract an offset, such as 1700000000, from all of its values."
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("ds;y\n2024-01-01;2\n", "The header of 'd.csv' holds semicolons; separate columns by commas."),
+        (
+            "ds;y\n2024-01-01;2,5\n",
+            "The header of 'd.csv' holds semicolons; separate columns by commas and write decimals by points.",
+        ),
+        ("ds\ty\n2024-01-01\t2\n", "The header of 'd.csv' holds tabs; separate columns by commas."),
+        (
+            'ds,y\n2024-01-01,2\n"2024-01-02,3\n2024-01-03,4\n',
+            "'d.csv' row 3 has a quote that is not closed, or not at the end of its cell: '\"2024-01-02,3'. Close it, "
+            "or remove it.",
+        ),
+        (
+            "ds,unique_id,y\n2024-01-01,a\0,2\n",
+            "'d.csv' row 2, column 'unique_id' holds a NUL character (byte 0). Remove it.",
+        ),
+        (
+            "date,y\n01/31/2024,2\n",
+            "'d.csv' has no column 'ds' and its first column 'date' does not hold dates. Write dates with the year "
+            "first, then month and day, as 2024-01-31.",
+        ),
+    ],
+    ids=["semicolons", "decimal commas", "tabs", "an open quote", "a NUL", "months first"],
+)
+def test_the_usual_mistakes_of_other_programs_are_named(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("2024-01-01 00:00:00", "2024-01-02 00:00:00+02:00"),
+        ("2024-01-01T00:00:00Z", "2024-01-02T00:00:00"),
+        ("2024-01-01 00:00+01:00", "2024-01-02"),
+    ],
+)
+@pytest.mark.parametrize("size", [1 << 22, 1])
+def test_times_with_and_without_a_zone_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str, size: int
+) -> None:
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", size)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, f"ds,y\n{first},1\n{second},2\n")
+    assert str(caught.value) == (
+        f"'d.csv' row 3, column 'ds': some times have a zone and some have none, '{second}' unlike those before it. "
+        "Write all of them with a zone, or all without."
+    )
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.parquet"])
+def test_local_midnights_are_days_whatever_the_clocks_do(name: str, tmp_path: Path) -> None:
+    first, last = datetime.datetime(2024, 3, 25), datetime.datetime(2024, 4, 5)
+    days = pl.datetime_range(first, last, "1d", time_zone="Europe/Berlin", eager=True)
+    frame = pl.DataFrame({"ds": days, "y": range(len(days))})
+    if name == "d.csv":
+        frame.with_columns(pl.col("ds").dt.to_string("%Y-%m-%d %H:%M:%S%:z")).write_csv(tmp_path / name)
+        assert {"00:00+01:00", "00:00+02:00"} <= {line[14:25] for line in (tmp_path / name).read_text().splitlines()}
+    else:
+        frame.write_parquet(tmp_path / name)
+    data = load_data(tmp_path / name, horizon=2, context_length=3)
+    assert isinstance(data, ForecastData)
+    assert (data.frequency, data.season, data.notes["irregular_intervals"]) == ("D", 7, 0)
+    assert [str(data.series[0].ds[n])[:19] for n in (0, -1)] == ["2024-03-25T00:00:00", "2024-04-05T00:00:00"]
+    assert "time_zone" not in data.notes
+
+
+def test_hours_over_a_change_of_the_clocks_stay_instants(tmp_path: Path) -> None:
+    stamps = ["2024-03-31 01:00+01:00", "2024-03-31 03:00+02:00", "2024-03-31 04:00+02:00", "2024-03-31 05:00+02:00"]
+    (tmp_path / "d.csv").write_text("ds,y\n" + "".join(f"{ds},1\n" for ds in stamps))
+    inputs = read_inputs(tmp_path / "d.csv", task="forecast", features=["y"])
+    assert (inputs.frequency, inputs.notes["time_zone"]) == ("h", "UTC")
+    assert [str(ds)[:16] for ds in inputs.ds[0]] == [f"2024-03-31T0{hour}:00" for hour in range(4)]
+
+
+def test_different_zones_are_one_time(tmp_path: Path) -> None:
+    table = read(tmp_path, "ds,y\n2024-03-31T00:00:00+01:00,1\n2024-03-31T05:00:00+02:00,2\n")
+    assert np.diff(table.series[0].ds) == np.timedelta64(4, "h")
+
+
+def test_blanks_inside_a_name_count(tmp_path: Path) -> None:
+    table = read(tmp_path, "unique_id,ds,y\n a  b ,1,1\na b,1,2\na  b,2,3\n")
+    assert [one.unique_id for one in table.series] == ["a  b", "a b"]
+
+
+@pytest.mark.parametrize("size", [1 << 22, 8])
+def test_rows_with_too_few_cells_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("stablernn.data.files._BLOCK_BYTES", size)
+    text = 'ds,y,z\n1,1,1\n2,2\n3,,\n\n4,4,\n5\n"6","6,0"\n'
+    table = read(tmp_path, text.replace("6,0", "6"))
+    assert (table.notes["short_rows"], table.notes["blank_rows_skipped"]) == (3, 1)
+    assert table.notes["missing_values"] == 7
+    assert "short_rows" not in read(tmp_path, "ds,y\n1,1\n2,\n").notes

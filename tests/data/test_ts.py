@@ -83,7 +83,7 @@ def test_a_sequence_without_a_label_is_read_and_not_trained_on(tmp_path: Path) -
     assert read(tmp_path, text).labels == ["up", "?", "down", "down"]
     with pytest.raises(DataError) as caught:
         load_data(tmp_path / "a.ts")
-    assert str(caught.value) == "'a.ts': sequence 1 (from 0) has no label."
+    assert str(caught.value) == "'a.ts': line 4 has no label. Give it one, or leave the sequence out."
 
 
 @pytest.mark.parametrize(

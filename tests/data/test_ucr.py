@@ -117,7 +117,9 @@ def test_without_a_test_file_there_is_no_test_split(tmp_path: Path) -> None:
     assert data.test is None
     with pytest.raises(DataError) as caught:
         data.split("test")
-    assert str(caught.value) == "'a.tsv' has no test split. Name a test file, or use split 'validation'."
+    assert str(caught.value) == (
+        "'a.tsv' has no test split. Take the split 'validation', or name a file to test on (train --test, eval --data)."
+    )
 
 
 def test_fingerprint_is_of_the_content_not_of_file_or_seed(tmp_path: Path) -> None:
@@ -139,12 +141,51 @@ def test_fingerprint_is_of_the_content_not_of_file_or_seed(tmp_path: Path) -> No
             "1\t1\t2\n2\t1\tinf\n",
             "'a.tsv' line 2, value 2 is inf. Values must be finite float32 numbers; write a missing one as NaN.",
         ),
-        ("a.tsv", "1\t1\n2\tNaN\n", "'a.tsv' line 2 has a label but no values."),
-        ("a.tsv", "1\t1\n1\t2\n", "'a.tsv' has one class only ('1'); classification needs two or more."),
-        ("a.tsv", "\n \n", "'a.tsv' is empty."),
-        ("a.ts", HEADER, "'a.ts' has no sequences behind '@data'."),
-        ("a.ts", "1,2:up\n", "'a.ts' line 1 stands before '@data' but does not begin with '@' or '#'."),
-        ("a.ts", HEADER + "1,2:3,4:left\n", "'a.ts' line 6 has the label 'left', @classLabel allows up, down."),
+        ("a.tsv", "1\t1\n2\tNaN\n", "'a.tsv' line 2 has a label but no values. Add them, or remove the line."),
+        (
+            "a.tsv",
+            "1\t1\n1\t2\n",
+            "'a.tsv' has one class only ('1'); classification needs two or more. Add sequences of another class.",
+        ),
+        ("a.tsv", "1\t1_000\n", "'a.tsv' line 1, value 1: '1_000' is not a number; a missing one is '?' or 'NaN'."),
+        ("a.tsv", "1\t\u0661\n", "'a.tsv' line 1, value 1: '\u0661' is not a number; a missing one is '?' or 'NaN'."),
+        ("a.tsv", "1\t0,5\n", "'a.tsv' line 1, value 1: '0,5' is not a number; decimals are written with a point."),
+        (
+            "a.tsv",
+            "1 0.5 0.6\n",
+            "'a.tsv' line 1 has blanks and no tabs. Separate the label and the values by tabs.",
+        ),
+        ("a.tsv", "1,5,6\n", "'a.tsv' line 1 has commas and no tabs. Separate the label and the values by tabs."),
+        (
+            "a.tsv",
+            "label\tt0\tt1\n1\t5\t6\n",
+            "'a.tsv' line 1 holds names and no values ('label t0 t1'). A .tsv file has no header; remove the line.",
+        ),
+        ("a.tsv", "\n \n", "'a.tsv' is empty. Write it again, or give another file."),
+        ("a.ts", HEADER, "'a.ts' has no sequences behind '@data'. Add a line for each."),
+        (
+            "a.ts",
+            "1,2:up\n",
+            "'a.ts' line 1 stands before '@data' but does not begin with '@' or '#'. Write '@data' on a line of its "
+            "own before the first sequence.",
+        ),
+        (
+            "a.ts",
+            HEADER + "1,2\n",
+            "'a.ts' line 6 ends without a label: its last field is '1,2'. It seems to be cut off; complete or remove "
+            "it.",
+        ),
+        (
+            "a.ts",
+            "@univariate true\n@data\n1,2:7\n",
+            "'a.ts' line 3 seems to end with a label, '7', and no @classLabel says so. Say '@classLabel true' and the "
+            "classes above '@data'.",
+        ),
+        (
+            "a.ts",
+            HEADER + "1,2:3,4:left\n",
+            "'a.ts' line 6 has the label 'left', @classLabel allows up, down. Correct one of them.",
+        ),
         (
             "a.ts",
             HEADER + "1,2:3,4:up\n1,2:down\n",
@@ -163,7 +204,8 @@ def test_fingerprint_is_of_the_content_not_of_file_or_seed(tmp_path: Path) -> No
         (
             "a.ts",
             "@classLabel false\n@data\n1,2\n3,4\n",
-            "'a.ts' has no labels; training and scoring need one for each sequence.",
+            "'a.ts' has no labels; training and scoring need one for each sequence. Say '@classLabel true' and the "
+            "classes above '@data', and end each line with ':' and its label.",
         ),
     ],
 )
@@ -179,7 +221,8 @@ def test_label_unseen_in_training_is_refused(tmp_path: Path) -> None:
         load_data(write(tmp_path / "A_TRAIN.tsv", "1\t1\n1\t2\n2\t3\n2\t4\n"))
     assert str(caught.value) == (
         "'A_TEST.tsv' has the label '3', which 'A_TRAIN.tsv' does not have (1, 2); "
-        "a model cannot learn a class that it never sees."
+        "a model cannot learn a class that it never sees. Remove those sequences, or add sequences with the label to "
+        "the training file."
     )
 
 

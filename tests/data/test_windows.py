@@ -100,7 +100,7 @@ def test_gather_equals_slicing(data: ForecastData) -> None:
 
 @settings(deadline=None, max_examples=80)
 @given(data=datasets())
-def test_windows_are_all_there_are_but_those_without_any_target(data: ForecastData) -> None:
+def test_windows_are_all_there_are_but_those_without_any_target_or_context(data: ForecastData) -> None:
     for split in SPLITS:
         windows = data.windows(split)
         possible = []
@@ -114,9 +114,28 @@ def test_windows_are_all_there_are_but_those_without_any_target(data: ForecastDa
                 split, length - data.test_steps
             )
             for end in range(max(start, data.context_length), stop - data.horizon + 1):
-                possible.append((number, end, np.isnan(series.values[end : end + data.horizon][:, [0, 2]]).all()))
-        assert windows.origins == [(number, end) for number, end, empty in possible if not empty]
-        assert windows.dropped == sum(bool(empty) for _, _, empty in possible)
+                targets = np.isfinite(series.values[:, [0, 2]]).any(axis=1)
+                scored, seen = targets[end : end + data.horizon].any(), targets[end - data.context_length : end].any()
+                possible.append(((number, end), bool(scored), bool(seen)))
+        assert windows.origins == [origin for origin, scored, seen in possible if scored and seen]
+        assert windows.dropped == sum(not scored for _, scored, _ in possible)
+        assert windows.without_context == sum(scored and not seen for _, scored, seen in possible)
+
+
+def test_a_context_in_which_only_other_channels_are_observed_is_none() -> None:
+    data = make([12], context=2, horizon=1, validation=2, test=3)
+    data.series[0].values[4:7, [0, 2]] = np.nan
+    windows = data.windows("train")
+    assert (windows.origins, windows.dropped, windows.without_context) == ([(0, 2), (0, 3)], 3, 0)
+    validation = data.windows("validation")
+    assert (validation.origins, validation.dropped, validation.without_context) == ([(0, 8)], 0, 1)
+
+
+def test_the_same_windows_with_another_context() -> None:
+    windows = make([20], context=6, horizon=2, validation=3, test=4).windows("test")
+    found = windows.with_context(3)
+    np.testing.assert_array_equal(found.gather([1, 0]).x, windows.gather([1, 0]).x[:, 3:])
+    assert (found.origins, found.context_length, windows.context_length) == (windows.origins, 3, 6)
 
 
 def test_history_reaches_back_before_the_context() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 import stablernn as srn
 from stablernn.errors import ConfigError, DataError
 from stablernn.preprocessing import ContextScaling, create_scaling
+from stablernn.tasks import Batch, ForecastTask
 
 FLOOR, LIMIT = 0.05, 8.0
 
@@ -189,6 +190,44 @@ def test_a_series_of_missing_values_alone_is_at_the_training_mean() -> None:
     assert torch.equal(location, made.mean.expand(2, 2))
     torch.testing.assert_close(scale, FLOOR * made.scale.expand(2, 2))
     assert torch.equal(made.context(state), torch.zeros(2, 6, 2))
+
+
+@pytest.mark.parametrize("kind", ["context", "window"])
+@pytest.mark.parametrize("steps", [1, 3, 9], ids=["one value", "less than a season", "seasons"])
+def test_the_anchor_of_a_flat_stretch_has_finite_gradients(kind: str, steps: int) -> None:
+    made = create_scaling(kind, 1, window=8, season=4 if kind == "context" else None, mask_channel=False)
+    made.fit([np.arange(20.0)[:, None]])
+    x = torch.full((1, steps, 1), 7.0, requires_grad=True)
+    state = start(made, 1)
+    for sample in x.unbind(dim=1):
+        _, _, state = made.patch(sample[:, None], state)
+    location, scale = made.anchor(state)
+    (location + scale).sum().backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+    # The level is that of the values, or of the last one; a flat stretch has no width that could grow or shrink.
+    assert float(x.grad.sum()) == pytest.approx(1, abs=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["context", "window"])
+def test_a_recursive_head_learns_beside_a_constant_series(kind: str) -> None:
+    torch.manual_seed(0)
+    options = {"season": 3, "skip": "linear"} if kind == "context" else {}
+    model = srn.Forecaster("gru", 1, 4, 5, head="recursive", scaling=kind, window=8, **options)
+    wave = np.sin(np.arange(60) / 3)
+    series = np.stack([wave, np.full(60, 2.0)]).astype(np.float32)[..., None]
+    model.fit_scaling(series)
+    x, y = torch.from_numpy(series[:, 20:32]), torch.from_numpy(series[:, 32:36])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = ForecastTask().loss(model, Batch(x, torch.tensor([12, 12]), y))
+        loss.backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_a_constant_series_is_zero_with_the_least_scale() -> None:

@@ -404,6 +404,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         asked(start_timestamp="0900-01-01"),
         "The calendar is computed for the years 1678 to 2261, the steps that start at '0900-01-01' lie beyond them.",
     ),
+    "a target that is missing throughout": (
+        asked(series=[[None, 1.0]] * 4),
+        "inputs.0.series holds only missing values of load; at least one must be there.",
+    ),
     "a misspelled option": (
         asked(options={"horizn": 2}),
         "options: unknown field 'horizn'. Did you mean 'horizon'? Known are horizon, quantiles.",

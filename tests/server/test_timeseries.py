@@ -244,9 +244,15 @@ FORECAST = [
         id="start_timestamp",
     ),
     pytest.param(
-        bad(start_timestamp="9999-12-31", frequency="D"),
-        "2 steps of 'D' after '9999-12-31' lie beyond the year 9999.",
+        bad(start_timestamp="9999-12-31", frequency="week"),
+        "2 steps of 'week' after '9999-12-31' lie beyond the year 9999.",
         id="end of time",
+    ),
+    pytest.param(
+        bad(frequency="D"),
+        "The model was trained on steps of 'W', got the frequency 'D'. Give the series in the model's steps, or leave "
+        "frequency out.",
+        id="another frequency",
     ),
     pytest.param(
         bad(model="flow", series=[[1, 2, 3]], start_timestamp="2024-01-01"),

@@ -93,3 +93,20 @@ def test_an_unknown_frequency_is_refused(frequency: str, sentence: str) -> None:
     with pytest.raises(InputError) as caught:
         check_frequency(frequency)
     assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("asked", "trained"), [("60min", "h"), ("7D", "W-SUN"), ("month", "MS"), ("3ME", "QE-JAN"), ("D", None), ("D", "1")]
+)
+def test_a_step_may_have_several_words(asked: str, trained: str | None) -> None:
+    check_frequency(asked, trained)
+
+
+@pytest.mark.parametrize(("asked", "trained"), [("D", "h"), ("B", "D"), ("M", "4W"), ("2h", "h"), ("Q", "MS")])
+def test_steps_of_another_length_are_refused(asked: str, trained: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_frequency(asked, trained)
+    assert str(caught.value) == (
+        f"The model was trained on steps of '{trained}', got the frequency '{asked}'. Give the series in the model's "
+        "steps, or leave frequency out."
+    )

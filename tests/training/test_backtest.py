@@ -117,6 +117,31 @@ def test_a_window_without_truth_is_left_out_and_the_state_begins_anew() -> None:
     assert [x.shape[1] for x in predictor.inputs[:2]] == [4, 4]
 
 
+def test_an_origin_without_context_is_left_out_and_the_state_begins_anew() -> None:
+    data = toy(33, 33, test_steps=12)
+    data.series[0].values[21:25] = np.nan
+    predictor = Sums()
+    got = backtest(predictor, data, windows=3, step=3)
+    # Origins are 25, 28 and 31; the four steps before the first are missing in one series.
+    assert (got["origins"], got["missing_origins"]) == (5, 1)
+    assert [row["series"] for row in got["by_window"]] == [1, 2, 2]
+    assert [x.shape[:2] for x in predictor.inputs[:4]] == [(1, 4), (1, 4), (1, 3), (2, 3)]
+    own, other = (series.values[:, 0] for series in data.series)
+    errors = [abs(own[step] - own[step - 3]) for step in (28, 29, 31, 32)]
+    errors += [abs(other[step] - other[step - 3]) for step in (25, 26, 28, 29, 31, 32)]
+    assert got["fresh"]["metrics"]["seasonal_naive"]["mae"] == pytest.approx(np.mean(errors))
+
+
+def test_new_steps_without_a_value_are_read_as_such() -> None:
+    data = toy(33, test_steps=12)
+    data.series[0].values[26:28] = np.nan
+    predictor = Sums()
+    got = backtest(predictor, data, windows=4, step=2)
+    assert (got["origins"], got["missing_origins"]) == (4, 0)
+    assert [x.shape[1] for x in predictor.inputs[:4]] == [4, 2, 2, 2]
+    np.testing.assert_array_equal(np.concatenate(predictor.inputs[:4], axis=1)[0], data.series[0].values[21:31])
+
+
 def test_the_time_since_the_last_step_is_known_where_the_state_is_carried() -> None:
     data = toy(30)
     dt = np.arange(30, dtype=np.float32)

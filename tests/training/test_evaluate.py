@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from forecast_helpers import Sums, many_series
 from stablernn.data import ClassificationData, ForecastData, Samples, Series, WindowSet, load_data
 from stablernn.errors import DataError, UnknownNameError
 from stablernn.metrics import classification_metrics, seasonal_naive
@@ -214,7 +215,10 @@ def test_another_horizon(series: ForecastData) -> None:
 def test_no_test_split(digits: ClassificationData) -> None:
     with pytest.raises(DataError) as caught:
         evaluate(Shapes((10,), "probabilities"), replace(digits, test=None), "test")
-    assert str(caught.value) == "'digits' has no test split. Name a test file, or use split 'validation'."
+    assert str(caught.value) == (
+        "'digits' has no test split. Take the split 'validation', or name a file to test on (train --test, "
+        "eval --data)."
+    )
 
 
 def test_empty_split(digits: ClassificationData) -> None:
@@ -287,6 +291,23 @@ def test_many_series_are_grouped_once(series: ForecastData, monkeypatch: pytest.
     monkeypatch.setattr(sys.modules[Scorer.__module__], "seasonal_naive", naive)
     Scorer(series, "test")
     assert seen == [True] * 4
+
+
+def test_windows_without_a_value_in_their_context_are_scored_for_nobody() -> None:
+    random = np.random.default_rng(0)
+    values = random.normal(size=(40, 1)).astype(np.float32)
+    values[30:34] = np.nan
+    data = many_series([values], season=1)
+    windows = data.windows("test")
+    # Origins are 31 to 38: both targets of 31 and 32 are missing, and so is all that 34 sees.
+    assert [end for _, end in windows.origins] == [33, 35, 36, 37, 38]
+    assert (windows.dropped, windows.without_context) == (2, 1)
+    scores = evaluate(Sums(), data)
+    errors = []
+    for end in (33, 35, 36, 37, 38):
+        last = values[:end, 0][~np.isnan(values[:end, 0])][-1]
+        errors += [abs(truth - last) for truth in values[end : end + 2, 0] if not np.isnan(truth)]
+    assert scores["naive"]["mae"] == pytest.approx(np.mean(errors))
 
 
 def test_a_chosen_window_is_scored_like_a_split_of_its_own(series: ForecastData) -> None:

@@ -228,6 +228,12 @@ def test_a_cell_that_takes_missing_samples_as_they_are_sees_them_side_by_side() 
             "training.calibrate needs quantiles, of which 'toy' has none here; leave it out.",
         ),
         (
+            ["training.calibrate=true", "task.quantiles=[0.5,0.9]"],
+            wave(),
+            "training.calibrate moves two quantiles at once whose levels add up to 1, such as 0.1 and 0.9, and "
+            "task.quantiles=[0.5, 0.9] has no such two; name both, or leave it out.",
+        ),
+        (
             ["training.calibrate=true"],
             classes(validation=0),
             "training.calibrate needs a validation split, of which 'toy' has none here; leave it out.",
@@ -290,6 +296,8 @@ def test_calibration_is_stored_as_it_is_done() -> None:
     assert resolve(settings(), classes(validation=0)).training.calibrate is False
     assert resolve(settings(), wave()).training.calibrate is True
     assert resolve(settings("task.quantiles=[]"), wave()).training.calibrate is False
+    assert resolve(settings("task.quantiles=[0.5,0.9]"), wave()).training.calibrate is False
+    assert resolve(settings("task.quantiles=[0.1,0.9,0.95]"), wave()).training.calibrate is True
     assert resolve(settings("training.calibrate=false"), wave()).training.calibrate is False
 
 

@@ -383,7 +383,7 @@ def test_a_run_without_its_data_says_where_it_lay(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir("elsewhere")
     with pytest.raises(UnknownNameError) as caught:
         load_run("../run").load_data()
-    assert str(caught.value) == f"Unknown dataset or file '{tmp_path / 'series.csv'}'. See 'stablernn data list'."
+    assert str(caught.value) == f"No file '{tmp_path / 'series.csv'}'. Check the path."
     # What was typed at training is taken where the file itself is gone.
     Path("other.csv").rename("series.csv")
     assert load_run("../run").load_data().name == "series.csv"

@@ -32,11 +32,10 @@ def test_forecasts_are_fed_back_and_other_channels_are_held() -> None:
     soak(predictor, data)
     assert len(predictor.inputs) == HORIZONS
     first, last = data.series[0].values[24:28], data.series[0].values[26, 1]
-    np.testing.assert_array_equal(predictor.inputs[0][0], first)
-    expected = first[-1, 0] * 0.5 ** np.arange(1, 3)
-    np.testing.assert_allclose(predictor.inputs[1][0, :, 0], expected, rtol=1e-6)
-    np.testing.assert_allclose(predictor.inputs[2][0, :, 0], expected / 4, rtol=1e-6)
-    assert all((x[0, :, 1] == last).all() for x in predictor.inputs[1:])
+    assert [x.shape for x in predictor.inputs] == [(1, 4 + 2 * number, 2) for number in range(HORIZONS)]
+    assert all(np.array_equal(x[0, :4], first, equal_nan=True) for x in predictor.inputs)
+    np.testing.assert_allclose(predictor.inputs[-1][0, 4:, 0], first[-1, 0] * 0.5 ** np.arange(1, 19), rtol=1e-6)
+    assert (predictor.inputs[-1][0, 4:, 1] == last).all()
 
 
 def test_a_run_that_dies_out_is_bounded() -> None:
@@ -150,13 +149,104 @@ def test_a_model_by_torch() -> None:
     assert all(len(norms) == HORIZONS for norms in got["state_norms"].values())
 
 
-def test_covariates_known_in_advance_are_not_known_beyond_the_data() -> None:
+class Listening(TorchPredictor):
+    """Keeps the forecasts of each horizon."""
+
+    def __init__(self, model: Forecaster) -> None:
+        super().__init__(model)
+        self.means: list[np.ndarray] = []
+
+    def run_sequence(self, *given, **further):
+        outputs = super().run_sequence(*given, **further)
+        self.means.append(outputs["mean"])
+        return outputs
+
+
+@pytest.mark.parametrize("context", [48, 50])
+@pytest.mark.parametrize(
+    ("horizon", "stride"), [(5, 3), (6, 3), (2, 3), (1, 7)], ids=["remainder", "whole", "longer", "much longer"]
+)
+def test_a_seasonal_copy_runs_in_its_cycle_whatever_the_stride(horizon: int, stride: int, context: int) -> None:
+    wave = 10 + 5 * np.sin(2 * np.pi * np.arange(300 + 10 * horizon) / 24)
+    settings = {"horizon": horizon, "context_length": context, "test_steps": 24, "validation_steps": 24}
+    data = many_series([wave[:300, None]], **settings)
+    model = Forecaster("gru", 1, horizon, 4, scaling="context", window=48, season=24, skip="linear", patch_size=stride)
+    model.fit_scaling(data.training_values())
+    assert model.skip is not None
+    with torch.no_grad():
+        for step in range(horizon):
+            model.skip.weight[step, 48 - 24 + step] = 1
+    predictor = Listening(model)
+    report = soak(predictor, data)
+    got = np.concatenate(predictor.means, axis=1)[0, :, 0]
+    np.testing.assert_allclose(got, wave[300 - horizon : 300 + 9 * horizon], atol=1e-4)
+    assert report["bounded"]
+
+
+def test_a_soak_is_what_a_carried_state_gives_where_the_horizon_is_whole_patches() -> None:
+    data = toy(horizon=4, context_length=6)
+    torch.manual_seed(0)
+    model = Forecaster("gru", 2, 4, 5, scaling="window", window=6, patch_size=3, patch_stride=2, readout="all")
+    model.fit_scaling(data.training_values())
+    predictor = Listening(model)
+    norms = soak(predictor, data)["state_norms"]
+    alone, state = TorchPredictor(model), None
+    x = np.stack([series.values[20:26] for series in data.series])
+    held = x[:, -1:].repeat(4, axis=1)
+    for number, mean in enumerate(predictor.means):
+        outputs = alone.run_sequence(x, None, state)
+        np.testing.assert_allclose(outputs["mean"], mean, rtol=1e-5)
+        state = alone.next_state(outputs)
+        for name in alone.states:
+            assert norms[name.role][number] == pytest.approx(np.linalg.norm(state[name.input], axis=1).max(), rel=1e-5)
+        x = held.copy()
+        x[:, :, 0] = mean[:, :, 0]
+
+
+def test_columns_known_in_advance_are_not_known_beyond_the_data() -> None:
+    made = ("calendar_day_sin", "calendar_day_cos")
+    data = replace(toy(1, 4, calendar=("day",)), channels=("c0", "c1", *made), future=("c1", *made))
     with pytest.raises(ConfigError) as caught:
-        soak(Sums(), toy(1, future=("c1",)))
+        soak(Sums(), data)
     assert str(caught.value) == (
-        "A soak goes beyond the data, where the covariates of 'toy' that are known in advance (c1) have no values. "
+        "A soak goes beyond the data, where the columns of 'toy' that are known in advance (c1) have no values. "
         "Train without them to soak."
     )
+
+
+def dated(hours: np.ndarray, **changes: object) -> ForecastData:
+    """A target between the two channels of a calendar of days."""
+    ds = np.datetime64("2026-01-01", "ns") + hours.astype("timedelta64[h]")
+    random = np.random.default_rng(0).normal(size=len(ds))
+    values = np.stack([np.sin(hours / 24 * 2 * np.pi), random, np.cos(hours / 24 * 2 * np.pi)], axis=1)
+    made = ("calendar_day_sin", "calendar_day_cos")
+    data = many_series([values], targets=("c1",), future=made, calendar=("day",), **changes)
+    return replace(data, channels=(made[0], "c1", made[1]), series=(replace(data.series[0], ds=ds),))
+
+
+@pytest.mark.parametrize(
+    ("hours", "changes", "later"),
+    [
+        (np.arange(30), {"frequency": "h"}, 28 + np.arange(20)),
+        (np.arange(0, 90, 3), {"frequency": "3h"}, 84 + 3 * np.arange(20)),
+        (np.cumsum([1, 2, 5, 2, 2, 2] * 5), {"frequency": None}, 66 + 2 * np.arange(1, 21)),
+        (np.cumsum([1, 2, 5, 2, 2, 2] * 5), {"frequency": None, "time_step": 1800.0}, 66 + np.arange(1, 21) / 2),
+    ],
+    ids=["hours", "three hours", "median step", "the model's step"],
+)
+def test_the_calendar_goes_on_beyond_the_data(hours: np.ndarray, changes: dict, later: np.ndarray) -> None:
+    data = dated(hours, **changes)
+    if "time_step" in changes:
+        data = data.in_steps_of(1800.0)
+    predictor = Sums(gain=0.9, targets=(1,))
+    soak(predictor, data)
+    waves = np.stack([np.sin(later / 24 * 2 * np.pi), np.cos(later / 24 * 2 * np.pi)], axis=1)
+    ahead = np.concatenate([further["future"][0] for further in predictor.further])
+    np.testing.assert_allclose(ahead, waves, atol=1e-6)
+    np.testing.assert_allclose(predictor.inputs[-1][0, 4:, [0, 2]].T, waves[:-2], atol=1e-6)
+    np.testing.assert_array_equal(predictor.inputs[-1][0, :4], data.series[0].values[24:28])
+    if "time_step" in changes:
+        assert predictor.further[-1]["dt"].tolist() == [[1, 4, 10, 4, *[1] * 18]]
 
 
 def test_an_empty_split_cannot_be_soaked() -> None:

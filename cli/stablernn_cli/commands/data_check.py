@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stablernn_cli.commands.train import read_settings
-from stablernn_cli.errors import FAILED, Reported
+from stablernn_cli.errors import FAILED, Reported, exit_code_of
 from stablernn_cli.options import DATA_PANEL, MODEL_PANEL
 from stablernn_cli.output import JsonOption, Output, figure
 
@@ -85,8 +85,8 @@ def check(
     columns and their roles, series or sequences, lengths, gaps, missing values, duplicates, classes, leakage between
     splits. Nothing is trained and nothing is written.
 
-    Exit code 1 when `train` would refuse; then every problem that can be found is listed, not the first alone.
-    Warnings leave it at 0.
+    Exit code 1 when `train` would refuse, 2 when an option is wrong, as there; then every problem that can be found is
+    listed, not the first alone. Warnings leave it at 0.
 
     Example: stablernn data check sales.csv --target sold --horizon 14
     """
@@ -104,7 +104,7 @@ def check(
     else:
         show(output, report, plan)
     if not report.ok:
-        raise Reported(FAILED)
+        raise Reported(FAILED if report.refusal is None else exit_code_of(report.refusal) or FAILED)
 
 
 def _draw(output: Output, path: Path, report: DataReport) -> None:
@@ -127,6 +127,8 @@ def show(output: Output, report: DataReport, plan: Mapping[str, Any] | None) -> 
         output.text()
         splits = list(report.content["sequences"])
         rows = [[label, *(counts[split] for split in splits)] for label, counts in report.content["classes"].items()]
+        if any(report.content["unlabelled"].values()):
+            rows.append(["(no label)", *(report.content["unlabelled"][split] for split in splits)])
         output.table(("class", *splits), rows[:_MOST_ROWS])
         _say_more(output, len(rows), "classes")
     if report.preview:

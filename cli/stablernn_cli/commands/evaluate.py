@@ -160,7 +160,8 @@ def _of_samples(model: Target, data: Any, split: Split, asked: Further) -> tuple
     outputs = predict(model.predictor, scorer.source)
     metrics = scorer.score(outputs)
     if isinstance(data, ForecastData):
-        return metrics, scorer.samples, _of_forecast(model, data, split, scorer, outputs, asked)
+        left_out = {"windows_without_context": data.windows(split).without_context}
+        return metrics, scorer.samples, left_out | _of_forecast(model, data, split, scorer, outputs, asked)
     baselines = Baselines(data)
     extra: dict[str, Any] = {"baselines": {"ridge": baselines.notes}}
     if asked.early:
@@ -229,6 +230,10 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
     output.text(
         f"{document['target']} on {document['data']['name']}, {document['split']}: {document['samples']} {kind}"
     )
+    left_out = document.get("windows_without_context")
+    if left_out:
+        word = "window is" if left_out == 1 else "windows are"
+        output.text(f"{left_out} {word} left out: no target has a value in the context.")
     show_metrics(output, _columns("model", document["metrics"]))
     line = data_notes(document["data_notes"])
     if line:

@@ -52,16 +52,25 @@ def predict(
             show_default=False,
         ),
     ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option(help="Column that tells series apart; default: that of the training data.", show_default=False),
+    ] = None,
+    time_column: Annotated[
+        str | None,
+        typer.Option(help="Column of time stamps; default: that of the training data.", show_default=False),
+    ] = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Classify or forecast a file
 
-    Classification gives a line a sequence: id (its position in the file), label, and a column probability_LABEL for
-    each class. Forecasting gives a line a series and future time stamp: unique_id, ds, target (where there are
-    several), mean, and a column q0.1, q0.5 ... for each quantile. The answers are those that `eval` scores. A model of
-    the task predict-next gives a line a step: id, step, and label, probability, target and nll (what came, and its
-    negative log-likelihood), or a column probability_LABEL or mean_TARGET for each output.
+    Classification gives a line a sequence: id (the name that a table gives it, else its position in the file), label,
+    and a column probability_LABEL for each class. Forecasting gives a line a series and future time stamp: unique_id,
+    ds (in UTC, with a Z, where the file's times have a zone), target (where there are several), mean, and a column
+    q0.1, q0.5 ... for each quantile. The answers are those that `eval` scores. A model of the task predict-next gives a
+    line a step: id, step, and label, probability, target and nll (what came, and its negative log-likelihood), or a
+    column probability_LABEL or mean_TARGET for each output.
 
     With --json, the rows are in the document, unless --output names a file.
 
@@ -73,12 +82,14 @@ def predict(
     with output.status(f"Running {target} on {source} ..."):
         model = open_target(target, device)
         steps = _steps(model, horizon)
+        named = {"id_column": id_column, "time_column": time_column}
         if model.task == "predict-next":
+            _check_unnamed(named)
             found = read(model, source)
             columns, rows = step_rows(model, found)
             samples, notes = len(found.steps), found.notes
         else:
-            columns, rows, samples, notes = _sample_rows(model, source, steps)
+            columns, rows, samples, notes = _sample_rows(model, source, steps, named)
     for word, number in notes.items():
         if word in _SAID and number:
             output.note(f"Note: {word.replace('_', ' ')}: {number}")
@@ -102,18 +113,29 @@ def predict(
         output.note(f"Wrote {len(rows)} rows to {destination}.")
 
 
-def _sample_rows(model: Target, source: str, steps: int | None) -> tuple[list[str], Rows, int, dict[str, Any]]:
+def _check_unnamed(named: dict[str, str | None]) -> None:
+    for option, column in named.items():
+        if column is not None:
+            raise UsageError(f"--{option.replace('_', '-')} is for tables of series, got '{column}'. Leave it out.")
+
+
+def _sample_rows(
+    model: Target, source: str, steps: int | None, named: dict[str, str | None]
+) -> tuple[list[str], Rows, int, dict[str, Any]]:
     """Columns and rows of a classification or a forecast, of how many samples, and what was counted."""
     from stablernn.data import read_inputs
+    from stablernn.data.files import TABLES, ending
     from stablernn.training import predict as run
 
+    if ending(Path(source)) not in TABLES:
+        _check_unnamed(named)
     inputs = read_inputs(
         source,
         task=model.task,
         features=model.features,
         context_length=model.context_length,
         time_step=model.config.model.time_step,
-        **_columns(model),
+        **_columns(model) | {option: column for option, column in named.items() if column is not None},
     )
     outputs = run(model.predictor, _Samples(inputs))
     columns, rows = (
@@ -171,6 +193,7 @@ def _columns(model: Target) -> dict[str, Any]:
         "static": data.static,
         "calendar": data.calendar,
         "horizon": model.horizon,
+        "targets": model.targets,
         "channels_as_series": data.channels_as_series,
     }
 
@@ -187,7 +210,7 @@ def _forecast_rows(model: Target, inputs: InputSet, outputs: dict[str, Array], s
     columns = ["unique_id", "ds", *(["target"] if named else []), "mean", *(f"q{level:g}" for level in model.quantiles)]
     rows: Rows = []
     for number, name in enumerate(inputs.ids):
-        stamps = _stamps(inputs.future_ds(number, steps))
+        stamps = _stamps(inputs.future_ds(number, steps), inputs.notes.get("time_zone") == "UTC")
         for position, target in enumerate(model.targets):
             mean = outputs["mean"][number, :steps, position]
             spread = outputs["quantiles"][number, :steps, position] if model.quantiles else [()] * steps
@@ -198,19 +221,19 @@ def _forecast_rows(model: Target, inputs: InputSet, outputs: dict[str, Array], s
     return columns, rows
 
 
-def _stamps(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64]) -> Sequence[int | str]:
-    """Time stamps as they stand in files: a date where none has a time of day."""
+def _stamps(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc: bool) -> Sequence[int | str]:
+    """Time stamps as they stand in files: a date where none has a time of day; with a Z where they are instants."""
     import numpy as np
 
     if ds.dtype.kind != "M":
         return [int(step) for step in ds]
     stamps = ds.astype("datetime64[ns]")
     unit: Literal["D", "s", "ns"] = "ns"
-    if (stamps == stamps.astype("datetime64[D]")).all():
+    if not in_utc and (stamps == stamps.astype("datetime64[D]")).all():
         unit = "D"
     elif (stamps == stamps.astype("datetime64[s]")).all():
         unit = "s"
-    return [str(text) for text in np.datetime_as_string(stamps, unit=unit)]
+    return [f"{text}Z" if in_utc else str(text) for text in np.datetime_as_string(stamps, unit=unit)]
 
 
 def _csv(columns: Sequence[str], rows: Rows) -> str:

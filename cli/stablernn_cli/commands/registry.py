@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -235,10 +235,14 @@ def show_metrics(output: Output, metrics: dict[str, Any]) -> None:
         )
 
 
-def data_notes(notes: Mapping[str, Sequence[str]]) -> str | None:
+def data_notes(notes: Mapping[str, Any]) -> str | None:
     """What is to be known of the data beside its scores, in one line; None where there is nothing."""
     words = {"partial": "only in part, missing or short:", "unchecked": "with no published checksum to hold against:"}
     parts = [f"{words[key]} {', '.join(notes[key])}" for key in words if key in notes]
+    if "counts" in notes:
+        from stablernn.data.counts import in_words
+
+        parts.append(in_words(notes["counts"]))
     return f"Data: {'; '.join(parts)}." if parts else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -195,7 +196,7 @@ def fit(
         if resume and run_dir is not None and config is None and (run_dir / "config.yaml").is_file():
             config = run_dir / "config.yaml"
         settings = None if resume and config is None else read_settings(given, config, overrides)
-    with _progress(output) as report:
+    with _counts_of_data(output), _progress(output) as report:
         return dict(train_run(settings, run_dir=run_dir, resume=resume, progress=report))
 
 
@@ -305,6 +306,33 @@ def _progress(output: Output) -> Iterator[Callable[[Position], None] | None]:
             )
 
         yield report
+
+
+@contextmanager
+def _counts_of_data(output: Output) -> Iterator[None]:
+    """Says what was filled, cut or skipped as soon as the data are read, which the library logs."""
+    logger, handler = logging.getLogger("stablernn.data"), _Notes(output)
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+class _Notes(logging.Handler):
+    """What is logged, as notes on stderr."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output.note(record.getMessage())
 
 
 class _Lines:

@@ -37,11 +37,13 @@ def check_data(source: str | Path, *, test: str | Path | None = None, **options:
     path = None if isinstance(source, str) and is_dataset(source) else Path(source)
     test_path = None if path is None else _test_path(path, test)
     data: Data | None = None
+    refusal: errors.StableRNNError | None = None
     try:
         data = load_data(source, test=test, **options)
     except errors.StableRNNError as error:
         if path is not None and not path.is_file():
             raise
+        refusal = error
         findings.problem("refused", str(error))
     if data is not None:
         told = _told(path, data, options, findings)
@@ -60,6 +62,7 @@ def check_data(source: str | Path, *, test: str | Path | None = None, **options:
         assumed=told.assumed,
         preview=told.preview,
         data=told.data,
+        refusal=refusal,
     )
 
 

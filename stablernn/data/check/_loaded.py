@@ -16,11 +16,12 @@ from stablernn.data.frames import column_names
 from stablernn.data.labelled import LABEL_COLUMN
 from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, open_table
 from stablernn.data.types import ClassificationData, ForecastData, Notes
-from stablernn.data.wording import stamp_text
+from stablernn.data.wording import counted, stamp_text
 
 
 def look_at_data(data: Data, findings: Findings) -> tuple[tuple[Column, ...], Notes]:
     """Columns and content of what was loaded."""
+    _warn_of_notes(data.notes, findings)
     if isinstance(data, ClassificationData):
         if data.test is None:
             findings.warn("no_test", "There is no test split; scores will be those of validation only.")
@@ -28,6 +29,28 @@ def look_at_data(data: Data, findings: Findings) -> tuple[tuple[Column, ...], No
     if isinstance(data, ForecastData):
         return look_at_series(data.series, data.channels, data.targets, data.notes, findings, data)
     return look_at_steps(data, findings)
+
+
+def _warn_of_notes(notes: Notes, findings: Findings) -> None:
+    """Warnings about what readers counted and nothing else shows."""
+    if count := notes.get("short_rows", 0):
+        findings.warn(
+            "short_rows",
+            f"{counted(count, 'row')} with fewer cells than the header has; those at the end are taken for missing.",
+        )
+    if count := notes.get("blank_rows_skipped", 0):
+        findings.warn("blank_rows", f"{counted(count, 'row')} without anything in them, skipped.")
+    if count := notes.get("steps_at_one_time", 0):
+        findings.warn(
+            "steps_at_one_time",
+            f"{counted(count, 'step')} at the same time as the one before. Look whether they are there twice.",
+        )
+    if count := notes.get("irregular_steps", 0):
+        findings.warn(
+            "irregular_time",
+            f"{counted(count, 'step')} not at the usual distance from the one before. A cell that takes dt is told, "
+            "for others steps are alike.",
+        )
 
 
 def columns_of_file(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ def _look_at_table(
         "label_column": options.get("label_column", LABEL_COLUMN) if task == "classify" else None,
         "channels": options.get("channels"),
         "static": options.get("static") or (),
+        "targets": _names(options.get("target")) or (TARGET_COLUMN,),
     }
     look = look_at_cells(path, findings, **roles)
     if test_path is not None:
@@ -133,12 +134,15 @@ def _look_with_guesses(
         table = open_table(path, **table_options(settings)).read(settings.get("channels"))
     except errors.StableRNNError:
         return Told(columns=look.columns)
-    wanted = settings.get("target") or ((TARGET_COLUMN,) if len(table.channels) > 1 else table.channels)
-    targets = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    targets = _names(settings.get("target")) or ((TARGET_COLUMN,) if len(table.channels) > 1 else table.channels)
     known = tuple(name for name in targets if name in table.channels)
     notes = {**table.notes, **_grid_notes(table, settings.get("frequency"))}
     columns, content = look_at_series(table.series, table.channels, known, notes, findings)
     return Told(columns=_merged(look.columns, columns), content=content, assumed=assumed)
+
+
+def _names(target: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (target,) if isinstance(target, str) else tuple(target or ())
 
 
 def _guessed_target(look: CellLook, options: Mapping[str, Any]) -> Notes:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from stablernn.data.steps import StepData
 from stablernn.data.types import ClassificationData, ForecastData, Notes
+from stablernn.errors import StableRNNError
 
 Data = ClassificationData | ForecastData | StepData
 Role = Literal["id", "time", "target", "channel", "future", "static", "label", "ignored"]
@@ -39,7 +40,7 @@ class Column:
         low: Smallest value; the first time; None for words.
         high: Largest value; the last time; None for words.
         unreadable: Cells that are not what the role needs.
-        outliers: Values further than ten standard deviations from the mean of training.
+        outliers: Values further than ten robust deviations from the median of training.
     """
 
     name: str
@@ -71,6 +72,7 @@ class DataReport:
         assumed: Settings that were guessed to go on where loading refused: those of ``data`` that would help.
         preview: The first lines of a text file of which nothing else can be told.
         data: The data as loaded, with ``assumed`` where needed; None where they cannot be loaded.
+        refusal: What loading raised; None where it did not.
     """
 
     source: str
@@ -83,6 +85,7 @@ class DataReport:
     assumed: Notes
     preview: tuple[str, ...]
     data: Data | None
+    refusal: StableRNNError | None = None
 
     @property
     def ok(self) -> bool:

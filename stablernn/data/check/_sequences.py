@@ -62,6 +62,7 @@ def look_at_sequences(
         "sequences": {word: len(part.values) for word, part in parts.items()},
         "lengths": {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())},
         "classes": _classes(parts),
+        "unlabelled": {word: sum(label in NO_LABEL for label in part.labels or ()) for word, part in parts.items()},
         "missing_values": int(figures.missing.sum()),
         "constant_sequences": sum(map(_is_flat, everything)),
         "empty_sequences": sum(bool(np.isnan(sequence).all()) for sequence in everything),
@@ -98,7 +99,9 @@ def _unlabelled(parts: Mapping[str, Part]) -> float:
 
 def _classes(parts: Mapping[str, Part]) -> dict[str, dict[str, int]]:
     """Sequences of each class in each split."""
-    counts = {word: Counter(part.labels or ()) for word, part in parts.items()}
+    counts = {
+        word: Counter(label for label in part.labels or () if label not in NO_LABEL) for word, part in parts.items()
+    }
     labels = sorted_labels([label for count in counts.values() for label in count])
     return {label: {word: count[label] for word, count in counts.items()} for label in labels}
 
@@ -175,7 +178,7 @@ def _warn_of_telling_features(train: Part, features: tuple[str, ...], findings: 
     """Features whose first or last value is the label in other words: one value for each class, and no other."""
     if train.labels is None or len(train.values) < _LEAST_TO_TELL:
         return
-    classes = len(set(train.labels))
+    classes = len(set(train.labels) - set(NO_LABEL))
     for index, feature in enumerate(features):
         for step in (0, -1):
             pairs = {(float(x[step, index]), label) for x, label in zip(train.values, train.labels, strict=True)}

@@ -25,6 +25,8 @@ _PARTS_OF_TIME = ("year", "month", "day", "hour", "minute", "second")
 _WIDE = 20
 #: A file that is refused is looked at up to here; mistakes behind it come to light when those before are gone.
 _MOST_ROWS = 2_000_000
+# Of so many rows at least one repeats a time where a table has several series.
+_LEAST_SHARED = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,7 @@ def look_at_cells(
     label_column: str | None,
     channels: Sequence[str] | None,
     static: Sequence[str],
+    targets: Sequence[str] = (),
 ) -> CellLook | None:
     """Looks at a table that was refused and lists every column that is not what its role needs.
 
@@ -88,7 +91,7 @@ def look_at_cells(
     except errors.StableRNNError as error:
         findings.problem("unreadable", str(error))
         return None
-    shape = _other_shape(cells, time_column)
+    shape = _series_in_rows(cells, time_column)
     if shape is not None:
         findings.warn(*shape)
         return CellLook(tuple(_value(cells[name]) for name in cells.names), (), {})
@@ -97,7 +100,7 @@ def look_at_cells(
     stamps = None if time_name is None else _stamps(cells, time_name, findings)
     if stamps is not None:
         ids = cells[id_column] if id_column in cells.names else None
-        guessed |= _check_order(cells, stamps, ids, time_name or "", findings)
+        guessed |= _check_order(cells, stamps, ids, (time_name or "", *targets), findings)
     roles: dict[str | None, Role] = {
         label_column: "label",
         guessed.get("id_column", id_column): "id",
@@ -144,18 +147,13 @@ def _read(path: Path, id_column: str) -> _Cells:
     filled = ~cleaned.select(pl.all_horizontal(pl.all().is_null())).to_series()
     rows = np.flatnonzero(filled.to_numpy()).astype(np.int64) + first_row(path)
     if not len(rows):
-        raise errors.DataError(f"'{path.name}' has a header but no rows.")
+        raise errors.DataError(f"'{path.name}' has a header but no rows. Add a row for each series and time.")
     return _Cells(path, cleaned.filter(filled), rows)
 
 
-def _other_shape(cells: _Cells, time_column: str) -> tuple[str, str] | None:
-    """Code and sentence for a table that is another kind of table; None for one that may be ours."""
+def _series_in_rows(cells: _Cells, time_column: str) -> tuple[str, str] | None:
+    """Code and sentence for a table with a series in each row; None for one that may be ours."""
     names = cells.names
-    if len(names) == 1 and re.search(r"[;\t|]", names[0]):
-        return (
-            "other_separator",
-            f"The only column is called {quoted(names[0])}: cells must be separated by commas.",
-        )
     if time_column not in names and _holds_series_in_rows(cells):
         return (
             "series_in_rows",
@@ -295,13 +293,15 @@ def _check_numbers(cells: _Cells, name: str, kind: Kind, numbers: pl.Series, fin
         findings.problem("not_a_number", str(error))
 
 
-def _check_order(cells: _Cells, stamps: Timestamps, ids: pl.Series | None, time_name: str, findings: Findings) -> Notes:
+def _check_order(
+    cells: _Cells, stamps: Timestamps, ids: pl.Series | None, taken: Sequence[str], findings: Findings
+) -> Notes:
     """Count the rows that repeat a time of their series or go back in time; guess which column tells series apart."""
     twice, back = _order(stamps, ids)
     if twice and ids is None:
         for name in cells.names:
             column = cells[name]
-            if name == time_name or column.null_count() or column.n_unique() in (1, len(column)):
+            if name in taken or not _may_name_series(column, twice):
                 continue
             if _order(stamps, column) == (0, 0):
                 findings.warn("unnamed_series", f"Column '{name}' seems to tell series apart: name it by id_column.")
@@ -315,6 +315,19 @@ def _check_order(cells: _Cells, stamps: Timestamps, ids: pl.Series | None, time_
             "not_sorted", f"'{cells.path.name}' has {back} rows that are earlier than the row of their series before."
         )
     return {}
+
+
+def _may_name_series(column: pl.Series, twice: int) -> bool:
+    """Whether a column holds words or whole numbers, each more than once, and few enough for so many times ``twice``.
+
+    Series that run side by side share most of their times; a channel that differs where a row stands twice does not
+    make them.
+    """
+    numbers = _as_numbers(column)
+    fractions = column.dtype.is_float() or bool((numbers.drop_nulls() % 1 != 0).any())
+    if column.null_count() or column.dtype.is_temporal() or fractions or twice * _LEAST_SHARED < len(column):
+        return False
+    return column.n_unique() > 1 and not bool(column.is_unique().any())
 
 
 def _order(stamps: Timestamps, ids: pl.Series | None) -> tuple[int, int]:

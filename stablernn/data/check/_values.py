@@ -13,8 +13,14 @@ from stablernn.data.check._report import Column, Findings, Role
 from stablernn.data.windows import Float32Array, Int64Array
 from stablernn.data.wording import counted, listing
 
-#: Standard deviations from the mean beyond which a value is more likely a mistake than a measurement.
+#: Robust deviations from the median beyond which a value is more likely a mistake than a measurement. Mean and standard
+#: deviation would not do: a code such as -999 moves them towards itself.
 FAR = 10
+# Nine of ten values of a normal distribution lie within so many standard deviations. The median distance would do for
+# it as well, but not for skewed values, such as rain, or pixels that are dark most of the time.
+_SHARE, _ROBUST = 0.9, 1.645
+# Training rows that the median is taken of; of more, some at even distances.
+_MOST_ROWS = 1 << 20
 _MOSTLY = 0.5
 _CHUNK_ROWS = 100_000
 
@@ -28,7 +34,7 @@ class ChannelFigures:
         missing: Values that are NaN.
         low: Smallest value; NaN where there is none.
         high: Largest value; NaN where there is none.
-        outliers: Values further than :data:`FAR` deviations from the mean.
+        outliers: Values further than :data:`FAR` robust deviations from the median.
         constant: Whether the channel has one value only in what is trained on.
     """
 
@@ -47,7 +53,7 @@ def channel_figures(
 
     Args:
         everything: All of the data.
-        training: The part that is trained on, against whose mean and deviation outliers are held.
+        training: The part that is trained on, against whose median and deviation outliers are held.
         own_scale: Whether each array is held against its own part of training, as series of very different levels
             must be; there are as many of them then.
     """
@@ -74,20 +80,26 @@ def _range(arrays: Sequence[Float32Array]) -> tuple[npt.NDArray[np.float64], npt
 
 
 def _outliers(values: Sequence[Float32Array], training: Sequence[Float32Array]) -> Int64Array:
-    """Values of each channel far from the mean of training."""
-    channels = training[0].shape[1]
-    count, total, squares = np.zeros(channels), np.zeros(channels), np.zeros(channels)
-    for chunk in _chunks(training):
-        count += np.isfinite(chunk).sum(axis=0)
-        total += np.nansum(chunk, axis=0)
-    mean = total / np.maximum(count, 1)
-    for chunk in _chunks(training):
-        squares += np.nansum((chunk - mean) ** 2, axis=0)
-    deviation = np.sqrt(squares / np.maximum(count, 1))
-    found = np.zeros(channels, np.int64)
+    """Values of each channel far from the median of training."""
+    stride = max(1, sum(map(len, training)) // _MOST_ROWS)
+    rows = np.concatenate([one[::stride] for one in training]).astype(np.float64)
+    middle, deviation = np.array([_robust(column[~np.isnan(column)]) for column in rows.T]).T
+    found = np.zeros(len(middle), np.int64)
     for chunk in _chunks(values):
-        found += ((np.abs(chunk - mean) > FAR * deviation) & (deviation > 0)).sum(axis=0)
+        found += (np.abs(chunk - middle) > FAR * deviation).sum(axis=0)
     return found
+
+
+def _robust(known: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Median, and robust deviation from it; of what has one value nearly always, the median distance of the others."""
+    if not len(known):
+        return np.nan, np.nan
+    middle = float(np.median(known))
+    distances = np.abs(known - middle)
+    others = distances[distances > 0]
+    if not len(others):
+        return middle, np.inf
+    return middle, float(np.quantile(distances, _SHARE) / _ROBUST or np.median(others))
 
 
 def figures_as_columns(figures: ChannelFigures, names: Sequence[str], roles: Sequence[Role]) -> tuple[Column, ...]:
@@ -128,7 +140,7 @@ def warn_of_figures(figures: ChannelFigures, names: Sequence[str], findings: Fin
         words = listing([f"{name} ({count})" for name, count in far.items()])
         findings.warn(
             "outliers",
-            f"{counted(sum(far.values()), 'value')} further than {FAR} standard deviations from the mean: {words}. "
+            f"{counted(sum(far.values()), 'value')} further than {FAR} robust deviations from the median: {words}. "
             "Look whether they are real; a code such as -999 for a missing value is not.",
         )
 
