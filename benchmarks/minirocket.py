@@ -18,10 +18,16 @@ def main() -> None:
         x, y, test_x, test_y = (data[name] for name in ("x", "y", "test_x", "test_y"))
     began = time.perf_counter()
     model = MiniRocketClassifier(random_state=int(sys.argv[2]))
-    # aeon's axes are (cases, channels, time); shorter series are padded with zeros.
-    model.fit(np.nan_to_num(x).transpose(0, 2, 1), y)
-    accuracy = float(np.mean(model.predict(np.nan_to_num(test_x).transpose(0, 2, 1)) == test_y))
+    longest = max(x.shape[1], test_x.shape[1])
+    model.fit(cases(x, longest), y)
+    accuracy = float(np.mean(model.predict(cases(test_x, longest)) == test_y))
     print(json.dumps({"accuracy": accuracy, "seconds": round(time.perf_counter() - began, 1)}))
+
+
+def cases(x: np.ndarray, longest: int) -> np.ndarray:
+    """Sequences ``(cases, time, channels)`` padded with 0, in aeon's axes ``(cases, channels, time)``."""
+    padded = np.pad(np.nan_to_num(x), ((0, 0), (0, longest - x.shape[1]), (0, 0)))
+    return padded.transpose(0, 2, 1)
 
 
 if __name__ == "__main__":
