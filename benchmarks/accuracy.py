@@ -304,7 +304,7 @@ _HEAD = """# Accuracy
 Written by `python benchmarks/accuracy.py --page` from `benchmarks/results/accuracy.json`, in which each run stands with
 its command; do not edit. Means over the seeds {seeds}, where there are several with the smallest and the largest behind
 them. Seconds are those of one run on one thread, the median over seeds. {cores} cores, {machine}, torch {torch},
-Python {python}, {date}; the machine was shared.
+Python {python}, {date}; other work ran on the machine.
 """
 _CLASSIFY = (
     "Test accuracy on the published splits; `digits` on the bundled one. `ridge`: a ridge classifier on the raw values."
@@ -314,7 +314,7 @@ _MEANT = {
     "defaults": "`lru` without any option.",
     "minirocket": "MiniRocket and a ridge classifier, by aeon.",
 }
-_SHORT = "The reason has not been found; one of the 100 test sequences of ECG200 is a point."
+_SHORT = "The reason has not been found."
 _FORECAST = """`m4-hourly`: 414 series, horizon 48, sMAPE, MASE and their average over those of Naive2, as the
 competition defines them. `etth1`: seven channels, each a series of one model, `etth1-ot`: the last of them alone;
 horizon 96, context 336, all windows of the test rows, errors of values standardized by the training rows."""
