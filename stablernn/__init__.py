@@ -7,6 +7,7 @@ from stablernn.cells import create_cell, list_cells
 from stablernn.export import export
 from stablernn.layers import StableRNN
 from stablernn.models import Classifier, Forecaster, SequencePredictor
+from stablernn.stability.certificate import certify
 
 __all__ = [
     "Classifier",
@@ -14,6 +15,7 @@ __all__ = [
     "SequencePredictor",
     "StableRNN",
     "__version__",
+    "certify",
     "create_cell",
     "export",
     "list_cells",

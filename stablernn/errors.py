@@ -58,6 +58,10 @@ class ParityError(ExportError):
     pass
 
 
+class CertificateError(StableRNNError, ValueError):
+    pass
+
+
 def near(given: str, allowed: Iterable[str]) -> str:
     """The sentence ``" Did you mean 'x'?"`` for the closest allowed word, or an empty string when none is close."""
     matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)

@@ -11,6 +11,7 @@ import typer
 
 from stablernn_cli.commands import (
     cells,
+    certify,
     data,
     doctor,
     evaluate,
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command("train", rich_help_panel=MAIN_JOB)(train.train)
 app.command("eval", rich_help_panel=MAIN_JOB)(evaluate.evaluate)
 app.command("export", rich_help_panel=MAIN_JOB)(export.export)
+app.command("certify", rich_help_panel=MAIN_JOB)(certify.certify)
 app.command("predict", rich_help_panel=MAIN_JOB)(predict.predict)
 app.command("plot", rich_help_panel=MAIN_JOB)(plot.plot)
 app.command("serve", rich_help_panel=MAIN_JOB)(serve.serve)

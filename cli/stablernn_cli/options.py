@@ -9,6 +9,8 @@ import typer
 
 Device = Literal["auto", "cpu", "cuda"]
 Split = Literal["train", "validation", "test"]
+# As stablernn_registry.certificates has it, whose import is too slow for a program that only prints its help.
+Kind = Literal["contracting", "non-expansive", "bounded", "local", "none"]
 
 DATA_PANEL = "Data"
 MODEL_PANEL = "Model"

@@ -89,17 +89,24 @@ def open_target(text: str, device: Device) -> Target:
         stablernn_registry.RegistryError: If the registry has no such version, or it is damaged.
         stablernn.errors.CheckpointError: If the run cannot be read.
     """
-    if is_run(text):
-        return _open_run(Path(text), device)
+    return _open_run(Path(text), device) if is_run(text) else _open_version(find_version(text), device)
+
+
+def find_version(text: str) -> Version:
+    """The registry version that a TARGET names, which is no run.
+
+    Raises:
+        UsageError: If it is no reference.
+        stablernn_registry.RegistryError: If the registry has no such version, or it is damaged.
+    """
     from stablernn_registry import RefError, Registry, UnknownRefError
 
     try:
-        version = Registry().get(text)
+        return Registry().get(text)
     except RefError as error:
         raise UsageError(f"'{text}' is neither a run directory nor a reference. {error}") from error
     except UnknownRefError as error:
         raise UsageError(f"There is no run directory '{text}', and in the registry: {error}") from error
-    return _open_version(version, device)
 
 
 def is_run(text: str | Path) -> bool:
@@ -159,3 +166,21 @@ def listed(names: Sequence[str], at_most: int = 12) -> str:
     """Names for people, cut where there are many."""
     shown = ", ".join(names[:at_most])
     return f"{shown}, ... ({len(names)})" if len(names) > at_most else shown
+
+
+def certified(text: str) -> tuple[str, dict[str, Any]]:
+    """The name of a TARGET and its certificate, computed now from its weights.
+
+    Raises:
+        As :func:`open_target`.
+    """
+    from stablernn.stability.certificate import certify
+
+    if is_run(text):
+        from stablernn.training import load_run
+
+        return text, certify(load_run(Path(text)).model).document()
+    from stablernn.export.reload import reload
+
+    version = find_version(text)
+    return version.ref, certify(reload(version.read("config.json"), version.read("weights.safetensors"))).document()

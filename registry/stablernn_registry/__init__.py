@@ -14,6 +14,7 @@ from .errors import (
     GateRefused,
     IntegrityError,
     ManifestError,
+    PolicyError,
     RefError,
     RegistryError,
     StorageError,
@@ -22,6 +23,7 @@ from .errors import (
 from .gates import Check, CheckResult
 from .journal import AliasEntry, LogEntry, PublishEntry
 from .manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
+from .policy import MetricRule, Policy, PolicyEntry, PolicyRules
 from .refs import Ref, parse_ref
 from .signature import GraphSignature, Signature, StateSignature, TensorSignature
 from .store import Registry
@@ -42,7 +44,12 @@ __all__ = [
     "Manifest",
     "ManifestError",
     "ManifestFields",
+    "MetricRule",
     "ModelInfo",
+    "Policy",
+    "PolicyEntry",
+    "PolicyError",
+    "PolicyRules",
     "PublishEntry",
     "Ref",
     "RefError",

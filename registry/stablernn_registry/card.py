@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from .certificates import in_words
 from .manifest import ManifestFields
 
 MOST_NAMES = 100
@@ -67,10 +68,22 @@ def _networks(fields: ManifestFields) -> str:
 
 
 def _certificate(fields: ManifestFields) -> str:
-    found = _table(("field", "value"), _flat(fields.certificate or {})) or "None was computed for this version."
-    if _setting(fields, "skip") != "linear":
-        return found
-    return f"{found}\n\nA certificate is of the recurrent layers: it says nothing of the linear skip beside them."
+    certificate = fields.certificate
+    if not certificate:
+        return "None was computed for this version."
+    parts = [f"{_text(in_words(certificate))}."]
+    plain = {key: value for key, value in certificate.items() if not isinstance(value, list)}
+    plain |= {key: value for key, value in certificate.items() if key == "states"}
+    parts.append(_table(("field", "value"), _flat(plain)))
+    for title, key in (("What the proof rests on", "hypotheses"), ("What papers ask for", "conditions")):
+        conditions = certificate.get(key)
+        rows = [one for one in conditions if isinstance(one, Mapping)] if isinstance(conditions, list) else []
+        if rows:
+            table = [(one.get("name"), one.get("value"), one.get("bound"), one.get("holds")) for one in rows]
+            parts.append(f"{title}:\n\n{_table(('condition', 'value', 'at most', 'holds'), table)}")
+    if _setting(fields, "skip") == "linear":
+        parts.append("A certificate is of the recurrent layers: it says nothing of the linear skip beside them.")
+    return "\n\n".join(parts)
 
 
 def _setting(fields: ManifestFields, key: str) -> object:
@@ -118,11 +131,11 @@ def _flat(tree: Mapping[str, object], above: str = "") -> list[tuple[str, object
     return rows
 
 
-def _table(head: tuple[str, str], rows: Sequence[tuple[str, object]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     if not rows:
         return ""
-    lines = [f"| {head[0]} | {head[1]} |", "| --- | --- |"]
-    return "\n".join(lines + [f"| {_text(key)} | {_text(_value(value))} |" for key, value in rows])
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    return "\n".join(lines + [f"| {' | '.join(_text(_value(cell)) for cell in row)} |" for row in rows])
 
 
 def _value(value: object) -> str:

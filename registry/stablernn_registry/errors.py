@@ -5,6 +5,7 @@ RegistryError
  ├── UnknownRefError  (LookupError)   no such model, version, alias or file
  ├── AliasError       (ValueError)    an alias move that makes no sense, e.g. nothing to roll back to
  ├── ManifestError    (ValueError)    what was handed over to publish is incomplete or not plain JSON
+ ├── PolicyError      (ValueError)    rules for aliases that make no sense
  ├── IntegrityError   (ValueError)    bytes below the root are not the bytes that were published
  ├── StorageError     (OSError)       the disk, the permissions or the folder itself: full, read-only, locked
  └── GateRefused      (RuntimeError)  a check said no to an alias move
@@ -41,6 +42,10 @@ class AliasError(RegistryError, ValueError):
 
 class ManifestError(RegistryError, ValueError):
     """Files or manifest fields that cannot become a version."""
+
+
+class PolicyError(RegistryError, ValueError):
+    """Rules that cannot become part of the policy."""
 
 
 class IntegrityError(RegistryError, ValueError):

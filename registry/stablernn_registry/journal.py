@@ -1,15 +1,17 @@
 """The log of one model: one JSON object a line, chained by sha256; the only thing that makes a version visible.
 
 A line ends with its own hash, ``,"sha256":"<64 hex>"}``, taken over the bytes of the object without that member, so
-another program checks a line without re-encoding it. ``previous`` holds the hash of the line before.
+another program checks a line without re-encoding it. ``previous`` holds the hash of the line before. The lines of the
+registry's policy (``policy.py``) are made in the same way.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -17,8 +19,8 @@ from .errors import RESTORE, IntegrityError, RegistryError
 from .manifest import sentence
 
 FIRST = "0" * 64
+HEX = r"^[0-9a-f]{64}$"
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
-_HEX = r"^[0-9a-f]{64}$"
 _TAIL = len(',"sha256":""}') + 64
 
 
@@ -32,7 +34,9 @@ class CheckLine(BaseModel):
     detail: str
 
 
-class _Line(BaseModel):
+class Line(BaseModel):
+    """What every line of a log or of the policy says; the subclasses add the rest, and ``previous`` last."""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
     )
@@ -42,7 +46,7 @@ class _Line(BaseModel):
     who: str
 
 
-class PublishEntry(_Line):
+class PublishEntry(Line):
     """A version came into being.
 
     Attributes:
@@ -59,10 +63,10 @@ class PublishEntry(_Line):
     version: int = Field(ge=1)
     digest: str = Field(pattern=_DIGEST)
     why: str | None = None
-    previous: str = Field(pattern=_HEX)
+    previous: str = Field(pattern=HEX)
 
 
-class AliasEntry(_Line):
+class AliasEntry(Line):
     """An alias was set, moved or rolled back.
 
     Attributes:
@@ -84,7 +88,7 @@ class AliasEntry(_Line):
     why: str | None = None
     forced: bool
     checks: list[CheckLine]
-    previous: str = Field(pattern=_HEX)
+    previous: str = Field(pattern=HEX)
 
 
 LogEntry = PublishEntry | AliasEntry
@@ -141,11 +145,44 @@ class History:
         return None
 
 
-def encode(entry: LogEntry) -> bytes:
+def encode(entry: Line) -> bytes:
     """Returns the line of an entry: ASCII JSON without spaces, its own hash as the last member, and a newline."""
     body = json.dumps(entry.model_dump(mode="json"), separators=(",", ":"), allow_nan=False).encode("ascii")
     own = hashlib.sha256(body).hexdigest()
     return body[:-1] + f',"sha256":"{own}"}}\n'.encode("ascii")
+
+
+def lines(data: bytes, where: str) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """The lines of a log or of the policy: number from 1, content without the hash, hash.
+
+    Each is checked against its own hash; whether they follow each other is for the caller.
+
+    Args:
+        data: Bytes of the file.
+        where: How messages name it.
+
+    Raises:
+        IntegrityError: Naming the first line that is damaged.
+    """
+    if not data.endswith(b"\n"):
+        raise IntegrityError(f"{where} is damaged: it {'is cut off' if data else 'is empty'}. {RESTORE}.")
+    for number, line in enumerate(data[:-1].split(b"\n"), start=1):
+        body = line[:-_TAIL] + b"}"
+        own = hashlib.sha256(body).hexdigest()
+        if line != body[:-1] + f',"sha256":"{own}"}}'.encode("ascii"):
+            raise IntegrityError(f"{where} is damaged: line {number} does not match its own sha256. {RESTORE}.")
+        try:
+            tree = json.loads(body)
+        except ValueError as error:
+            raise IntegrityError(f"{where} is damaged: line {number}: {error}. {RESTORE}.") from error
+        if not isinstance(tree, dict):
+            raise unknown_line(where, number)
+        yield number, tree, own
+
+
+def unknown_line(where: str, number: int) -> RegistryError:
+    """What to raise for a sound line that only a newer program can have written."""
+    return RegistryError(f"{where} has a line {number} that this stablernn does not know. Update stablernn.")
 
 
 def decode(data: bytes, where: str) -> History:
@@ -159,26 +196,16 @@ def decode(data: bytes, where: str) -> History:
         IntegrityError: Naming the first line that is damaged.
         RegistryError: If a newer program wrote a line.
     """
-    if not data.endswith(b"\n"):
-        raise IntegrityError(f"{where} is damaged: it {'is cut off' if data else 'is empty'}. {RESTORE}.")
     history = History()
-    for number, line in enumerate(data[:-1].split(b"\n"), start=1):
-        body = line[:-_TAIL] + b"}"
-        own = hashlib.sha256(body).hexdigest()
-        if line != body[:-1] + f',"sha256":"{own}"}}'.encode("ascii"):
-            raise IntegrityError(f"{where} is damaged: line {number} does not match its own sha256. {RESTORE}.")
+    for number, tree, own in lines(data, where):
+        if tree.get("action") not in ("publish", "alias", "rollback"):
+            raise unknown_line(where, number)
         try:
-            tree = json.loads(body)
-            known = isinstance(tree, dict) and tree.get("action") in ("publish", "alias", "rollback")
-            if not known:
-                raise RegistryError(f"{where} has a line {number} that this stablernn does not know. Update stablernn.")
             entry = _ENTRY.validate_python(tree)
         except ValidationError as error:
             raise IntegrityError(
                 f"{where} is damaged: line {number}: {sentence(error, AliasEntry)}. {RESTORE}."
             ) from error
-        except ValueError as error:
-            raise IntegrityError(f"{where} is damaged: line {number}: {error}. {RESTORE}.") from error
         if (wrong := history.apply(entry, own)) is not None:
             raise IntegrityError(f"{where} is damaged: line {number} does not follow: {wrong}. {RESTORE}.")
     return history

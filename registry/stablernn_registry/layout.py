@@ -12,6 +12,9 @@ SCHEMA = 1
 FOREIGN = frozenset({"lost+found"})
 SHA256 = re.compile(r"[0-9a-f]{64}")
 STAGED = re.compile(r"file-[0-9]+|manifest\.json|log\.jsonl|registry\.json")
+STAGED_POLICY = re.compile(r"policy\.jsonl|registry\.json")
+# In locks and tmp, beside the models' names; no model can be called that.
+POLICY = "@policy"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class Layout:
     def tmp(self) -> Path:
         return self.root / "tmp"
 
+    @property
+    def policy(self) -> Path:
+        return self.root / "policy.jsonl"
+
     def blob(self, sha256: str) -> Path:
         return self.blobs / sha256[:2] / sha256
 
@@ -56,10 +63,11 @@ class Layout:
         return self.models / name / "versions" / f"{version}.json"
 
     def lock(self, name: str) -> Path:
+        """Lock file of a model, or of the policy where the name is ``POLICY``."""
         return self.locks / name
 
     def staging(self, name: str) -> Path:
-        """Folder that only the holder of the model's lock writes to; what lies there is not published."""
+        """Folder that only the holder of that lock writes to; what lies there is not published."""
         return self.tmp / name
 
     def relative(self, path: Path) -> str:

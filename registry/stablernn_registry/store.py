@@ -1,6 +1,6 @@
-"""The store: publish, get, list, aliases, log, verify.
+"""The store: publish, get, list, aliases, log, policy, verify.
 
-What makes it safe, in the order it happens while publishing:
+What makes it safe, in the order it happens while publishing (``writes.py`` has the steps that all writes share):
 
 1. Everything is written and synced in ``tmp/NAME``, which only the holder of the model's lock touches.
 2. Renames put blobs and the manifest in place; nobody refers to them yet.
@@ -14,31 +14,34 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import filelock
 import platformdirs
 
 from . import disk, journal
+from . import policy as rulebook
 from .errors import (
     AliasError,
     GateRefused,
     IntegrityError,
     ManifestError,
+    PolicyError,
     StorageError,
     UnknownRefError,
     near,
 )
-from .gates import Check, CheckResult, failures
+from .gates import Check, CheckResult, failures, policy_results
 from .journal import AliasEntry, CheckLine, History, LogEntry, PublishEntry
-from .layout import FOREIGN, MARKER, SCHEMA, Layout
+from .layout import FOREIGN, MARKER, POLICY, SCHEMA, Layout
 from .manifest import Manifest, ManifestFields, check_filenames, checked, digest_of, is_text
+from .policy import EVERY, Policy, PolicyEntry, PolicyRules, check_pattern
 from .refs import Ref, check_alias, check_name, check_version, is_name, parse_ref
 from .verify import Verifier, VerifyReport
 from .version import ModelInfo, Version, quoted
+from .writes import Place, Writer
 
 ENVIRONMENT = "STABLERNN_REGISTRY"
 
@@ -50,7 +53,7 @@ class Registry:
 
     Args:
         root: Folder of the registry. Default: ``STABLERNN_REGISTRY``, else the user's data folder.
-        lock_timeout_seconds: How long a write waits for another write to the same model.
+        lock_timeout_seconds: How long a write waits for another write to the same model, or to the policy.
     """
 
     def __init__(self, root: str | Path | None = None, *, lock_timeout_seconds: float = 300.0) -> None:
@@ -61,7 +64,7 @@ class Registry:
         )
         self.root = Path(chosen).expanduser().absolute()
         self._layout = Layout(self.root)
-        self._lock_timeout_seconds = lock_timeout_seconds
+        self._writer = Writer(self._layout, self._exists, lock_timeout_seconds)
 
     def __repr__(self) -> str:
         return f"Registry({str(self.root)!r})"
@@ -101,7 +104,8 @@ class Registry:
             if not source.is_file():
                 raise ManifestError(f"Cannot publish '{filename}': there is no file {source}.")
 
-        with self._locked(name), self._staged(name, f"publish '{name}'") as staging:
+        place = self._place(name)
+        with self._writer.locked(place), self._writer.staged(place, f"publish '{name}'") as staging:
             history = self._history(name) or History()
             staged = {f: staging / f"file-{index}" for index, f in enumerate(sources)}
             entries = {f: disk.copy_new(sources[f], staged[f], f) for f in sources}
@@ -124,17 +128,17 @@ class Registry:
                 why=why,
                 previous=history.head,
             )
-            self._stage_log(name, line)
+            self._writer.stage_line(place, line)
             # Nothing of size is written from here on: a full disk has shown itself by now.
             for filename, entry in entries.items():
                 blob = self._layout.blob(entry.sha256)
-                self._refuse_links(blob.parent)
+                self._writer.refuse_links(blob.parent)
                 disk.make_folders(blob.parent)
                 # Also where the blob is there already: that mends one that was damaged.
                 disk.place(staged[filename], blob)
             disk.make_folders(self._layout.versions(name))
             disk.place(staging / "manifest.json", self._layout.manifest(name, manifest.version))
-            self._commit(name, f"'{name}:{manifest.version}' is published")
+            self._writer.commit(place, f"'{name}:{manifest.version}' is published")
         return self.get(Ref(name, manifest.version))
 
     def get(self, ref: str | Ref) -> Version:
@@ -191,7 +195,7 @@ class Registry:
         force: bool = False,
         checks: Sequence[Check] = (),
     ) -> AliasEntry:
-        """Points an alias to a version, if every check agrees; returns the line of the log that records it.
+        """Points an alias to a version, if the policy and every check agree; returns the line that records it.
 
         Args:
             name: Name of the model.
@@ -199,14 +203,14 @@ class Registry:
             version: Number of the version.
             who: Who moves it. Default: the user of the process.
             why: Reason for the log.
-            force: Move it even if a check refuses; needs ``why``, and the refusal is logged with it.
-            checks: What must agree. All are run, so that a refusal names every failure.
+            force: Move it even if it is refused; needs ``why``, and the refusal is logged with it.
+            checks: What must agree beside the policy. All are run, so that a refusal names every failure.
 
         Raises:
             RefError: If name, alias or version is not well formed.
             UnknownRefError: If there is no such model or version.
             AliasError: If ``force`` is given without ``why``.
-            GateRefused: If a check refuses; nothing is changed.
+            GateRefused: If the policy or a check refuses; nothing is changed.
             StorageError, IntegrityError: As for ``publish``.
         """
         check_alias(alias, check_name(name))
@@ -214,7 +218,7 @@ class Registry:
         who = _said(who, why)
         _check_force(force, why)
         self._resolve(Ref(name, version), self._known_history(name))
-        with self._locked(name):
+        with self._writer.locked(self._place(name)):
             history = self._known_history(name)
             return self._move("alias", name, alias, version, history, who=who, why=why, force=force, checks=checks)
 
@@ -239,7 +243,7 @@ class Registry:
         who = _said(who, why)
         _check_force(force, why)
         self._resolve(Ref(name, alias=alias), self._known_history(name))
-        with self._locked(name):
+        with self._writer.locked(self._place(name)):
             history = self._known_history(name)
             stack = history.moves[alias]
             if len(stack) < 2:
@@ -248,6 +252,64 @@ class Registry:
                     f"Set it to another version instead."
                 )
             return self._move("rollback", name, alias, stack[-2], history, who=who, why=why, force=force, checks=checks)
+
+    def policy(self) -> Policy:
+        """Returns what the aliases may point to; empty where nobody has said.
+
+        Raises:
+            IntegrityError: If ``policy.jsonl`` is damaged or missing: no alias moves by rules that are not known.
+        """
+        if not self._exists():
+            return Policy()
+        layout = self._layout
+        with disk.explained("read the policy", self.root):
+            data = disk.read_or_none(layout.policy)
+            if data is None and layout.lock(POLICY).exists() and not layout.staging(POLICY).exists():
+                # Read again: the first line may have been written between the looks.
+                data = disk.read_or_none(layout.policy)
+                if data is None and layout.lock(POLICY).exists():
+                    raise IntegrityError(rulebook.missing(layout))
+        return Policy() if data is None else rulebook.decode(data, rulebook.WHERE)
+
+    def set_policy(
+        self, rules: PolicyRules | Mapping[str, object] | None, *, why: str, alias: str = EVERY, who: str | None = None
+    ) -> PolicyEntry:
+        """Says what an alias may point to from now on; where it points already is not touched.
+
+        Args:
+            rules: All rules for the alias, in place of those before; None withdraws them, so that those of ``*`` count.
+            why: Reason, kept with the rules.
+            alias: The alias, of any model; ``*`` for every alias that has no rules of its own.
+            who: Who sets them. Default: the user of the process.
+
+        Raises:
+            RefError: If the alias is not well formed.
+            PolicyError: If a rule is wrong, or there is no reason.
+            StorageError, IntegrityError: As for ``publish``.
+        """
+        check_pattern(alias)
+        who = _said(who, why)
+        if not why.strip():
+            raise PolicyError("A change of the policy needs a reason, got none. Give why.")
+        parsed = None if rules is None else PolicyRules.parse(rules)
+        # Not begun anew where it was lost: it would be forgotten that there was one.
+        self.policy()
+        layout = self._layout
+        place = Place("the policy", layout.policy, layout.lock(POLICY), layout.staging(POLICY))
+        with self._writer.locked(place), self._writer.staged(place, "write the policy"):
+            before = self.policy()
+            entry = PolicyEntry(
+                seq=len(before.entries) + 1,
+                time=_now(),
+                who=who,
+                alias=alias,
+                rules=parsed,
+                why=why,
+                previous=before.head,
+            )
+            self._writer.stage_line(place, entry)
+            self._writer.commit(place, "The policy is written")
+        return entry
 
     def verify(self, ref: str | Ref | None = None) -> VerifyReport:
         """Checks every byte below the root, or the root's own files and one version.
@@ -290,7 +352,7 @@ class Registry:
         checks: Sequence[Check],
     ) -> AliasEntry:
         current = history.aliases.get(alias)
-        results = self._judge(name, version, current, checks)
+        results = self._judge(name, alias, version, current, checks)
         refused = failures(results)
         if refused and not force:
             stays = f"stays at version {current}" if current else "is not set"
@@ -315,17 +377,21 @@ class Registry:
                 "previous": history.head,
             }
         )
-        with self._staged(name, f"move '{name}@{alias}'"):
-            self._stage_log(name, entry)
-            self._commit(name, f"'{name}@{alias}' is moved")
+        place = self._place(name)
+        with self._writer.staged(place, f"move '{name}@{alias}'"):
+            self._writer.stage_line(place, entry)
+            self._writer.commit(place, f"'{name}@{alias}' is moved")
         return entry
 
-    def _judge(self, name: str, version: int, current: int | None, checks: Sequence[Check]) -> tuple[CheckResult, ...]:
-        if not checks:
+    def _judge(
+        self, name: str, alias: str, version: int, current: int | None, checks: Sequence[Check]
+    ) -> tuple[CheckResult, ...]:
+        rules = self.policy().rules(alias)
+        if not checks and rules == PolicyRules():
             return ()
         candidate = self.get(Ref(name, version))
         incumbent = self.get(Ref(name, current)) if current else None
-        return tuple(check(candidate, incumbent) for check in checks)
+        return (*policy_results(rules, candidate, incumbent), *(check(candidate, incumbent) for check in checks))
 
     def _resolve(self, ref: Ref, history: History) -> int:
         if ref.alias is not None:
@@ -394,7 +460,7 @@ class Registry:
                 marker = disk.read_or_none(self._layout.marker)
                 if marker is None and not names:
                     return False
-                if marker is None and not names & {"models", "blobs"}:
+                if marker is None and not names & {"models", "blobs", "policy.jsonl"}:
                     few = quoted(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
                     raise StorageError(
                         f"{self.root} is not a registry: it has no registry.json but holds {few}. "
@@ -412,110 +478,23 @@ class Registry:
             )
         return True
 
-    @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        self._exists()
-        path, staging = self._layout.lock(name), self._layout.staging(name)
-        with disk.explained(f"lock '{name}'", self.root):
-            self._refuse_links(path, staging, self._layout.versions(name), self._layout.blobs)
-            if not path.exists():
-                # Says to verify, from before the lock is there, why there is a lock without a model.
-                disk.make_folders(staging)
-            disk.make_folders(self._layout.locks)
-            lock = filelock.FileLock(path)
-            try:
-                lock.acquire(timeout=self._lock_timeout_seconds)
-            except filelock.Timeout as error:
-                raise StorageError(
-                    f"Another process has been writing to '{name}' for {self._lock_timeout_seconds:g} s "
-                    f"({self._layout.lock(name)} is locked). Wait for it to end, then do it again."
-                ) from error
-        try:
-            yield
-        finally:
-            try:
-                with disk.explained(f"unlock '{name}'", self.root):
-                    if not self._layout.log(name).exists():
-                        # A first write that failed: nothing is to tell of a model that never was.
-                        self._clear(name)
-                        staging.rmdir()
-                        path.unlink()
-            finally:
-                lock.release()
+    def _place(self, name: str) -> Place:
+        """Where a model is written."""
+        layout = self._layout
 
-    def _refuse_links(self, *paths: Path) -> None:
-        """Raises if a path, or a folder between it and the root, is a link: a write would change files elsewhere."""
-        for path in paths:
-            for part in (*reversed(path.relative_to(self.root).parents), path.relative_to(self.root)):
-                if part != Path() and (self.root / part).is_symlink():
-                    raise IntegrityError(
-                        f"{part.as_posix()} is a link: a write would change files outside the registry {self.root}. "
-                        f"Take it out; a registry holds no links."
-                    )
+        def orphan() -> Path:
+            # Of a write whose staged log is still there: no version was made visible, so this manifest is nobody's.
+            return layout.manifest(name, max((self._history(name) or History()).digests, default=0) + 1)
 
-    @contextmanager
-    def _staged(self, name: str, action: str) -> Iterator[Path]:
-        """A staging folder, empty at the start; gone at the end if the model exists, as it explains the lock if not.
-
-        The caller holds the model's lock.
-        """
-        staging = self._layout.staging(name)
-        with disk.explained(action, self.root):
-            self._clear(name)
-            disk.make_folders(staging)
-            try:
-                if not self._exists():
-                    disk.write_new(staging / "registry.json", MARKER)
-                    disk.place(staging / "registry.json", self._layout.marker)
-                yield staging
-            finally:
-                self._clear(name)
-                if self._layout.log(name).exists():
-                    staging.rmdir()
-
-    def _stage_log(self, name: str, entry: LogEntry) -> None:
-        old = disk.read_or_none(self._layout.log(name)) or b""
-        staging = self._layout.staging(name)
-        disk.write_new(staging / "log.jsonl", old + journal.encode(entry), writable=True)
-        # It marks the manifest that comes next as unfinished, so it must be there first after a power cut too.
-        disk.sync_folder(staging)
-
-    def _commit(self, name: str, done: str) -> None:
-        log = self._layout.log(name)
-        os.replace(self._layout.staging(name) / "log.jsonl", log)
-        try:
-            disk.sync_folder(log.parent)
-        except OSError as error:
-            raise StorageError(
-                f"{done}, but the disk did not confirm it ({error.strerror}), so a power cut may undo it. Check the "
-                f"disk, then run 'stablernn registry verify'."
-            ) from error
-
-    def _clear(self, name: str) -> None:
-        """Removes what a write that was not finished left behind; does nothing after one that was.
-
-        A staged log that still lies there means that no version was made visible, so the manifest of the next number
-        belongs to nobody. It is gone for good before the log is: a kill in between leaves the same picture.
-        """
-        staging = self._layout.staging(name)
-        if not staging.is_dir():
-            return
-        log = staging / "log.jsonl"
-        if log.exists():
-            history = self._history(name) or History()
-            orphan = self._layout.manifest(name, max(history.digests, default=0) + 1)
-            if orphan.exists():
-                orphan.unlink()
-                disk.sync_folder(orphan.parent)
-        for leftover in staging.iterdir():
-            if leftover.is_dir() and not leftover.is_symlink():
-                raise IntegrityError(
-                    f"{self._layout.relative(leftover)} does not belong into a registry: take it out, then do it again."
-                )
-            leftover.unlink()
-        for folder in (self._layout.versions(name), self._layout.model(name)):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+        return Place(
+            what=f"'{name}'",
+            file=layout.log(name),
+            lock=layout.lock(name),
+            staging=layout.staging(name),
+            guarded=(layout.versions(name), layout.blobs),
+            folders=(layout.versions(name), layout.model(name)),
+            orphan=orphan,
+        )
 
 
 def _check_force(force: bool, why: str | None) -> None:

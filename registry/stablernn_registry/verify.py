@@ -1,7 +1,7 @@
 """Checks every byte below the root against the hashes that lie there.
 
-Blobs by the hash they are named after and by the manifests, manifests by the digests in the logs, logs by their chain,
-``registry.json`` by its only possible content, lock files by being empty; anything else is a stray.
+Blobs by the hash they are named after and by the manifests, manifests by the digests in the logs, logs and the policy
+by their chains, ``registry.json`` by its only possible content, lock files by being empty; anything else is a stray.
 
 It takes no lock and writes nothing. Where a write may be under way, the order of the looks matters and is explained.
 """
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import disk, journal
+from . import disk, journal, policy
 from .errors import RESTORE, IntegrityError, RegistryError
 from .journal import History
-from .layout import FOREIGN, MARKER, SHA256, STAGED, Layout
+from .layout import FOREIGN, MARKER, POLICY, SHA256, STAGED, STAGED_POLICY, Layout
 from .manifest import FileEntry, Manifest
 from .manifest import checked as checked_manifest
 from .refs import is_name
@@ -71,21 +71,21 @@ class Verifier:
     _wanted: dict[str, list[_Owner]] = field(default_factory=dict)
 
     def root(self) -> Sequence[str]:
-        """Checks the root's own files: ``registry.json``, ``locks``, ``tmp``, and that nothing else lies there.
+        """Checks the root's own files: ``registry.json``, the policy, ``locks``, ``tmp``, and that there are no others.
 
         Returns:
             The names of the models, of those too that only a lock file tells of.
         """
         layout, names = self.layout, set()
         for entry in self._scan(layout.root):
-            if entry.name == layout.marker.name:
+            if entry.name in (layout.marker.name, layout.policy.name):
                 self._file(entry)
             elif entry.name in {"blobs", "locks", "models", "tmp"} | FOREIGN:
                 self._folder(entry)
             else:
                 self._stray(entry)
         # Looked at before registry.json, which the first write of all makes before these.
-        has_content = layout.models.exists() or layout.blobs.parent.exists()
+        has_content = any(path.exists() for path in (layout.models, layout.blobs.parent, layout.policy))
         marker = self._read(layout.marker)
         if marker is not None and marker != MARKER:
             self.problems.append(
@@ -96,15 +96,17 @@ class Verifier:
             self.problems.append(
                 f"registry.json is missing: write {MARKER.decode().strip()} and a newline to {layout.marker}."
             )
+        self._policy()
         for entry in self._scan(layout.locks):
-            if not is_name(entry.name):
+            if is_name(entry.name):
+                names.add(entry.name)
+            elif entry.name != POLICY:
                 self._stray(entry)
                 continue
-            names.add(entry.name)
             if self._file(entry) and self._read(layout.locks / entry.name):
                 self.problems.append(f"locks/{entry.name} is not empty, a lock file always is: empty it.")
         for entry in self._scan(layout.tmp):
-            if not is_name(entry.name):
+            if not is_name(entry.name) and entry.name != POLICY:
                 self._stray(entry)
             elif self._folder(entry):
                 self._staging(entry.name)
@@ -192,6 +194,22 @@ class Verifier:
         if spare := len(seen - self._wanted.keys()):
             self.notes.append(f"{spare} blob{'s belong' if spare > 1 else ' belongs'} to no version; they do no harm.")
 
+    def _policy(self) -> None:
+        layout = self.layout
+        # First the lock, then whether a write is under way, then the policy: of a first write that is running, either
+        # the staging folder is seen or what it wrote.
+        locked = layout.lock(POLICY).exists()
+        under_way = layout.staging(POLICY).exists()
+        data = self._read(layout.policy)
+        if data is not None:
+            try:
+                policy.decode(data, policy.WHERE)
+            except RegistryError as error:
+                self.problems.append(str(error))
+        elif locked and not under_way and not os.path.lexists(layout.policy) and layout.lock(POLICY).exists():
+            # Looked at last: a first write that fails takes its lock away.
+            self.problems.append(policy.missing(layout))
+
     def _manifest(self, name: str, number: int, digest: str) -> Manifest | None:
         path = self.layout.manifest(name, number)
         try:
@@ -222,14 +240,15 @@ class Verifier:
             self.problems.append(str(error))
 
     def _staging(self, name: str) -> None:
-        staged = 0
+        staged, allowed = 0, STAGED_POLICY if name == POLICY else STAGED
+        what = "the policy" if name == POLICY else f"'{name}'"
         for entry in self._scan(self.layout.staging(name)):
-            if not STAGED.fullmatch(entry.name):
+            if not allowed.fullmatch(entry.name):
                 self._stray(entry)
             elif self._file(entry):
                 staged += 1
         self.notes.append(
-            f"tmp/{name} holds {staged} staged file{'' if staged == 1 else 's'}: a write to '{name}' is running or was "
+            f"tmp/{name} holds {staged} staged file{'' if staged == 1 else 's'}: a write to {what} is running or was "
             f"interrupted; the next write to it clears them."
         )
 

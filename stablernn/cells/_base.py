@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ConfigError
+from stablernn.stability.bounds import Sector, StepBound, sector_bound
 
 State = tuple[Tensor, ...]
 
@@ -136,6 +137,18 @@ class StableCell(nn.Module):
     def recurrent_matrix(self) -> Tensor:
         """The matrix K of the recurrent product ``K @ h``, column convention."""
         raise NotImplementedError
+
+    def sector(self) -> Sector | None:
+        """The regular step as a linear one with nonlinearities of slopes within 0 to 1; None where it is no such."""
+        return None
+
+    def step_bound(self) -> StepBound:
+        """What is proved of a regular step with the present weights, in float64 on the matrices that it uses.
+
+        docs/stability.md says what each cell proves, and how.
+        """
+        step = self.sector()
+        return StepBound() if step is None else sector_bound(step)
 
     def penalty(self) -> Tensor | None:
         """What the cell adds to the training loss, or None."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_word
 from stablernn.parametrizations import complex_modrelu, real_form
+from stablernn.stability._linear import Matrix
+from stablernn.stability.bounds import Ball, Hypothesis, Sector, StepBound, float64, sector_bound
 
 ComplexNonlinearity = Literal["modrelu", "softshrink"]
+
+OFFSET = FLOOR = 1e-5
+"""What the complex modReLU adds to a modulus in its denominator, and what it takes for the modulus of 0."""
 
 
 class ComplexWeights(NamedTuple):
@@ -76,6 +84,12 @@ class ComplexCell(StableCell):
     def materialize(self) -> tuple[Tensor, ...]:
         return ComplexWeights(self.recurrent_matrix(), self.used_bias())
 
+    def sector(self) -> Sector:
+        return complex_sector(self.recurrent_matrix(), self.weight_ih, self.used_bias(), OFFSET)
+
+    def step_bound(self) -> StepBound:
+        return complex_bound(self.sector(), self.used_bias(), OFFSET)
+
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih)
 
@@ -106,8 +120,38 @@ class StartedComplexCell(ComplexCell):
     def materialize(self) -> tuple[Tensor, ...]:
         return StartedWeights(self.recurrent_matrix(), self.used_bias(), self.hidden_0)
 
+    def step_bound(self) -> StepBound:
+        return replace(super().step_bound(), balls=(Ball("started", "linf", 1.0),))
+
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, started = state
         recurrent, bias, start = weights
         following = super().step((recurrent, bias), (torch.where(started > 0, h, start),), drive)
         return (*following, torch.ones_like(started))
+
+
+def steepest_slopes(bias: Tensor, offset: float) -> Matrix:
+    """The Lipschitz constant of complex modReLU in each unit, whose Jacobian is symmetric and nowhere negative.
+
+    With ``m`` the modulus, ``FLOOR`` or more, its eigenvalues are ``(m + b) / (m + offset)`` across ``z`` and that plus
+    ``(offset - b) (m - FLOOR^2 / m) / (m + offset)^2`` along it, or 0 where ``m + b`` is negative. Up to ``b = offset``
+    neither exceeds 1; beyond it both fall with ``m``, from the value at 0 that is taken here.
+    """
+    return np.maximum(1.0, (FLOOR + float64(bias)) / (FLOOR + offset) * (1 + 1e-12))
+
+
+def complex_sector(recurrent: Tensor, given: Tensor, bias: Tensor, offset: float) -> Sector:
+    """The step of complex units in real numbers, its nonlinearity divided by its steepest slopes."""
+    slopes = np.tile(steepest_slopes(bias, offset), 2)
+    return Sector(np.zeros(recurrent.shape), np.diag(slopes), float64(recurrent), float64(given), reach=math.inf)
+
+
+def complex_bound(
+    step: Sector, bias: Tensor, offset: float, *, states: tuple[str, ...] = ("hidden",), output: int | None = None
+) -> StepBound:
+    """:func:`sector_bound`, and beside it the bias up to which the nonlinearity stretches nothing."""
+    return replace(
+        sector_bound(step, states=states, output=output),
+        conditions=(Hypothesis("largest bias of modReLU", float(float64(bias).max()), offset),),
+        figures={"steepest slope of modReLU": float(steepest_slopes(bias, offset).max())},
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_word, uniform_
 from stablernn.parametrizations import modrelu
+from stablernn.stability.bounds import Hypothesis, Sector, StepBound, float64, sector_bound
 
 Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]
 
@@ -57,6 +60,23 @@ class PlainCell(StableCell):
 
     def materialize(self) -> PlainWeights:
         return PlainWeights(self.recurrent_matrix(), self.used_bias())
+
+    def sector(self) -> Sector:
+        size = self.hidden_size
+        return Sector(
+            np.zeros((size, size)),
+            np.eye(size),
+            float64(self.recurrent_matrix()),
+            float64(self.weight_ih),
+            reach=1.0 if self.nonlinearity == "tanh" else math.inf,
+        )
+
+    def step_bound(self) -> StepBound:
+        if self.nonlinearity not in ("modrelu", "softshrink"):
+            return sector_bound(self.sector())
+        # Where its bias is positive, modReLU jumps at 0.
+        highest = float(self.used_bias().detach().max())
+        return sector_bound(self.sector(), hypotheses=(Hypothesis("largest bias of modReLU", highest, 0.0),))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih)

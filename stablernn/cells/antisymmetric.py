@@ -3,14 +3,19 @@ ICLR 2019."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, step_length
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
+from stablernn.stability._linear import norm_above
+from stablernn.stability.bounds import Hypothesis, Sector, StepBound, dominance_bound, float64, sector_bound
 
 _PAPER = "Chang, Chen, Haber, Chi: AntisymmetricRNN (ICLR 2019)"
 _PAPER_OPTIONS = {"step_size": 0.01, "damping": 0.01, "init_scale": 1.0}
@@ -62,8 +67,11 @@ class AntisymmetricRNNCell(StableCell):
     Guarantee:
         By construction, in continuous time: every eigenvalue of the Jacobian diag(s')(W - W^T - gamma I) has a real
         part in [-gamma max s', -gamma min s']. The Euler step needs also max |1 + step_size lambda| <= 1, which fails
-        at s' = 1 unless step_size <= 2 gamma / (gamma^2 + ||W - W^T||^2), and always for gamma = 0. Without it the
-        state still grows by at most step_size sqrt(hidden_size) a step, since tanh saturates.
+        at s' = 1 unless step_size <= 2 gamma / (gamma^2 + ||W - W^T||^2), and always for gamma = 0; where it holds at
+        s' = 1 it holds everywhere. Without it the state still grows by at most step_size sqrt(hidden_size) a step,
+        since tanh saturates. Of two states far apart it says nothing. They do not part in the largest coordinate
+        where the moduli in each row of W - W^T sum to r <= gamma with step_size (gamma + r) <= 2; in a 2-norm, weighted
+        or not, they can for any W but 0.
 
     Args:
         input_size: Features per time step.
@@ -132,6 +140,20 @@ class AntisymmetricRNNCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
+    def step_bound(self) -> StepBound:
+        unit = np.eye(self.hidden_size)
+        step = Sector(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
+        turning, damping = norm_above((step.V - step.V.T) / 2), -float(step.V[0, 0])
+        square = damping**2 + turning**2
+        limit = 2 * damping / square if square else 0.0
+        criterion = Hypothesis("step_size against 2 damping / (damping^2 + norm(S)^2)", self.step_size, limit)
+        return replace(
+            dominance_bound(step, sector_bound(step)),
+            local=criterion.holds,
+            conditions=(criterion,),
+            figures={"norm_S": turning, "damping": damping},
+        )
+
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (k,) = weights
@@ -164,7 +186,8 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
     Guarantee:
         None. The paper says that the gated Jacobian is a diagonal times an antisymmetric matrix; the diagonal is
         z [(1 - t^2) + (1 - z) t] with t = tanh(.), which turns negative for t near -1, and with mixed signs
-        eigenvalues can be real and positive. ``tests/cells/test_guarantee.py`` shows one.
+        eigenvalues can be real and positive. ``tests/cells/test_guarantee.py`` shows one. The diagonal lies within
+        -1/4 to 1, which bounds by how much a step drives two states apart.
 
     Args:
         input_size: Features per time step.
@@ -183,6 +206,17 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
     """
 
     gates = 2
+
+    def step_bound(self) -> StepBound:
+        # The gated tanh has slopes from -1/4 to 1: a line, and a nonlinearity with slopes from 0 to 5/4. Its two inputs
+        # do not go in as one, and no bound of the modulus is left.
+        unit, k = np.eye(self.hidden_size), float64(self.recurrent_matrix())
+        line, rest = unit - self.step_size / 4 * k, 1.25 * self.step_size * unit
+        nothing = np.zeros((self.hidden_size, self.input_size))
+        bound = sector_bound(Sector(line, rest, k, nothing, reach=math.inf))
+        # By the gate the slope is z (1 - z) t, by the candidate z (1 - t^2): their squares add up to 1 at most.
+        moved = 1.0 if bound.metric is None else norm_above(bound.metric)
+        return replace(bound, gain=self.step_size * moved * norm_above(float64(self.weight_ih)))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
@@ -220,7 +254,8 @@ class AblationRNNCell(GatedAntisymmetricRNNCell):
 
     Guarantee:
         None, neither of the continuous equation nor of the step. Since the gate is at most 1 and tanh saturates, a step
-        moves the state by at most step_size sqrt(hidden_size).
+        moves the state by at most step_size sqrt(hidden_size). The gated tanh has slopes within -1/4 to 1, which bounds
+        by how much a step drives two states apart.
 
     Args:
         input_size: Features per time step.

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_word
 from stablernn.cells._catalog import register_cell
+from stablernn.stability._linear import UNIT, Matrix, norm_above
+from stablernn.stability.bounds import GELU_SLOPE, Ball, StepBound, float64, gated_bound, largest_bend, row_norms
 
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
 # Slope about zero, on average of both sides.
 _SLOPES = {"lecun_tanh": 1.7159 * 0.666, "tanh": 1.0, "relu": 0.5, "silu": 0.5, "gelu": 0.5}
+# The least and the largest slope; those of silu lie where x tanh(x / 2) = 2.
+_RANGES = {
+    "lecun_tanh": (0.0, 1.7159 * 0.666 + UNIT),
+    "tanh": (0.0, 1.0),
+    "relu": (0.0, 1.0),
+    "silu": (-0.09984, 1.09984),
+    "gelu": (1 - GELU_SLOPE, GELU_SLOPE),
+}
 
 
 @register_cell(
@@ -48,8 +60,8 @@ class CfCCell(StableCell):
     over the other. Without a backbone the first map is the head.
 
     Guarantee:
-        None by construction. The state lies within 1 in every coordinate, whatever the time step: it is a convex
-        combination of two tanh.
+        The bound by construction: the state lies within 1 in every coordinate, whatever the time step, as a convex
+        combination of two tanh. Nothing is kept beside them, so that a step contracts where the weights are small.
 
     Args:
         input_size: Features per time step.
@@ -142,6 +154,43 @@ class CfCCell(StableCell):
         """What the first affine map does to the state."""
         return self.weight_hh
 
+    def step_bound(self) -> StepBound:
+        # A row of the Jacobian is p F1 + q F2 + r (Ta + Tb), times that of the backbone, where p and q are not negative
+        # and (p + q)^2 + 4 r^2 <= 1: with m the mean of both squared tanh, p + q = 1 - m and |r| <= sqrt(m) / 2.
+        ball = Ball("hidden", "linf", 1.0)
+        safe = 1 + 64 * max(self.weight_hh.shape) * UNIT
+
+        def largest(rows: Matrix) -> Matrix:
+            one, other, gate = np.split(rows, 3)
+            return largest_bend(np.maximum(one, other), gate / 2) * safe
+
+        entries = self._through(self.weight_hh, np.abs, _heads)
+        given = self._through(self.weight_ih, np.abs, _heads)
+        by_row = gated_bound(
+            lambda weights: largest(entries @ weights),
+            largest(row_norms(given)),
+            covers=("hidden",),
+            output=slice(None),
+            balls=(ball,),
+        )
+        rate, gain = (
+            float(self._through(weight, _norm, _stacked_heads)[0, 0]) * safe
+            for weight in (self.weight_hh, self.weight_ih)
+        )
+        by_norm = StepBound(covers=("hidden",), norm="l2", rate=rate, gain=gain, output_gain=1.0, balls=(ball,))
+        return min(by_norm, by_row, key=lambda bound: bound.rate)
+
+    def _through(self, first: Tensor, size: Callable[[Matrix], Matrix], heads: Callable[[Matrix], Matrix]) -> Matrix:
+        """At least the size of every product of the maps, from the first on, with slopes of the activation between."""
+        maps = [float64(first), *(float64(weight) for weight in self.materialize()[1::2])]
+        maps[-1] = heads(maps[-1])
+        least, most = _RANGES[self.activation]
+        centre, radius = maps[0], 0 * size(maps[0])
+        for matrix in maps[1:]:
+            radius = size(matrix) @ ((most - least) / 2 * size(centre) + most * radius)
+            centre = (most + least) / 2 * matrix @ centre
+        return size(centre) + radius
+
     def materialize(self) -> tuple[Tensor, ...]:
         """The first map's matrix on the state, then matrix and bias of each further map, the head's last."""
         used = [self.weight_hh]
@@ -183,3 +232,23 @@ class CfCCell(StableCell):
                 return nn.functional.silu(v)
             case _:
                 return nn.functional.gelu(v)
+
+
+def _heads(head: Matrix) -> Matrix:
+    """F1, F2 and the gate of a regular step, Ta + Tb."""
+    f1, f2, rate, offset = np.split(head, 4)
+    return np.concatenate([f1, f2, rate + offset])
+
+
+def _stacked_heads(head: Matrix) -> Matrix:
+    """A matrix whose norm is at least that of any rows ``p F1 + q F2 + r (Ta + Tb)`` of a Jacobian."""
+    f1, f2, gate = np.split(_heads(head), 3)
+    mean, apart = (f1 + f2) / 2, (f1 - f2) / 2
+    # The rows are (p + q) mean + (p - q) apart + 2 r gate / 2, and (p + q)^2 s + (p - q)^2 (1 - s) + (2 r)^2 <= 1.
+    a, b = norm_above(mean), norm_above(apart)
+    share = 0.5 if a + b == 0 else min(max(a / (a + b), 1e-6), 1 - 1e-6)
+    return np.concatenate([mean / share**0.5, apart / (1 - share) ** 0.5, gate / 2])
+
+
+def _norm(matrix: Matrix) -> Matrix:
+    return np.array([[norm_above(matrix)]])

@@ -3,13 +3,17 @@ architecture for learning long time dependencies", ICLR 2021."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.stability._linear import Matrix
+from stablernn.stability.bounds import Ball, Sector, StepBound, float64, sector_bound
 
 
 class CoRNNWeights(NamedTuple):
@@ -65,8 +69,8 @@ class CoRNNCell(StableCell):
         one, where also step_size damping <= 1 and step_size stiffness < damping, the energy
         stiffness |y|^2 + |z|^2 grows by at most hidden_size step_size / (damping - step_size stiffness) a step (the
         paper's proposition for the implicit damping, in the form that the explicit one has). The coupling through
-        the tanh can still drive trajectories apart, and the paper's bounds on gradients need small weights, which
-        nothing enforces.
+        the tanh can still drive trajectories apart; where the trained weights are small, :meth:`step_bound` proves
+        that it does not. The paper's bounds on gradients need small weights too, which nothing enforces.
 
     Args:
         input_size: Features per time step.
@@ -132,6 +136,41 @@ class CoRNNCell(StableCell):
 
     def materialize(self) -> CoRNNWeights:
         return CoRNNWeights(self.recurrent_matrix())
+
+    def sector(self) -> Sector:
+        unit = np.eye(self.hidden_size)
+        return Sector(
+            F=np.block([[factor * unit for factor in row] for row in self._oscillator()]),
+            G=np.block([[self.step_size**2 * unit], [self.step_size * unit]]),
+            V=float64(self.recurrent_matrix()),
+            U=float64(self.weight_ih),
+        )
+
+    def step_bound(self) -> StepBound:
+        bound = sector_bound(self.sector(), states=self.state_names, output=self.hidden_size)
+        return replace(bound, balls=self._balls())
+
+    def _oscillator(self) -> Matrix:
+        """What a step without force does to (y, z) of one unit, ``(2, 2)``."""
+        velocity = np.array([-self.step_size * self.stiffness, 1 - self.step_size * self.damping])
+        return np.stack([np.array([1.0, 0.0]) + self.step_size * velocity, velocity])
+
+    def _balls(self) -> tuple[Ball, ...]:
+        """The largest position and velocity of a unit under forces within 1: the sum of its responses' moduli.
+
+        The responses of the first n steps are summed; what follows is n steps later the same times the n-th power.
+        """
+        matrix, steps = self._oscillator(), 1
+        power = matrix
+        while np.abs(power).sum(axis=1).max() > 1e-6 and steps < 2**16:
+            power, steps = power @ power, 2 * steps
+        if np.abs(power).sum(axis=1).max() > 0.5:
+            return ()
+        response, total = np.array([self.step_size**2, self.step_size]), np.zeros(2)
+        for _ in range(steps):
+            response, total = matrix @ response, total + np.abs(response)
+        radii = np.linalg.solve(np.eye(2) - np.abs(power), total) * (1 + 1e-6)
+        return tuple(Ball(name, "linf", float(radius)) for name, radius in zip(self.state_names, radii, strict=True))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

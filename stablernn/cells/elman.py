@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State
 from stablernn.cells._catalog import register_cell
+from stablernn.stability.bounds import Sector, float64
 
 
 class ElmanWeights(NamedTuple):
@@ -77,6 +79,10 @@ class ElmanRNNCell(StableCell):
 
     def materialize(self) -> ElmanWeights:
         return ElmanWeights(self.weight_hh)
+
+    def sector(self) -> Sector:
+        size = self.hidden_size
+        return Sector(np.zeros((size, size)), np.eye(size), float64(self.weight_hh), float64(self.weight_ih))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_positive, check_word
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights
+from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights, complex_bound, complex_sector
 from stablernn.parametrizations import (
     butterfly_pairs,
     complex_modrelu,
@@ -21,6 +22,7 @@ from stablernn.parametrizations import (
     real_form,
     rotate,
 )
+from stablernn.stability.bounds import Hypothesis, Sector, StepBound, float64, sector_bound
 
 Variant = Literal["complex", "real"]
 Style = Literal["tunable", "fft"]
@@ -181,6 +183,21 @@ class EfficientUnitaryRNNCell(StableCell):
 
     def materialize(self) -> ComplexWeights:
         return ComplexWeights(self.recurrent_matrix(), self.used_bias())
+
+    def sector(self) -> Sector:
+        recurrent, bias = self.materialize()
+        if self.variant == "complex":
+            return complex_sector(recurrent, self.weight_ih, bias, OFFSET)
+        unit = np.eye(self.hidden_size)
+        return Sector(0 * unit, unit, float64(recurrent), float64(self.weight_ih), reach=math.inf)
+
+    def step_bound(self) -> StepBound:
+        bias = self.used_bias()
+        if self.variant == "complex":
+            return complex_bound(self.sector(), bias, OFFSET, states=self.state_names, output=self.hidden_size)
+        # Where what it adds is positive, real modReLU jumps at 0.
+        highest = Hypothesis("largest bias of modReLU, 0.01 included", float(bias.detach().max()), 0.0)
+        return sector_bound(self.sector(), hypotheses=(highest,))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih)

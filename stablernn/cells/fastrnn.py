@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_finite, check_word
 from stablernn.cells._catalog import register_cell
+from stablernn.stability._linear import Matrix
+from stablernn.stability.bounds import Sector, StepBound, dominance_bound, float64, sector_bound
 
 Nonlinearity = Literal["tanh", "relu", "quant_tanh"]
 GateNonlinearity = Literal["sigmoid", "quant_sigmoid", "quant_sigmoid4"]
@@ -140,6 +144,10 @@ class _FastCell(StableCell):
         for name in self._recurrent[1:]:
             matrix = matrix @ self.used(name)
         return matrix
+
+    def exact(self, factors: Sequence[str]) -> Matrix:
+        """The product of a matrix's factors in float64."""
+        return reduce(np.matmul, (float64(self.used(name)) for name in factors))
 
     def scalars(self) -> tuple[Tensor, ...]:
         """The two trained numbers, as the step uses them."""
@@ -284,6 +292,17 @@ class FastRNNCell(_FastCell):
     def scalars(self) -> tuple[Tensor, ...]:
         return torch.sigmoid(self.alpha), torch.sigmoid(self.beta)
 
+    def sector(self) -> Sector:
+        unit = np.eye(self.hidden_size)
+        alpha, beta = (number.item() for number in self.scalars())
+        given, recurrent = self.exact(self._input), self.exact(self._recurrent)
+        reach = math.inf if self.nonlinearity == "relu" else 1.0
+        return Sector(beta * unit, alpha * unit, recurrent, given, reach=reach)
+
+    def step_bound(self) -> StepBound:
+        step = self.sector()
+        return dominance_bound(step, sector_bound(step))
+
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         alpha, beta, bias = weights[:3]
@@ -388,8 +407,8 @@ class FastGRNNCell(_FastGRNNCell):
         By construction with tanh (the default) or quant_tanh: :math:`|h_t| \le \max(|h_{t-1}|, \sigma(\zeta)) +
         \sigma(\nu)` in every coordinate. A gate at one keeps the state and still adds to it, so that it can grow for
         as long as the gate stays there; below :math:`\sigma(\zeta)` one step can add more than :math:`\sigma(\nu)`.
-        Nothing makes trajectories approach each other. In evaluation also the model's size holds by construction, as
-        said above.
+        Nothing makes trajectories approach each other, and no rate is proved: the slope of the gate is multiplied by
+        the state, which no ball holds. In evaluation also the model's size holds by construction, as said above.
 
     Args:
         input_size: Features per time step.
@@ -483,7 +502,8 @@ class FastGRNNLSQCell(_FastGRNNCell):
         By construction with tanh (the default) or quant_tanh: :math:`|h_t| \le \max(|h_{t-1}|, \sigma(\zeta)) +
         \sigma(\nu)` in every coordinate. A gate at one keeps the state and still adds to it, so that it can grow for
         as long as the gate stays there; below :math:`\sigma(\zeta)` one step can add more than :math:`\sigma(\nu)`.
-        Nothing makes trajectories approach each other.
+        Nothing makes trajectories approach each other, and no rate is proved: the slope of the gate is multiplied by
+        the state, which no ball holds.
 
     Args:
         input_size: Features per time step.

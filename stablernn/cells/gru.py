@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.stability._linear import Matrix
+from stablernn.stability.bounds import (
+    Ball,
+    StepBound,
+    float64,
+    gated_bound,
+    largest_bend,
+    largest_gated,
+    largest_mix,
+    row_norms,
+)
 
 
 class GRUWeights(NamedTuple):
@@ -46,7 +58,9 @@ class GRUCell(StableCell):
     r, z, n.
 
     Guarantee:
-        None by construction. A state within 1 in every coordinate stays so: each step mixes it with a tanh.
+        The bound by construction: a state within 1 in every coordinate stays so, each step mixes it with a tanh. Where
+        the recurrent weights are small no step drives two states within 1 apart, in a weighted largest coordinate. No
+        rate below 1 holds for all inputs: they can bring z as close to 1 as they like.
 
     Args:
         input_size: Features per time step.
@@ -85,6 +99,26 @@ class GRUCell(StableCell):
     def recurrent_matrix(self) -> Tensor:
         """U of r, z and n, one over the other, ``(3 hidden, hidden)``."""
         return self.weight_hh
+
+    def step_bound(self) -> StepBound:
+        u_r, u_z, u_n = np.abs(float64(self.weight_hh)).reshape(3, self.hidden_size, -1)
+        w_r, w_z, w_n = row_norms(float64(self.weight_ih)).reshape(3, -1)
+        seen = u_n.sum(axis=1) + np.abs(float64(self.bias_hn))
+
+        def image(weights: Matrix) -> Matrix:
+            replacing = largest_gated(u_n @ weights, seen * (u_r @ weights))
+            closing = u_z @ weights
+            # z (1 - z) (h - n) U_z with |h - n| at most 1 + |n|, beside (1 - z) (1 - n^2) times what n sees.
+            return largest_mix(weights, lambda z: z * closing + largest_bend(replacing, z * closing))
+
+        given = w_n + seen * w_r / 4
+        return gated_bound(
+            image,
+            largest_mix(np.zeros_like(given), lambda z: z * w_z + largest_bend(given, z * w_z)),
+            covers=("hidden",),
+            output=slice(None),
+            balls=(Ball("hidden", "linf", 1.0),),
+        )
 
     def materialize(self) -> GRUWeights:
         return GRUWeights(self.weight_hh, self.bias_hn)

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_finite, check_positive, check_word, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.stability._linear import UNIT, Matrix
+from stablernn.stability.bounds import (
+    Ball,
+    StepBound,
+    float64,
+    gated_bound,
+    largest_bend,
+    largest_gated,
+    largest_mix,
+    row_norms,
+)
 
 Imputation = Literal["decay", "none"]
 
@@ -70,8 +82,11 @@ class GRUDCell(StableCell):
     ``input_decay_bias``, :math:`W_\gamma` and :math:`b_\gamma` are ``state_decay`` and ``state_decay_bias``.
 
     Guarantee:
-        None by construction. A state within 1 in every coordinate stays so: a factor within 0 to 1 shrinks it, and the
-        step mixes it with a tanh. This and finite gradients hold for every pattern of missing values.
+        The bound by construction: a state within 1 in every coordinate stays so, a factor within 0 to 1 shrinks it, and
+        the step mixes it with a tanh. This and finite gradients hold for every pattern of missing values. Without
+        imputation a step contracts within 1, in a weighted largest coordinate, where every unit decays and the
+        recurrent weights are small. With it no rate is proved: what a difference in elapsed times makes of the values
+        filled in grows with these, which have no bound.
 
     Args:
         input_size: Features per time step.
@@ -158,6 +173,32 @@ class GRUDCell(StableCell):
     def recurrent_matrix(self) -> Tensor:
         """U of z, r and n, one over the other, ``(3 hidden, hidden)``; what decays comes before it."""
         return self.weight_hh
+
+    def step_bound(self) -> StepBound:
+        balls = (Ball("hidden", "linf", 1.0),)
+        if self.imputation == "decay":
+            return StepBound(balls=balls)
+        u_z, u_r, u_n = np.abs(float64(self.weight_hh)).reshape(3, self.hidden_size, -1)
+        w_z, w_r, w_n = row_norms(float64(self.weight_ih)).reshape(3, -1)
+        # One regular step after the last.
+        decay = float64(self.state_decay)[:, 0] + float64(self.state_decay_bias)
+        left = np.minimum(np.exp(-np.maximum(decay, 0)) * (1 + 4 * UNIT), 1.0)
+
+        def image(weights: Matrix) -> Matrix:
+            h = left * weights
+            opening = u_z @ h
+            replacing = u_n @ largest_gated(h, left * (u_r @ h))
+            # The share that is kept is s = 1 - z; |n - left h| is at most left + |n|.
+            return largest_mix(h, lambda s: s * left * opening + largest_bend(replacing, s * opening))
+
+        given = w_n + u_n @ (left * w_r) / 4
+        return gated_bound(
+            image,
+            largest_mix(np.zeros_like(given), lambda s: s * left * w_z + largest_bend(given, s * w_z)),
+            covers=("hidden",),
+            output=slice(None),
+            balls=balls,
+        )
 
     def materialize(self) -> GRUDWeights:
         recurrent, candidate = torch.split(self.weight_hh, [2 * self.hidden_size, self.hidden_size])

@@ -3,13 +3,21 @@ vanishing and exploding gradients?", ICLR 2020."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_positive, check_word, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.stability._linear import UNIT, Matrix, norm_above
+from stablernn.stability.bounds import Ball, Hypothesis, Sector, StepBound, float64, sector_bound
+
+_MOST_NEURONS = 384
+"""Of all inner steps together, up to which the matrix inequality is worked out, in a few seconds."""
 
 
 @register_cell(
@@ -144,6 +152,66 @@ class IncrementalRNNCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
+    def exact(self) -> Matrix:
+        """U in float64."""
+        left = float64(self.weight_hh)
+        return left @ float64(self.weight_hh_right) if self.recurrent_rank < self.hidden_size else left
+
+    def sector(self) -> Sector:
+        """The inner steps of y = g + h, each a layer of neurons: ``y <- (1 - e a) y + e f(U y + W x + b)``."""
+        recurrent, unit = self.exact(), np.eye(self.hidden_size)
+        seen, of_state, inner, of_neurons = self._expanded()
+        # Neurons in units in which each inner step's give alike: one multiplier for all is then a good one.
+        scale = np.maximum(np.abs(of_neurons), max(float(np.abs(of_neurons).max()), 1e-12) / 100)
+        return Sector(
+            F=(of_state - 1) * unit,
+            G=_blocks(of_neurons[None] / scale, unit),
+            V=_blocks((seen * scale)[:, None], recurrent),
+            U=_blocks(scale[:, None], float64(self.weight_ih)),
+            D=_blocks(scale[:, None] * inner / scale, recurrent) if self.inner_steps > 1 else None,
+            reach=float(scale.max()) if self.nonlinearity == "tanh" else math.inf,
+        )
+
+    def step_bound(self) -> StepBound:
+        seen, of_state, _, of_neurons = self._expanded()
+        lengths, pull = np.abs(float64(self.inner_lengths)), norm_above(self.exact())
+        factors = np.abs(1 - float64(self.inner_lengths) * self.leak) + lengths * pull
+        # What each inner step adds, and the later ones make of it.
+        added = lengths * np.append(np.cumprod(factors[:0:-1])[::-1], 1.0)
+        safe = 1 + 16 * self.inner_steps * UNIT
+        kept = abs(of_state - 1) + 8 * self.inner_steps * UNIT * (1 + abs(of_state))
+        simple = StepBound(
+            covers=self.state_names,
+            norm="l2",
+            rate=(kept + pull * float(added @ np.abs(seen))) * safe,
+            gain=norm_above(float64(self.weight_ih)) * float(added.sum()) * safe,
+            output_gain=1.0,
+        )
+        found = sector_bound(self.sector()) if self.inner_steps * self.hidden_size <= _MOST_NEURONS else simple
+        reach = float(np.abs(of_neurons).sum()) * safe
+        bounded = self.nonlinearity == "tanh" and kept * safe < 1
+        return replace(
+            min(found, simple, key=lambda bound: bound.rate),
+            balls=(Ball("hidden", "linf", reach / (1 - kept * safe)),) if bounded else (),
+            conditions=(
+                Hypothesis("max of abs(1 - e leak) + abs(e) norm(U)", float(factors.max()) * safe, 1.0, strict=True),
+            ),
+            figures={"norm_U": pull},
+        )
+
+    def _expanded(self) -> tuple[Matrix, float, Matrix, Matrix]:
+        """Of what y is made: how much of h before each inner step and after the last, then how much of the neurons of
+        each inner step, likewise."""
+        of_state, of_neurons = 2.0 if self.start == "previous" else 1.0, np.zeros(self.inner_steps)
+        seen, inner = [], []
+        for place, length in enumerate(float64(self.inner_lengths)):
+            seen.append(of_state)
+            inner.append(of_neurons)
+            kept = 1 - float(length) * self.leak
+            of_state, of_neurons = kept * of_state, kept * of_neurons
+            of_neurons[place] = length
+        return np.array(seen), of_state, np.array(inner), of_neurons
+
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         lengths, *factors = weights
@@ -156,3 +224,8 @@ class IncrementalRNNCell(StableCell):
                 product = nn.functional.linear(product, factor)
             g = g + length * (f(product + drive) - self.leak * y)
         return (g,)
+
+
+def _blocks(numbers: Matrix, block: Matrix) -> Matrix:
+    """A matrix of blocks, each a number times the same one."""
+    return np.kron(numbers, block).astype(np.float64)

@@ -3,13 +3,16 @@ CVPR 2018."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.stability.bounds import Sector, float64
 
 
 class IndRNNWeights(NamedTuple):
@@ -101,6 +104,16 @@ class IndRNNCell(StableCell):
 
     def materialize(self) -> IndRNNWeights:
         return IndRNNWeights(self.weight_hh)
+
+    def sector(self) -> Sector:
+        size = self.hidden_size
+        return Sector(
+            np.zeros((size, size)),
+            np.eye(size),
+            np.diag(float64(self.weight_hh)),
+            float64(self.weight_ih),
+            reach=math.inf,
+        )
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

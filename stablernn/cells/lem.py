@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.stability._linear import UNIT, Matrix
+from stablernn.stability.bounds import (
+    Ball,
+    Hypothesis,
+    StepBound,
+    float64,
+    gated_bound,
+    largest_bend,
+    largest_mix,
+    row_norms,
+)
 
 
 class LEMWeights(NamedTuple):
@@ -61,8 +74,10 @@ class LEMCell(StableCell):
     Guarantee:
         By construction where ``step_size`` is at most 1, for any weights and inputs: each step mixes hidden state and
         memory with a tanh, coordinate by coordinate, so that both stay within 1 once they are there; steps of any
-        length keep this. Above 1 the mix has a negative share and the bound is lost. Nothing bounds the Jacobian: the
-        paper's bounds on gradients grow with the weights.
+        length keep this. Above 1 the mix has a negative share and the bound is lost; a regular step s below 2 keeps
+        both within ``s / (2 - s)``. Where the weights are small no regular step drives two states within 1 apart, in a
+        weighted largest coordinate; for larger weights nothing of the kind holds, and the paper's bounds on gradients
+        grow with them. No rate below 1 holds for all inputs: they can make both time scales as long as they like.
 
     Args:
         input_size: Features per time step.
@@ -108,6 +123,38 @@ class LEMCell(StableCell):
     def recurrent_matrix(self) -> Tensor:
         """W_1, W_2, W_z and W_y, one over the other, ``(4 hidden, hidden)``; the last acts on the memory."""
         return torch.cat([self.weight_hh, self.weight_memory])
+
+    def step_bound(self) -> StepBound:
+        size, step = self.hidden_size, self.step_size
+        w_1, w_2, w_z = np.abs(float64(self.weight_hh)).reshape(3, size, size)
+        w_y = np.abs(float64(self.weight_memory))
+        v_1, v_2, v_z, v_y = row_norms(float64(self.weight_ih)).reshape(4, size)
+
+        def mixed(kept: Matrix, gate: Matrix, replacing: Matrix) -> Matrix:
+            # Of the share s that is kept the gate's slope is (1 - s) (1 - (1 - s) / step).
+            def replaced(share: Matrix) -> Matrix:
+                opened = np.clip(1 - (1 - share) / step, 0, 1) * gate
+                return opened + largest_bend(replacing, opened)
+
+            return largest_mix(kept, replaced, least=max(1 - step, 0.0))
+
+        def image(weights: Matrix) -> Matrix:
+            y, z = np.split(weights, 2)
+            z = mixed(z, w_2 @ y, w_z @ y)
+            return np.concatenate([mixed(y, w_1 @ y, w_y @ z), z])
+
+        nothing = np.zeros(size)
+        memory = mixed(nothing, v_2, v_z)
+        given = np.concatenate([mixed(nothing, v_1, v_y + w_y @ memory), memory])
+        radius = 1.0 if step <= 1 else step / (2 - step) * (1 + 4 * UNIT) if step < 2 else math.inf
+        return gated_bound(
+            image,
+            given,
+            covers=self.state_names,
+            output=slice(size),
+            balls=tuple(Ball(name, "linf", radius) for name in self.state_names if radius < math.inf),
+            hypotheses=(Hypothesis("step_size", step, 1.0),),
+        )
 
     def materialize(self) -> LEMWeights:
         return LEMWeights(self.weight_hh, self.weight_memory)

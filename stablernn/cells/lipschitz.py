@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,8 @@ from stablernn.cells._base import (
 )
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import symmetric_skew
+from stablernn.stability.bounds import Sector, StepBound, float64
+from stablernn.stability.continuous import with_continuous
 
 _PAPER = "Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks (ICLR 2021)"
 _PAPER_OPTIONS = {
@@ -193,6 +196,19 @@ class LipschitzRNNCell(SymmetricSkewCell):
         self.linear_scale = linear_scale
         self.reset_parameters()
 
+    def sector(self) -> Sector:
+        unit, linear = np.eye(self.hidden_size), self.linear_scale * float64(self.linear_matrix())
+        return Sector(
+            unit + self.step_size * linear,
+            self.step_size * unit,
+            float64(self.recurrent_matrix()),
+            float64(self.weight_ih),
+        )
+
+    def step_bound(self) -> StepBound:
+        linear = self.linear_scale * float64(self.linear_matrix())
+        return with_continuous(super().step_bound(), linear, float64(self.recurrent_matrix()))
+
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (stacked,) = weights
@@ -267,6 +283,23 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
             init_scale=init_scale,
         )
         self.reset_parameters()
+
+    def sector(self) -> Sector:
+        linear, recurrent, given = (
+            float64(matrix) for matrix in (self.linear_matrix(), self.recurrent_matrix(), self.weight_ih)
+        )
+        whole, half, unit = self.step_size, self.step_size / 2, np.eye(self.hidden_size)
+        to_middle = unit + half * linear
+        return Sector(
+            F=unit + whole * linear @ to_middle,
+            G=np.hstack([whole * half * linear, whole * unit]),
+            V=np.vstack([recurrent, recurrent @ to_middle]),
+            U=np.vstack([given, given]),
+            D=np.block([[np.zeros_like(unit), np.zeros_like(unit)], [half * recurrent, np.zeros_like(unit)]]),
+        )
+
+    def step_bound(self) -> StepBound:
+        return with_continuous(super().step_bound(), float64(self.linear_matrix()), float64(self.recurrent_matrix()))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_positive, check_word
 from stablernn.cells._catalog import register_cell
+from stablernn.stability._linear import UNIT, norm_above
+from stablernn.stability.bounds import GELU_SLOPE, StepBound, float64
 
 Activation = Literal["none", "gelu"]
 
@@ -160,6 +163,20 @@ class LRUCell(StableCell):
     def materialize(self) -> LRUWeights:
         real, imaginary = self.weight_output.chunk(2, dim=1)
         return LRUWeights(*self._parts(), torch.cat([real, -imaginary], dim=1))
+
+    def step_bound(self) -> StepBound:
+        weights = self.materialize()
+        moduli = np.hypot(float64(weights.real), float64(weights.imaginary))
+        added = np.exp(np.tile(float64(self.log_gain), 2))[:, None] * float64(self.weight_ih)
+        slope = GELU_SLOPE if self.activation == "gelu" else 1.0
+        return StepBound(
+            covers=("hidden",),
+            norm="l2",
+            rate=float(moduli.max()) * (1 + 2 * UNIT),
+            gain=norm_above(added),
+            output_gain=slope * norm_above(float64(weights.output)),
+            output_input_gain=slope * norm_above(float64(self.weight_skip)),
+        )
 
     def drive(self, x: Tensor) -> Tensor:
         gain = torch.exp(self.log_gain).repeat(2)[:, None]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.stability.bounds import Ball, StepBound
 
 
 class LSTMWeights(NamedTuple):
@@ -42,7 +43,9 @@ class LSTMCell(StableCell):
     In code: W is ``weight_ih``, U is ``weight_hh``, b is ``bias_ih``, gates in torch's order i, f, g, o.
 
     Guarantee:
-        None by construction. The hidden state lies within 1; the cell state grows by at most 1 a step.
+        None by construction. The hidden state lies within 1; the cell state grows by at most 1 a step. No rate is
+        proved, for none exists: what the forget gate makes of a difference of hidden states grows with the cell state,
+        which has no bound.
 
     Args:
         input_size: Features per time step.
@@ -86,6 +89,9 @@ class LSTMCell(StableCell):
 
     def materialize(self) -> LSTMWeights:
         return LSTMWeights(self.weight_hh)
+
+    def step_bound(self) -> StepBound:
+        return StepBound(balls=(Ball("hidden", "linf", 1.0),))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

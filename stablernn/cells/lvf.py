@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from stablernn.parametrizations import (
     skew_spectrum,
     vector_field,
 )
+from stablernn.stability._linear import norm_above
+from stablernn.stability.bounds import Hypothesis, StepBound, float64
 
 _PAPER = "Azencot et al.: A Differential Geometry Perspective on Orthogonal Recurrent Models (2021)"
 _SOURCE = (
@@ -78,6 +81,15 @@ class _LVFCell(PlainCell):
 
     def recurrent_matrix(self) -> Tensor:
         return self.propagator()
+
+    def step_bound(self) -> StepBound:
+        # D has the eigenvalues of its symmetric part, the divergences' halves, on its diagonal.
+        divergence = float(float64(self.operator()).diagonal().max())
+        return replace(
+            super().step_bound(),
+            conditions=(Hypothesis("proposition 2: largest diagonal entry of D", divergence, 0.0),),
+            figures={"norm_propagator": norm_above(float64(self.recurrent_matrix()))},
+        )
 
     def penalty(self) -> Tensor | None:
         if self.constraint != "soft":

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_not_negative, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.stability.bounds import StepBound
 
 _PAPER = "Feng, Tung, Ahmed, Bengio, Hajimirsadeghi: Were RNNs All We Needed? (2024)"
 _GUARANTEE = (
-    "contracting by construction: unit by unit two states under one input approach, and none leaves the range of its "
-    "start and its candidates"
+    "non-expansive by construction: unit by unit two states under one input approach, at no rate that inputs cannot "
+    "undo; none leaves the range of its start and its candidates"
 )
 _SOURCE = (
     "the equations of the paper's text, gates without recurrent input; initial values and training settings are ours."
@@ -57,6 +58,11 @@ class _MinimalCell(StableCell):
         """The diagonal matrix of what is kept where the input is zero; it differs from input to input."""
         return torch.diag(self.decay(self.weight_ih.new_zeros(self.input_size))[0])
 
+    def step_bound(self) -> StepBound:
+        # The least upper bound of a gate over all inputs is 1. How far an input moves the state depends on the state,
+        # which has no bound: no gain.
+        return StepBound(covers=("hidden",), norm="l2", rate=1.0, output_gain=1.0)
+
     def materialize(self) -> MinimalWeights:
         return MinimalWeights()
 
@@ -92,8 +98,9 @@ class MinGRUCell(_MinimalCell):
         By construction, for any parameters: the state is a convex combination of its start and of the candidates
         ``W_h x + b_h``, and never leaves their range. Two states under one input approach in every unit, by the factor
         ``1 - z < 1`` a step; over inputs that are bounded this rate is bounded away from 1, for example by
-        ``sigmoid(|W_z| max|x| - b_z)``. In float32 a gate below about ``sigmoid(-16)`` keeps everything, and near there
-        the range holds to rounding only, which adds up over some 1/z steps.
+        ``sigmoid(|W_z| max|x| - b_z)``, but over all inputs its supremum is 1. In float32 a gate below about
+        ``sigmoid(-16)`` keeps everything, and near there the range holds to rounding only, which adds up over some 1/z
+        steps.
 
     Args:
         input_size: Features per time step.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_finite, check_positive
 from stablernn.cells._catalog import register_cell
+from stablernn.stability.bounds import Ball, StepBound
 
 _PAPER = (
     "Nguyen, Baraniuk, Bertozzi, Osher, Wang: MomentumRNN: Integrating Momentum into Recurrent Neural Networks "
@@ -62,6 +63,9 @@ class _InputMomentumCell(StableCell):
     def materialize(self) -> MomentumWeights:
         return MomentumWeights(self.weight_hh, self.bias_hh)
 
+    def step_bound(self) -> StepBound:
+        return StepBound(balls=(Ball("hidden", "linf", 1.0),))
+
     def drive(self, x: Tensor) -> Tensor:
         return self.input_scale * nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
@@ -108,7 +112,8 @@ class MomentumLSTMCell(_InputMomentumCell):
 
     Guarantee:
         None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step, and v stays
-        bounded for bounded inputs since momentum is below 1.
+        bounded for bounded inputs since momentum is below 1. No rate is proved, as for
+        :class:`stablernn.cells.LSTMCell`.
 
     Args:
         input_size: Features per time step.
@@ -197,7 +202,8 @@ class ScheduledRestartLSTMCell(_InputMomentumCell):
     :math:`p_{t-1}` as ``previous`` and, as ``count``, the k of the step before, 0 after the last of a cycle.
 
     Guarantee:
-        None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step.
+        None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step. No rate is
+        proved, as for :class:`stablernn.cells.LSTMCell`.
 
     Args:
         input_size: Features per time step.
@@ -247,6 +253,9 @@ class ScheduledRestartLSTMCell(_InputMomentumCell):
     @property
     def state_sizes(self) -> tuple[int, ...]:
         return self.hidden_size, self.hidden_size, 4 * self.hidden_size, 1
+
+    def step_bound(self) -> StepBound:
+        return StepBound(balls=(Ball("hidden", "linf", 1.0), Ball("count", "linf", self.restart - 1.0)))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c, previous, count = state

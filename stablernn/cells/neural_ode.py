@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from stablernn.cells._base import (
 )
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import SOLVERS, Solver, solver_step
+from stablernn.stability.bounds import Sector, StepBound, dominance_bound, float64, sector_bound
 
 
 class NeuralODEWeights(NamedTuple):
@@ -61,7 +63,8 @@ class NeuralODERNNCell(StableCell):
 
     Guarantee:
         None by construction. Since tanh saturates, a step moves the state by at most step_size sqrt(hidden_size). W has
-        no structure: an eigenvalue with a positive real part makes the state leave the origin.
+        no structure: an eigenvalue with a positive real part makes the state leave the origin. Where tanh is saturated
+        a step changes no difference of two states, so that no rate is below 1.
 
     Args:
         input_size: Features per time step.
@@ -115,6 +118,14 @@ class NeuralODERNNCell(StableCell):
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def sector(self) -> Sector:
+        unit = np.eye(self.hidden_size)
+        return Sector(unit, self.step_size * unit, float64(self.weight_hh), float64(self.weight_ih))
+
+    def step_bound(self) -> StepBound:
+        step = self.sector()
+        return dominance_bound(step, sector_bound(step))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
@@ -170,7 +181,9 @@ class ODERNNCell(StableCell):
     from growing.
 
     Guarantee:
-        None: neither the flow nor the GRU is confined.
+        None: neither the flow nor the GRU is confined. A gate at one keeps what the flow adds at every step, so that no
+        ball holds the state; and the slope of the gate is multiplied by the state, so that without a ball there is no
+        rate either.
 
     Args:
         input_size: Features per time step.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import State, check_not_negative, step_length
 from stablernn.cells._catalog import register_cell
 from stablernn.cells.lipschitz import SymmetricSkewCell
+from stablernn.stability._linear import log_norm_above, norm_above
+from stablernn.stability.bounds import Hypothesis, Sector, StepBound, dominance_bound, float64, sector_bound
+from stablernn.stability.continuous import theorem_1
 
 
 class NoisyWeights(NamedTuple):
@@ -57,7 +62,9 @@ class NoisyRNNCell(SymmetricSkewCell):
     Guarantee:
         Conditional, as for the Lipschitz RNN: none by construction. The paper shows that for small noise training
         minimizes also a penalty on the derivatives of the loss, which encourages stability and robustness; nothing is
-        enforced. A trained d can turn negative, which runs a unit's equation backwards.
+        enforced. A trained d can turn negative, which runs a unit's equation backwards. Where all are positive, part
+        (a) of theorem 1 is enough for units of different steps too: two solutions of ``h' = d .* (A h + tanh(...))``
+        approach in the norm ``|d^(-1/2) .* e|``.
 
     Args:
         input_size: Features per time step.
@@ -124,6 +131,30 @@ class NoisyRNNCell(SymmetricSkewCell):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         nn.init.constant_(self.unit_steps, self.step_size)
+
+    def sector(self) -> Sector:
+        lengths = float64(self.unit_steps)
+        return Sector(
+            np.eye(self.hidden_size) + lengths[:, None] * float64(self.linear_matrix()),
+            np.diag(lengths),
+            float64(self.recurrent_matrix()),
+            float64(self.weight_ih),
+        )
+
+    def step_bound(self) -> StepBound:
+        step, lengths = self.sector(), float64(self.unit_steps)
+        linear = float64(self.linear_matrix())
+        # The steps as a metric are of use where none is next to nothing beside the others.
+        own = [np.diag(lengths**-0.5)] if lengths.min() > 1e-4 * lengths.max() > 0 else []
+        forwards = Hypothesis("-(smallest of the units' steps)", -float(lengths.min()), 0.0, strict=True)
+        first, second, a, *b = theorem_1(linear, step.V)
+        same = bool((lengths == lengths[0]).all())
+        return replace(
+            dominance_bound(step, sector_bound(step, metrics=own)),
+            local=forwards.holds and first.holds and second.holds and (a.holds or same and all(one.holds for one in b)),
+            conditions=(forwards, first, second, a, *b),
+            figures={"mu2_A": log_norm_above(linear), "norm_A": norm_above(linear), "norm_W": norm_above(step.V)},
+        )
 
     def materialize(self) -> NoisyWeights:  # type: ignore[override]
         return NoisyWeights(torch.cat([self.linear_matrix(), self.recurrent_matrix()]), self.unit_steps)

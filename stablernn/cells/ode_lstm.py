@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_finite, check_word, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import Solver, solver_step
+from stablernn.stability.bounds import Ball, StepBound, float64
 
 _PARTS = 3
 """Steps of the solver between two samples, as in the released code."""
@@ -63,6 +65,7 @@ class ODELSTMCell(StableCell):
     Guarantee:
         None by construction. The cell state, which the flow leaves alone, grows by at most 1 a step. Coordinate i of
         the hidden state stays within ``1 + dt (sum_j |F_2 ij| + |c_2 i|)``: the bracket is the fastest that f can be.
+        No rate is proved, as for :class:`stablernn.cells.LSTMCell`.
 
     Args:
         input_size: Features per time step.
@@ -141,6 +144,11 @@ class ODELSTMCell(StableCell):
 
     def materialize(self) -> ODELSTMWeights:
         return ODELSTMWeights(self.weight_hh, self.flow_in, self.flow_in_bias, self.flow_out, self.flow_out_bias)
+
+    def step_bound(self) -> StepBound:
+        # Of every solver a step adds a mean of velocities.
+        fastest = np.abs(float64(self.flow_out)).sum(axis=1) + np.abs(float64(self.flow_out_bias))
+        return StepBound(balls=(Ball("hidden", "linf", (1 + float(fastest.max())) * (1 + 1e-12)),))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_positive, check_word, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
+from stablernn.stability._linear import Matrix
+from stablernn.stability.bounds import Sector, StepBound, factors_of, float64, sector_bound, sector_gain
 
 Init = Literal["memory", "random"]
 
@@ -94,7 +99,8 @@ class RENCell(StableCell):
         from the paper's matrix inequality, of which H is the matrix, as tanh has slopes within 0 to 1: for differences
         of states and neurons it gives ``|E dx+|^2 <= dx^T (E + E^T - P / rate^2) dx`` in the norm of ``P^-1``, which is
         at most ``rate^2 |E dx|^2``. The matrices are built in float64. A float32 cell rounds them once, and its rate
-        holds to that rounding times the condition of the metric.
+        holds to that rounding times the condition of the metric; what it is, :meth:`step_bound` computes. The output is
+        of the state before the step, so that it follows differences at most as far as their bound, not as themselves.
 
     Args:
         input_size: Features per time step.
@@ -215,6 +221,41 @@ class RENCell(StableCell):
             within=(used.D11 / scale).to(dtype),
             bias=self.bias_ih,
         )
+
+    def sector(self) -> Sector:
+        return self._sector()[0]
+
+    def step_bound(self) -> StepBound:
+        step, from_state, from_neurons, from_input = self._sector()
+        bound = sector_bound(step, metrics=factors_of(float64(self.metric())))
+        # A state that differs by |e| gives an output that differs by read * |e|, and a next state that is bounded by
+        # rate * |e|, of which the output's gain is.
+        read = sector_gain(from_state, from_neurons, step.V, step.D, metric=bound.metric)
+        passed = sector_gain(from_input, from_neurons, step.U, step.D)
+        rate = max(bound.rate, 1e-12)
+        reached = read / rate if math.isfinite(rate) else math.inf
+        return replace(bound, rate=rate, output_gain=reached, output_input_gain=passed)
+
+    def _sector(self) -> tuple[Sector, Matrix, Matrix, Matrix]:
+        """The recurrence, and what state, neurons and input give to the output."""
+        n, q = self.hidden_size, self.num_neurons
+        used = self.materialize()
+        to_neurons, a, to_output = np.split(float64(used.state), [q, q + n])
+        given, b2, passed = np.split(float64(used.input), [q, q + n])
+        b1, from_neurons = np.split(float64(used.neurons), [n])
+        # Neurons in units in which the multiplier of the paper's matrix inequality, Lambda, is the identity.
+        scale = np.sqrt(float64(self.matrices().L))[:, None]
+        step = Sector(
+            F=a,
+            G=b1 / scale.T,
+            V=scale * to_neurons,
+            U=scale * given,
+            D=scale * float64(used.within) / scale.T,
+            B=b2,
+            c=float64(used.bias)[q : q + n],
+            reach=math.inf,
+        )
+        return step, to_output, from_neurons / scale.T, passed
 
     def drive(self, x: Tensor) -> Tensor:
         # The input's matrices hold E^-1, which is not to be solved for in every step: they act in the step.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_word, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.stability.bounds import Ball, StepBound
 
 Init = Literal["spread", "released"]
 
@@ -62,7 +63,8 @@ class SLSTMCell(StableCell):
         seen so far with positive weights, so the output stays within 1. Gates i and f are at most 1 and one of them
         is 1, so that from the first step on the normalizer is 1 or more and nothing overflows; the normalizer grows by
         at most 1 a step. The stabilizer follows the gates' inputs and changes no output. Nothing makes the step
-        contract.
+        contract, and no rate is proved: cell state and normalizer have no bound, and what the gates make of a
+        difference grows with them.
 
     Args:
         input_size: Features per time step.
@@ -133,6 +135,9 @@ class SLSTMCell(StableCell):
 
     def materialize(self) -> SLSTMWeights:
         return SLSTMWeights(self.recurrent_matrix())
+
+    def step_bound(self) -> StepBound:
+        return StepBound(balls=(Ball("hidden", "linf", 1.0),))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

@@ -3,14 +3,17 @@ term dependencies", ICML 2017."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_not_negative, check_word
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import exponential, initial_skew, skew, skew_size
+from stablernn.stability.bounds import Ball, Sector, StepBound, float64, sector_bound
 
 Form = Literal["penalty", "factored", "unbounded"]
 
@@ -171,6 +174,16 @@ class SoftOrthogonalRNNCell(StableCell):
     def materialize(self) -> PenaltyWeights | FactoredWeights:
         recurrent = self.recurrent_matrix()
         return PenaltyWeights(recurrent) if self.form == "penalty" else FactoredWeights(recurrent, self.hidden_0)
+
+    def sector(self) -> Sector:
+        size = self.hidden_size
+        return Sector(np.zeros((size, size)), np.eye(size), float64(self.recurrent_matrix()), float64(self.weight_ih))
+
+    def step_bound(self) -> StepBound:
+        bound = sector_bound(self.sector())
+        if self.form == "penalty":
+            return bound
+        return replace(bound, balls=(*bound.balls, Ball("started", "linf", 1.0)))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, step_length
 from stablernn.cells._catalog import register_cell
+from stablernn.stability._linear import Matrix, norm_above
+from stablernn.stability.bounds import Hypothesis, StepBound, float64
 
 
 class UnICORNNWeights(NamedTuple):
@@ -124,6 +127,29 @@ class UnICORNNCell(StableCell):
     def materialize(self) -> UnICORNNWeights:
         return UnICORNNWeights(self.weight_hh, torch.sigmoid(self.speed))
 
+    def step_bound(self) -> StepBound:
+        recurrent, speed = (float64(weight) for weight in self.materialize())
+        length = self.step_size * speed
+        # Between two states the tanh acts like one spring more, of a stiffness from 0 to w.
+        weakest, stiffest = self.stiffness + np.minimum(recurrent, 0), self.stiffness + np.maximum(recurrent, 0)
+        kept = _best_spring(length, weakest, stiffest)
+        # In k y^2 + z^2 - length k y z, which a step with a spring k keeps, one with a spring s is a rotation and a
+        # change of ``length abs(k - s) / scale`` at right angles to it: singular values whose product is 1.
+        scale = np.sqrt(kept * (1 - length**2 * kept / 4))
+        change = length * np.maximum(stiffest - kept, kept - weakest) / scale
+        rates = change / 2 + np.sqrt(1 + (change / 2) ** 2)
+        unit = np.eye(self.hidden_size)
+        name = "(step_size sigmoid(c))^2 (stiffness + max(w, 0)) of every unit"
+        return StepBound(
+            covers=self.state_names,
+            norm="weighted-l2",
+            rate=float(rates.max()) * (1 + 1e-12),
+            gain=norm_above((length / scale)[:, None] * float64(self.weight_ih)) * (1 + 1e-12),
+            output_gain=1.0,
+            metric=np.block([[unit, 0 * unit], [np.diag(-length * kept / 2 / scale), np.diag(1 / scale)]]),
+            conditions=(Hypothesis(name, float((length**2 * stiffest).max()), 4.0, strict=True),),
+        )
+
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
@@ -141,3 +167,17 @@ class UnICORNNCell(StableCell):
         length = step_length(self.step_size, dt) * speed
         y = y - length * z
         return y, z + length * (torch.tanh(recurrent * y + drive) + self.stiffness * y)
+
+
+def _best_spring(length: Matrix, weakest: Matrix, stiffest: Matrix) -> Matrix:
+    """The k for which ``max(stiffest - k, k - weakest) / sqrt(k (1 - length^2 k / 4))`` is least, unit by unit.
+
+    It is the mean; but more where a spring pushes, and less where one is too stiff for the step. Both roots are of the
+    derivative, and the first is below ``2 / length^2``, the second above.
+    """
+    square = np.maximum(length**2, 1e-12)
+    pushing = np.maximum(-weakest, 0)
+    kept = np.maximum((weakest + stiffest) / 2, pushing / (1 + pushing * square / 2))
+    excess = np.maximum(stiffest * square / 2 - 1, 1e-12)
+    most = np.where(stiffest * square > 2, stiffest / excess, np.inf)
+    return np.clip(np.minimum(kept, most), 1e-4, 3.999 / square)

@@ -19,6 +19,7 @@ from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import emission_graph, state_names, transition_graph
 from stablernn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
+from stablernn.stability.certificate import certify
 
 __all__ = ["FORMATS", "ExportReport", "export"]
 
@@ -35,17 +36,19 @@ class ExportReport:
         files: Name of each file and where it lies.
         signature: Inputs, outputs and states of both graphs, as JSON types.
         parity: The parity report, as JSON types.
+        certificate: What is proved of the recurrent layers, as JSON types.
     """
 
     files: Mapping[str, Path]
     signature: Mapping[str, Any]
     parity: Mapping[str, Any]
+    certificate: Mapping[str, Any]
 
 
 def export(
     model: SequenceModel, folder: Path | str, *, formats: Sequence[str] = ("onnx",), steps: int | None = None
 ) -> ExportReport:
-    """Write a model's weights, configuration, graphs and parity report into a folder.
+    """Write a model's weights, configuration, graphs, parity report and certificate into a folder.
 
     ONNX is always written: ``step.onnx`` (one step) and ``sequence.onnx`` (whole sequences). ``torchscript`` adds
     ``model.torchscript``.
@@ -66,7 +69,7 @@ def export(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     report = export(Classifier("lipschitz", input_size=1, num_classes=2, hidden_size=4), folder)
         >>> sorted(report.files)
-        ['config.json', 'parity.json', 'sequence.onnx', 'step.onnx', 'weights.safetensors']
+        ['certificate.json', 'config.json', 'parity.json', 'sequence.onnx', 'step.onnx', 'weights.safetensors']
     """
     if not isinstance(model, SequenceModel):
         raise ConfigError(
@@ -85,8 +88,10 @@ def export(
         ).SerializeToString(),
     }
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
-    lengths = sorted({*DEFAULT_LENGTHS, min(steps or 1, LONGEST)})
-    parity = check_parity(frozen, graphs["step.onnx"], graphs["sequence.onnx"], scripted, lengths=lengths)
+    parity = check_parity(
+        frozen, graphs["step.onnx"], graphs["sequence.onnx"], scripted, lengths=parity_lengths(steps or 1)
+    )
+    certificate = certify(frozen).document()
     signature = model_signature(frozen)
 
     folder = Path(folder)
@@ -101,10 +106,16 @@ def export(
         config = {"model": frozen.config(), "signature": signature, "stablernn": __version__}
         _write_json(aside / "config.json", config)
         _write_json(aside / "parity.json", parity)
+        _write_json(aside / "certificate.json", certificate)
         if scripted is not None:
             torchscript.save(scripted, aside / "model.torchscript")
         files = {path.name: path.replace(folder / path.name) for path in sorted(aside.iterdir())}
-    return ExportReport(files, signature, parity)
+    return ExportReport(files, signature, parity, certificate)
+
+
+def parity_lengths(longest: int) -> list[int]:
+    """Lengths at which parity is checked for sequences of up to a length."""
+    return sorted({*DEFAULT_LENGTHS, min(longest, LONGEST)})
 
 
 def model_signature(model: SequenceModel) -> dict[str, Any]:

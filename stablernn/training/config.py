@@ -248,6 +248,12 @@ class TrainingConfig(Section):
     warm_up: Annotated[int, Field(ge=0)] | None = None
     """Steps by which the contexts that a forecast is trained on are longer, at random up to this, so that a state that
     has seen a long stream is one that the model knows; None: recommended."""
+    certified: bool = False
+    """Whether each step ends inside the region in which the cell's step is proved to contract, or, of cells that are
+    non-expansive by construction, not to expand; see docs/stability.md."""
+    certified_margin: Annotated[float, Field(ge=1e-5, le=0.5)] | None = None
+    """By how much the proved rate of a certified cell stays below 1; None: 0.001, and nothing where the cell is
+    certified by construction."""
     skip_lr: Annotated[float, Field(ge=0)] | None = None
     """Learning rate of a forecast's linear skip, 0 to leave it as it was first fitted; None: a thirtieth of lr."""
     calibrate: bool | None = None
@@ -276,6 +282,11 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"training.momentum is only used by the optimizers 'sgd' and 'rmsprop', "
                 f"got training.optimizer='{self.optimizer}'."
+            )
+        if self.certified_margin is not None and not self.certified:
+            raise ValueError(
+                "training.certified_margin is only used with training.certified=true, got "
+                f"training.certified_margin={self.certified_margin:g}."
             )
         if self.refit and (self.patience is not None or self.schedule == "plateau" or self.calibrate):
             raise ValueError(

@@ -24,7 +24,9 @@ from torch.nn.utils import clip_grad_norm_
 from stablernn.data.windows import Samples, WindowSet
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.models import SequenceModel, States
+from stablernn.stability.projection import project
 from stablernn.tasks import Batch, PredictNextTask, Task, task_for
+from stablernn.training.certified import StabilityLog
 from stablernn.training.checkpoint import Checkpoint, optimizer_state, restore_optimizer
 from stablernn.training.config import TrainingConfig
 from stablernn.training.evaluate import Scorer, Source, TorchPredictor, predict
@@ -225,6 +227,8 @@ class Trainer:
         self._shuffle_start = self._shuffle.get_state()
         self._best: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
+        self._log = StabilityLog(model, each=settings.certified)
+        self._project()
 
     @property
     def is_done(self) -> bool:
@@ -313,8 +317,14 @@ class Trainer:
                     clip_grad_norm_(parameters, self.settings.clip_norm)
         self._optimizer.step()
         self.model.after_step(self.position.step + 1, self.total_steps)
+        self._project()
         self._schedule.step()
         return value
+
+    def _project(self) -> None:
+        if self.settings.certified:
+            for cell in self.model.rnn.cells:
+                project(cell, self.settings.certified_margin or 0.0)
 
     def _loss(self, piece: Piece) -> Tensor:
         if not isinstance(self.task, PredictNextTask):
@@ -361,6 +371,7 @@ class Trainer:
                 "train_loss": position.loss_sum / max(1, position.seen),
                 "validation": {key: value for key, value in scores.items() if key not in self._scorer.naive},
                 "seconds": round(position.seconds, 3),
+                **self._log.entry(self.epochs_begun),
             }
         )
         report(self._progress())

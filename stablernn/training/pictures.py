@@ -12,16 +12,26 @@ import numpy.typing as npt
 from stablernn.data import ClassificationData, ForecastData, WindowSet
 from stablernn.metrics import classification_metrics, confusion_matrix, reliability, seasonal_naive
 from stablernn.training.evaluate import Outputs, Scorer
-from stablernn.training.plots import plot_confusion, plot_forecast, plot_loss, plot_metric, plot_reliability
+from stablernn.training.plots import (
+    plot_confusion,
+    plot_forecast,
+    plot_loss,
+    plot_metric,
+    plot_reliability,
+    plot_stability,
+)
 
 
 def draw_curves(folder: Path, records: Sequence[dict[str, Any]], headline: str, best_epoch: int, run: str) -> None:
-    """``loss.png`` and ``metric.png`` from the lines of ``metrics.jsonl``."""
+    """``loss.png``, ``metric.png`` and ``stability.png`` from the lines of ``metrics.jsonl`` that have such figures."""
     if not records:
         return
     plot_loss(folder / "loss.png", records, title=run)
     if any(headline in record["validation"] for record in records):
         plot_metric(folder / "metric.png", records, headline, best_epoch=best_epoch, title=run)
+    certified = [record for record in records if "contraction_rate" in record.get("stability", {})]
+    if certified:
+        plot_stability(folder / "stability.png", certified, best_epoch=best_epoch, title=run)
 
 
 def draw_predictions(

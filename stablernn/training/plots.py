@@ -63,6 +63,28 @@ def plot_metric(path: Path, records: Sequence[Record], name: str, *, best_epoch:
     _save(figure, path)
 
 
+def plot_stability(path: Path, records: Sequence[Record], *, best_epoch: int, title: str) -> None:
+    """The proved rate of each epoch that has one, against 1, from which on nothing need be forgotten."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    rates = {record["epoch"]: record["stability"]["contraction_rate"] for record in records}
+    _style(axes, title)
+    axes.axhline(1, color=BLACK, linewidth=1)
+    axes.plot(list(rates), list(rates.values()), color=BLUE, marker="o", markersize=3)
+    if best_epoch in rates:
+        axes.axvline(best_epoch, color=ORANGE, linewidth=0.8, linestyle=":")
+        axes.set_title(f"{rates[best_epoch]:.5g} in epoch {best_epoch}", loc="right", color=ORANGE, fontsize=9)
+    highest = max(rates.values())
+    axes.fill_between(axes.get_xlim(), 0, 1, color=GREEN, alpha=0.08, linewidth=0)
+    axes.margins(x=0)
+    axes.set_ylim(min(0.98 * min(rates.values()), 0.98), 1.02 * max(1.0, highest))
+    if highest > 20:
+        axes.set_yscale("log")
+    axes.set_ylabel("proved contraction rate, per step")
+    _epochs_axis(axes)
+    _save(figure, path)
+
+
 def plot_confusion(path: Path, counts: Array, labels: Sequence[str], *, title: str) -> None:
     """A confusion matrix: rows are true classes, shaded by the share of the row, numbered by counts."""
     classes = len(labels)

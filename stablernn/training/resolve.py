@@ -14,6 +14,7 @@ from stablernn.cells import StableCell, create_cell, recommended_training
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.data.steps import StepData
 from stablernn.errors import ConfigError
+from stablernn.stability.projection import certified_kind, is_projected
 from stablernn.training.config import Config, ModelConfig, validate
 from stablernn.training.model_settings import length_of_training, model_settings, task_training
 from stablernn.training.step_settings import (
@@ -37,6 +38,9 @@ FALLBACK_LR: dict[str, float] = {"adamw": 1e-3, "adam": 1e-3, "sgd": 1e-2, "rmsp
 
 MOST_SUBSTEPS = 64
 """Parts of one step beyond which a cell would take longer over its gaps than over its data."""
+
+CERTIFIED_MARGIN = 1e-3
+"""By how much the rate of a certified cell stays below 1."""
 
 QUANTILES = (0.1, 0.5, 0.9)
 """Levels of a forecast's quantiles: the median and a central interval of 80 %."""
@@ -106,6 +110,8 @@ def _training(
         _forget(defaults, "lr", "orthogonal_lr", "momentum")
     defaults.setdefault("lr", FALLBACK_LR[optimizer])
     _orthogonal_lr(config, given, defaults)
+    if config.training.certified:
+        defaults["certified_margin"] = _certified_margin(config)
     defaults |= task_training(config, data, model, given["lr"] or defaults["lr"])
     if optimizer in ("sgd", "rmsprop"):
         defaults.setdefault("momentum", 0.0)
@@ -195,6 +201,30 @@ def enough_memory(model: ModelConfig) -> Iterator[None]:
             f"A model with model.hidden_size={model.hidden_size} and model.num_layers={model.num_layers} does not fit "
             "into memory. Lower one of the two."
         ) from error
+
+
+def _certified_margin(config: Config) -> float | None:
+    """The margin below 1, None where there is none to keep.
+
+    Raises:
+        ConfigError: If the model has no certified region.
+    """
+    model, given = config.model, config.training.certified_margin
+    cell = described_cell(model)
+    if certified_kind(cell) == "non-expansive" and model.num_layers > 1:
+        raise ConfigError(
+            f"The step of '{model.cell}' is non-expansive, which says nothing of several layers one above the other, "
+            f"got model.num_layers={model.num_layers} with training.certified. Set it to 1, or take a cell that "
+            "contracts, such as lipschitz or lru."
+        )
+    if is_projected(cell):
+        return CERTIFIED_MARGIN
+    if given is not None:
+        raise ConfigError(
+            f"training.certified_margin is not used by '{model.cell}', which is certified by construction, got "
+            f"{given:g}; leave it out."
+        )
+    return None
 
 
 def _orthogonal_lr(config: Config, given: dict[str, Any], defaults: dict[str, Any]) -> None:

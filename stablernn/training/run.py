@@ -28,10 +28,12 @@ from stablernn.data.steps import StepData
 from stablernn.data.types import score_notes
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun
 from stablernn.models import Classifier, Forecaster, SequenceModel, build_model
+from stablernn.stability.certificate import certify
 from stablernn.tasks import ClassifyTask, ForecastTask, Task
 from stablernn.training._files import plain, read_json, write_bytes, write_json
 from stablernn.training.baselines import Baselines
 from stablernn.training.calibration import fit_offsets, fit_temperature
+from stablernn.training.certified import check_certified
 from stablernn.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stablernn.training.closed_form import fit_forecaster, gate
 from stablernn.training.config import Config, laid_over, load_config
@@ -87,7 +89,8 @@ def train(
         UnknownNameError: If the dataset or the cell is not there.
         DataError: If the data cannot be used, or is not that with which the run began.
         DeviceError: If the device is not there.
-        TrainingError: If the loss is not finite, or no epoch left weights that give finite answers.
+        TrainingError: If the loss is not finite, no epoch left weights that give finite answers, or less is proved of
+            the best ones than ``training.certified`` asks for.
         InterruptedRun: If the user stopped it; it can be resumed.
     """
     place = _place_to_resume(run_dir) if resume else None
@@ -558,6 +561,8 @@ def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, s
     if calibration:
         write_json(place.calibration, calibration)
     place.save("best", trainer.best(trainer.model.state_dict()))
+    if config.training.certified:
+        check_certified(trainer.model, certify(trainer.model))
     predictor = TorchPredictor(trainer.model)
     position = trainer.position
     draw_curves(place.plots, place.records(), trainer.task.headline, position.best_epoch, place.path.name)

@@ -13,6 +13,7 @@ import pytest
 from cli_helpers import Result, Workplace
 
 FILES = {
+    "certificate.json",
     "weights.safetensors",
     "config.json",
     "step.onnx",
@@ -39,13 +40,14 @@ def test_export_prints_what_it_published(workplace: Workplace) -> None:
     document = result.json
     assert document["ref"] == "digits:2"
     assert document["aliases"] == ["production"]
-    assert document["certificate"] is None
     plots = {f"plots/{path.name}" for path in (workplace.path("digits-run") / "plots").iterdir()}
     assert set(document["files"]) == FILES | plots
     assert document["parity"]["max_rel_error"] < 1e-4
     assert document["parity"]["stream_equals_sequence"] is True
     shown = workplace.ok("registry", "show", "digits@production", "--json").json
     assert shown["digest"] == document["digest"]
+    assert document["certificate"] == json.loads(Path(shown["files"]["certificate.json"]["path"]).read_text())
+    assert document["certificate"] == shown["manifest"]["certificate"]
     for filename, entry in shown["files"].items():
         content = Path(entry["path"]).read_bytes()
         assert {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} == document["files"][filename]

@@ -22,6 +22,7 @@ HEAVY = ("torch", "onnxruntime", "polars", "matplotlib", "fastapi", "uvicorn", "
 COMMANDS = {
     "train",
     "eval",
+    "certify",
     "export",
     "plot",
     "predict",
@@ -32,6 +33,8 @@ COMMANDS = {
     "registry rollback",
     "registry log",
     "registry verify",
+    "registry policy show",
+    "registry policy set",
     "cells list",
     "cells show",
     "data check",

@@ -1,7 +1,7 @@
 """Writes again and again, each time stopped at another line: by SIGKILL in a forked child, or by Ctrl-C.
 
 Run as a script by test_interrupted.py, so that it forks from a process without threads. Prints one JSON object a write.
-The stop comes right before a line of the two modules that write to disk, for each line that runs and for its first and
+The stop comes right before a line of the modules that write to disk, for each line that runs and for its first and
 its last time. What is seen after each is judged by the test.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import stablernn_registry
 from stablernn_registry import Registry
 
-WRITING = {str(Path(stablernn_registry.__file__).with_name(name)) for name in ("store.py", "disk.py")}
+WRITING = {str(Path(stablernn_registry.__file__).with_name(name)) for name in ("store.py", "writes.py", "disk.py")}
 FIELDS: dict[str, Any] = {"task": "predict-next", "cell": "lipschitz", "signature": {}, "features": ["x"]}
 Line = tuple[str, int]
 
@@ -28,6 +28,9 @@ Line = tuple[str, int]
 def act(registry: Registry, source: Path, action: str) -> None:
     if action == "publish":
         registry.publish("digits", {"a": source, "b/c": source.with_name("second")}, FIELDS, who="ada")
+    elif action == "policy":
+        # Asks nothing that the versions here could not show.
+        registry.set_policy({}, alias="gated", why="because", who="ada")
     else:
         registry.set_alias("digits", "production", 1 + len(registry.log("digits")) % 2, who="ada")
 
@@ -86,7 +89,7 @@ def seen(registry: Registry) -> dict[str, Any]:
     return {
         "versions": list(models[0].versions) if models else [],
         "aliases": models[0].aliases if models else {},
-        "lines": len(registry.log("digits")) if models else 0,
+        "lines": (len(registry.log("digits")) if models else 0) + len(registry.policy().entries),
         "content": registry.get("digits").read("a").decode() if models else None,
         "problems": report.problems,
         "notes": report.notes,

@@ -47,7 +47,15 @@ def test_forecaster(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("skip", "said"), [("linear", True), ("none", False)])
 def test_the_card_says_what_a_certificate_is_of(fields: dict[str, Any], skip: str, *, said: bool) -> None:
-    card = model_card(ManifestFields.parse({**fields, "lineage": {"config": {"model": {"skip": skip}}}}))
+    certificate = {
+        "kind": "bounded",
+        "contraction_rate": 1.5,
+        "hypotheses": [{"name": "a", "value": 2.0, "holds": False}],
+    }
+    given = {**fields, "certificate": certificate, "lineage": {"config": {"model": {"skip": skip}}}}
+    card = model_card(ManifestFields.parse(given))
+    assert "bounded: no input drives the state out of a known ball; two states under one input may part." in card
+    assert "\n| condition | value | at most | holds |\n| --- | --- | --- | --- |\n| a | 2 | null | false |\n" in card
     sentence = "\nA certificate is of the recurrent layers: it says nothing of the linear skip beside them.\n"
     assert (sentence in card) == said
 

@@ -10,6 +10,7 @@ import pytest
 from stablernn_registry import Manifest, Registry, Version
 from stablernn_registry.journal import AliasEntry, PublishEntry
 from stablernn_registry.layout import MARKER
+from stablernn_registry.policy import MetricRule, PolicyEntry, PolicyRules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "registry.md").read_text()
 EXAMPLE, READER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -45,7 +46,7 @@ def test_a_reader_without_our_package_finds_the_same_bytes_and_any_change(
 
 def test_every_field_on_disk_is_documented() -> None:
     fields = set()
-    for model in (Manifest, PublishEntry, AliasEntry):
+    for model in (Manifest, PublishEntry, AliasEntry, PolicyEntry, PolicyRules, MetricRule):
         fields |= {info.alias or name for name, info in model.model_fields.items()}
     assert {field for field in fields if f"`{field}`" not in PAGE and f'`"{field}"`' not in PAGE} == set()
     assert MARKER.decode().strip() in PAGE

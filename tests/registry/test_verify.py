@@ -24,7 +24,7 @@ MARKER = '{"format":"stablernn-registry","schema":1}'
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    """Two models, three versions, aliases; tests that damage it work on a copy or mend it."""
+    """Two models, three versions, aliases, a policy; tests that damage it work on a copy or mend it."""
     folder = tmp_path_factory.mktemp("filled")
     registry = Registry(folder / "registry")
     fields: dict[str, Any] = {"task": "predict-next", "cell": "lipschitz", "signature": {}, "features": ["x"]}
@@ -35,6 +35,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Registry:
         registry.publish(ref.split(":")[0], sources, fields, who="ada")
     registry.set_alias("digits", "production", 1, who="ada", why="first release")
     registry.set_alias("digits", "production", 2, who="bob")
+    registry.set_policy({"max_parity": 1e-5}, who="ada", why="careful", alias="gated")
+    registry.set_policy({"kind": "contracting"}, who="ada", why="more careful", alias="gated")
     return registry
 
 
@@ -67,8 +69,8 @@ def assert_reads_are_right_or_refused(registry: Registry) -> None:
 def test_an_undamaged_registry_is_ok(filled: Registry) -> None:
     report = filled.verify()
     assert (report.ok, report.problems, report.notes) == (True, (), ())
-    # registry.json, 2 locks, 2 logs, 3 manifests, 5 different blobs
-    assert report.checked == 13
+    # registry.json, policy, 3 locks, 2 logs, 3 manifests, 5 different blobs
+    assert report.checked == 15
     assert report.ref == str(filled.root)
 
 
@@ -371,8 +373,8 @@ def test_lock_files_are_empty(damaged: Registry) -> None:
 def test_verify_of_one_version_reads_the_root_and_its_model_but_not_other_models(damaged: Registry) -> None:
     report = damaged.verify("digits@production")
     assert report.ref == "digits@production"
-    # registry.json, 2 locks, 1 log, 2 manifests, 2 blobs
-    assert (report.ok, report.checked) == (True, 8)
+    # registry.json, policy, 3 locks, 1 log, 2 manifests, 2 blobs
+    assert (report.ok, report.checked) == (True, 10)
     (damaged.root / "notes.txt").write_text("x")
     assert not damaged.verify("digits@production").ok
 

@@ -100,6 +100,7 @@ def test_a_length_in_a_later_layer_replaces_the_other_kind(first: str, second: s
 TRAINING = (
     "'training' has epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, weight_decay, momentum, schedule, "
     "step_epochs, lr_decay, clip_norm, refit, label_smoothing, class_weights, time_warp, jitter, rescale, warm_up, "
+    "certified, certified_margin, "
     "skip_lr, calibrate, bptt_steps, patience, seed, device, threads."
 )
 UNKNOWN = {
@@ -166,7 +167,8 @@ WRONG = {
     "training=5": (
         "training must be a section with keys (epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, "
         "weight_decay, momentum, schedule, step_epochs, lr_decay, clip_norm, refit, label_smoothing, class_weights, "
-        "time_warp, jitter, rescale, warm_up, skip_lr, calibrate, bptt_steps, patience, seed, device, threads), got 5."
+        "time_warp, jitter, rescale, warm_up, certified, certified_margin, skip_lr, calibrate, bptt_steps, patience, "
+        "seed, device, threads), got 5."
     ),
 }
 

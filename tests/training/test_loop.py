@@ -92,7 +92,7 @@ def test_a_line_an_epoch() -> None:
     ours, journal = trainer(epochs=2)
     ours.fit()
     assert [(line["epoch"], line["step"], line["lr"]) for line in journal.lines] == [(1, 3, 0.01), (2, 6, 0.01)]
-    assert set(journal.lines[0]) == {"epoch", "step", "lr", "train_loss", "validation", "seconds"}
+    assert set(journal.lines[0]) == {"epoch", "step", "lr", "train_loss", "validation", "seconds", "stability"}
     assert set(journal.lines[0]["validation"]) == {"accuracy", "macro_f1", "log_loss", "ece", "roc_auc"}
 
 

@@ -59,6 +59,7 @@ def test_the_files_of_a_run(task: str, pictures: list[str], runs: dict[str, tupl
             *(f"plots/{picture}" for picture in pictures),
             "plots/loss.png",
             "plots/metric.png",
+            "plots/stability.png",
             "summary.json",
         ]
     )

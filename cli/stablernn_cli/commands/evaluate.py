@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from stablernn_cli.commands import eval_robustness, eval_stability
 from stablernn_cli.commands.registry import data_notes, show_metrics
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import Device, DeviceOption, Split, TargetArgument
@@ -30,6 +31,8 @@ class Further:
         backtest: Rolling origins of a forecast, ``windows=8,step=24``.
         soak: Whether a forecast runs freely.
         early: Whether a classification is scored on beginnings of sequences.
+        stability: Whether stability is certified and observed.
+        robustness: Whether and how a classification is attacked.
     """
 
     by: By | None = None
@@ -37,6 +40,8 @@ class Further:
     backtest: str | None = None
     soak: bool = False
     early: bool = False
+    stability: bool = False
+    robustness: eval_robustness.Asked = eval_robustness.Asked()
 
 
 def evaluate(
@@ -86,6 +91,22 @@ def evaluate(
         bool,
         typer.Option("--early", help="Classification: scores after each tenth of the sequences.", rich_help_panel=MORE),
     ] = False,
+    robustness: eval_robustness.RobustnessOption = False,
+    attack_budgets: eval_robustness.BudgetsOption = None,
+    attack_budgets_l2: eval_robustness.L2BudgetsOption = None,
+    attack_steps: eval_robustness.StepsOption = None,
+    attack_sequences: eval_robustness.SequencesOption = None,
+    attack_clip: eval_robustness.ClipOption = False,
+    attack_random_start: eval_robustness.RandomStartOption = False,
+    stability: Annotated[
+        bool,
+        typer.Option(
+            "--stability",
+            help="What is proved of the model's stability, and beside it what is observed on the split: Jacobians, "
+            "Lyapunov exponents, gradients. A run gets pictures.",
+            rich_help_panel=MORE,
+        ),
+    ] = False,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -98,7 +119,16 @@ def evaluate(
     Example: stablernn eval digits@production --split test
     """
     output = Output.of(context, as_json)
-    further = Further(by, tables, backtest, soak, early)
+    attacked = eval_robustness.Asked(
+        robustness,
+        attack_budgets,
+        attack_budgets_l2,
+        attack_steps,
+        attack_sequences,
+        attack_clip,
+        attack_random_start,
+    )
+    further = Further(by, tables, backtest, soak, early, stability, attacked)
     document = score(output, target, data=data, split=split, device=device, further=further)
     if as_json:
         output.document(document)
@@ -124,6 +154,7 @@ def score(
 
         model = open_target(target, device)
         _check(model, asked)
+        attack = asked.robustness.settings(model.task, model.name)
         loaded = model.load_data(data)
         extra: dict[str, Any] = {}
         if isinstance(loaded, StepData):
@@ -131,6 +162,10 @@ def score(
             metrics, samples = evaluate_steps(model.predictor, loaded, split, **named), len(loaded.split(split))
         else:
             metrics, samples, extra = _of_samples(model, loaded, split, asked)
+        if asked.stability:
+            extra |= eval_stability.observed(target, model, loaded, split)
+    if attack is not None:
+        extra["robustness"] = eval_robustness.measure(output, target, model, loaded, split, attack)
     if data is None and loaded.fingerprint != model.fingerprint:
         output.note(f"Note: '{loaded.name}' has changed since {target} was trained on it.")
     return {
@@ -245,7 +280,11 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
         _show_backtest(output, document["backtest"])
     if "soak" in document:
         _show_soak(output, document["soak"])
-    for path in document.get("tables", ()):
+    if "robustness" in document:
+        eval_robustness.show(output, document["robustness"])
+    if "stability" in document:
+        eval_stability.show(output, document)
+    for path in (*document.get("tables", ()), *document.get("plots", ())):
         output.note(f"Wrote {path}.")
 
 

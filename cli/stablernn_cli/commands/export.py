@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stablernn_cli.commands.registry import files_intact
 from stablernn_cli.errors import UsageError
+from stablernn_cli.gates import gates
 from stablernn_cli.options import RunArgument
 from stablernn_cli.output import JsonOption, Output, figure, plain
 from stablernn_cli.targets import is_run
@@ -107,13 +107,15 @@ def publish(
     }
     if alias is not None:
         output.note(f"Published {version.ref}.")
-        registry.set_alias(name, alias, version.version, why=f"export of {run.name}", checks=[files_intact])
+        registry.set_alias(name, alias, version.version, why=f"export of {run.name}", checks=gates(registry, alias))
         document["aliases"] = [alias]
     return document
 
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
     """The new version for people."""
+    from stablernn_registry.certificates import in_words
+
     parity = document["parity"]
     ref = document["ref"]
     name = ref.partition(":")[0]
@@ -127,6 +129,7 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
                 f"{figure(parity['step_rel_error'])} in one step"
             ),
             "stream equals sequence": "bit for bit" if parity["stream_equals_sequence"] else "no",
+            "certificate": in_words(document["certificate"]),
         }
     )
     output.text()
@@ -197,6 +200,7 @@ def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any]
                 },
                 "metrics": run.summary["metrics"] if run.summary else {},
                 "parity": report.parity,
+                "certificate": report.certificate,
                 "lineage": {
                     "data": {key: data[key] for key in ("name", "fingerprint", "splits", "notes")},
                     "config": run.config.tree(),

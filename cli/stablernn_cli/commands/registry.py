@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stablernn_cli.commands import registry_policy
 from stablernn_cli.errors import REFUSED, Reported, UsageError
 from stablernn_cli.options import RefArgument
 from stablernn_cli.output import JsonOption, Output, figure
 
 if TYPE_CHECKING:
-    from stablernn_registry import AliasEntry, CheckResult, LogEntry, Version
+    from stablernn_registry import AliasEntry, LogEntry, Registry, Version
 
 app = typer.Typer(help="Look after trained models: versions, aliases, integrity", no_args_is_help=True)
+app.add_typer(registry_policy.app, name="policy")
 
 WhyOption = Annotated[str | None, typer.Option(help="Reason, kept in the model's log.", show_default=False)]
-ForceOption = Annotated[bool, typer.Option("--force", help="Move it even if a check refuses; needs --why.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Move it even if it is refused; needs --why.")]
 AliasRef = Annotated[str, typer.Argument(metavar="NAME@ALIAS", help="The alias and the model it belongs to.")]
 
 
@@ -58,6 +60,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
     Example: stablernn registry show digits@production
     """
     from stablernn_registry import Registry
+    from stablernn_registry.certificates import in_words
 
     output = Output.of(context, as_json)
     version = Registry().get(ref)
@@ -80,6 +83,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
             **({"targets": _listed(manifest.targets)} if manifest.targets else {}),
             **({"horizon": f"{manifest.horizon} steps"} if manifest.horizon else {}),
             "parity": f"max relative error {figure(manifest.parity.get('max_rel_error'))}",
+            "certificate": in_words(manifest.certificate),
         },
         title=version.ref,
     )
@@ -99,16 +103,22 @@ def alias(
 ) -> None:
     """Point an alias to a version
 
-    Exit code 3: a check refused, and the alias stays where it was.
+    The registry's policy must allow it (`stablernn registry policy show`), every file must be as it was published, and
+    certificate and parity, computed anew from the version's files, must be what was stored. Exit code 3: one of these
+    refused, and the alias stays where it was. With --force it moves all the same; the log keeps what refused, and why.
 
     Example: stablernn registry alias digits@production 3 --why "98.6 % on the test split"
     """
+    from stablernn_cli.gates import gates
     from stablernn_registry import Registry
 
     output = Output.of(context, as_json)
     name, word = _name_and_alias(target)
     _check_force(force, why)
-    _report_move(output, name, Registry().set_alias(name, word, version, why=why, force=force, checks=[files_intact]))
+    registry = Registry()
+    with output.status(f"Checking {name}:{version} ..."):
+        entry = registry.set_alias(name, word, version, why=why, force=force, checks=gates(registry, word))
+    _report_move(output, name, entry)
 
 
 @app.command()
@@ -121,16 +131,21 @@ def rollback(
 ) -> None:
     """Point an alias back to where it was before
 
-    Each further rollback goes one move further back.
+    Each further rollback goes one move further back. The version it goes back to is checked as by `stablernn registry
+    alias`. Exit code 3: it was refused, and the alias stays where it is.
 
     Example: stablernn registry rollback digits@production --why "errors on the night shift"
     """
+    from stablernn_cli.gates import gates
     from stablernn_registry import Registry
 
     output = Output.of(context, as_json)
     name, word = _name_and_alias(target)
     _check_force(force, why)
-    _report_move(output, name, Registry().rollback(name, word, why=why, force=force, checks=[files_intact]))
+    registry = Registry()
+    with output.status("Checking the version before ..."):
+        entry = registry.rollback(name, word, why=why, force=force, checks=gates(registry, word))
+    _report_move(output, name, entry)
 
 
 @app.command()
@@ -162,51 +177,75 @@ def verify(
         str | None,
         typer.Argument(metavar="[REF]", help="A version; default: every byte of the registry.", show_default=False),
     ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Compute certificate and parity anew, too, and compare.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check every byte against its hash
 
-    With a reference, that version and the registry's own files. Exit code 3: something differs.
+    With a reference, that version and the registry's own files. With --recompute, what is proved of a version's
+    stability and how far its graphs are from its weights are computed anew from its files; the certificate must be the
+    stored one, the parity within its bounds. Exit code 3: something differs.
 
     Example: stablernn registry verify digits@production
     """
     from stablernn_registry import Registry
 
     output = Output.of(context, as_json)
+    registry = Registry()
+    if recompute:
+        # Where it is not installed, that is no problem of the registry's: said at once, and not of every version.
+        import stablernn.export.reload  # noqa: F401
     with output.status("Reading and hashing every file ..."):
-        report = Registry().verify(ref)
+        report = registry.verify(ref)
+    document: dict[str, Any] = {
+        "ref": report.ref,
+        "ok": report.ok,
+        "checked": report.checked,
+        "problems": list(report.problems),
+        "notes": list(report.notes),
+    }
+    if recompute:
+        _recompute(output, registry, ref, document)
     if as_json:
-        output.document(
-            {
-                "ref": report.ref,
-                "ok": report.ok,
-                "checked": report.checked,
-                "problems": report.problems,
-                "notes": report.notes,
-            }
-        )
+        output.document(document)
     else:
-        for problem in report.problems:
+        for problem in document["problems"]:
             output.text(f"problem: {problem}")
-        for note in report.notes:
+        for note in document["notes"]:
             output.text(f"note: {note}")
-        verdict = "everything is as it was published" if report.ok else f"{len(report.problems)} problems"
-        output.text(f"{report.ref}: {report.checked} files read, {verdict}.")
-    if not report.ok:
+        count = len(document.get("recomputed", ()))
+        computed = f", {count} version{'' if count == 1 else 's'} computed anew" if recompute else ""
+        verdict = "everything is as it was published" if document["ok"] else f"{len(document['problems'])} problems"
+        output.text(f"{report.ref}: {report.checked} files read{computed}, {verdict}.")
+    if not document["ok"]:
         raise Reported(REFUSED)
 
 
-def files_intact(candidate: Version, current: Version | None) -> CheckResult:
-    """The gate of every alias move: no alias leads to a version whose bytes are not the published ones."""
-    from stablernn_registry import CheckResult, IntegrityError
+def _recompute(output: Output, registry: Registry, ref: str | None, document: dict[str, Any]) -> None:
+    """Adds to what ``verify`` found what comes out differently when it is computed anew."""
+    from stablernn_cli.gates import recomputed
+    from stablernn_registry import IntegrityError
 
-    del current
+    document["recomputed"] = []
     try:
-        for filename in candidate.manifest.files:
-            candidate.read(filename)
-    except IntegrityError as error:
-        return CheckResult("files intact", ok=False, detail=str(error).rstrip("."))
-    return CheckResult("files intact", ok=True, detail=f"{len(candidate.manifest.files)} files")
+        refs = [ref] if ref else [f"{model.name}:{number}" for model in registry.list() for number in model.versions]
+    except IntegrityError:
+        document["notes"].append("Nothing was computed anew, for a log is damaged; name a version of another model.")
+        return
+    for one in refs:
+        try:
+            version = registry.get(one)
+            with output.status(f"Computing certificate and parity of {version.ref} anew ..."):
+                results = recomputed(version)
+        except IntegrityError:
+            # One of the problems already.
+            continue
+        certificate, parity = results
+        document["recomputed"].append({"ref": version.ref, "certificate": certificate.detail, "parity": parity.detail})
+        document["problems"] += [f"'{version.ref}': {r.name}: {r.detail}." for r in results if not r.ok]
+    document["ok"] = not document["problems"]
 
 
 def describe(version: Version) -> dict[str, Any]:

@@ -47,6 +47,7 @@ KEYS = {
     "lr": "training.lr",
     "optimizer": "training.optimizer",
     "patience": "training.patience",
+    "certified": "training.certified",
     "seed": "training.seed",
     "device": "training.device",
     "threads": "training.threads",
@@ -122,6 +123,15 @@ def train(
     ] = None,
     patience: Annotated[
         int | None, _training("Stop after so many epochs without a better validation metric; default: never.")
+    ] = None,
+    certified: Annotated[
+        bool | None,
+        typer.Option(
+            "--certified",
+            help="Keep every step where the layers are proved to contract, or not to expand; default: no.",
+            rich_help_panel=TRAINING_PANEL,
+            show_default=False,
+        ),
     ] = None,
     seed: Annotated[int | None, _training("Of initial weights, order of samples and dropout; default: 0.")] = None,
     device: Annotated[Device | None, _training("Where to compute; default: auto, a GPU where there is one.")] = None,

@@ -68,6 +68,14 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "static": manifest.static,
             "calendar": None if manifest.calendar is None else [period.model_dump() for period in manifest.calendar],
             "states": [state.model_dump() for state in found.states],
+            "certificate": manifest.certificate,
+            "state_guard": {
+                "states": sorted(found.guard.balls),
+                "exits": found.guard.exits,
+                "note": "inputs of these states outside their certified balls are refused"
+                if found.guard.balls
+                else "none: the certificate knows no ball for any state",
+            },
             "engine": "onnx",
             "device": found.placement.device,
             "device_note": found.placement.note,
@@ -137,8 +145,17 @@ def _infer(
     if x is not None and x.ndim == len(model.sequence.inputs[model.input_name].shape):
         check_size(model, x.shape[0], x.shape[1], settings)
     names = None if request.outputs is None else [output.name for output in request.outputs]
-    answers = model.run(model.sequence, request.inputs, names, stop)
-    about = {"model_name": model.name, "model_version": str(model.version)}
+    model.guard.check(request.inputs)
+    guarded = [state.output for state in model.states if state.input in model.guard.balls]
+    fetched = None if names is None else [*names, *(name for name in guarded if name not in names)]
+    answers = model.run(model.sequence, request.inputs, fetched, stop)
+    states = {state.input: answers[state.output] for state in model.states if state.output in guarded}
+    outside = model.guard.exited(states, f"{model.name}:{model.version}")
+    if names is not None:
+        answers = {name: answers[name] for name in names}
+    about: dict[str, Any] = {"model_name": model.name, "model_version": str(model.version)}
+    if outside:
+        about["parameters"] = {"states_outside_ball": ", ".join(outside)}
     return encode_response(about, request, answers, model.manifest.labels)
 
 

@@ -28,6 +28,7 @@ from stablernn_registry.errors import near
 from stablernn_server.errors import DeviceError, InputError, ModelLoadError, NotReadyError, cut
 from stablernn_server.runtime.checks import KNOWN, check_dt, check_lengths, checked, converted, count
 from stablernn_server.runtime.graph_check import check_graph
+from stablernn_server.runtime.guard import StateGuard
 from stablernn_server.runtime.rollout import Rollout
 from stablernn_server.runtime.session import RUNTIME_ERRORS, Device, Placement, Stop, choose_device, open_session
 
@@ -86,6 +87,7 @@ class OnnxModel:
         patch_stride: Samples after which the state moves on.
         input_name: ``x``, numbers, or ``tokens``, whole numbers below that of the features.
         next_outputs: Names of the outputs that are states.
+        guard: Where the certificate says that states stay.
     """
 
     def __init__(self, version: Version, placement: Placement, threads: int) -> None:
@@ -113,6 +115,10 @@ class OnnxModel:
         shape = self.step.inputs[self.input_name].shape
         self.patch_stride: int = int(shape[1]) if self.input_name == "x" and len(shape) == 3 else 1
         self.next_outputs: frozenset[str] = frozenset(state.output for state in self.states)
+        try:
+            self.guard = StateGuard(self.manifest.certificate, [state.input for state in self.states])
+        except ValueError as error:
+            raise self._refusal(str(error)) from error
 
     @classmethod
     def load(cls, version: Version, device: Device = "auto", threads: int = 1) -> Self:

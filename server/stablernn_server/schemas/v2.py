@@ -89,4 +89,5 @@ class InferAnswer(BaseModel):
     model_name: str
     model_version: str
     id: str | None = None
+    parameters: dict[str, str] | None = None
     outputs: list[InferTensor]

@@ -1,0 +1,76 @@
+"""`stablernn certify`: what is proved of a trained model, from its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from stablernn_cli.errors import REFUSED, CommandError
+from stablernn_cli.options import Kind, TargetArgument
+from stablernn_cli.output import JsonOption, Output
+from stablernn_cli.targets import certified
+
+
+def certify(
+    context: typer.Context,
+    target: TargetArgument,
+    require: Annotated[
+        Kind | None, typer.Option(help="Exit with code 3 unless at least this is proved.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute what is proved of a model's stability
+
+    From the weights, in float64, for all states and inputs: how fast two states under one input approach, in which
+    norm, and where states stay. The kinds, from the strongest to the weakest, are contracting, non-expansive, bounded,
+    local and none. docs/stability.md says what each means and how it is proved. Exit code 3: less is proved than
+    --require asks for.
+
+    Example: stablernn certify digits@production --require contracting
+    """
+    from stablernn_registry.certificates import is_as_strong
+
+    output = Output.of(context, as_json)
+    with output.status(f"Certifying {target} ..."):
+        name, certificate = certified(target)
+    if as_json:
+        output.document({"target": name, **certificate})
+    else:
+        show(output, name, certificate)
+    if require is not None and not is_as_strong(certificate["kind"], require):
+        raise CommandError(
+            f"'{require}' is required of {name}, and '{certificate['kind']}' is what is proved. docs/stability.md says "
+            "which cells and settings are more stable.",
+            REFUSED,
+        )
+
+
+def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
+    """A certificate for people."""
+    from stablernn_registry.certificates import in_words
+
+    balls = [f"{ball['state']} within {ball['radius']:.6g} ({ball['norm']})" for ball in certificate["state_balls"]]
+    forgetting = certificate["forgetting"]
+    facts = {
+        "model": name,
+        "cell": certificate["cell"],
+        "proved": in_words(certificate),
+        "norm": certificate["norm"],
+        "contraction rate": certificate["contraction_rate"],
+        "covers": ", ".join(certificate["states"]) or None,
+        "stays": "; ".join(balls) or None,
+        "gain, input to output": certificate["gains"]["input_to_output"],
+        "forgotten": None
+        if forgetting["steps"] is None
+        else f"all but {forgetting['share']:g} of a difference after {forgetting['steps']:,} steps",
+    }
+    output.facts({word: value for word, value in facts.items() if value is not None})
+    for title, key in (("Hypotheses", "hypotheses"), ("Conditions beside the proof", "conditions")):
+        if certificate[key]:
+            output.text()
+            rows = [
+                [one["name"], one["value"], one["bound"], "yes" if one["holds"] else "no"] for one in certificate[key]
+            ]
+            output.table(("condition", "value", "at most", "holds"), rows, title=title)

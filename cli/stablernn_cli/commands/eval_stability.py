@@ -1,0 +1,130 @@
+"""What `stablernn eval --stability` adds: what is proved of a model, and beside it what is observed on a split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stablernn_cli.options import Split
+from stablernn_cli.output import Output, figure
+from stablernn_cli.targets import Target, find_version, is_run
+
+if TYPE_CHECKING:
+    from stablernn.data import ClassificationData, ForecastData
+    from stablernn.data.steps import StepData
+    from stablernn.models import SequenceModel
+
+_SHOWN_EXPONENTS = 5
+
+
+def observed(
+    text: str, target: Target, data: ClassificationData | ForecastData | StepData, split: Split
+) -> dict[str, Any]:
+    """``stability``, and for a run the ``plots`` that were written into it.
+
+    Args:
+        text: TARGET as the user gave it.
+        target: The same, opened.
+        data: What it is observed on.
+        split: Of the data.
+    """
+    from stablernn.stability.observed import observe
+
+    found = observe(_model(text), data, split, labels=target.labels or None if data.task == "classify" else None)
+    document: dict[str, Any] = {"stability": found.document()}
+    if is_run(text):
+        from stablernn.stability.pictures import draw_observed
+
+        written = draw_observed(Path(text) / "plots", found, f"{data.name}, {split}")
+        document["plots"] = [str(path) for path in written]
+    return document
+
+
+def show(output: Output, document: Mapping[str, Any]) -> None:
+    """Both parts for people, the proved one first."""
+    certificate, empirical = document["stability"]["certificate"], document["stability"]["empirical"]
+    output.text()
+    output.facts(_proved(certificate), title="Proved")
+    output.text()
+    sequences = empirical["sequences"]
+    noun = "sequence" if sequences == 1 else "sequences"
+    title = f"Observed on {sequences} {noun} of the {document['split']} split, {empirical['steps']:,} steps"
+    jacobian = _jacobian(empirical["jacobian"], certificate)
+    output.facts(jacobian | _lyapunov(empirical["lyapunov"]) | _gradients(empirical["gradients"]), title=title)
+
+
+def _model(text: str) -> SequenceModel:
+    if is_run(text):
+        from stablernn.training import load_run
+
+        return load_run(Path(text)).model
+    from stablernn.export.reload import reload
+
+    version = find_version(text)
+    return reload(version.read("config.json"), version.read("weights.safetensors"))
+
+
+def _proved(certificate: Mapping[str, Any]) -> dict[str, object]:
+    from stablernn_registry.certificates import in_words
+
+    facts = {
+        "kind": in_words(certificate),
+        "norm": certificate["norm"],
+        "contraction rate": certificate["contraction_rate"],
+        "gain, input to output": certificate["gains"]["input_to_output"],
+    }
+    return {word: value for word, value in facts.items() if value is not None}
+
+
+def _jacobian(found: Mapping[str, Any] | None, certificate: Mapping[str, Any]) -> dict[str, object]:
+    if found is None:
+        return {"Jacobian": "not decomposed, the state is too long"}
+    proved = {one["name"].removesuffix("contraction rate").strip(): one["value"] for one in certificate["hypotheses"]}
+    radius, largest, smallest = (
+        found[name] for name in ("spectral_radius", "largest_singular_value", "smallest_singular_value")
+    )
+    facts: dict[str, object] = {
+        f"{row['layer']} largest factor of a step".strip(): f"{figure(row['factor'])} in {row['norm']} "
+        f"(proved: at most {figure(proved[row['layer']])})"
+        for row in found["largest_factors"]
+    }
+    facts |= {
+        "spectral radius": f"{figure(radius['mean'])} on average, up to {figure(radius['most'])}",
+        "outside the unit circle": f"{found['share_outside']:.1%} of the eigenvalues",
+        "mean modulus": found["mean_modulus"],
+        "singular values": f"{figure(smallest['least'])} to {figure(largest['most'])}",
+        "departure from normality": f"{figure(found['departure_from_normality']['mean'])} (Henrici)",
+    }
+    real = found["continuous_real_part"]
+    if real is not None:
+        facts["real part of the flow"] = f"{figure(real['least'])} to {figure(real['most'])} a unit of time"
+    return facts
+
+
+def _lyapunov(found: Mapping[str, Any]) -> dict[str, object]:
+    pairs = list(zip(found["exponents"], found["standard_error"], strict=True))
+    shown = ", ".join(
+        "-inf" if exponent is None else figure(exponent) + ("" if error is None else f" +- {error:.1g}")
+        for exponent, error in pairs[:_SHOWN_EXPONENTS]
+    )
+    more = f", ... ({len(pairs)})" if len(pairs) > _SHOWN_EXPONENTS else ""
+    return {
+        "Lyapunov exponents": f"{shown}{more} a step",
+        "Kaplan-Yorke dimension": found["kaplan_yorke"],
+        "entropy rate": found["entropy_rate"],
+    }
+
+
+def _gradients(found: Mapping[str, Any]) -> dict[str, object]:
+    def spread(name: str) -> str:
+        low, middle, high = found[name].values()
+        return f"{figure(middle)} ({figure(low)} to {figure(high)})"
+
+    if not found["sequences"]:
+        return {"gradients": "no loss at the end of these sequences"}
+    return {
+        "gradient, slope of its log": spread("slope"),
+        "gradient, first over last": spread("first_over_last"),
+        "gradient, least over most": spread("least_over_most"),
+    }

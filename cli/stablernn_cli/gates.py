@@ -1,0 +1,192 @@
+"""What a version must pass before an alias of the command line leads to it, beside the registry's own policy.
+
+Its bytes must be the published ones, and what was said of it when it was published must still come out when it is
+computed from its own files. The registry holds JSON only; the computing is the library's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stablernn_registry import Check, CheckResult, PolicyRules, Registry, Version
+
+MODEL = ("config.json", "weights.safetensors", "step.onnx", "sequence.onnx")
+"""What certificate and parity are computed from."""
+TOLERANCE = 1e-4
+"""By how much, relative to the stored figure, one of a certificate may come out differently on another machine: rates
+are found by a search."""
+RECOMPUTED = ("certificate recomputed", "parity recomputed")
+"""Names of the two checks."""
+_COMPARED = ("kind", "holds", "norm", "contraction_rate", "states", "state_ball", "state_balls")
+
+
+def gates(registry: Registry, alias: str) -> list[Check]:
+    """The checks of every move of an alias; certificate and parity are computed in one go, by the first that asks."""
+    from stablernn_registry import CheckResult, IntegrityError
+
+    rules = registry.policy().rules(alias)
+    done: dict[str, tuple[CheckResult, CheckResult]] = {}
+
+    def both(candidate: Version) -> tuple[CheckResult, CheckResult]:
+        if candidate.digest not in done:
+            try:
+                done[candidate.digest] = recomputed(candidate, rules)
+            except IntegrityError:
+                first, second = (CheckResult(name, False, "its files are damaged") for name in RECOMPUTED)
+                done[candidate.digest] = first, second
+        return done[candidate.digest]
+
+    def certificate_recomputed(candidate: Version, current: Version | None) -> CheckResult:
+        del current
+        return both(candidate)[0]
+
+    def parity_recomputed(candidate: Version, current: Version | None) -> CheckResult:
+        del current
+        return both(candidate)[1]
+
+    return [files_intact, certificate_recomputed, parity_recomputed]
+
+
+def files_intact(candidate: Version, current: Version | None) -> CheckResult:
+    """No alias leads to a version whose bytes are not the published ones."""
+    from stablernn_registry import CheckResult, IntegrityError
+
+    del current
+    try:
+        for filename in candidate.manifest.files:
+            candidate.read(filename)
+    except IntegrityError as error:
+        return CheckResult("files intact", ok=False, detail=str(error).rstrip("."))
+    return CheckResult("files intact", ok=True, detail=f"{len(candidate.manifest.files)} files")
+
+
+def recomputed(version: Version, rules: PolicyRules | None = None) -> tuple[CheckResult, CheckResult]:
+    """Whether certificate and parity of a version still come out; one result for each.
+
+    A version that says nothing of them, or whose files are no model of ours, has nothing to recompute, which is in
+    order unless a rule asks for it.
+
+    Args:
+        version: Any version.
+        rules: What the policy asks of it; None asks nothing.
+
+    Raises:
+        stablernn_registry.IntegrityError: If a file is damaged.
+    """
+    from stablernn_registry import CheckResult, PolicyRules
+
+    rules = rules or PolicyRules()
+    files = {
+        name: version.read(name)
+        for name in (*MODEL, "certificate.json", "parity.json")
+        if name in version.manifest.files
+    }
+    stored = (version.manifest.certificate, version.manifest.parity or None)
+    no_model = _no_model(files)
+    fresh: tuple[Mapping[str, Any] | str, Mapping[str, Any] | str] = ("", "")
+    if no_model is None and stored != (None, None):
+        fresh = _compute(files, version.manifest.parity.get("longest"))
+    parts = (
+        ("certificate", "certificate.json", rules.kind is not None, _certificate),
+        ("parity report", "parity.json", rules.max_parity is not None, _parity),
+    )
+    results = []
+    for name, (what, filename, is_asked, judge), said, found in zip(RECOMPUTED, parts, stored, fresh, strict=True):
+        if filename in files and _json(files[filename]) != said:
+            ok, detail = False, f"{filename} is not the {what} of the manifest"
+        elif said is None:
+            ok, detail = True, f"nothing to recompute: no {what} is stored"
+        elif no_model is not None:
+            ok, detail = not is_asked, f"nothing to recompute: {no_model}"
+        elif isinstance(found, str):
+            ok, detail = False, found
+        else:
+            ok, detail = judge(said, found, rules)
+        results.append(CheckResult(name, ok, detail))
+    return results[0], results[1]
+
+
+def _no_model(files: Mapping[str, bytes]) -> str | None:
+    """Why the files are no model of ours; None if they are."""
+    missing = [name for name in MODEL if name not in files]
+    if missing:
+        return f"the version has no {missing[0]}"
+    config = _json(files["config.json"])
+    is_ours = isinstance(config, dict) and "stablernn" in config
+    return None if is_ours else "config.json was not written by stablernn"
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        # Equal to no document.
+        return math.nan
+
+
+def _compute(files: Mapping[str, bytes], longest: object) -> tuple[Mapping[str, Any] | str, Mapping[str, Any] | str]:
+    """Certificate and parity report, each with the reason in its place where there is none."""
+    try:
+        from stablernn.errors import CheckpointError, ParityError
+        from stablernn.export.reload import recompute, reload
+        from stablernn.stability.certificate import certify
+    except ModuleNotFoundError as error:
+        lacks = f"this installation has no '{error.name}', which the computation needs"
+        return lacks, lacks
+    try:
+        return recompute(files, longest if isinstance(longest, int) else 1)
+    except CheckpointError as error:
+        return _detail(error), _detail(error)
+    except ParityError as error:
+        wrong = _detail(error).removesuffix("; nothing was exported")
+    except Exception as error:
+        # Whatever a runtime makes of graphs that are not those of these weights.
+        wrong = f"the graphs cannot be compared with the weights: {_detail(error)}"
+    try:
+        return certify(reload(files["config.json"], files["weights.safetensors"])).document(), wrong
+    except Exception as error:
+        return f"nothing can be proved of the weights: {_detail(error)}", wrong
+
+
+def _detail(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _certificate(stored: Mapping[str, Any], fresh: Mapping[str, Any], rules: PolicyRules) -> tuple[bool, str]:
+    del rules
+    differences = list(_differences(stored, fresh))
+    if differences:
+        return False, " and ".join(differences)
+    return True, f"'{fresh['kind']}', as stored"
+
+
+def _differences(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[str]:
+    for key in _COMPARED:
+        said, found = stored.get(key), fresh[key]
+        if not _is_same(said, found):
+            yield f"{key} {json.dumps(said)} is stored, {json.dumps(found)} is computed"
+            if key == "kind":
+                # Of another kind, the rest differs too.
+                return
+
+
+def _is_same(stored: object, fresh: object) -> bool:
+    if isinstance(stored, Mapping) and isinstance(fresh, Mapping):
+        return stored.keys() == fresh.keys() and all(_is_same(stored[key], fresh[key]) for key in fresh)
+    if isinstance(stored, list) and isinstance(fresh, list):
+        return len(stored) == len(fresh) and all(map(_is_same, stored, fresh))
+    if isinstance(stored, float) and isinstance(fresh, float):
+        return math.isclose(stored, fresh, rel_tol=TOLERANCE)
+    return type(stored) is type(fresh) and stored == fresh
+
+
+def _parity(stored: Mapping[str, Any], fresh: Mapping[str, Any], rules: PolicyRules) -> tuple[bool, str]:
+    del stored
+    error = fresh["max_rel_error"]
+    if rules.max_parity is not None and error > rules.max_parity:
+        return False, f"max_rel_error {error:g} is computed, above {rules.max_parity:g}"
+    return True, f"max_rel_error {error:g} is computed"

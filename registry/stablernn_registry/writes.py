@@ -1,0 +1,163 @@
+"""How a log or the policy gets its next line: under a lock, staged and synced, then renamed over the old file.
+
+A process that is killed before that rename has changed nothing; whoever writes next removes what it left.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import filelock
+
+from . import disk, journal
+from .errors import IntegrityError, StorageError
+from .layout import MARKER, Layout
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one lock guards: a model, or the policy.
+
+    Attributes:
+        what: As messages name it: ``'digits'``, ``the policy``.
+        file: The file that grows by a line.
+        lock: The lock file.
+        staging: Folder that only the holder of the lock writes to.
+        guarded: Other places that a write reaches, none of which may be a link.
+        folders: What a first write makes beside it, from the inside out; taken away again if it fails.
+        orphan: Finds the file that a write puts in place before its line makes it count, if there is one.
+    """
+
+    what: str
+    file: Path
+    lock: Path
+    staging: Path
+    guarded: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()
+    orphan: Callable[[], Path | None] = field(default=lambda: None)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes below one root.
+
+    Attributes:
+        layout: Paths of the registry.
+        exists: Whether the root is a registry; raises if it is something else.
+        lock_timeout_seconds: How long a write waits for another write to the same place.
+    """
+
+    layout: Layout
+    exists: Callable[[], bool]
+    lock_timeout_seconds: float
+
+    @contextmanager
+    def locked(self, place: Place) -> Iterator[None]:
+        """Holds the lock of a place."""
+        self.exists()
+        root = self.layout.root
+        with disk.explained(f"lock {place.what}", root):
+            self.refuse_links(place.lock, place.staging, *place.guarded)
+            if not place.lock.exists():
+                # Says to verify, from before the lock is there, why there is a lock without what it guards.
+                disk.make_folders(place.staging)
+            disk.make_folders(self.layout.locks)
+            lock = filelock.FileLock(place.lock)
+            try:
+                lock.acquire(timeout=self.lock_timeout_seconds)
+            except filelock.Timeout as error:
+                raise StorageError(
+                    f"Another process has been writing to {place.what} for {self.lock_timeout_seconds:g} s "
+                    f"({place.lock} is locked). Wait for it to end, then do it again."
+                ) from error
+        try:
+            yield
+        finally:
+            try:
+                with disk.explained(f"unlock {place.what}", root):
+                    if not place.file.exists():
+                        # A first write that failed: nothing is to tell of what never was.
+                        self._clear(place)
+                        place.staging.rmdir()
+                        place.lock.unlink()
+            finally:
+                lock.release()
+
+    def refuse_links(self, *paths: Path) -> None:
+        """Raises if a path, or a folder between it and the root, is a link: a write would change files elsewhere."""
+        root = self.layout.root
+        for path in paths:
+            for part in (*reversed(path.relative_to(root).parents), path.relative_to(root)):
+                if part != Path() and (root / part).is_symlink():
+                    raise IntegrityError(
+                        f"{part.as_posix()} is a link: a write would change files outside the registry {root}. "
+                        f"Take it out; a registry holds no links."
+                    )
+
+    @contextmanager
+    def staged(self, place: Place, action: str) -> Iterator[Path]:
+        """A staging folder, empty at the start; gone at the end if the file exists, as it explains the lock if not.
+
+        The caller holds the lock.
+        """
+        with disk.explained(action, self.layout.root):
+            self._clear(place)
+            disk.make_folders(place.staging)
+            try:
+                if not self.exists():
+                    disk.write_new(place.staging / "registry.json", MARKER)
+                    disk.place(place.staging / "registry.json", self.layout.marker)
+                yield place.staging
+            finally:
+                self._clear(place)
+                if place.file.exists():
+                    place.staging.rmdir()
+
+    def stage_line(self, place: Place, entry: journal.Line) -> None:
+        """Writes the file with its next line into the staging folder."""
+        old = disk.read_or_none(place.file) or b""
+        disk.write_new(place.staging / place.file.name, old + journal.encode(entry), writable=True)
+        # It marks a manifest that comes next as unfinished, so it must be there first after a power cut too.
+        disk.sync_folder(place.staging)
+
+    def commit(self, place: Place, done: str) -> None:
+        """Renames the staged file over the old one: from here on the line counts.
+
+        Raises:
+            StorageError: If that cannot be relied on; ``done`` says what has happened all the same.
+        """
+        os.replace(place.staging / place.file.name, place.file)
+        try:
+            disk.sync_folder(place.file.parent)
+        except OSError as error:
+            raise StorageError(
+                f"{done}, but the disk did not confirm it ({error.strerror}), so a power cut may undo it. Check the "
+                f"disk, then run 'stablernn registry verify'."
+            ) from error
+
+    def _clear(self, place: Place) -> None:
+        """Removes what a write that was not finished left behind; does nothing after one that was.
+
+        A staged file that still lies there means that its line does not count, so what was put in place for it belongs
+        to nobody. It is gone for good before the staged file is: a kill in between leaves the same picture.
+        """
+        if not place.staging.is_dir():
+            return
+        if (place.staging / place.file.name).exists():
+            orphan = place.orphan()
+            if orphan is not None and orphan.exists():
+                orphan.unlink()
+                disk.sync_folder(orphan.parent)
+        for leftover in place.staging.iterdir():
+            if leftover.is_dir() and not leftover.is_symlink():
+                raise IntegrityError(
+                    f"{self.layout.relative(leftover)} does not belong into a registry: take it out, then do it again."
+                )
+            leftover.unlink()
+        for folder in place.folders:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()

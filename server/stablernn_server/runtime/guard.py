@@ -1,0 +1,114 @@
+"""Keeps states where the certificate says that they stay."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stablernn_server.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+_ROUNDING = 1e-4
+"""The share by which float32 arithmetic over long sequences may leave a ball that was computed in exact numbers."""
+
+
+class StateBall(BaseModel):
+    """Where one state tensor stays, as certificates say it."""
+
+    model_config = ConfigDict(strict=False, extra="ignore")
+
+    state: str
+    norm: Literal["l2", "linf"]
+    centre: float
+    radius: float
+
+    def size(self, values: Array) -> Array:
+        """The distance of each row from the centre, ``(batch,)``."""
+        apart = values.astype(np.float64).reshape(len(values), -1) - self.centre
+        found: Array = np.abs(apart).max(axis=1) if self.norm == "linf" else np.linalg.norm(apart, axis=1)
+        return found
+
+
+class StateGuard:
+    """The balls of a version's certificate; a version without any is not guarded.
+
+    Attributes:
+        balls: By the name of the state input.
+        exits: How many states that the graphs computed lay outside, since the version was opened.
+    """
+
+    def __init__(self, certificate: Mapping[str, Any] | None, states: Sequence[str]) -> None:
+        """Read a certificate.
+
+        Args:
+            certificate: Of the manifest.
+            states: The state inputs that the graphs have.
+
+        Raises:
+            ValueError: If it names a state that there is not, or its balls are not those of a certificate.
+        """
+        try:
+            balls = [StateBall.model_validate(ball) for ball in (certificate or {}).get("state_balls") or ()]
+        except ValidationError as error:
+            raise ValueError(
+                f"its certificate has state_balls that cannot be read: {error.errors()[0]['msg']}."
+            ) from error
+        for ball in balls:
+            if ball.state not in states:
+                raise ValueError(f"its certificate speaks of the state '{ball.state}', which its graphs do not have.")
+        self.balls = {ball.state: ball for ball in balls}
+        self.exits = 0
+        self._lock = threading.Lock()
+
+    def check(self, given: Mapping[str, Array]) -> None:
+        """Refuse a state that a client supplies and no stream of this model can have come to.
+
+        Raises:
+            InputError: If one lies outside its ball.
+        """
+        for name, ball in self.balls.items():
+            # What is no row of numbers is refused with the other shapes.
+            if (
+                name not in given
+                or given[name].ndim != 2
+                or not given[name].size
+                or given[name].dtype.kind not in "fiu"
+            ):
+                continue
+            sizes = ball.size(given[name])
+            row = int(np.argmax(sizes))
+            if not sizes[row] <= ball.radius * (1 + _ROUNDING):
+                raise InputError(
+                    f"The state '{name}' of sequence {row} has the norm {sizes[row]:.6g} ({ball.norm}), and no input "
+                    f"leads this model beyond {ball.radius:.6g}: it was not computed by it. Begin without a state, or "
+                    "with one that the server gave."
+                )
+
+    def exited(self, outputs: Mapping[str, Array], label: str) -> list[str]:
+        """The outputs, states under the names of their inputs, that lie outside; they are counted and logged."""
+        outside = {}
+        for name, ball in self.balls.items():
+            if name in outputs:
+                largest = float(ball.size(outputs[name]).max(initial=0.0))
+                if not largest <= ball.radius * (1 + _ROUNDING):
+                    outside[name] = largest
+        for name, largest in outside.items():
+            with self._lock:
+                self.exits += 1
+            logger.warning(
+                "%s: the state '%s' came to the norm %.6g, outside its certified ball of %.6g",
+                label,
+                name,
+                largest,
+                self.balls[name].radius,
+            )
+        return list(outside)

@@ -1,0 +1,64 @@
+"""`certify`: the certificate of a run and of the version made of it, and what --require does."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from cli_helpers import Workplace
+from stablernn import list_cells
+from stablernn.stability import certificate
+from stablernn_cli import options
+from stablernn_registry import certificates
+
+
+@pytest.fixture(scope="module")
+def trained_cells(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    place = Workplace(tmp_path_factory.mktemp("certify"))
+    for cell in ("lru", "rnn"):
+        place.ok(
+            "-q", "train", "--data", "digits", "--cell", cell, "--hidden-size", 8, "--max-steps", 2, "--run-dir", cell
+        )
+    return place
+
+
+def test_a_run_and_its_version_have_one_certificate(trained_cells: Workplace) -> None:
+    exported = trained_cells.ok("export", "lru", "--name", "sure", "--json").json["certificate"]
+    for target, name in (("lru", "lru"), ("sure", "sure:1")):
+        found = trained_cells.ok("certify", target, "--json").json
+        assert found.pop("target") == name
+        assert found == exported
+    assert (exported["kind"], exported["holds"], exported["norm"]) == ("contracting", True, "l2")
+    assert 0 < exported["contraction_rate"] < 1
+
+
+def test_what_is_required_and_not_proved_is_refused(trained_cells: Workplace) -> None:
+    assert trained_cells.ok("certify", "lru", "--require", "contracting").out.startswith("model")
+    kind = trained_cells.ok("certify", "rnn", "--json").json["kind"]
+    assert kind == "bounded"
+    assert trained_cells("certify", "rnn", "--require", "bounded").code == 0
+    refused = trained_cells("certify", "rnn", "--require", "non-expansive")
+    assert refused.code == 3
+    assert refused.sentence == (
+        "'non-expansive' is required of rnn, and 'bounded' is what is proved. docs/stability.md says which cells and "
+        "settings are more stable."
+    )
+
+
+def test_the_kinds_are_those_of_registry_and_library() -> None:
+    assert get_args(options.Kind) == certificates.KINDS == certificate.KINDS
+
+
+def test_an_unknown_kind_is_a_usage_error(trained_cells: Workplace) -> None:
+    assert trained_cells("certify", "rnn", "--require", "stable").code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", list_cells())
+def test_every_cell_of_the_catalog(cell: str, trained_cells: Workplace) -> None:
+    name = f"whole-{cell}"
+    trained_cells.ok("-q", "train", "--data", "digits", "--cell", cell, "--max-steps", 1, "--run-dir", name)
+    found = trained_cells.ok("certify", name, "--json").json
+    assert found["kind"] in ("contracting", "non-expansive", "bounded", "local", "none")
+    assert found["holds"] is (found["kind"] != "none")

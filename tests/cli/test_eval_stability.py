@@ -1,0 +1,65 @@
+"""`eval --stability`: what is proved beside what is observed, of runs and of versions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from cli_helpers import Workplace
+
+
+def stability(workplace: Workplace, target: str, *more: object) -> dict[str, Any]:
+    document: dict[str, Any] = workplace.ok("-q", "eval", target, "--stability", *more, "--json").json
+    return document
+
+
+@pytest.mark.parametrize(("run", "version"), [("digits-run", "digits:1"), ("load-run", "load:1")])
+def test_a_version_shows_what_its_run_does(workplace: Workplace, run: str, version: str) -> None:
+    left, right = stability(workplace, run), stability(workplace, version)
+    assert left["stability"] == right["stability"]
+    assert set(left["stability"]) == {"certificate", "empirical"}
+    certified = workplace.ok("-q", "certify", version, "--json").json
+    assert {"target": version, **right["stability"]["certificate"]} == certified
+
+
+def test_a_run_gets_pictures_and_a_version_none(workplace: Workplace) -> None:
+    left, right = stability(workplace, "digits-run"), stability(workplace, "digits:1")
+    assert left["plots"] == ["digits-run/plots/jacobian_spectrum.png", "digits-run/plots/gradient_norms.png"]
+    assert all(workplace.path(plot).read_bytes()[:4] == b"\x89PNG" for plot in left["plots"])
+    assert "plots" not in right
+
+
+def test_the_figures(workplace: Workplace) -> None:
+    found = stability(workplace, "digits:1", "--split", "validation")["stability"]["empirical"]
+    assert set(found) == {"jacobian", "lyapunov", "gradients", "sequences", "steps"}
+    assert found["sequences"] == 16
+    assert found["jacobian"]["size"] == len(found["lyapunov"]["exponents"]) == 8
+    assert found["lyapunov"]["exponents"] == sorted(found["lyapunov"]["exponents"], reverse=True)
+    assert all(error > 0 for error in found["lyapunov"]["standard_error"])
+    radius, largest = found["jacobian"]["spectral_radius"], found["jacobian"]["largest_singular_value"]
+    assert radius["least"] <= radius["mean"] <= radius["most"] <= largest["most"]
+    assert found["lyapunov"]["exponents"][0] <= math.log(largest["most"])
+    low, middle, high = found["gradients"]["slope"].values()
+    assert low <= middle <= high
+
+
+def test_both_parts_for_people(workplace: Workplace) -> None:
+    shown = workplace.ok("eval", "digits:1", "--stability").out
+    proved, observed = shown.index("\nProved\n"), shown.index("\nObserved on 16 sequences of the test split, ")
+    assert proved < observed
+    assert "largest factor of a step" not in shown[proved:observed]
+    assert " (proved: at most " in shown[observed:]
+    assert "Lyapunov exponents" in shown[observed:]
+    assert "Proved" not in workplace.ok("eval", "digits:1").out
+
+
+def test_a_state_that_leaves_no_certificate_is_still_observed(workplace: Workplace) -> None:
+    shown = workplace.ok("eval", "load:1", "--stability").out
+    assert "Observed on 16 sequences of the test split" in shown
+
+
+def test_other_data_of_the_same_kind(workplace: Workplace) -> None:
+    other = stability(workplace, "load:1", "--data", "load.csv", "--split", "train")["stability"]["empirical"]
+    assert (other["sequences"], other["steps"]) == (16, 16 * 12)

@@ -1,0 +1,429 @@
+"""What stands between a version and an alias: the policy, and what is computed anew from the version's own files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_helpers import Workplace, command
+from stablernn_registry import ManifestFields, Registry, Version
+
+STABLE, UNSTABLE = "digits:1", "digits:2"
+"""Of an lru, contracting by construction; of a tanh network that was trained for five steps, bounded."""
+REFUSED = "Choose another version, or force the move and say why."
+CHECKS = ["policy kind", "files intact", "certificate recomputed", "parity recomputed"]
+WEAKER = "check 'policy kind' failed (certificate kind 'bounded' is weaker than 'contracting')"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """Both versions; not to be changed."""
+    workplace = Workplace(tmp_path_factory.mktemp("policy"))
+    for cell in ("lru", "rnn"):
+        small = ("--hidden-size", 16, "--max-steps", 5, "--batch-size", 16)
+        workplace.ok("-q", "train", "--data", "digits", "--cell", cell, *small, "--run-dir", f"{cell}-run")
+        workplace.ok("-q", "export", f"{cell}-run", "--name", "digits")
+    return workplace
+
+
+@pytest.fixture
+def workplace(made: Workplace, tmp_path: Path) -> Iterator[Workplace]:
+    """A copy to change."""
+    copy = tmp_path / "copy"
+    shutil.copytree(made.folder, copy)
+    yield Workplace(copy)
+    for path in copy.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.fixture
+def guarded(workplace: Workplace) -> Workplace:
+    """``production`` leads to the stable version and must be contracting."""
+    workplace.ok("-q", "registry", "alias", "digits@production", 1)
+    require(workplace, "--alias", "production", "--require", "contracting")
+    return workplace
+
+
+def require(workplace: Workplace, *rules: object) -> Any:
+    return workplace.ok("-q", "registry", "policy", "set", *rules, "--why", "runs unattended", "--json").json
+
+
+def aliases(workplace: Workplace) -> dict[str, int]:
+    return {model.name: model.aliases for model in Registry(workplace.registry).list()}["digits"]
+
+
+def bytes_of(workplace: Workplace) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in workplace.registry.rglob("*") if path.is_file()}
+
+
+def republish(
+    workplace: Workplace, ref: str, files: Mapping[str, bytes | None] | None = None, **fields: object
+) -> Version:
+    """The next version of ``digits``, with the files and fields of another but for some; None leaves a file out."""
+    registry = Registry(workplace.registry)
+    source = registry.get(ref)
+    folder = workplace.path("republished")
+    content = {name: source.read(name) for name in source.manifest.files} | dict(files or {})
+    paths = {name: folder / name for name, data in content.items() if data is not None}
+    for name, path in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content[name] or b"")
+    stated = source.manifest.model_dump(include=set(ManifestFields.model_fields))
+    return registry.publish("digits", paths, {**stated, **fields})
+
+
+def encoded(document: object) -> bytes:
+    return json.dumps(document).encode()
+
+
+def test_an_unstable_model_is_refused_and_nothing_changes(guarded: Workplace) -> None:
+    before = bytes_of(guarded)
+    refused = guarded("registry", "alias", "digits@production", 2)
+    assert refused.sentence == f"'digits@production' stays at version 1, version 2 is refused: {WEAKER}. {REFUSED}"
+    assert (refused.code, refused.out) == (3, "")
+    assert bytes_of(guarded) == before
+    # Another alias is under no rule.
+    guarded.ok("-q", "registry", "alias", "digits@canary", 2)
+    assert aliases(guarded) == {"production": 1, "canary": 2}
+
+
+def test_a_stable_model_passes_and_the_log_says_by_what(guarded: Workplace) -> None:
+    moved = guarded.ok("-q", "registry", "alias", "digits@production", 1, "--json").json
+    assert [(check["name"], check["ok"]) for check in moved["checks"]] == [(name, True) for name in CHECKS]
+    kind, _, certificate, _ = moved["checks"]
+    assert kind["detail"] == "certificate kind 'contracting', 'contracting' is required"
+    assert certificate["detail"] == "'contracting', as stored"
+
+
+def test_a_forced_move_is_in_the_history_with_its_reason(guarded: Workplace) -> None:
+    guarded.ok("-q", "registry", "alias", "digits@production", 2, "--force", "--why", "a demonstration")
+    entry = guarded.ok("registry", "log", "digits", "--json").json[-1]
+    assert (entry["forced"], entry["why"], entry["to"]) == (True, "a demonstration", 2)
+    assert [check["name"] for check in entry["checks"] if not check["ok"]] == ["policy kind"]
+    assert "alias production: 1 -> 2 (forced)" in guarded.ok("-q", "registry", "log", "digits").out
+    refused = guarded("registry", "alias", "digits@production", 2, "--force")
+    assert (refused.code, refused.sentence) == (2, "--force needs a reason, got none. Add --why '...'.")
+
+
+def test_a_rollback_is_gated(workplace: Workplace) -> None:
+    for version in (2, 1):
+        workplace.ok("-q", "registry", "alias", "digits@production", version)
+    require(workplace, "--require", "contracting")
+    refused = workplace("registry", "rollback", "digits@production")
+    assert refused.sentence == f"'digits@production' stays at version 1, version 2 is refused: {WEAKER}. {REFUSED}"
+    assert (refused.code, aliases(workplace)) == (3, {"production": 1})
+    rolled = workplace.ok("-q", "registry", "rollback", "digits@production", "--force", "--why", "as it was", "--json")
+    assert (rolled.json["action"], rolled.json["forced"], rolled.json["to"]) == ("rollback", True, 2)
+    assert [check["name"] for check in rolled.json["checks"]] == CHECKS
+
+
+def test_export_publishes_what_the_alias_does_not_take(guarded: Workplace) -> None:
+    refused = guarded("export", "rnn-run", "--name", "digits", "--alias", "production", "--json")
+    assert refused.sentence == f"'digits@production' stays at version 1, version 3 is refused: {WEAKER}. {REFUSED}"
+    assert (refused.code, refused.out) == (3, "")
+    assert "Published digits:3." in refused.err
+    assert aliases(guarded) == {"production": 1}
+    done = guarded.ok("-q", "export", "lru-run", "--name", "digits", "--alias", "production", "--json").json
+    assert (done["ref"], done["aliases"], aliases(guarded)) == ("digits:4", ["production"], {"production": 4})
+    assert [check["name"] for check in guarded.ok("registry", "log", "digits", "--json").json[-1]["checks"]] == CHECKS
+
+
+def test_a_worse_figure_is_refused(workplace: Workplace) -> None:
+    for accuracy in (0.98, 0.96):
+        republish(workplace, STABLE, metrics={"test": {"accuracy": accuracy}})
+    workplace.ok("-q", "registry", "alias", "digits@production", 3)
+    require(workplace, "--metric", "accuracy", "--worse-by", 0.01)
+    refused = workplace("registry", "alias", "digits@production", 4)
+    assert refused.sentence == (
+        "'digits@production' stays at version 3, version 4 is refused: check 'policy metric' failed ('accuracy' on "
+        f"'test' is 0.96, version 3 has 0.98, 0.01 worse is allowed). {REFUSED}"
+    )
+    require(workplace, "--metric", "accuracy", "--worse-by", 0.02)
+    workplace.ok("-q", "registry", "alias", "digits@production", 4)
+
+
+def test_parity_above_the_rule_is_refused_stored_or_computed(workplace: Workplace) -> None:
+    republish(workplace, STABLE, {"parity.json": None}, parity={"max_rel_error": 0.0})
+    require(workplace, "--max-parity", 1e-12)
+    refused = workplace("registry", "alias", "digits@production", 1)
+    assert "check 'policy parity' failed (parity's max_rel_error " in refused.sentence
+    assert "check 'parity recomputed' failed (max_rel_error " in refused.sentence
+    assert refused.code == 3
+    # What is stored passes, what is computed does not.
+    lying = workplace("registry", "alias", "digits@production", 3)
+    assert "policy parity" not in lying.sentence
+    assert "is computed, above 1e-12). " in lying.sentence
+    assert (lying.code, aliases(workplace)) == (3, {})
+
+
+LIE = {"kind": "contracting", "holds": True}
+
+
+@pytest.mark.parametrize("in_the_file", [True, False], ids=["file-and-manifest", "manifest"])
+def test_a_false_certificate_is_refused_and_found(guarded: Workplace, in_the_file: bool) -> None:
+    true = Registry(guarded.registry).get(UNSTABLE).manifest.certificate
+    assert true is not None
+    lie = true | LIE | {"contraction_rate": 0.9}
+    republish(guarded, UNSTABLE, {"certificate.json": encoded(lie)} if in_the_file else {}, certificate=lie)
+    what = (
+        'kind "contracting" is stored, "bounded" is computed'
+        if in_the_file
+        else "certificate.json is not the certificate of the manifest"
+    )
+    refused = guarded("registry", "alias", "digits@production", 3)
+    assert refused.sentence == (
+        "'digits@production' stays at version 1, version 3 is refused: check 'certificate recomputed' failed "
+        f"({what}). {REFUSED}"
+    )
+    assert (refused.code, aliases(guarded)) == (3, {"production": 1})
+    assert guarded.ok("registry", "verify", "digits:3", "--json").json["ok"] is True
+    found = guarded("registry", "verify", "digits:3", "--recompute", "--json")
+    assert (found.code, found.json["ok"]) == (3, False)
+    assert found.json["problems"] == [f"'digits:3': certificate recomputed: {what}."]
+    # Without a policy, too.
+    assert guarded("registry", "alias", "digits@free", 3).code == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"contraction_rate": 0.5}, "contraction_rate 0.5 is stored, "),
+        ({"contraction_rate": None}, "contraction_rate null is stored, "),
+        ({"norm": "linf"}, 'norm "linf" is stored, "l2" is computed'),
+        ({"states": []}, "states [] is stored, "),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_certificate_that_is_false_in_a_figure_is_found(
+    workplace: Workplace, change: dict[str, object], what: str
+) -> None:
+    true = Registry(workplace.registry).get(STABLE).manifest.certificate
+    assert true is not None
+    republish(workplace, STABLE, {"certificate.json": encoded(true | change)}, certificate=true | change)
+    found = workplace("registry", "verify", "digits:3", "--recompute", "--json")
+    (problem,) = found.json["problems"]
+    assert problem.startswith(f"'digits:3': certificate recomputed: {what}")
+    assert found.code == 3
+
+
+def test_figures_may_differ_by_little(workplace: Workplace) -> None:
+    true = Registry(workplace.registry).get(UNSTABLE).manifest.certificate
+    assert true is not None
+    ball = true["state_ball"] | {"radius": true["state_ball"]["radius"] * (1 + 2e-4)}
+    for factor, changed, code in ((1 + 5e-5, {}, 0), (1 + 2e-4, {}, 3), (1.0, {"state_ball": ball}, 3)):
+        near = true | {"contraction_rate": true["contraction_rate"] * factor} | changed
+        version = republish(workplace, UNSTABLE, {"certificate.json": encoded(near)}, certificate=near)
+        assert workplace("-q", "registry", "verify", version.ref, "--recompute").code == code, factor
+
+
+def test_graphs_of_other_weights_are_found(workplace: Workplace) -> None:
+    other = Registry(workplace.registry)
+    weights = other.get(STABLE).read("weights.safetensors")
+    from safetensors.torch import load, save
+
+    tensors = load(weights)
+    name = next(name for name in tensors if name.endswith("weight_skip"))
+    tensors[name] = tensors[name] + 1
+    republish(workplace, STABLE, {"weights.safetensors": save(tensors)})
+    (problem,) = workplace("registry", "verify", "digits:3", "--recompute", "--json").json["problems"]
+    assert problem.startswith("'digits:3': parity recomputed: One step of the exported graph differs from torch by ")
+    assert problem.endswith(" of the largest output, allowed is 1e-05.")
+    refused = workplace("registry", "alias", "digits@production", 3)
+    assert "check 'parity recomputed' failed (One step of the exported graph differs" in refused.sentence
+    assert refused.code == 3
+
+    republish(workplace, STABLE, {"step.onnx": other.get(UNSTABLE).read("step.onnx")})
+    (problem,) = workplace("registry", "verify", "digits:4", "--recompute", "--json").json["problems"]
+    assert problem.startswith("'digits:4': parity recomputed: the graphs cannot be compared with the weights: ")
+
+
+def test_weights_that_are_no_model_are_found(workplace: Workplace) -> None:
+    config = json.loads(Registry(workplace.registry).get(STABLE).read("config.json"))
+    config["model"]["hidden_size"] = 3
+    republish(workplace, STABLE, {"config.json": encoded(config)})
+    problems = workplace("registry", "verify", "digits:3", "--recompute", "--json").json["problems"]
+    assert len(problems) == 2
+    assert problems[0].startswith(
+        "'digits:3': certificate recomputed: config.json and weights.safetensors do not make a model ("
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "detail"),
+    [
+        ({"certificate.json": None}, {"certificate": None}, "nothing to recompute: no certificate is stored"),
+        ({"weights.safetensors": None}, {}, "nothing to recompute: the version has no weights.safetensors"),
+        ({"config.json": b"{}"}, {}, "nothing to recompute: config.json was not written by stablernn"),
+        ({"config.json": b"\xff"}, {}, "nothing to recompute: config.json was not written by stablernn"),
+    ],
+    ids=["no-certificate", "no-weights", "not-ours", "no-json"],
+)
+def test_where_there_is_nothing_to_recompute_the_policy_decides(
+    workplace: Workplace, files: dict[str, bytes | None], fields: dict[str, object], detail: str
+) -> None:
+    republish(workplace, STABLE, files, **fields)
+    moved = workplace.ok("-q", "registry", "alias", "digits@production", 3, "--json").json
+    assert moved["checks"][1] == {"name": "certificate recomputed", "ok": True, "detail": detail}
+    assert workplace.ok("-q", "registry", "verify", "digits:3", "--recompute", "--json").json["ok"] is True
+
+    require(workplace, "--require", "none")
+    refused = workplace("registry", "alias", "digits@production", 3)
+    reason = (
+        "'policy kind' failed (no certificate is stored, kind 'none' is required)"
+        if "certificate" in fields
+        else f"'certificate recomputed' failed ({detail})"
+    )
+    assert f"version 3 is refused: check {reason}. " in refused.sentence
+    assert refused.code == 3
+
+
+def test_verify_recomputes_every_version(workplace: Workplace) -> None:
+    report = workplace.ok("registry", "verify", "--recompute", "--json").json
+    assert (report["ok"], report["problems"]) == (True, [])
+    assert [(one["ref"], one["certificate"]) for one in report["recomputed"]] == [
+        (STABLE, "'contracting', as stored"),
+        (UNSTABLE, "'bounded', as stored"),
+    ]
+    assert all(one["parity"].startswith("max_rel_error ") for one in report["recomputed"])
+    text = workplace.ok("-q", "registry", "verify", UNSTABLE, "--recompute").out
+    assert "1 version computed anew, everything is as it was published." in text
+    assert "recomputed" not in workplace.ok("registry", "verify", "--json").json
+
+
+def test_damage_is_reported_once(workplace: Workplace) -> None:
+    path = Registry(workplace.registry).get(STABLE).path("config.json")
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes().replace(b"lru", b"LRU", 1))
+    report = workplace("registry", "verify", "--recompute", "--json").json
+    assert len(report["problems"]) == 1
+    assert [one["ref"] for one in report["recomputed"]] == [UNSTABLE]
+    refused = workplace("registry", "alias", "digits@production", 1)
+    assert refused.sentence.count("is damaged: ") == 1
+    assert "check 'certificate recomputed' failed (its files are damaged)" in refused.sentence
+
+    log = workplace.registry / "models/digits/log.jsonl"
+    log.write_bytes(log.read_bytes()[:-1])
+    report = workplace("registry", "verify", "--recompute", "--json").json
+    assert "Nothing was computed anew, for a log is damaged; name a version of another model." in report["notes"]
+    assert report["recomputed"] == []
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def test_without_torch_nothing_moves_unless_it_is_forced(workplace: Workplace, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | workplace.environment | {"PYTHONPATH": path}
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command("-q", *arguments), env=environment, capture_output=True, text=True, check=False)
+
+    refused = run("registry", "alias", "digits@production", 1)
+    lacks = "failed (this installation has no 'torch', which the computation needs)"
+    assert refused.stderr == (
+        f"Error: 'digits@production' is not set, version 1 is refused: check 'certificate recomputed' {lacks} and "
+        f"check 'parity recomputed' {lacks}. {REFUSED}\n"
+    )
+    assert refused.returncode == 3
+    assert run("registry", "alias", "digits@production", 1, "--force", "--why", "no torch here").returncode == 0
+    verify = run("registry", "verify", "--recompute")
+    assert verify.stderr.startswith("Error: This installation has no 'torch', which this command needs.")
+    assert verify.returncode == 1
+    assert run("registry", "verify").returncode == 0
+
+
+NOTHING = {"kind": None, "max_parity": None, "metric": None}
+METRIC = {"name": "mae", "split": "validation", "worse_by": 0.5, "better": "lower"}
+
+
+def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
+    shown = empty.ok("registry", "policy", "show")
+    assert shown.out == "There is no policy: an alias may point to any version.\n"
+    assert not empty.registry.exists()
+    metric = ("--metric", "mae", "--worse-by", 0.5, "--split", "validation")
+    assert require(empty, "--require", "bounded")["rules"] == NOTHING | {"kind": "bounded"}
+    assert require(empty, *metric)["rules"] == NOTHING | {"kind": "bounded", "metric": METRIC}
+    # An alias begins with what it was under.
+    own = require(empty, "--alias", "production", "--max-parity", 1e-5, "--clear", "metric")
+    assert (own["alias"], own["seq"], own["why"]) == ("production", 3, "runs unattended")
+    assert own["rules"] == {"kind": "bounded", "max_parity": 1e-5, "metric": None}
+    free = require(empty, "--alias", "production", "--clear", "kind", "--clear", "max-parity")
+    assert free["rules"] == NOTHING
+    document = empty.ok("registry", "policy", "show", "--json").json
+    assert {alias: entry["rules"] for alias, entry in document["policy"].items()} == {
+        "*": NOTHING | {"kind": "bounded", "metric": METRIC},
+        "production": NOTHING,
+    }
+    assert [entry["seq"] for entry in document["history"]] == [1, 2, 3, 4]
+    assert document["registry"] == str(empty.registry)
+    assert require(empty, "--alias", "production", "--clear", "all")["rules"] is None
+    text = empty.ok("-q", "registry", "policy", "show").out
+    assert "bounded or stronger" in text
+    assert "mae on validation: 0.5 worse at most (lower is better)" in text
+    assert "production" not in text
+    assert empty.ok("registry", "verify", "--json").json["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            [],
+            "A policy needs a rule, got none. Add --require KIND, --max-parity X, --metric NAME --worse-by Y or "
+            "--clear RULE.",
+        ),
+        (["--worse-by", "0.1"], "--worse-by goes with --metric, got it alone. Add --metric NAME."),
+        (["--split", "test"], "--split goes with --metric, got it alone. Add --metric NAME."),
+        (
+            ["--metric", "mse"],
+            "--metric mse needs --worse-by, by how much it may be worse than where the alias points now; 0 allows no "
+            "step back.",
+        ),
+        (
+            ["--metric", "coverage_0.9", "--worse-by", "0"],
+            "Whether more or less of 'coverage_0.9' is better is not known. Add --better higher or --better lower.",
+        ),
+        (
+            ["--require", "local", "--clear", "kind"],
+            "The rule 'kind' is both set and dropped. Leave out one of the two.",
+        ),
+        (
+            ["--require", "local", "--clear", "all"],
+            "--clear all drops every rule of the alias. Leave out the other rules.",
+        ),
+        (["--clear", "rules"], "--clear must be one of kind, max-parity, metric, all, got 'rules'."),
+        (["--clear", "all"], "'*' has no rules of its own to drop. See `stablernn registry policy show`."),
+        (["--max-parity", "nan"], None),
+        (["--require", "stable"], None),
+        (["--require", "local", "--alias", "latest"], None),
+        (["--require", "local", "--why", " "], "--why needs a reason, got none. Say why the rules are as they are."),
+    ],
+)
+def test_rules_that_make_no_sense(empty: Workplace, arguments: list[str], sentence: str | None) -> None:
+    result = empty("registry", "policy", "set", "--why", "w", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert sentence is None or result.sentence == sentence
+    assert not empty.registry.exists()
+
+
+def test_rules_need_a_reason(empty: Workplace) -> None:
+    result = empty("registry", "policy", "set", "--require", "local")
+    assert result.code == 2
+    assert "--why" in result.sentence

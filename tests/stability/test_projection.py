@@ -1,0 +1,254 @@
+"""The projection onto the certified region: exact on matrices with a known answer, and certified for every cell."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stablernn import create_cell, list_cells
+from stablernn.cells import StableCell
+from stablernn.errors import ConfigError
+from stablernn.stability.certificate import KINDS, certify
+from stablernn.stability.projection import (
+    BY_CONSTRUCTION,
+    certified_kind,
+    is_projected,
+    project,
+    within_norm,
+    within_sum,
+)
+
+PROJECTED: list[tuple[str, dict[str, Any]]] = [
+    ("rnn", {}),
+    ("identity_rnn", {}),
+    *(("rnn_orth", {"nonlinearity": word}) for word in ("tanh", "modrelu", "softshrink")),
+    ("soft_orth", {}),
+    ("indrnn", {}),
+    ("indrnn", {"max_length": 3}),
+    *(("fastrnn", {"nonlinearity": word}) for word in ("tanh", "relu", "quant_tanh")),
+    ("fastrnn", {"recurrent_rank": 2}),
+    ("fastrnn", {"alpha_init": 4.0, "beta_init": 4.0}),
+    *(("lipschitz", {"skew_weight": share}) for share in (0.0, 0.3, 0.75)),
+    ("lipschitz", {"step_size": 0.03}),
+    ("lipschitz", {"linear_scale": -0.5, "recurrent_damping": -1.0}),
+    *(("lipschitz_rk2", {"skew_weight": share}) for share in (0.0, 0.75)),
+    *(("noisy_rnn", {"skew_weight": share}) for share in (0.0, 0.75)),
+]
+JUMPING: list[tuple[str, dict[str, Any]]] = [
+    *(
+        (key, {"nonlinearity": "modrelu"})
+        for key in ("scornn", "exprnn", "dtriv", "urnn", "fc_urnn", "eunn", "lvf_mid")
+    ),
+    ("eunn", {"nonlinearity": "modrelu", "variant": "real"}),
+]
+MARGIN = 0.01
+INEXACT = 5e-5
+"""Of parameters rounded to float32, and of the certificate's search for its multiplier."""
+
+
+def named(cases: list[tuple[str, dict[str, Any]]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        ("key", "options"), cases, ids=["-".join([key, *map(str, o.values())]) for key, o in cases]
+    )
+
+
+def orthogonal(size: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    base: Tensor = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
+    return base
+
+
+def matrix(*values: float, seed: int = 0) -> Tensor:
+    """With these singular values."""
+    return orthogonal(len(values), seed) @ torch.diag(torch.tensor(values).double()) @ orthogonal(len(values), seed + 1)
+
+
+def norm(of: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(of, 2))
+
+
+def shaken(key: str, size: int, scale: float, seed: int, options: dict[str, Any]) -> StableCell:
+    torch.manual_seed(seed)
+    cell = create_cell(key, 2, size, **options).eval()
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter.add_(scale * torch.randn_like(parameter))
+        cell.after_step(1, 3)
+    return cell
+
+
+def test_singular_values_above_the_bound_are_cut_off() -> None:
+    assert torch.allclose(within_norm(matrix(3.0, 0.5, 2.0), 1.0), matrix(1.0, 0.5, 1.0), atol=1e-12)
+
+
+def test_a_symmetric_matrix_stays_symmetric() -> None:
+    base = orthogonal(3, 0)
+    given, nearest = (base @ torch.diag(torch.tensor(one).double()) @ base.T for one in ([2, -3, 0.5], [1, -1, 0.5]))
+    assert torch.allclose(within_norm(given, 1.0), nearest, atol=1e-12)
+
+
+def test_a_matrix_inside_is_given_back() -> None:
+    given = matrix(0.9, 0.2)
+    assert within_norm(given, 1.0) is given
+    assert within_sum(given, given, 1.9)[0] is given
+
+
+def test_a_bound_of_zero_leaves_nothing() -> None:
+    assert torch.equal(within_norm(matrix(3.0, 0.5), 0.0), torch.zeros(2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_two_numbers_move_at_right_angles_to_the_edge(factor: float) -> None:
+    a, b, bound = 1.3, -0.9, 1.0
+    excess = (abs(a) + factor * abs(b) - bound) / (1 + factor**2)
+    first, second = within_sum(
+        torch.tensor([[a]], dtype=torch.float64), torch.tensor([[b]], dtype=torch.float64), bound, factor=factor
+    )
+    assert first.item() == pytest.approx(a - excess, abs=1e-12)
+    assert second.item() == pytest.approx(b + factor * excess, abs=1e-12)
+
+
+def test_where_one_matrix_has_more_large_directions_the_other_gives_way() -> None:
+    # Three values of 1 and one of 0.5 above 1: a change d of the first costs 3 d^2, so the second loses 3/4 of it.
+    first, second = within_sum(matrix(1.0, 1.0, 1.0), matrix(0.5, 0.0, 0.0, seed=5), 1.0)
+    assert torch.allclose(first, matrix(0.875, 0.875, 0.875), atol=1e-12)
+    assert torch.allclose(second, matrix(0.125, 0.0, 0.0, seed=5), atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_no_other_pair_of_the_region_is_nearer(factor: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    given = [torch.randn(4, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+    found = within_sum(given[0], given[1], 1.0, factor=factor)
+    assert norm(found[0]) + factor * norm(found[1]) == pytest.approx(1, abs=1e-9)
+    for _ in range(200):
+        other = [torch.randn(4, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+        scale = norm(other[0]) + factor * norm(other[1])
+        # Of a convex set, no direction to another point leads nearer.
+        angle = sum(float(((g - f) * (o / scale - f)).sum()) for g, f, o in zip(given, found, other, strict=True))
+        assert angle <= 1e-9
+
+
+@named(PROJECTED)
+def test_projected_cells_contract_by_the_margin(key: str, options: dict[str, Any]) -> None:
+    for seed, (size, scale) in enumerate(((1, 3.0), (3, 0.1), (5, 0.5), (5, 5.0))):
+        cell = shaken(key, size, scale, seed, options)
+        assert is_projected(cell)
+        assert certified_kind(cell) == "contracting"
+        project(cell, MARGIN)
+        assert cell.step_bound().rate <= 1 - MARGIN + INEXACT, (size, scale)
+        assert certify(cell).kind == "contracting"
+
+
+@named(PROJECTED)
+def test_a_second_projection_moves_next_to_nothing(key: str, options: dict[str, Any]) -> None:
+    cell = shaken(key, 4, 1.0, 0, options)
+    project(cell, MARGIN)
+    before = {name: value.clone() for name, value in cell.named_parameters()}
+    project(cell, MARGIN)
+    for name, value in cell.named_parameters():
+        assert torch.allclose(value, before[name], atol=1e-5, rtol=1e-5), name
+
+
+@pytest.mark.parametrize("key", ["rnn", "identity_rnn", "rnn_orth", "soft_orth", "lipschitz"])
+def test_one_unit_reaches_the_edge_itself(key: str) -> None:
+    torch.manual_seed(0)
+    cell: Any = create_cell(key, 1, 1)
+    with torch.no_grad():
+        cell.weight_hh.fill_(5.0)
+    project(cell, MARGIN)
+    assert cell.step_bound().rate == pytest.approx(1 - MARGIN, abs=1e-6)
+
+
+def test_fastrnn_of_one_unit_gives_way_in_both_numbers() -> None:
+    cell: Any = create_cell("fastrnn", 1, 1, alpha_init=0.0, beta_init=math.log(9))
+    with torch.no_grad():
+        cell.weight_hh.fill_(1.0)
+    project(cell, MARGIN)
+    # 0.9 + 0.5 exceeds 0.99 by 0.41, of which each takes half.
+    assert torch.sigmoid(cell.beta).item() == pytest.approx(0.9 - 0.205, abs=1e-6)
+    assert cell.weight_hh.item() == pytest.approx((0.5 - 0.205) / 0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize("key", ["rnn", "lipschitz", "lipschitz_rk2", "noisy_rnn", "fastrnn"])
+def test_parameters_inside_stay_to_the_last_bit(key: str) -> None:
+    cell = shaken(key, 4, 1.0, 0, {})
+    project(cell, 0.3)
+    before = {name: value.clone() for name, value in cell.named_parameters()}
+    project(cell, 0.2)
+    assert all(torch.equal(value, before[name]) for name, value in cell.named_parameters())
+
+
+def test_the_units_own_steps_are_kept_positive() -> None:
+    cell: Any = create_cell("noisy_rnn", 1, 3, step_size=0.5)
+    with torch.no_grad():
+        cell.unit_steps.copy_(torch.tensor([-1.0, 0.2, 0.001]))
+    project(cell, MARGIN)
+    assert torch.allclose(cell.unit_steps, torch.tensor([0.005, 0.2, 0.005]))
+
+
+def test_what_is_not_finite_is_left_to_the_loss_to_tell() -> None:
+    cell: Any = create_cell("rnn", 1, 2)
+    with torch.no_grad():
+        cell.weight_hh.fill_(torch.nan)
+    project(cell, MARGIN)
+    assert bool(torch.isnan(cell.weight_hh).all())
+
+
+@pytest.mark.parametrize("key", sorted(BY_CONSTRUCTION))
+def test_others_are_certified_for_all_parameters(key: str) -> None:
+    for seed, (size, scale) in enumerate(((1, 1.0), (4, 0.3), (5, 3.0))):
+        cell = shaken(key, size, scale, seed, {})
+        project(cell, MARGIN)
+        assert KINDS.index(certify(cell).kind) <= KINDS.index(certified_kind(cell))
+
+
+@named(JUMPING)
+def test_a_positive_bias_of_modrelu_is_moved_to_where_it_makes_no_jump(key: str, options: dict[str, Any]) -> None:
+    cell = shaken(key, 4, 1.0, 0, options)
+    assert certify(cell).kind == "none"
+    project(cell, MARGIN)
+    assert certify(cell).kind == "non-expansive"
+
+
+def test_which_cells_have_a_region() -> None:
+    found = set()
+    for key in list_cells():
+        try:
+            certified_kind(create_cell(key, 2, 4))
+        except ConfigError:
+            continue
+        found.add(key)
+    assert found == {key for key, _ in PROJECTED} | set(BY_CONSTRUCTION)
+
+
+def test_a_cell_without_a_region_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        certified_kind(create_cell("lstm", 2, 4))
+    assert str(caught.value) == (
+        "The cell 'lstm' has no certified region that training could stay in. Take one that has, such as lipschitz, "
+        "rnn, lru or exprnn (all are in docs/stability.md), or leave training.certified out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "value", "instead"),
+    [
+        ("soft_orth", "form", "factored", "penalty"),
+        ("lvf_mid", "constraint", "none", "hard"),
+        ("lipschitz", "skew_weight", 1.0, "less than 1"),
+        ("lipschitz", "linear_scale", 0.0, "1"),
+        ("noisy_rnn", "skew_weight", 1.0, "less than 1"),
+    ],
+)
+def test_an_option_that_leaves_no_region_is_refused(key: str, name: str, value: Any, instead: str) -> None:
+    cell = create_cell(key, 2, 4, **{name: value})
+    with pytest.raises(ConfigError) as caught:
+        certified_kind(cell)
+    assert str(caught.value) == (
+        f"The cell '{key}' has no certified region with {name}={value!r}; set model.cell_options.{name} to {instead}."
+    )

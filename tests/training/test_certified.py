@@ -1,0 +1,185 @@
+"""Training with ``--certified``: what is proved in the end, what the log says, what is refused, resumed runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli_helpers import Workplace
+from stablernn.errors import InterruptedRun, TrainingError
+from stablernn.stability.certificate import certify
+from stablernn.stability.projection import BY_CONSTRUCTION
+from stablernn.training import Progress, certified, load_config, load_run, train
+from stablernn.training.certified import StabilityLog, check_certified, is_due
+from training.test_resume import assert_same
+
+CONTRACTING = ("rnn", "identity_rnn", "rnn_orth", "soft_orth", "indrnn", "fastrnn", "noisy_rnn", "lipschitz_rk2", "lru")
+WILD = ("--hidden-size", 3, "--epochs", 2, "--lr", 0.5, "--batch-size", 8)
+"""Steps that leave the region at once."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A folder with ``waves.npz``, two classes of short sequences."""
+    folder = tmp_path_factory.mktemp("certified")
+    generator = np.random.default_rng(0)
+    y = np.arange(24) % 2
+    x = np.sin(np.arange(10)[None, :, None] * (1 + y[:, None, None])) + 0.3 * generator.normal(size=(24, 10, 1))
+    np.savez(folder / "waves.npz", x=x.astype(np.float32), y=y)
+    return Workplace(folder)
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def trained(place: Workplace, cell: str, name: str, *more: object) -> list[dict[str, Any]]:
+    place.ok("-q", "train", "--data", "waves.npz", "--cell", cell, *WILD, *more, "--run-dir", name)
+    return [line["stability"] for line in lines(place.path(name))]
+
+
+@pytest.mark.parametrize("cell", CONTRACTING)
+def test_cells_that_contract_do_so_in_every_epoch(cell: str, place: Workplace) -> None:
+    for found in trained(place, cell, cell, "--certified", "--num-layers", 2):
+        assert found["kind"] == "contracting"
+        assert found["contraction_rate"] < 1
+        assert found["exponent_bound"] == pytest.approx(math.log(found["contraction_rate"]))
+    assert place.ok("certify", cell, "--require", "contracting", "--json").json["kind"] == "contracting"
+
+
+@pytest.mark.parametrize("cell", sorted(key for key, kind in BY_CONSTRUCTION.items() if kind == "non-expansive"))
+def test_cells_that_keep_distances_are_non_expansive(cell: str, place: Workplace) -> None:
+    kinds = {found["kind"] for found in trained(place, cell, cell, "--certified")}
+    assert kinds <= {"contracting", "non-expansive"}
+    place.ok("certify", cell, "--require", "non-expansive")
+
+
+def test_what_a_free_run_does_instead(place: Workplace) -> None:
+    found = trained(place, "lipschitz", "free")
+    assert found[-1]["kind"] == "none"
+    assert found[-1]["contraction_rate"] > 1
+
+
+def test_every_epoch_has_the_figures_and_conditions(place: Workplace) -> None:
+    found = trained(place, "lipschitz", "lipschitz", "--certified", "--set", "training.certified_margin=0.05")
+    assert len(found) == 2
+    for line in found:
+        figures = line["figures"]
+        assert set(figures) == {"mu2_A", "norm_A", "norm_W", "continuous_rate", "largest_euler_step"}
+        assert line["contraction_rate"] <= 0.95 + 1e-6
+        assert figures["mu2_A"] + figures["norm_W"] < 0
+        assert figures["largest_euler_step"] > 0.5
+        assert line["conditions"]["theorem 1 (a): mu2(A) + norm(W)"] is True
+        assert len(line["conditions"]) == 5
+    assert (place.path("lipschitz") / "plots" / "stability.png").read_bytes()[:4] == b"\x89PNG"
+    stored = load_config(place.path("lipschitz") / "config.yaml").training
+    assert (stored.certified, stored.certified_margin) == (True, 0.05)
+    model = load_run(place.path("lipschitz")).model
+    assert certify(model).rate == found[-1]["contraction_rate"] or certify(model).rate == found[0]["contraction_rate"]
+
+
+def test_a_cell_of_which_no_rate_is_known_has_no_figures_and_no_picture(place: Workplace) -> None:
+    place.ok("-q", "train", "--data", "waves.npz", "--cell", "lstm", *WILD, "--run-dir", "lstm")
+    assert all("stability" not in line for line in lines(place.path("lstm")))
+    assert not (place.path("lstm") / "plots" / "stability.png").exists()
+
+
+def test_layers_and_members_are_told_apart(place: Workplace) -> None:
+    found = trained(place, "rnn", "many", "--certified", "--num-layers", 2, "--members", 2)
+    assert set(found[-1]["figures"]) == {f"member {m} layer {d} norm_W" for m in (0, 1) for d in (0, 1)}
+    assert all(norm <= 0.999 + 1e-6 for norm in found[-1]["figures"].values())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ("--cell", "gru"),
+            "The cell 'gru' has no certified region that training could stay in. Take one that has, such as lipschitz, "
+            "rnn, lru or exprnn (all are in docs/stability.md), or leave training.certified out.",
+        ),
+        (
+            ("--cell", "exprnn", "--num-layers", 2),
+            "The step of 'exprnn' is non-expansive, which says nothing of several layers one above the other, got "
+            "model.num_layers=2 with training.certified. Set it to 1, or take a cell that contracts, such as lipschitz "
+            "or lru.",
+        ),
+        (
+            ("--cell", "lru", "--set", "training.certified_margin=0.1"),
+            "training.certified_margin is not used by 'lru', which is certified by construction, got 0.1; leave it "
+            "out.",
+        ),
+    ],
+    ids=["cell", "layers", "margin"],
+)
+def test_what_has_no_region_is_refused(options: tuple[object, ...], sentence: str, place: Workplace) -> None:
+    result = place("train", "--data", "waves.npz", "--certified", *options, "--run-dir", "refused")
+    assert (result.code, result.sentence) == (2, sentence)
+    assert not place.path("refused").exists()
+
+
+def test_a_margin_without_certified_is_refused(place: Workplace) -> None:
+    result = place("train", "--data", "waves.npz", "--cell", "rnn", "--set", "training.certified_margin=0.1")
+    assert result.sentence == (
+        "training.certified_margin is only used with training.certified=true, got training.certified_margin=0.1."
+    )
+
+
+def test_weights_of_which_less_is_proved_end_the_run(place: Workplace) -> None:
+    trained(place, "lipschitz", "free-again")
+    model = load_run(place.path("free-again")).model
+    proved = certify(model)
+    with pytest.raises(TrainingError) as caught:
+        check_certified(model, proved)
+    assert str(caught.value) == (
+        f"The best weights are 'none', with a rate of {proved.rate:.7g}, and training.certified asks for "
+        "'contracting'. Set a larger training.certified_margin, or a lower training.lr."
+    )
+    check_certified(model, replace(proved, kind="contracting"))
+
+
+def test_a_stopped_run_goes_on_to_the_same_numbers(place: Workplace, tmp_path: Path) -> None:
+    given = [f"data.source={place.path('waves.npz')}", "model.cell=lipschitz", "model.hidden_size=3"]
+    settings = load_config(
+        overrides=[*given, "training.epochs=4", "training.batch_size=8", "training.lr=0.3", "training.certified=true"]
+    )
+    train(settings, tmp_path / "whole")
+
+    def stop(now: Progress) -> None:
+        if now.step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRun):
+        train(settings, tmp_path / "run", progress=stop)
+    train(None, tmp_path / "run", resume=True)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_free_runs_are_certified_ever_more_seldom() -> None:
+    assert [epoch for epoch in range(1, 81) if is_due(epoch)] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+
+
+def test_large_models_say_once_that_they_are_not_followed(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(place, "rnn", "small")
+    model = load_run(place.path("small")).model
+    monkeypatch.setattr(certified, "LARGEST", 2)
+    log = StabilityLog(model, each=True)
+    told = "hidden_size 3 is above 2; `stablernn certify` says in the end what is proved"
+    assert [log.entry(epoch) for epoch in (1, 2)] == [{"stability": {"skipped": told}}, {}]
+
+
+def test_a_slow_certificate_is_the_last_one(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(place, "rnn", "slow")
+    model = load_run(place.path("slow")).model
+    monkeypatch.setattr(certified, "MOST_SECONDS", 0.0)
+    log = StabilityLog(model, each=True)
+    found = log.entry(1)["stability"]
+    assert found["skipped"] == "later epochs are not certified, since this took more than 0 s"
+    assert found["contraction_rate"] == certify(model).rate
+    assert log.entry(2) == {}
