@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy import linalg, optimize
@@ -438,7 +438,7 @@ def _best_multiplier(
 
     if not least:
         return _factor(F, G, V, D, before, after, 1.0), 1.0
-    best = optimize.minimize_scalar(factor, bounds=(-7, 9), method="bounded", options={"xatol": 0.02})
+    best: Any = optimize.minimize_scalar(factor, bounds=(-7, 9), method="bounded", options={"xatol": 0.02})
     found = float(best.fun) if best.fun < 1e30 else math.inf, least * (0.5 + math.exp(float(best.x)))
     # Where V is a multiple of F^T P G, as of a gradient step, one multiplier cancels them: no search comes as close.
     cross = (F if after is None else after @ F).T @ outer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy import optimize
@@ -84,7 +85,9 @@ def _multiplier(linear: Matrix, recurrent: Matrix) -> float:
         return _slope(linear, recurrent, 0.0, math.exp(exponent))
 
     centre = -math.log(max(norm_above(recurrent), 1e-12))
-    best = optimize.minimize_scalar(slope, bounds=(centre - 6, centre + 6), method="bounded", options={"xatol": 0.01})
+    best: Any = optimize.minimize_scalar(
+        slope, bounds=(centre - 6, centre + 6), method="bounded", options={"xatol": 0.01}
+    )
     return math.exp(float(best.x))
 
 

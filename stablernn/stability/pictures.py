@@ -138,12 +138,12 @@ def _circles(axes: Axes, radius: float | None) -> None:
 
 def _eigenvalues(axes: Axes, points: Array) -> None:
     alpha = float(np.clip(16 / math.sqrt(len(points)), 0.06, 0.8))
-    axes.scatter(points.real, points.imag, s=10, color=BLUE, alpha=alpha, linewidths=0, zorder=2)
+    axes.scatter(np.real(points), np.imag(points), s=10, color=BLUE, alpha=alpha, linewidths=0, zorder=2)
 
 
 def _enlarge(axes: Axes, points: Array, radius: float | None) -> None:
     """Show eigenvalues that crowd on the right of the circle once more, larger, in its empty left half."""
-    left, right, high = float(points.real.min()), float(points.real.max()), float(np.abs(points.imag).max())
+    left, right, high = float(np.real(points).min()), float(np.real(points).max()), float(np.abs(np.imag(points)).max())
     side = max(right - left, 2 * high)
     if side > _CROWDED or left < 0.35:
         return

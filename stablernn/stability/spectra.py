@@ -205,7 +205,7 @@ class Spectra:
         """The figures as JSON types; docs/evaluation.md says what each means."""
         moduli = np.abs(self.eigenvalues)
         rounding = moduli.shape[1] * FLOAT32
-        real = None if self.step_size is None else (self.eigenvalues.real - 1) / self.step_size
+        real = None if self.step_size is None else (np.real(self.eigenvalues) - 1) / self.step_size
         return {
             "samples": len(self.eigenvalues),
             "size": self.eigenvalues.shape[1],

@@ -54,7 +54,7 @@ def fit_temperature(model: Classifier, split: SequenceSplit) -> dict[str, Any]:
         return len(split) * loss(log_temperature) + 0.5 * log_temperature**2
 
     bounds = (-np.log(_HOTTEST), np.log(_HOTTEST))
-    found = minimize_scalar(surprise, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    found: Any = minimize_scalar(surprise, bounds=bounds, method="bounded", options={"xatol": 1e-4})
     temperature = float(np.exp(found.x))
     model.temperature.fill_(temperature)
     return {

@@ -129,21 +129,23 @@ def _sample_rows(
 
     if ending(Path(source)) not in TABLES:
         _check_unnamed(named)
+    columns: dict[str, Any] = _columns(model)
+    columns |= {option: column for option, column in named.items() if column is not None}
     inputs = read_inputs(
         source,
         task=model.task,
         features=model.features,
         context_length=model.context_length,
         time_step=model.config.model.time_step,
-        **_columns(model) | {option: column for option, column in named.items() if column is not None},
+        **columns,
     )
     outputs = run(model.predictor, _Samples(inputs))
-    columns, rows = (
+    header, rows = (
         _forecast_rows(model, inputs, outputs, steps)
         if steps is not None
         else _class_rows(model, inputs, outputs["probabilities"])
     )
-    return columns, rows, len(inputs), inputs.notes
+    return header, rows, len(inputs), inputs.notes
 
 
 class _Samples:
