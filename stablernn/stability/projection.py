@@ -42,8 +42,6 @@ BY_CONSTRUCTION: dict[str, Kind] = {
 UNIT_STEPS = (0.01, 10.0)
 """Within which multiples of ``step_size`` the units' own steps of ``noisy_rnn`` stay: what does not move is not damped,
 and steps that are far apart leave the norm in which they contract too stretched to be of use."""
-MOST_MARGIN = 0.5
-"""A midpoint step has no smaller rate than this in its region."""
 
 
 def certified_kind(cell: StableCell) -> Kind:
@@ -77,8 +75,8 @@ def project(cell: StableCell, margin: float) -> None:
 
     Args:
         cell: One for which :func:`certified_kind` gives a kind. Parameters that are not finite are left alone.
-        margin: By how much the rate of its step stays below 1, 0 to :data:`MOST_MARGIN`; of no use to cells that are
-            certified by construction.
+        margin: By how much the rate of its step stays below 1, 0 to 0.5; of no use to cells that are certified by
+            construction.
     """
     if not all(bool(torch.isfinite(parameter).all()) for parameter in cell.parameters()):
         return
