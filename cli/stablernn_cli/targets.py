@@ -13,6 +13,7 @@ from stablernn_cli.options import Device
 if TYPE_CHECKING:
     from stablernn.data import ClassificationData, ForecastData
     from stablernn.data.steps import Output, StepData
+    from stablernn.models import SequenceModel
     from stablernn.training import Config, TorchPredictor
     from stablernn_registry import Version
     from stablernn_server import OnnxModel
@@ -176,11 +177,21 @@ def certified(text: str) -> tuple[str, dict[str, Any]]:
     """
     from stablernn.stability.certificate import certify
 
+    name, model = open_weights(text)
+    return name, certify(model).document()
+
+
+def open_weights(text: str) -> tuple[str, SequenceModel]:
+    """The name of a TARGET and its torch model, of a registry version too.
+
+    Raises:
+        As :func:`open_target`.
+    """
     if is_run(text):
         from stablernn.training import load_run
 
-        return text, certify(load_run(Path(text)).model).document()
+        return text, load_run(Path(text)).model
     from stablernn.export.reload import reload
 
     version = find_version(text)
-    return version.ref, certify(reload(version.read("config.json"), version.read("weights.safetensors"))).document()
+    return version.ref, reload(version.read("config.json"), version.read("weights.safetensors"))

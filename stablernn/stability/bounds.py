@@ -2,8 +2,8 @@
 
 Two tools do nearly all of it. :func:`sector_bound` is for steps that are linear but for nonlinearities with slopes
 within 0 to 1 (tanh, ReLU, a shrinkage), written as a Lur'e system; it searches a quadratic form by which the step
-contracts and checks a matrix inequality. :func:`comparison_bound` is for gates, where products of states occur: it
-takes a bound on the modulus of every entry of the Jacobian and asks how a weighted largest coordinate shrinks.
+contracts and checks a matrix inequality. :func:`gated_bound` is for gates, where products of states occur: it takes
+bounds on the rows of the Jacobian and asks how a weighted largest coordinate shrinks.
 
 Everything is computed in float64 on the matrices that the step uses, and rounded to the safe side.
 """
@@ -237,47 +237,6 @@ def dominance_bound(step: Sector, bound: StepBound) -> StepBound:
     )
 
 
-def comparison_bound(
-    entries: Matrix,
-    inputs: Matrix,
-    *,
-    covers: tuple[str, ...],
-    output: slice,
-    balls: tuple[Ball, ...] = (),
-    hypotheses: tuple[Hypothesis, ...] = (),
-) -> StepBound:
-    """A rate from bounds on the modulus of every entry of the Jacobian.
-
-    For non-negative ``entries`` and positive weights ``w``, ``max_i (entries w)_i / w_i`` bounds the factor by which a
-    step changes ``max_i |e_i| / w_i``. The best weights are the Perron vector.
-
-    Args:
-        entries: ``(n, n)``, at least ``|d next_i / d state_j|`` wherever states can be.
-        inputs: ``(n, m)``, at least ``|d next_i / d x_j|``.
-        covers: The state tensors that the ``n`` coordinates are, one after the other.
-        output: Which coordinates are the output.
-        balls: Where states can be.
-        hypotheses: What else the proof rests on; where one fails no rate is proved.
-    """
-    if not all(one.holds for one in hypotheses) or not np.isfinite(entries).all():
-        return StepBound(balls=balls, hypotheses=hypotheses)
-    plain, weights = row_sum_above(entries), _perron(entries)
-    weighted = row_sum_above(entries * weights[None] / weights[:, None])
-    used = None if plain <= weighted * (1 + 1e-6) else weights
-    scale = np.ones(len(entries)) if used is None else used
-    reached = norm_above_rows(inputs / scale[:, None])
-    return StepBound(
-        covers=covers,
-        norm="linf",
-        rate=plain if used is None else weighted,
-        gain=reached,
-        output_gain=float(np.linalg.norm(scale[output])) * (1 + len(scale) * UNIT),
-        weights=used,
-        balls=balls,
-        hypotheses=hypotheses,
-    )
-
-
 def gated_bound(
     image: Callable[[Matrix], Matrix],
     given: Matrix,
@@ -287,7 +246,7 @@ def gated_bound(
     balls: tuple[Ball, ...] = (),
     hypotheses: tuple[Hypothesis, ...] = (),
 ) -> StepBound:
-    """:func:`comparison_bound` where the entries of a row are not largest all at once, as with gates.
+    """A rate from bounds on the moduli in each row of the Jacobian, which need not all be largest at once.
 
     For any positive weights ``w``, ``max_i image(w)_i / w_i`` bounds the factor by which a step changes
     ``max_i |e_i| / w_i``. Weights are searched.

@@ -12,7 +12,7 @@ import typer
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import Split
 from stablernn_cli.output import Output
-from stablernn_cli.targets import Target, find_version, is_run
+from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
     from stablernn.models import Classifier
@@ -193,15 +193,11 @@ _CURVE = ("levels", "accuracy", "standard_error")
 
 def _classifier(target: str, model: Target) -> Classifier:
     """The torch model: gradients do not flow through the graph that is served."""
-    from stablernn.export.reload import reload
     from stablernn.models import Classifier
     from stablernn.training import TorchPredictor
 
-    if isinstance(model.predictor, TorchPredictor):
-        found = model.predictor.model
-    else:
-        version = find_version(target)
-        found = reload(version.read("config.json"), version.read("weights.safetensors"))
+    at_hand = model.predictor.model if isinstance(model.predictor, TorchPredictor) else None
+    found = at_hand or open_weights(target)[1]
     assert isinstance(found, Classifier)
     return found
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.options import Split
 from stablernn_cli.output import Output, figure
-from stablernn_cli.targets import Target, find_version, is_run
+from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
     from stablernn.data import ClassificationData, ForecastData
     from stablernn.data.steps import StepData
-    from stablernn.models import SequenceModel
 
 _SHOWN_EXPONENTS = 5
 
@@ -31,7 +30,9 @@ def observed(
     """
     from stablernn.stability.observed import observe
 
-    found = observe(_model(text), data, split, labels=target.labels or None if data.task == "classify" else None)
+    found = observe(
+        open_weights(text)[1], data, split, labels=target.labels or None if data.task == "classify" else None
+    )
     document: dict[str, Any] = {"stability": found.document()}
     if is_run(text):
         from stablernn.stability.pictures import draw_observed
@@ -52,17 +53,6 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
     title = f"Observed on {sequences} {noun} of the {document['split']} split, {empirical['steps']:,} steps"
     jacobian = _jacobian(empirical["jacobian"], certificate)
     output.facts(jacobian | _lyapunov(empirical["lyapunov"]) | _gradients(empirical["gradients"]), title=title)
-
-
-def _model(text: str) -> SequenceModel:
-    if is_run(text):
-        from stablernn.training import load_run
-
-        return load_run(Path(text)).model
-    from stablernn.export.reload import reload
-
-    version = find_version(text)
-    return reload(version.read("config.json"), version.read("weights.safetensors"))
 
 
 def _proved(certificate: Mapping[str, Any]) -> dict[str, object]:
