@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ConfigError
-from stablernn.stability.bounds import Sector, StepBound, sector_bound
+from stablernn.stability.bounds import Sector, StepBound, irregular, sector_bound
 
 State = tuple[Tensor, ...]
 
@@ -39,6 +39,8 @@ class StableCell(nn.Module):
     """What each tensor of the state is; the first is the cell's output. Zeros stand for the start of a sequence."""
     takes_dt: bool = False
     """Whether :meth:`step` takes the length of the step, for irregular time."""
+    is_euler: bool = False
+    """Whether a step of length ``dt`` up to 1 is ``h + dt (step(h) - h)``, a mean of the regular step and none."""
     takes_missing: bool = False
     """Whether NaN in the input says that a value is missing. Other cells are never given one."""
     plans_ahead: bool = False
@@ -149,6 +151,13 @@ class StableCell(nn.Module):
         """
         step = self.sector()
         return StepBound() if step is None else sector_bound(step)
+
+    def irregular_bound(self) -> StepBound:
+        """What is proved of steps of any length up to the regular one, of which :meth:`advance` makes longer ones.
+
+        The rate is over the time of a regular step.
+        """
+        return irregular(self.step_bound()) if self.is_euler else StepBound()
 
     def penalty(self) -> Tensor | None:
         """What the cell adds to the training loss, or None."""

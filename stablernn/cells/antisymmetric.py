@@ -16,6 +16,7 @@ from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
 from stablernn.stability._linear import norm_above
 from stablernn.stability.bounds import Hypothesis, Sector, StepBound, dominance_bound, float64, sector_bound
+from stablernn.stability.continuous import largest_euler_step
 
 _PAPER = "Chang, Chen, Haber, Chi: AntisymmetricRNN (ICLR 2019)"
 _PAPER_OPTIONS = {"step_size": 0.01, "damping": 0.01, "init_scale": 1.0}
@@ -100,6 +101,7 @@ class AntisymmetricRNNCell(StableCell):
     """
 
     takes_dt = True
+    is_euler = True
     gates = 1
 
     def __init__(
@@ -140,18 +142,29 @@ class AntisymmetricRNNCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
-    def step_bound(self) -> StepBound:
+    def sector(self) -> Sector | None:
+        return self._ungated() if self.gates == 1 else None
+
+    def _ungated(self) -> Sector:
         unit = np.eye(self.hidden_size)
-        step = Sector(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
+        return Sector(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
+
+    def step_bound(self) -> StepBound:
+        step = self._ungated()
         turning, damping = norm_above((step.V - step.V.T) / 2), -float(step.V[0, 0])
         square = damping**2 + turning**2
         limit = 2 * damping / square if square else 0.0
         criterion = Hypothesis("step_size against 2 damping / (damping^2 + norm(S)^2)", self.step_size, limit)
+        bound = dominance_bound(step, sector_bound(step))
         return replace(
-            dominance_bound(step, sector_bound(step)),
+            bound,
             local=criterion.holds,
             conditions=(criterion,),
-            figures={"norm_S": turning, "damping": damping},
+            figures={
+                "norm_S": turning,
+                "damping": damping,
+                "largest_euler_step": largest_euler_step(step, bound) * self.step_size,
+            },
         )
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:

@@ -180,6 +180,10 @@ class CfCCell(StableCell):
         by_norm = StepBound(covers=("hidden",), norm="l2", rate=rate, gain=gain, output_gain=1.0, balls=(ball,))
         return min(by_norm, by_row, key=lambda bound: bound.rate)
 
+    def irregular_bound(self) -> StepBound:
+        # A mean of two tanh at any length; what the gate makes of differences is proved of the regular one only.
+        return StepBound(balls=self.step_bound().balls)
+
     def _through(self, first: Tensor, size: Callable[[Matrix], Matrix], heads: Callable[[Matrix], Matrix]) -> Matrix:
         """At least the size of every product of the maps, from the first on, with slopes of the activation between."""
         maps = [float64(first), *(float64(weight) for weight in self.materialize()[1::2])]

@@ -200,6 +200,10 @@ class GRUDCell(StableCell):
             balls=balls,
         )
 
+    def irregular_bound(self) -> StepBound:
+        # Decay draws the state towards 0, the gates mean it with a tanh.
+        return StepBound(balls=self.step_bound().balls)
+
     def materialize(self) -> GRUDWeights:
         recurrent, candidate = torch.split(self.weight_hh, [2 * self.hidden_size, self.hidden_size])
         given: Tensor = self.weight_ih

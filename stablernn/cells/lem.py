@@ -156,6 +156,10 @@ class LEMCell(StableCell):
             hypotheses=(Hypothesis("step_size", step, 1.0),),
         )
 
+    def irregular_bound(self) -> StepBound:
+        # A shorter step keeps a larger share of the state, and what replaces the rest is a tanh as before.
+        return StepBound(balls=self.step_bound().balls)
+
     def materialize(self) -> LEMWeights:
         return LEMWeights(self.weight_hh, self.weight_memory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +20,8 @@ from stablernn.cells._base import (
 )
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import symmetric_skew
-from stablernn.stability.bounds import Sector, StepBound, float64
-from stablernn.stability.continuous import with_continuous
+from stablernn.stability.bounds import Sector, StepBound, float64, sector_bound
+from stablernn.stability.continuous import largest_euler_step, largest_step, with_continuous
 
 _PAPER = "Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks (ICLR 2021)"
 _PAPER_OPTIONS = {
@@ -171,6 +172,8 @@ class LipschitzRNNCell(SymmetricSkewCell):
         The paper's eq. 1, 2, 6 and 9. It has two dampings, its released code one; two are used here.
     """
 
+    is_euler = True
+
     def __init__(
         self,
         input_size: int,
@@ -206,8 +209,10 @@ class LipschitzRNNCell(SymmetricSkewCell):
         )
 
     def step_bound(self) -> StepBound:
-        linear = self.linear_scale * float64(self.linear_matrix())
-        return with_continuous(super().step_bound(), linear, float64(self.recurrent_matrix()))
+        step, linear = self.sector(), self.linear_scale * float64(self.linear_matrix())
+        bound = with_continuous(sector_bound(step), linear, step.V)
+        longest = largest_euler_step(step, bound) * self.step_size
+        return replace(bound, figures={**bound.figures, "largest_euler_step": longest})
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
@@ -285,10 +290,13 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
         self.reset_parameters()
 
     def sector(self) -> Sector:
+        return self._sector(self.step_size)
+
+    def _sector(self, step_size: float) -> Sector:
         linear, recurrent, given = (
             float64(matrix) for matrix in (self.linear_matrix(), self.recurrent_matrix(), self.weight_ih)
         )
-        whole, half, unit = self.step_size, self.step_size / 2, np.eye(self.hidden_size)
+        whole, half, unit = step_size, step_size / 2, np.eye(self.hidden_size)
         to_middle = unit + half * linear
         return Sector(
             F=unit + whole * linear @ to_middle,
@@ -299,7 +307,10 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
         )
 
     def step_bound(self) -> StepBound:
-        return with_continuous(super().step_bound(), float64(self.linear_matrix()), float64(self.recurrent_matrix()))
+        linear, recurrent = float64(self.linear_matrix()), float64(self.recurrent_matrix())
+        bound = with_continuous(super().step_bound(), linear, recurrent)
+        longest = largest_step(self._sector, self.step_size) if bound.figures["continuous_rate"] > 0 else 0.0
+        return replace(bound, figures={**bound.figures, "largest_midpoint_step": longest})
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

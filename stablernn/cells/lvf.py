@@ -20,7 +20,7 @@ from stablernn.parametrizations import (
     vector_field,
 )
 from stablernn.stability._linear import norm_above
-from stablernn.stability.bounds import Hypothesis, StepBound, float64
+from stablernn.stability.bounds import Hypothesis, StepBound, float64, irregular
 
 _PAPER = "Azencot et al.: A Differential Geometry Perspective on Orthogonal Recurrent Models (2021)"
 _SOURCE = (
@@ -90,6 +90,24 @@ class _LVFCell(PlainCell):
             conditions=(Hypothesis("proposition 2: largest diagonal entry of D", divergence, 0.0),),
             figures={"norm_propagator": norm_above(float64(self.recurrent_matrix()))},
         )
+
+    def irregular_bound(self) -> StepBound:
+        # The propagator over any time, in parts, then the nonlinearity once; the field has no input.
+        regular = self.step_bound()
+        if not all(one.holds for one in regular.hypotheses):
+            return StepBound(hypotheses=regular.hypotheses)
+        return replace(
+            regular,
+            norm="l2",
+            metric=None,
+            rate=self._longest_stretch(),
+            gain=norm_above(float64(self.weight_ih)),
+            output_gain=1.0,
+        )
+
+    def _longest_stretch(self) -> float:
+        """By how much at most the propagator stretches a state in the time of a regular step, in whatever parts."""
+        return irregular(StepBound(rate=max(1.0, norm_above(float64(self.recurrent_matrix()))))).rate
 
     def penalty(self) -> Tensor | None:
         if self.constraint != "soft":
@@ -289,6 +307,10 @@ class LVFMidpointRNNCell(_LVFCell):
 
     def propagator(self) -> Tensor:
         return cayley_propagator(self.operator(), self.step_size)
+
+    def _longest_stretch(self) -> float:
+        # A skew field is a rotation for any length, and no other takes dt.
+        return 1.0
 
     def check_takes_dt(self) -> None:
         """Refuse time steps where the operator is not skew: only then are all lengths rotations in one basis.

@@ -14,6 +14,7 @@ from stablernn.cells._base import StableCell, State, check_positive, step_length
 from stablernn.cells._catalog import register_cell
 from stablernn.stability._linear import log_norm_above
 from stablernn.stability.bounds import Hypothesis, Sector, StepBound, dominance_bound, factors_of, float64, sector_bound
+from stablernn.stability.continuous import largest_euler_step
 
 
 class NAISWeights(NamedTuple):
@@ -85,6 +86,7 @@ class NAISNetCell(StableCell):
     """
 
     takes_dt = True
+    is_euler = True
 
     def __init__(self, input_size: int, hidden_size: int, *, step_size: float = 1.0, margin: float = 0.01) -> None:
         super().__init__(input_size, hidden_size)
@@ -135,10 +137,12 @@ class NAISNetCell(StableCell):
             Hypothesis("-(smallest eigenvalue of A)", -smallest, 1.0, strict=True),
             Hypothesis("step_size", self.step_size, 1.0),
         )
+        bound = dominance_bound(step, sector_bound(step, metrics=factors_of(-step.V)))
         return replace(
-            dominance_bound(step, sector_bound(step, metrics=factors_of(-step.V))),
+            bound,
             local=all(one.holds for one in conditions),
             conditions=conditions,
+            figures={"largest_euler_step": largest_euler_step(step, bound) * self.step_size},
         )
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:

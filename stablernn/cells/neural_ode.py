@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from stablernn.cells._base import (
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import SOLVERS, Solver, solver_step
 from stablernn.stability.bounds import Sector, StepBound, dominance_bound, float64, sector_bound
+from stablernn.stability.continuous import largest_euler_step
 
 
 class NeuralODEWeights(NamedTuple):
@@ -93,6 +95,7 @@ class NeuralODERNNCell(StableCell):
     """
 
     takes_dt = True
+    is_euler = True
 
     def __init__(self, input_size: int, hidden_size: int, *, step_size: float = 0.5, init_scale: float = 0.1) -> None:
         super().__init__(input_size, hidden_size)
@@ -125,7 +128,8 @@ class NeuralODERNNCell(StableCell):
 
     def step_bound(self) -> StepBound:
         step = self.sector()
-        return dominance_bound(step, sector_bound(step))
+        bound = dominance_bound(step, sector_bound(step))
+        return replace(bound, figures={"largest_euler_step": largest_euler_step(step, bound) * self.step_size})
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

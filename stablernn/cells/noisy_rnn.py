@@ -14,7 +14,7 @@ from stablernn.cells._catalog import register_cell
 from stablernn.cells.lipschitz import SymmetricSkewCell
 from stablernn.stability._linear import log_norm_above, norm_above
 from stablernn.stability.bounds import Hypothesis, Sector, StepBound, dominance_bound, float64, sector_bound
-from stablernn.stability.continuous import theorem_1
+from stablernn.stability.continuous import largest_euler_step, theorem_1
 
 
 class NoisyWeights(NamedTuple):
@@ -96,6 +96,9 @@ class NoisyRNNCell(SymmetricSkewCell):
         step: neither of them has steps of several lengths.
     """
 
+    # Without noise, that is outside training.
+    is_euler = True
+
     def __init__(
         self,
         input_size: int,
@@ -149,11 +152,17 @@ class NoisyRNNCell(SymmetricSkewCell):
         forwards = Hypothesis("-(smallest of the units' steps)", -float(lengths.min()), 0.0, strict=True)
         first, second, a, *b = theorem_1(linear, step.V)
         same = bool((lengths == lengths[0]).all())
+        bound = dominance_bound(step, sector_bound(step, metrics=own))
         return replace(
-            dominance_bound(step, sector_bound(step, metrics=own)),
+            bound,
             local=forwards.holds and first.holds and second.holds and (a.holds or same and all(one.holds for one in b)),
             conditions=(forwards, first, second, a, *b),
-            figures={"mu2_A": log_norm_above(linear), "norm_A": norm_above(linear), "norm_W": norm_above(step.V)},
+            figures={
+                "mu2_A": log_norm_above(linear),
+                "norm_A": norm_above(linear),
+                "norm_W": norm_above(step.V),
+                "largest_dt": largest_euler_step(step, bound),
+            },
         )
 
     def materialize(self) -> NoisyWeights:  # type: ignore[override]

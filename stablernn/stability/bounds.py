@@ -163,7 +163,10 @@ def sector_bound(
     size = len(step.F)
     rate, metric = _best_multiplier(step.F, step.G, step.V, step.D, None, None)[0], None
     if rate > _least_rate(step) * (1 + 1e-6):
-        for form in [*_metrics(step), *(given / np.linalg.norm(given, 2) for given in metrics)]:
+        for tried in [*_metrics(step), *(given / np.linalg.norm(given, 2) for given in metrics)]:
+            form = _short(tried)
+            if not smallest_below(form):
+                continue
             proved, _ = _best_multiplier(step.F, step.G, step.V, step.D, form, form)
             if proved * (1 + 1e-6) < rate:
                 rate, metric = proved, form
@@ -180,6 +183,34 @@ def sector_bound(
         balls=_balls(step, states, rate, metric),
         hypotheses=hypotheses,
     )
+
+
+def irregular(bound: StepBound) -> StepBound:
+    """What holds of steps of any length, where a shorter step is a mean of the regular one and of the identity.
+
+    A norm is convex: after ``dt`` of a regular step a difference is at most ``1 - dt (1 - rate)`` times as large. Over
+    the time of a regular step, in parts of any lengths, that is at most ``exp(rate - 1)``, which is the rate given.
+    No input moves a state further than in one regular step, and a ball that a regular step does not leave holds every
+    mean of a state in it and of what the step makes of that.
+    """
+    return replace(bound, rate=math.exp(bound.rate - 1) * (1 + 4 * UNIT) if math.isfinite(bound.rate) else math.inf)
+
+
+def sector_rate(step: Sector, metric: Matrix | None = None) -> float:
+    """The rate that :func:`sector_bound` proves in one given norm ``|T e|``, the 2-norm for None."""
+    return _best_multiplier(step.F, step.G, step.V, step.D, metric, metric)[0]
+
+
+def largest_state(step: Sector, rate: float, metric: Matrix | None = None) -> float:
+    """At least the 2-norm of every state that can be reached from the origin; infinity where inputs set no limit.
+
+    Args:
+        step: The step.
+        rate: What :func:`sector_rate` proves of it.
+        metric: In which norm.
+    """
+    (ball,) = _balls(step, ("",), rate, metric) or (Ball("", "l2", math.inf),)
+    return ball.radius * (math.sqrt(len(step.F)) if ball.norm == "linf" else 1.0)
 
 
 def sector_gain(F: Matrix, G: Matrix, V: Matrix, D: Matrix | None = None, *, metric: Matrix | None = None) -> float:
@@ -223,7 +254,7 @@ def dominance_bound(step: Sector, bound: StepBound) -> StepBound:
     def rate(weights: Matrix) -> float:
         return row_sum_above(rows * weights[None] / np.tile(weights, 2)[:, None])
 
-    weights = min((np.ones(size), _perron(np.abs(steepest))), key=rate)
+    weights = min((np.ones(size), _short(_perron(np.abs(steepest)))), key=rate)
     if rate(weights) * (1 + 1e-6) >= bound.rate:
         return bound
     return replace(
@@ -273,9 +304,10 @@ def gated_bound(
             break
         weights = weights * (1 + stride * (growth - growth.min()) / spread)
         weights = np.maximum(weights / weights.max(), 1e-6)
-        ratio = _largest_ratio(image(weights), weights)
+        tried = _short(weights)
+        ratio = _largest_ratio(image(tried), tried)
         if ratio < rate * (1 - 1e-6):
-            used, rate = weights, ratio
+            used, rate = tried, ratio
     is_plain = bool((used == 1).all())
     return StepBound(
         covers=covers,
@@ -287,6 +319,12 @@ def gated_bound(
         balls=balls,
         hypotheses=hypotheses,
     )
+
+
+def _short(form: Matrix) -> Matrix:
+    """The nearest numbers of float32: any will do for a metric, and these are short to write down."""
+    rounded: Matrix = form.astype(np.float32).astype(np.float64)
+    return rounded
 
 
 def _largest_ratio(image: Matrix, weights: Matrix) -> float:
@@ -389,20 +427,22 @@ def _best_multiplier(
     """The least factor over multipliers ``L = l I``, and that ``l``; infinity where none proves anything."""
     outer = G if after is None else after @ G
     least = norm_above(outer) ** 2
+    # No multiplier below half of it proves anything, unless neurons read one another.
+    floor = 0.5 if D is None else 0.0
 
     def factor(exponent: float) -> float:
-        value = _factor(F, G, V, D, before, after, least * (0.5 + math.exp(exponent)))
+        value = _factor(F, G, V, D, before, after, least * (floor + math.exp(exponent)))
         # Too small a multiplier proves nothing; the search is to go on among larger ones.
         return value if math.isfinite(value) else 1e30 * (10 - exponent)
 
     if not least:
         return _factor(F, G, V, D, before, after, 1.0), 1.0
     best: Any = optimize.minimize_scalar(factor, bounds=(-7, 9), method="bounded", options={"xatol": 0.02})
-    found = float(best.fun) if best.fun < 1e30 else math.inf, least * (0.5 + math.exp(float(best.x)))
+    found = float(best.fun) if best.fun < 1e30 else math.inf, least * (floor + math.exp(float(best.x)))
     # Where V is a multiple of F^T P G, as of a gradient step, one multiplier cancels them: no search comes as close.
     cross = (F if after is None else after @ F).T @ outer
     level = -float((cross * V.T).sum()) / max(float((V * V).sum()), UNIT)
-    return min(found, (_factor(F, G, V, D, before, after, level), level)) if level > least / 2 else found
+    return min(found, (_factor(F, G, V, D, before, after, level), level)) if level > least * floor else found
 
 
 def _factor(

@@ -8,9 +8,10 @@ of the input alone.
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,14 +22,18 @@ from stablernn.errors import CertificateError, ConfigError
 from stablernn.layers import StableRNN
 from stablernn.members import Members
 from stablernn.models import SequenceModel
+from stablernn.stability._linear import Matrix
 from stablernn.stability.bounds import FLOAT32, Hypothesis, StepBound
 from stablernn.stability.cascade import Cascade, cascade
+from stablernn.stability.stored import FORMATS, Format, StorageBound, storage_bound
 
 KINDS = ("contracting", "non-expansive", "bounded", "local", "none")
 """From the strongest to the weakest: the order in which ``--require`` and gates compare."""
 SCHEMA = 1
 CONTRACTING = 1 - 2 * FLOAT32
 """What a rate must be below: an orthogonal matrix that float32 rounds inwards contracts nothing."""
+GAPS = (1, 10, 100, 1000)
+"""Lengths of gaps whose cost a certificate tells."""
 FORGOTTEN = 1e-3
 """The share of a difference of two starts that counts as forgotten."""
 
@@ -45,6 +50,8 @@ class Certificate:
         balls: Where the state tensors stay, by the same names.
         tolerance: By how much a rate of 1 may be exceeded and still count as non-expansive: what rounding matrices to
             float32 does to an orthogonal one.
+        max_dt: Longest step in regular ones, for irregular time; None where all steps are regular.
+        stored: By format, how far rounding the stored weights moves the output; none where it was not asked for.
     """
 
     kind: str
@@ -53,6 +60,8 @@ class Certificate:
     states: tuple[str, ...]
     balls: tuple[dict[str, Any], ...]
     tolerance: float
+    max_dt: float | None = None
+    stored: Mapping[Format, StorageBound | None] = field(default_factory=dict)
 
     @property
     def rate(self) -> float | None:
@@ -62,8 +71,62 @@ class Certificate:
 
     def total_gain(self) -> float | None:
         """Of the layers' input on their output over any time; None where none is proved."""
-        gain = max(stack.total_gain() for stack in self.stacks)
-        return gain if math.isfinite(gain) else None
+        return _proved(max(stack.total_gain() for stack in self.stacks))
+
+    def state_gains(self) -> list[float | None]:
+        """The same of the state of each layer, in the norm of the layer."""
+        return [_proved(max(gains)) for gains in zip(*(stack.state_gains() for stack in self.stacks), strict=True)]
+
+    def gap_error(self, steps: int) -> float | None:
+        """How far off the output can be by a gap of so many samples whose values are off by at most 1, in the 2-norm.
+
+        None where none is proved, as for irregular time, where a gap has no length in samples.
+        """
+        if self.max_dt is not None:
+            return None
+        return _proved(max(stack.gap_error(steps, self.tolerance) for stack in self.stacks))
+
+    def forgotten_after(self, share: float) -> int | None:
+        """Steps from which on two starts move the output by at most a share of what they can move it at once.
+
+        Of several layers any two starts within the balls; None where none is proved.
+        """
+        found = [stack.forgotten_after(share, stack.widths if len(stack.bounds) > 1 else None) for stack in self.stacks]
+        known = [steps for steps in found if steps is not None]
+        return max(known) if len(known) == len(found) else None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The norm of each layer's state, such that anybody can check the rates.
+
+        Of several layers ``divided_by`` is the layer's weight in the norm of all, the largest part.
+        """
+        found, names = [], iter(self.states)
+        for stack in self.stacks:
+            weights = stack.weights() if len(stack.bounds) > 1 else None
+            for depth, bound in enumerate(stack.bounds):
+                about: dict[str, Any] = {"states": [next(names) for _ in bound.covers], "norm": _norm_name(bound)}
+                if bound.metric is not None:
+                    about["matrix"] = _packed(bound.metric)
+                if bound.weights is not None:
+                    about["weights"] = bound.weights.tolist()
+                if weights is not None:
+                    about["divided_by"] = float(weights[depth])
+                if bound.norm is not None:
+                    found.append(about)
+        return found
+
+    def step_rate(self) -> float | None:
+        """What a single step makes of a difference, in the norm of :meth:`metrics`; None where none is proved."""
+        rates = []
+        for stack in self.stacks:
+            weights = stack.weights()
+            deep = len(stack.bounds) > 1
+            rates.append(stack.rate if not deep else math.inf if weights is None else stack.step_rate(weights))
+        return _proved(max(rates))
+
+    def figures(self) -> dict[str, float]:
+        """What the layers' bounds tell beside, by name."""
+        return {f"{place}{name}": value for place, bound in self._layers() for name, value in bound.figures.items()}
 
     def hypotheses(self) -> list[Hypothesis]:
         """Every condition of every layer, then that of the kind."""
@@ -80,15 +143,13 @@ class Certificate:
         """The certificate as JSON types; docs/stability.md says what each key means."""
         bounds = [bound for stack in self.stacks for bound in stack.bounds]
         deep = any(len(stack.bounds) > 1 for stack in self.stacks)
-        # The share of a difference is of one size only where one layer has it.
-        forgotten = [None if deep else stack.forgotten_after(FORGOTTEN) for stack in self.stacks]
-        known = [steps for steps in forgotten if steps is not None]
         return {
             "schema": SCHEMA,
             "kind": self.kind,
             "holds": self.kind != "none",
             "norm": _norm(bounds, deep=deep),
             "contraction_rate": self.rate,
+            "step_rate": self.step_rate(),
             "rounding_slack": self.tolerance,
             "states": list(self.states),
             "state_ball": self.balls[0] if self.balls else None,
@@ -99,11 +160,13 @@ class Certificate:
                 for place, bound in self._layers()
                 for one in bound.conditions
             ],
-            "figures": {
-                f"{place}{name}": value for place, bound in self._layers() for name, value in bound.figures.items()
-            },
-            "gains": {"input_to_output": self.total_gain()},
-            "forgetting": {"share": FORGOTTEN, "steps": max(known) if len(known) == len(forgotten) else None},
+            "figures": self.figures(),
+            "time": {"steps": "regular"} if self.max_dt is None else {"steps": "irregular", "longest": self.max_dt},
+            "gains": {"input_to_state": self.state_gains(), "input_to_output": self.total_gain()},
+            "gaps": [{"steps": steps, "output_error": self.gap_error(steps)} for steps in GAPS],
+            "forgetting": {"share": FORGOTTEN, "steps": self.forgotten_after(FORGOTTEN)},
+            "stored_weights": {form: None if bound is None else asdict(bound) for form, bound in self.stored.items()},
+            "metrics": self.metrics(),
             "cell": self.cell,
             "arithmetic": "float64 on the float32 weights",
         }
@@ -116,12 +179,13 @@ class Certificate:
                 yield place, bound
 
 
-def certify(module: nn.Module) -> Certificate:
+def certify(module: nn.Module, *, stored: bool = True) -> Certificate:
     """What is proved of a cell, of layers or of a model.
 
     Args:
         module: A cell, a :class:`stablernn.StableRNN` or a model, on any device; it is not changed. Its matrices are
             those of float32, as every export has them.
+        stored: Whether what weights in fewer bits would do is computed too.
 
     Raises:
         ConfigError: If it is none of these.
@@ -133,7 +197,8 @@ def certify(module: nn.Module) -> Certificate:
             raise CertificateError(
                 f"The weight '{name}' holds a number that is not finite; there is nothing to certify."
             )
-    proved = tuple(cascade(stack, max_dt=_max_dt(module)) for stack in stacks)
+    max_dt = _max_dt(module)
+    proved = tuple(cascade(stack, max_dt=max_dt) for stack in stacks)
     cells = [cell for stack in stacks for cell in stack]
     bounds = [bound for stack in proved for bound in stack.bounds]
     states, balls, first = [], [], prefix
@@ -154,7 +219,22 @@ def certify(module: nn.Module) -> Certificate:
         states=tuple(states),
         balls=tuple(balls),
         tolerance=tolerance,
+        max_dt=max_dt,
+        stored={form: _stored(stacks, proved, form, max_dt) for form in FORMATS} if stored else {},
     )
+
+
+def _stored(
+    stacks: list[list[StableCell]], proved: tuple[Cascade, ...], form: Format, max_dt: float | None
+) -> StorageBound | None:
+    """The worst of all members; None where nothing is proved of one."""
+    if max_dt is not None:
+        return None
+    bounds = [storage_bound(stack, one, form) for stack, one in zip(stacks, proved, strict=True)]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) < len(bounds):
+        return None
+    return StorageBound(*(max(parts) for parts in zip(*(astuple(bound) for bound in known), strict=True)))
 
 
 def _kind(proved: tuple[Cascade, ...], tolerance: float, is_bounded: bool) -> str:
@@ -189,11 +269,25 @@ def _max_dt(module: nn.Module) -> float | None:
     return module.max_dt if isinstance(module, StableRNN | SequenceModel) else None
 
 
+def _proved(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _packed(matrix: Matrix) -> dict[str, Any]:
+    """A matrix whose numbers are those of float32, in a short form."""
+    content = base64.b64encode(matrix.astype("<f4").tobytes()).decode("ascii")
+    return {"shape": list(matrix.shape), "float32_base64": content}
+
+
+def _norm_name(bound: StepBound) -> str:
+    return f"weighted-{bound.norm}" if bound.weights is not None else str(bound.norm)
+
+
 def _norm(bounds: list[StepBound], *, deep: bool) -> str | None:
     """The norm of the whole state; over layers and members it is a largest part, each divided by a weight."""
     if any(bound.norm is None for bound in bounds):
         return None
-    names = {f"weighted-{bound.norm}" if bound.weights is not None else str(bound.norm) for bound in bounds}
+    names = {_norm_name(bound) for bound in bounds}
     if len(names) == 1 and not deep:
         return names.pop()
     return "weighted-linf" if any("linf" in name for name in names) else "weighted-l2"

@@ -7,14 +7,15 @@ are ours, docs/stability.md derives them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from scipy import optimize
 
-from stablernn.stability._linear import Matrix, log_norm_above, norm_above, slack, smallest_below
-from stablernn.stability.bounds import Hypothesis, StepBound
+from stablernn.stability._linear import UNIT, Matrix, log_norm_above, norm_above, slack, smallest_below
+from stablernn.stability.bounds import FLOAT32, Hypothesis, Sector, StepBound, sector_rate
 
 
 def theorem_1(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
@@ -54,7 +55,6 @@ def with_continuous(bound: StepBound, linear: Matrix, recurrent: Matrix) -> Step
         "norm_A": norm_above(linear),
         "norm_W": norm_above(recurrent),
         "continuous_rate": continuous_rate(linear, recurrent),
-        "largest_euler_step": largest_euler_step(linear, recurrent),
     }
     return replace(bound, local=theorem_1_holds(conditions), conditions=conditions, figures=figures)
 
@@ -65,36 +65,118 @@ def continuous_rate(linear: Matrix, recurrent: Matrix) -> float:
     The largest over ``l`` of ``-mu2(A + (I + l W^T)(I + l W) / (4 l))``; never below ``-mu2(A) - norm(W)``.
     """
     triangle = -log_norm_above(linear) - norm_above(recurrent)
-    return max(triangle, -_slope(linear, recurrent, 0.0, _multiplier(linear, recurrent)) / 2)
+    unit = np.eye(len(linear))
+    return max(triangle, -_slope(linear, unit, recurrent, 0.0, _multiplier(linear, unit, recurrent)) / 2)
 
 
-def largest_euler_step(linear: Matrix, recurrent: Matrix, most: float = 1e3) -> float:
-    """The longest Euler step up to which the step is proved to contract in the 2-norm; 0 where none is."""
-    multiplier = _multiplier(linear, recurrent)
-    if _slope(linear, recurrent, 0.0, multiplier) >= 0:
-        return 0.0
-    low, high = 0.0, min(most, 2 * multiplier)
-    for _ in range(50):
+def largest_euler_step(step: Sector, bound: StepBound) -> float:
+    """The longest Euler step up to which no step is proved to drive states apart; 0 where none is.
+
+    In the 2-norm, in the norm of the given bound, or as a largest coordinate, whichever carries furthest. Below it all
+    steps are as good: a shorter one is a mean of it and of the identity.
+
+    Args:
+        step: An Euler step, with neither ``D`` nor ``B``.
+        bound: What is proved of it.
+
+    Returns:
+        In units of the given step.
+    """
+    linear, given = step.F - np.eye(len(step.F)), step.G
+    found = [_longest(linear, given, step.V)]
+    if bound.metric is not None:
+        back = np.linalg.inv(bound.metric)
+        found.append(_longest(bound.metric @ linear @ back, bound.metric @ given, step.V @ back))
+    for weights in (np.ones(len(linear)), bound.weights):
+        if weights is not None:
+            found.append(_longest_by_rows(linear, given @ step.V, weights))
+    return max(found)
+
+
+def largest_step(sector: Callable[[float], Sector], regular: float) -> float:
+    """A step that is proved not to drive states apart in the 2-norm, where a twentieth more is not proved.
+
+    For rules that are no Euler steps, of which a shorter one need not be as good. 0 where none is found down to a
+    thousandth of the regular one.
+
+    Args:
+        sector: Gives the step of a length.
+        regular: The length to begin from.
+    """
+
+    def is_proved(length: float) -> bool:
+        return sector_rate(sector(length)) <= 1
+
+    low = regular
+    while not is_proved(low):
+        low /= 2
+        if low < 1e-3 * regular:
+            return 0.0
+    while low >= regular and low < 1e3 and is_proved(2 * low):
+        low *= 2
+    high = 2 * low
+    while high > 1.05 * low:
         middle = (low + high) / 2
-        low, high = (middle, high) if _slope(linear, recurrent, middle, multiplier) < 0 else (low, middle)
+        low, high = (middle, high) if is_proved(middle) else (low, middle)
     return low
 
 
-def _multiplier(linear: Matrix, recurrent: Matrix) -> float:
-    def slope(exponent: float) -> float:
-        return _slope(linear, recurrent, 0.0, math.exp(exponent))
+def _longest(linear: Matrix, given: Matrix, recurrent: Matrix, most: float = 1e4) -> float:
+    """A length of the step ``h + s (linear h + given f(recurrent h))`` up to which one multiplier proves rates up to 1.
 
-    centre = -math.log(max(norm_above(recurrent), 1e-12))
+    Within a hundredth of the longest.
+    """
+    multiplier = _multiplier(linear, given, recurrent)
+    # As far beyond a rate of 1 as a certificate's tolerance lets a matrix be that float32 has rounded.
+    allowed = 2 * len(linear) * FLOAT32
+    low, high = 0.0, min(most, 2 * multiplier / max(norm_above(given) ** 2, UNIT))
+    if _slope(linear, given, recurrent, high * 1e-6, multiplier) > allowed:
+        return 0.0
+    while high > 1.01 * low and high > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _slope(linear, given, recurrent, middle, multiplier) <= allowed else (low, middle)
+    return low
+
+
+def _longest_by_rows(linear: Matrix, moved: Matrix, weights: Matrix, most: float = 1e4) -> float:
+    """The same for the largest coordinate, each divided by a weight, where every nonlinearity has its own slope."""
+    longest = most
+    for matrix in (linear, linear + moved):
+        diagonal = np.diagonal(matrix)
+        around = (np.abs(matrix) @ weights) / weights - np.abs(diagonal)
+        # abs(1 + s d) + s r <= 1 for a diagonal d below -r, up to s = 2 / (r - d).
+        flat = (diagonal == 0) & (around == 0)
+        if not ((-diagonal >= around) | flat).all():
+            return 0.0
+        if not flat.all():
+            longest = min(longest, float((2 / (around - diagonal)[~flat]).min()) * (1 - 64 * len(weights) * UNIT))
+    return longest
+
+
+def _multiplier(linear: Matrix, given: Matrix, recurrent: Matrix) -> float:
+    """That of the smallest slope of a step of no length."""
+
+    def slope(exponent: float) -> float:
+        return _slope(linear, given, recurrent, 0.0, math.exp(exponent))
+
+    centre = math.log(max(norm_above(given), 1e-12) / max(norm_above(recurrent), 1e-12))
     best: Any = optimize.minimize_scalar(
         slope, bounds=(centre - 6, centre + 6), method="bounded", options={"xatol": 0.01}
     )
     return math.exp(float(best.x))
 
 
-def _slope(linear: Matrix, recurrent: Matrix, step: float, multiplier: float) -> float:
-    """``(r^2 - 1) / step`` of an Euler step, its limit for a step of 0: what must be negative."""
-    if 2 * multiplier <= step:
+def _slope(linear: Matrix, given: Matrix, recurrent: Matrix, step: float, multiplier: float) -> float:
+    """``(r^2 - 1) / step`` of an Euler step, its limit for a step of 0: what must not be positive."""
+    corner = 2 * multiplier * np.eye(given.shape[1]) - step * given.T @ given
+    side = given + step * linear.T @ given + multiplier * recurrent.T
+    values = np.diagonal(corner)
+    if np.count_nonzero(corner) > len(values):
+        values, vectors = np.linalg.eigh(corner)
+        side = side @ vectors
+    lowest = float(values.min()) - slack(corner)
+    if lowest <= 0:
         return math.inf
-    side = np.eye(len(linear)) + step * linear.T + multiplier * recurrent.T
-    whole = linear + linear.T + step * linear.T @ linear + side @ side.T / (2 * multiplier - step)
+    side = side / np.sqrt(values - (values.min() - lowest))
+    whole = linear + linear.T + step * linear.T @ linear + side @ side.T
     return float(np.linalg.eigvalsh((whole + whole.T) / 2)[-1]) + slack(whole)

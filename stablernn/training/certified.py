@@ -78,7 +78,7 @@ def stability_figures(model: SequenceModel) -> dict[str, Any]:
     Raises:
         CertificateError: If a weight is not finite.
     """
-    certificate = certify(model)
+    certificate = certify(model, stored=False)
     rate = certificate.rate
     if rate is None:
         return {}

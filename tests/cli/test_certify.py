@@ -28,6 +28,8 @@ def test_a_run_and_its_version_have_one_certificate(trained_cells: Workplace) ->
     for target, name in (("lru", "lru"), ("sure", "sure:1")):
         found = trained_cells.ok("certify", target, "--json").json
         assert found.pop("target") == name
+        # The norms themselves stand in the version's certificate.json.
+        assert found.pop("metrics") == [{"norm": "l2", "states": exported["states"]}]
         assert found == exported
     assert (exported["kind"], exported["holds"], exported["norm"]) == ("contracting", True, "l2")
     assert 0 < exported["contraction_rate"] < 1

@@ -229,3 +229,73 @@ class TestForgetting:
         assert steps is not None
         assert last_above(proved, 1e-3) == 134
         assert steps > 134
+
+    def test_it_can_begin_anywhere_in_the_balls(self) -> None:
+        proved = compared((0.9, 0.5), (1.0, 1.0))
+        far = proved.forgotten_after(1e-3, np.array([100.0, 1.0]))
+        near = proved.forgotten_after(1e-3, np.array([1e-3, 1.0]))
+        assert far is not None
+        assert near is not None
+        effect = np.array([100.0, 1.0])
+        allowed = 1e-3 * float(proved.output @ effect)
+        for _ in range(far):
+            effect = proved.step @ effect
+        assert float(proved.output @ effect) <= allowed
+        assert near < far
+
+    def test_states_without_bounds_are_not_told_of(self) -> None:
+        assert compared((0.5,), (1.0,)).forgotten_after(1e-3, np.array([math.inf])) is None
+
+
+class TestGap:
+    @pytest.mark.parametrize("layers", [1, 2, 3])
+    @pytest.mark.parametrize("steps", [1, 7, 50])
+    def test_of_scalar_linear_layers_it_is_exact(self, layers: int, steps: int) -> None:
+        cells = LEAKY[:layers]
+        wrong = torch.zeros(1, 800, 1, dtype=torch.float64)
+        wrong[:, :steps] = 1
+        worst = float(run(cells, wrong)[0].abs().max())
+        assert cascade(cells).gap_error(steps) == pytest.approx(worst, rel=1e-8)
+
+    def test_what_comes_up_after_the_gap_counts(self) -> None:
+        # The second layer goes on rising on what the first still holds.
+        proved = compared((0.99, 0.99), (1.0, 1.0))
+        during = float(proved.passed)
+        assert proved.gap_error(1) > 10 * during
+
+    def test_it_grows_to_the_gain_over_any_time(self) -> None:
+        proved = cascade(LEAKY)
+        costs = [proved.gap_error(steps) for steps in (1, 10, 100, 10_000)]
+        assert costs == sorted(costs)
+        assert costs[-1] == pytest.approx(proved.total_gain(), rel=1e-6)
+
+    def test_where_differences_last_so_does_the_cost(self) -> None:
+        proved = cascade([Leaky(1.0, 0.5, 1.0, 0.0)])
+        assert proved.gap_error(10) == pytest.approx(5.0)
+        assert cascade([Leaky(1.0 + 1e-7, 0.5, 1.0, 0.0)]).gap_error(10) == math.inf
+        assert cascade([Leaky(1.0 + 1e-7, 0.5, 1.0, 0.0)]).gap_error(10, tolerance=1e-6) == pytest.approx(5.0)
+        assert cascade([Leaky(1.0, 0.5, 1.0, 0.0)] * 2).gap_error(10) == math.inf
+
+
+class TestWeights:
+    @pytest.mark.parametrize("rates", [(0.5,), (0.9, 0.9), (0.99, 0.2), (0.5, 0.99, 0.7)])
+    def test_in_the_norm_of_all_layers_every_step_contracts(self, rates: tuple[float, ...]) -> None:
+        proved = compared(rates, (3.0,) * len(rates))
+        weights = proved.weights()
+        assert weights is not None
+        assert (weights > 0).all()
+        rate = proved.step_rate(weights)
+        assert proved.rate <= rate <= proved.rate + 0.11 * (1 - proved.rate)
+        e = np.random.default_rng(0).uniform(0, 1, (500, len(rates)))
+        before, after = (e / weights).max(axis=1), (e @ proved.step.T / weights).max(axis=1)
+        assert (after <= rate * before).all()
+
+    def test_without_contraction_there_are_none(self) -> None:
+        assert compared((1.0, 0.5), (1.0, 1.0)).weights() is None
+
+
+def test_the_gain_of_each_layers_state() -> None:
+    proved = compared((0.5, 0.9), (1.0, 2.0))
+    # Inputs of 1 for ever: the first state comes to 1 / (1 - 0.5), the second to 2 * 2 / (1 - 0.9).
+    assert proved.state_gains() == pytest.approx([2.0, 40.0])
+    assert compared((1.0,), (1.0,)).state_gains() == [math.inf]

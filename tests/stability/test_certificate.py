@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stability.test_soundness import drawn
 from stablernn import Classifier, Forecaster, StableRNN, create_cell
@@ -144,6 +146,11 @@ def test_names_are_inputs_of_the_exported_graph() -> None:
     assert {ball["state"] for ball in certificate.balls} == set(certificate.states)
 
 
+def unpacked(matrix: dict[str, Any]) -> Tensor:
+    content = np.frombuffer(base64.b64decode(matrix["float32_base64"]), "<f4")
+    return torch.from_numpy(content.reshape(matrix["shape"]).astype(np.float64))
+
+
 class TestDocument:
     def test_of_a_contracting_stack(self) -> None:
         layers = StableRNN("rnn", 2, 6, num_layers=2)
@@ -156,11 +163,47 @@ class TestDocument:
         assert document["states"] == ["state_0", "state_1"]
         assert 0 < document["contraction_rate"] < 1
         assert document["gains"]["input_to_output"] > 0
-        assert document["forgetting"]["steps"] is None
+        assert len(document["gains"]["input_to_state"]) == 2
+        # Both layers have balls, so that differences of starts have a size.
+        assert document["forgetting"]["steps"] > 0
+        assert [gap["steps"] for gap in document["gaps"]] == [1, 10, 100, 1000]
+        assert document["gaps"][-1]["output_error"] == pytest.approx(document["gains"]["input_to_output"])
+        assert document["time"] == {"steps": "regular"}
+        assert set(document["stored_weights"]) == {"float16", "int8"}
         named = {one["name"]: one for one in document["hypotheses"]}
         assert set(named) == {"layer 0 contraction rate", "layer 1 contraction rate"}
         assert all(one["holds"] and one["bound"] == 1 - 2**-22 for one in named.values())
         assert document["state_ball"] == document["state_balls"][0]
+
+    def test_anybody_can_check_the_rates_by_the_metrics(self) -> None:
+        torch.manual_seed(0)
+        layers = StableRNN("fastrnn", 2, 6, num_layers=2).double().eval()
+        document = json.loads(json.dumps(certify(layers).document()))
+        assert [one["states"] for one in document["metrics"]] == [["state_0"], ["state_1"]]
+        assert [one["norm"] for one in document["metrics"]] == ["l2", "weighted-l2"]
+        forms = [unpacked(one["matrix"]) if "matrix" in one else torch.eye(6).double() for one in document["metrics"]]
+        scales = [one["divided_by"] for one in document["metrics"]]
+        assert max(scales) == 1
+
+        def size(one: list[Tensor], other: list[Tensor]) -> Tensor:
+            parts = zip(one, other, forms, scales, strict=True)
+            return torch.stack([((a - b) @ form.T).norm(dim=-1) / scale for a, b, form, scale in parts]).amax(dim=0)
+
+        one, other = ([torch.randn(500, 6, dtype=torch.float64) for _ in range(2)] for _ in range(2))
+        x, rate = torch.randn(500, 2, dtype=torch.float64), document["step_rate"]
+        assert document["contraction_rate"] < rate < 1
+        after: list[list[Tensor]] = [[], []]
+        for place, states in enumerate((one, other)):
+            given = x
+            for cell, state in zip(layers.cells, states, strict=True):
+                given = cell(given, state)
+                after[place].append(given)
+        assert bool((size(*after) <= rate * size(one, other)).all())
+
+    def test_of_a_plain_norm_there_is_nothing_to_say(self) -> None:
+        document = certify(create_cell("exprnn", 1, 4)).document()
+        assert document["metrics"] == [{"states": ["state_0"], "norm": "l2"}]
+        assert document["step_rate"] == document["contraction_rate"]
 
     def test_of_a_cell_of_which_nothing_is_proved(self) -> None:
         cell = create_cell("exprnn", 1, 4, nonlinearity="modrelu")

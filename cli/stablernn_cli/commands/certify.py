@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -47,6 +47,20 @@ def certify(
         )
 
 
+def _gaps(gaps: Sequence[Mapping[str, Any]]) -> str | None:
+    known = [f"{gap['output_error']:.4g} after {gap['steps']:,}" for gap in gaps if gap["output_error"] is not None]
+    return "samples wrong by 1 move the output by at most " + ", ".join(known) if known else None
+
+
+def _stored(bound: Mapping[str, float] | None) -> str | None:
+    if bound is None:
+        return None
+    return (
+        f"move the output by at most {bound['error']:.3g}, and {bound['error_per_input']:.3g} for each unit of the "
+        f"input's norm; rate {bound['rate']:.6g}"
+    )
+
+
 def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
     """A certificate for people."""
     from stablernn_registry.certificates import in_words
@@ -65,6 +79,8 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         "forgotten": None
         if forgetting["steps"] is None
         else f"all but {forgetting['share']:g} of a difference after {forgetting['steps']:,} steps",
+        "a gap": _gaps(certificate["gaps"]),
+        **{f"weights in {form}": _stored(bound) for form, bound in certificate["stored_weights"].items()},
     }
     output.facts({word: value for word, value in facts.items() if value is not None})
     for title, key in (("Hypotheses", "hypotheses"), ("Conditions beside the proof", "conditions")):
