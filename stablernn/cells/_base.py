@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ConfigError
-from stablernn.stability.bounds import Sector, StepBound, irregular, sector_bound
+from stablernn.stability.bounds import StepBound, irregular
+from stablernn.stability.sector import Sector, sector_bound
 
 State = tuple[Tensor, ...]
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from stablernn.cells._base import StableCell, State, check_word
 from stablernn.parametrizations import complex_modrelu, real_form
 from stablernn.stability._linear import Matrix
-from stablernn.stability.bounds import Ball, Hypothesis, Sector, StepBound, float64, sector_bound
+from stablernn.stability.bounds import Ball, Hypothesis, StepBound, float64
+from stablernn.stability.sector import Sector, sector_bound
 
 ComplexNonlinearity = Literal["modrelu", "softshrink"]
 

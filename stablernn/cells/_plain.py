@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_word, uniform_
 from stablernn.parametrizations import modrelu
-from stablernn.stability.bounds import Hypothesis, Sector, StepBound, float64, sector_bound
+from stablernn.stability.bounds import Hypothesis, StepBound, float64
+from stablernn.stability.sector import Sector, sector_bound
 
 Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]
 

@@ -15,8 +15,9 @@ from stablernn.cells._base import StableCell, State, check_not_negative, check_p
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
 from stablernn.stability._linear import norm_above
-from stablernn.stability.bounds import Hypothesis, Sector, StepBound, dominance_bound, float64, sector_bound
+from stablernn.stability.bounds import Hypothesis, StepBound, float64
 from stablernn.stability.continuous import largest_euler_step
+from stablernn.stability.sector import Sector, dominance_bound, sector_bound
 
 _PAPER = "Chang, Chen, Haber, Chi: AntisymmetricRNN (ICLR 2019)"
 _PAPER_OPTIONS = {"step_size": 0.01, "damping": 0.01, "init_scale": 1.0}

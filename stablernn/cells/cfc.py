@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_word
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import UNIT, Matrix, norm_above
-from stablernn.stability.bounds import GELU_SLOPE, Ball, StepBound, float64, gated_bound, largest_bend, row_norms
+from stablernn.stability._linear import UNIT, Matrix, norm_above, row_norms
+from stablernn.stability.bounds import GELU_SLOPE, Ball, StepBound, float64
+from stablernn.stability.gates import gated_bound, largest_bend
 
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
 # Slope about zero, on average of both sides.

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State
 from stablernn.cells._catalog import register_cell
-from stablernn.stability.bounds import Sector, float64
+from stablernn.stability.bounds import float64
+from stablernn.stability.sector import Sector
 
 
 class ElmanWeights(NamedTuple):

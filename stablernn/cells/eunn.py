@@ -22,7 +22,8 @@ from stablernn.parametrizations import (
     real_form,
     rotate,
 )
-from stablernn.stability.bounds import Hypothesis, Sector, StepBound, float64, sector_bound
+from stablernn.stability.bounds import Hypothesis, StepBound, float64
+from stablernn.stability.sector import Sector, sector_bound
 
 Variant = Literal["complex", "real"]
 Style = Literal["tunable", "fft"]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from stablernn.cells._base import StableCell, State, check_finite, check_word
 from stablernn.cells._catalog import register_cell
 from stablernn.stability._linear import Matrix
-from stablernn.stability.bounds import Sector, StepBound, dominance_bound, float64, sector_bound
+from stablernn.stability.bounds import StepBound, float64
+from stablernn.stability.sector import Sector, dominance_bound, sector_bound
 
 Nonlinearity = Literal["tanh", "relu", "quant_tanh"]
 GateNonlinearity = Literal["sigmoid", "quant_sigmoid", "quant_sigmoid4"]

@@ -10,17 +10,9 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import Matrix
-from stablernn.stability.bounds import (
-    Ball,
-    StepBound,
-    float64,
-    gated_bound,
-    largest_bend,
-    largest_gated,
-    largest_mix,
-    row_norms,
-)
+from stablernn.stability._linear import Matrix, row_norms
+from stablernn.stability.bounds import Ball, StepBound, float64
+from stablernn.stability.gates import gated_bound, largest_bend, largest_gated, largest_mix
 
 
 class GRUWeights(NamedTuple):

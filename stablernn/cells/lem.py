@@ -11,17 +11,9 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import UNIT, Matrix
-from stablernn.stability.bounds import (
-    Ball,
-    Hypothesis,
-    StepBound,
-    float64,
-    gated_bound,
-    largest_bend,
-    largest_mix,
-    row_norms,
-)
+from stablernn.stability._linear import UNIT, Matrix, row_norms
+from stablernn.stability.bounds import Ball, Hypothesis, StepBound, float64
+from stablernn.stability.gates import gated_bound, largest_bend, largest_mix
 
 
 class LEMWeights(NamedTuple):

@@ -20,8 +20,9 @@ from stablernn.cells._base import (
 )
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import symmetric_skew
-from stablernn.stability.bounds import Sector, StepBound, float64, sector_bound
+from stablernn.stability.bounds import StepBound, float64
 from stablernn.stability.continuous import largest_euler_step, largest_step, with_continuous
+from stablernn.stability.sector import Sector, sector_bound
 
 _PAPER = "Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks (ICLR 2021)"
 _PAPER_OPTIONS = {

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import StableCell, State, check_positive, check_word
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import UNIT, norm_above
+from stablernn.stability._linear import UNIT, Matrix, norm_above
 from stablernn.stability.bounds import GELU_SLOPE, StepBound, float64
+from stablernn.stability.response import Response
 
 Activation = Literal["none", "gelu"]
 
@@ -168,14 +169,26 @@ class LRUCell(StableCell):
         weights = self.materialize()
         moduli = np.hypot(float64(weights.real), float64(weights.imaginary))
         added = np.exp(np.tile(float64(self.log_gain), 2))[:, None] * float64(self.weight_ih)
-        slope = GELU_SLOPE if self.activation == "gelu" else 1.0
+        slope, read = GELU_SLOPE if self.activation == "gelu" else 1.0, float64(weights.output)
         return StepBound(
             covers=("hidden",),
             norm="l2",
             rate=float(moduli.max()) * (1 + 2 * UNIT),
             gain=norm_above(added),
-            output_gain=slope * norm_above(float64(weights.output)),
+            output_gain=slope * norm_above(read),
             output_input_gain=slope * norm_above(float64(self.weight_skip)),
+            response=self._response(weights, added, slope) if norm_above(added) * norm_above(read) < 1e100 else None,
+        )
+
+    def _response(self, weights: LRUWeights, added: Matrix, slope: float) -> Response:
+        read = float64(weights.output)
+        return Response(
+            poles=float64(weights.real) + 1j * float64(weights.imaginary),
+            given=added[: self.hidden_size] + 1j * added[self.hidden_size :],
+            # [Re C, -Im C] on [Re h; Im h].
+            read=read[:, : self.hidden_size] - 1j * read[:, self.hidden_size :],
+            skip=float64(self.weight_skip),
+            slope=slope,
         )
 
     def drive(self, x: Tensor) -> Tensor:

@@ -309,8 +309,8 @@ class LVFMidpointRNNCell(_LVFCell):
         return cayley_propagator(self.operator(), self.step_size)
 
     def _longest_stretch(self) -> float:
-        # A skew field is a rotation for any length, and no other takes dt.
-        return 1.0
+        # A skew field is a rotation for any length, and no other takes dt; its basis is as orthonormal as float32 is.
+        return max(1.0, norm_above(float64(self.materialize_timed().basis)) ** 2)
 
     def check_takes_dt(self) -> None:
         """Refuse time steps where the operator is not skew: only then are all lengths rotations in one basis.

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.stability._linear import log_norm_above
-from stablernn.stability.bounds import Hypothesis, Sector, StepBound, dominance_bound, factors_of, float64, sector_bound
+from stablernn.stability.bounds import Hypothesis, StepBound, float64
 from stablernn.stability.continuous import largest_euler_step
+from stablernn.stability.sector import Sector, dominance_bound, factors_of, sector_bound
 
 
 class NAISWeights(NamedTuple):

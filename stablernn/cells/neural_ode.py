@@ -21,8 +21,9 @@ from stablernn.cells._base import (
 )
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import SOLVERS, Solver, solver_step
-from stablernn.stability.bounds import Sector, StepBound, dominance_bound, float64, sector_bound
+from stablernn.stability.bounds import StepBound, float64
 from stablernn.stability.continuous import largest_euler_step
+from stablernn.stability.sector import Sector, dominance_bound, sector_bound
 
 
 class NeuralODEWeights(NamedTuple):

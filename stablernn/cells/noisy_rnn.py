@@ -13,8 +13,9 @@ from stablernn.cells._base import State, check_not_negative, step_length
 from stablernn.cells._catalog import register_cell
 from stablernn.cells.lipschitz import SymmetricSkewCell
 from stablernn.stability._linear import log_norm_above, norm_above
-from stablernn.stability.bounds import Hypothesis, Sector, StepBound, dominance_bound, float64, sector_bound
+from stablernn.stability.bounds import Hypothesis, StepBound, float64
 from stablernn.stability.continuous import largest_euler_step, theorem_1
+from stablernn.stability.sector import Sector, dominance_bound, sector_bound
 
 
 class NoisyWeights(NamedTuple):

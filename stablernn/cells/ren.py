@@ -14,7 +14,8 @@ from stablernn.cells._base import StableCell, State, check_positive, check_word,
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
 from stablernn.stability._linear import Matrix
-from stablernn.stability.bounds import Sector, StepBound, factors_of, float64, sector_bound, sector_gain
+from stablernn.stability.bounds import StepBound, float64
+from stablernn.stability.sector import Sector, factors_of, sector_bound, sector_gain
 
 Init = Literal["memory", "random"]
 
@@ -232,7 +233,7 @@ class RENCell(StableCell):
         # rate * |e|, of which the output's gain is.
         read = sector_gain(from_state, from_neurons, step.V, step.D, metric=bound.metric)
         passed = sector_gain(from_input, from_neurons, step.U, step.D)
-        rate = max(bound.rate, 1e-12)
+        rate = max(bound.rate, 0.01)
         reached = read / rate if math.isfinite(rate) else math.inf
         return replace(bound, rate=rate, output_gain=reached, output_input_gain=passed)
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from stablernn.cells._base import StableCell, State, check_not_negative, check_word
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import exponential, initial_skew, skew, skew_size
-from stablernn.stability.bounds import Ball, Sector, StepBound, float64, sector_bound
+from stablernn.stability.bounds import Ball, StepBound, float64
+from stablernn.stability.sector import Sector, sector_bound
 
 Form = Literal["penalty", "factored", "unbounded"]
 

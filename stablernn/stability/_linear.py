@@ -20,7 +20,8 @@ def slack(*matrices: npt.NDArray[Any]) -> float:
     """How far a computed singular value or eigenvalue of a product of matrices can be off."""
     total, longest = 1.0, 1
     for matrix in matrices:
-        total *= float(np.linalg.norm(matrix))
+        with np.errstate(over="ignore"):
+            total *= float(np.linalg.norm(matrix))
         longest = max(longest, *matrix.shape)
     return 8 * longest * UNIT * total
 
@@ -49,3 +50,22 @@ def row_sum_above(matrix: Matrix) -> float:
     if not matrix.size:
         return 0.0
     return float(np.abs(matrix).sum(axis=1).max()) * (1 + int(matrix.shape[1]) * UNIT)
+
+
+def norm_above_rows(matrix: Matrix) -> float:
+    """At least the largest 2-norm of a row: how much a largest coordinate moves for an input of 2-norm 1."""
+    if not matrix.size:
+        return 0.0
+    return float(row_norms(matrix).max())
+
+
+def row_norms(matrix: Matrix) -> Matrix:
+    """At least the 2-norm of each row."""
+    norms: Matrix = np.linalg.norm(matrix, axis=1) * (1 + matrix.shape[1] * UNIT)
+    return norms
+
+
+def as_float32(form: Matrix) -> Matrix:
+    """The nearest numbers of float32: any will do for a metric, and these are short to write down."""
+    rounded: Matrix = form.astype(np.float32).astype(np.float64)
+    return rounded

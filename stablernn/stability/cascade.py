@@ -12,6 +12,8 @@ from stablernn.cells import StableCell
 from stablernn.stability._linear import UNIT, Matrix, norm_above
 from stablernn.stability.bounds import Hypothesis, StepBound
 
+_HUGE = 1e150
+"""What is as good as no bound, and has squares that float64 cannot hold."""
 _COUNTED = 100_000
 """Steps up to which they are counted one by one."""
 
@@ -71,8 +73,7 @@ class Cascade:
         """Of the input on the output over any time, for the largest step as for sums of squares; infinity for none."""
         if not self.is_contracting or not np.isfinite(self.given).all():
             return math.inf
-        settled = np.linalg.solve(np.eye(len(self.step)) - self.step, self.given)
-        return (float(self.output @ settled) + self.passed) * (1 + 1e-9)
+        return math.prod(_total(bound) for bound in self.bounds) * (1 + 1e-9)
 
     def state_gains(self) -> list[float]:
         """Of the input on each layer's state over any time, in the norm of the layer; infinity for none."""
@@ -83,16 +84,18 @@ class Cascade:
 
     def gains(self, steps: int) -> tuple[float, float]:
         """Of all inputs of a sequence (the 2-norm of all their values) on its last output, and on all of them."""
-        effect, responses = self.given, [self.passed]
-        if not all(np.isfinite(part).all() for part in (self.step, self.given, self.output)):
+        (only,) = self.bounds if len(self.bounds) == 1 else (None,)
+        responses = np.array([1.0])
+        with np.errstate(over="ignore", invalid="ignore"):
+            for bound in self.bounds:
+                responses = np.convolve(responses, _responses(bound, steps))[:steps]
+        if not (responses < _HUGE).all():
             return math.inf, math.inf
-        for _ in range(steps - 1):
-            responses.append(float(self.output @ effect))
-            effect = self.step @ effect
-            if not np.isfinite(effect).all():
-                return math.inf, math.inf
-        safe = 1 + 8 * steps * UNIT
-        return float(np.linalg.norm(responses)) * safe, sum(responses) * safe
+        safe = 1 + 8 * steps * UNIT * len(self.bounds)
+        last, every = float(np.linalg.norm(responses)) * safe, float(responses.sum()) * safe
+        if only is not None and only.response is not None:
+            return min(last, only.response.last(steps)), min(every, only.response.every(steps))
+        return last, every
 
     def gap_error(self, steps: int, tolerance: float = 0.0) -> float:
         """How far off the output can be, during a gap and after it, whose inputs are off by at most 1 in the 2-norm.
@@ -113,12 +116,12 @@ class Cascade:
             effect = self.step @ effect + self.given
         if lasting:
             # It only fades, or stays.
-            return max(worst, float(self.output @ effect)) * (1 + 1e-9)
+            return min(max(worst, float(self.output @ effect)) * (1 + 1e-9), self.total_gain())
         weights = np.linalg.solve(np.eye(len(self.step)) - self.step, np.maximum(effect, UNIT))
         for _ in range(_COUNTED):
             # step @ weights is less than weights: what is below a multiple of them stays below it.
             if float((effect / weights).max()) * float(self.output @ weights) <= worst:
-                return worst * (1 + 1e-9)
+                return min(worst * (1 + 1e-9), self.total_gain())
             worst = max(worst, float(self.output @ effect))
             effect = self.step @ effect
         return self.total_gain()
@@ -215,6 +218,22 @@ def _width(cell: StableCell, bound: StepBound) -> float:
     if bound.norm == "linf":
         return longest / (1.0 if bound.weights is None else float(bound.weights.min()))
     return longest * (1.0 if bound.metric is None else norm_above(bound.metric))
+
+
+def _total(bound: StepBound) -> float:
+    """The sum of what an input does to the output over any time, of a layer that contracts."""
+    total = bound.output_gain * bound.gain / (1 - bound.rate) + bound.output_input_gain
+    return total if bound.response is None else min(total, bound.response.total)
+
+
+def _responses(bound: StepBound, steps: int) -> Matrix:
+    """``(steps,)``, at least what an input does to the output k steps later."""
+    if bound.response is not None:
+        return bound.response.norms(steps)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = bound.output_gain * bound.gain * np.power(bound.rate, np.arange(steps, dtype=np.float64))
+    found[0] += bound.output_input_gain
+    return found
 
 
 def _scaled(factor: float, vector: Matrix) -> Matrix:

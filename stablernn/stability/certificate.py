@@ -89,8 +89,11 @@ class Certificate:
     def forgotten_after(self, share: float) -> int | None:
         """Steps from which on two starts move the output by at most a share of what they can move it at once.
 
-        Of several layers any two starts within the balls; None where none is proved.
+        Of several layers any two starts within the balls; None where none is proved. Of irregular time it is the time
+        in regular steps, of one layer.
         """
+        if self.max_dt is not None and any(len(stack.bounds) > 1 for stack in self.stacks):
+            return None
         found = [stack.forgotten_after(share, stack.widths if len(stack.bounds) > 1 else None) for stack in self.stacks]
         known = [steps for steps in found if steps is not None]
         return max(known) if len(known) == len(found) else None
@@ -117,6 +120,9 @@ class Certificate:
 
     def step_rate(self) -> float | None:
         """What a single step makes of a difference, in the norm of :meth:`metrics`; None where none is proved."""
+        if self.max_dt is not None:
+            # A step may be as short as it likes.
+            return None
         rates = []
         for stack in self.stacks:
             weights = stack.weights()

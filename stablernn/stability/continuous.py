@@ -15,7 +15,8 @@ import numpy as np
 from scipy import optimize
 
 from stablernn.stability._linear import UNIT, Matrix, log_norm_above, norm_above, slack, smallest_below
-from stablernn.stability.bounds import FLOAT32, Hypothesis, Sector, StepBound, sector_rate
+from stablernn.stability.bounds import FLOAT32, Hypothesis, StepBound
+from stablernn.stability.sector import Sector, sector_rate
 
 
 def theorem_1(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:

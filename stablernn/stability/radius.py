@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from stablernn.errors import CertificateError
 from stablernn.layers import StableRNN, valid_steps
 from stablernn.models import Classifier
-from stablernn.stability._linear import Matrix, norm_above
-from stablernn.stability.bounds import GELU_SLOPE, float64, row_norms
+from stablernn.stability._linear import Matrix, norm_above, row_norms
+from stablernn.stability.bounds import GELU_SLOPE, float64
 from stablernn.stability.cascade import Cascade, cascade
 
 _SAFE = 1 + 1e-9

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from stablernn.cells import StableCell
 from stablernn.stability._linear import Matrix, norm_above
-from stablernn.stability.bounds import Sector, StepBound, largest_state, sector_gain, sector_rate
+from stablernn.stability.bounds import StepBound
 from stablernn.stability.cascade import Cascade
+from stablernn.stability.sector import Sector, largest_state, sector_gain, sector_rate
 
 Format = Literal["float16", "int8"]
 FORMATS: tuple[Format, ...] = ("float16", "int8")

@@ -20,6 +20,10 @@ Record = dict[str, Any]
 
 # Okabe and Ito's palette: told apart by people with any common form of colour blindness.
 BLUE, ORANGE, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#222222", "#8A8A8A"
+_FASTEST = 1e-6
+"""The smallest rate that is drawn."""
+_COMPARED = (("mu2_A",), ("norm_W",), ("mu2_A", "norm_W"))
+"""What theorem 1 compares."""
 _SMALL_MATRIX = 25
 
 
@@ -64,25 +68,58 @@ def plot_metric(path: Path, records: Sequence[Record], name: str, *, best_epoch:
 
 
 def plot_stability(path: Path, records: Sequence[Record], *, best_epoch: int, title: str) -> None:
-    """The proved rate of each epoch that has one, against 1, from which on nothing need be forgotten."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    """What was proved after each epoch: the exponent, and of cells with a linear term what theorem 1 compares.
+
+    The exponent is the logarithm of the contraction rate, which no Lyapunov exponent of the layers exceeds; of several
+    layers and members the right panel shows the largest figures.
+    """
     rates = {record["epoch"]: record["stability"]["contraction_rate"] for record in records}
-    _style(axes, title)
-    axes.axhline(1, color=BLACK, linewidth=1)
-    axes.plot(list(rates), list(rates.values()), color=BLUE, marker="o", markersize=3)
+    linear = [record for record in records if any("mu2_A" in name for name in record["stability"]["figures"])]
+    figure = Figure(figsize=(10 if linear else 7, 4), layout="constrained")
+    left, *right = figure.subplots(1, 2 if linear else 1, squeeze=False)[0]
+    exponents = {epoch: float(np.log(max(rate, _FASTEST))) for epoch, rate in rates.items()}
+    _style(left, title)
+    left.plot(list(exponents), list(exponents.values()), color=BLUE, marker="o", markersize=3)
+    lowest, highest = min(exponents.values()), max(exponents.values())
+    room = 0.08 * max(highest - lowest, abs(lowest), abs(highest), 1e-3)
+    left.set_ylim(min(lowest, 0) - room, max(highest, 0) + room)
+    _zero(left, best_epoch if best_epoch in rates else None)
     if best_epoch in rates:
-        axes.axvline(best_epoch, color=ORANGE, linewidth=0.8, linestyle=":")
-        axes.set_title(f"{rates[best_epoch]:.5g} in epoch {best_epoch}", loc="right", color=ORANGE, fontsize=9)
-    highest = max(rates.values())
-    axes.fill_between(axes.get_xlim(), 0, 1, color=GREEN, alpha=0.08, linewidth=0)
-    axes.margins(x=0)
-    axes.set_ylim(min(0.98 * min(rates.values()), 0.98), 1.02 * max(1.0, highest))
-    if highest > 20:
-        axes.set_yscale("log")
-    axes.set_ylabel("proved contraction rate, per step")
-    _epochs_axis(axes)
+        about = f"rate {rates[best_epoch]:.5g} in epoch {best_epoch}"
+        left.set_title(about, loc="right", color=ORANGE, fontsize=9)
+    left.set_ylabel("bound of all exponents, per step")
+    for axes in right:
+        _style(axes, "of the differential equation")
+        epochs = [record["epoch"] for record in linear]
+        damping, pull, both = ([_largest(record, *names) for record in linear] for names in _COMPARED)
+        axes.plot(epochs, pull, color=GREY, linewidth=1.2, linestyle="--", label="norm(W)")
+        axes.plot(epochs, damping, color=GREY, linewidth=1.2, label="mu2(A)")
+        axes.plot(epochs, both, color=BLUE, marker="o", markersize=3, label="their sum: theorem 1 (a) below 0")
+        _zero(axes, best_epoch if best_epoch in rates else None)
+        axes.set_ylabel("1 / unit of time")
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    for axes in (left, *right):
+        _epochs_axis(axes)
     _save(figure, path)
+
+
+def _largest(record: Record, *names: str) -> float:
+    """The largest sum of figures over layers and members, of whose names these are the last words."""
+    figures = record["stability"]["figures"]
+    first, *others = names
+    places = [key.removesuffix(first) for key in figures if key.split()[-1] == first]
+    return float(max(sum(figures[place + name] for name in (first, *others)) for place in places))
+
+
+def _zero(axes: Axes, best_epoch: int | None) -> None:
+    """Shade what lies below zero, where things die out, and mark the best epoch."""
+    axes.margins(x=0.02)
+    axes.axhline(0, color=BLACK, linewidth=1)
+    low, high = axes.get_ylim()
+    axes.axhspan(min(low, 0), 0, color=GREEN, alpha=0.08, linewidth=0)
+    axes.set_ylim(low, high)
+    if best_epoch is not None:
+        axes.axvline(best_epoch, color=ORANGE, linewidth=0.8, linestyle=":")
 
 
 def plot_confusion(path: Path, counts: Array, labels: Sequence[str], *, title: str) -> None:

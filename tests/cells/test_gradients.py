@@ -16,8 +16,10 @@ from torch.func import functional_call
 
 from stablernn import StableRNN, list_cells
 
+FEW: dict[str, dict[str, Any]] = {"ren": {"num_neurons": 2}, "ode_rnn": {"flow_size": 4}}
+"""Options that leave fewer parameters to differentiate by, of cells that have many at any size."""
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((key, {}) for key in list_cells()),
+    *((key, FEW.get(key, {})) for key in list_cells()),
     ("lvf", {"nonlinearity": "modrelu", "constraint": "none"}),
     ("lvf", {"nonlinearity": "tanh", "constraint": "hard"}),
     ("lvf_mid", {"nonlinearity": "modrelu", "constraint": "hard"}),

@@ -127,12 +127,13 @@ class TestLRU:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_no_rounding_puts_an_eigenvalue_on_the_unit_circle(self, dtype: torch.dtype) -> None:
-        cell = create_cell("lru", 1, 20_000).to(dtype)
-        with torch.no_grad():
-            cell.log_decay.copy_(torch.linspace(-60, -10, 20_000))
-            cell.log_phase.uniform_(-3, 3)
-        real, imaginary = (part.double() for part in cell.materialize()[:2])
-        assert (real.square() + imaginary.square()).max() < 1
+        cell = create_cell("lru", 1, 400).to(dtype)
+        for decays in torch.linspace(-60, -10, 20_000).split(400):
+            with torch.no_grad():
+                cell.log_decay.copy_(decays)
+                cell.log_phase.uniform_(-3, 3)
+            real, imaginary = (part.double() for part in cell.materialize()[:2])
+            assert (real.square() + imaginary.square()).max() < 1
 
     def test_parameters_beyond_the_range_of_the_exponential_leave_finite_numbers(self) -> None:
         layer = StableRNN("lru", 1, 3)

@@ -118,6 +118,7 @@ def test_it_stops_when_asked(trained: Workplace, tmp_path: Path, number: signal.
     assert not any("Traceback" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_long_inference_does_not_hold_the_stop(
     trained: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

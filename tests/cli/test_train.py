@@ -108,6 +108,8 @@ def test_a_run_is_not_written_over(workplace: Workplace) -> None:
     assert weights(workplace.path("digits-run")) == before
 
 
+# tests/training/test_resume.py stops a run in the same place, without the command line.
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_numbers(empty: Workplace) -> None:
     # Long enough that the signal comes in the middle, short enough to finish.
     long = (*TINY, "--epochs", 12, "--set", "training.schedule=constant")

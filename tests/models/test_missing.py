@@ -116,8 +116,15 @@ def test_a_stream_equals_the_sequence(cell: str, options: dict[str, object]) -> 
 
 
 @taking
-@pytest.mark.parametrize("max_dt", [None, 4.0], ids=["regular", "irregular"])
-@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize(
+    ("num_layers", "max_dt"),
+    [
+        pytest.param(1, None, marks=pytest.mark.slow),
+        pytest.param(2, None, marks=pytest.mark.slow),
+        pytest.param(1, 4.0, marks=pytest.mark.slow),
+        (2, 4.0),
+    ],
+)
 def test_exported_graphs_make_the_same_of_missing_values(
     cell: str, num_layers: int, max_dt: float | None, tmp_path: Path
 ) -> None:

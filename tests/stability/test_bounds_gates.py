@@ -16,8 +16,9 @@ from stability.test_soundness import SLACK, drawn
 from stablernn import Classifier, create_cell
 from stablernn.cells import StableCell
 from stablernn.cells.cfc import _RANGES
-from stablernn.stability.bounds import StepBound, largest_bend, largest_gated, largest_mix
+from stablernn.stability.bounds import StepBound
 from stablernn.stability.certificate import certify
+from stablernn.stability.gates import largest_bend, largest_gated, largest_mix
 
 
 def with_weights(key: str, hidden: int, inputs: int, weights: dict[str, Any], **options: Any) -> StableCell:
@@ -265,7 +266,8 @@ def test_lru_contracts_by_its_largest_modulus() -> None:
     cell = create_cell("lru", 2, 16)
     bound = cell.step_bound()
     assert bound.rate == pytest.approx(float(cell.eigenvalues().detach().abs().max()), rel=1e-6)
-    assert worst_rate(cell, bound) >= 0.9999 * bound.rate
+    # The slowest pole is hardly slower than the next: it takes long to stand out.
+    assert worst_rate(cell, bound, searches=1000) >= 0.9999 * bound.rate
     assert certify(cell).kind == "contracting"
     assert certify(Classifier("lru", 1, 3, 8, num_layers=2)).kind == "contracting"
 

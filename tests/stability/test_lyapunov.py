@@ -66,6 +66,7 @@ def test_the_henon_map() -> None:
     assert found.kaplan_yorke == pytest.approx(1.258, abs=0.005)
 
 
+@pytest.mark.slow
 def test_the_lorenz_system() -> None:
     length = 0.02
 

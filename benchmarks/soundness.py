@@ -1,0 +1,126 @@
+"""What is certified beside what a search finds: of every cell as it starts, after training, and trained certified.
+
+    OMP_NUM_THREADS=1 python benchmarks/soundness.py
+
+writes ``benchmarks/results/soundness.json`` and prints the table of docs/stability.md. The searches are those of
+``tests/stability``, which fail where more is found than is proved; here it is shown how much less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from stability.probe import Seen, checked  # noqa: E402
+from stability.specimens import certifiable, digits, trained  # noqa: E402
+from stability.trajectories import checked_module  # noqa: E402
+from stablernn import list_cells  # noqa: E402
+from stablernn.models import SequenceModel  # noqa: E402
+from stablernn.stability.certificate import certify  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results" / "soundness.json"
+STATES = {"start": 0, "trained": 60, "certified": 60}
+"""Steps of Adam, on 200 of the digits row by row."""
+HIDDEN = 16
+SEARCH = {"pairs": 48, "searches": 40}
+
+Row = dict[str, Any]
+
+
+def measured(key: str, state: str) -> Row:
+    """What is certified of one model and the worst that was found of it."""
+    model = trained(key, HIDDEN, data=digits(), steps=STATES[state], lr=0.01, certified=state == "certified")
+    certificate = certify(model, stored=False)
+    (cell,) = model.rnn.cells
+    seen = {one.claim: one for one in checked(cell, certificate.stacks[0].bounds[0], steps=200, **SEARCH)}
+    paths = {one.claim: one for one in checked_module(model, certificate, steps=40, pairs=16, searches=25)}
+    balls = [one for claim, one in seen.items() if claim.startswith("ball") and "started" not in claim]
+    return {
+        "cell": key,
+        "state": state,
+        "kind": certificate.kind,
+        "accuracy": _accuracy(model),
+        "rate": _pair(seen.get("rate")),
+        "gain": _pair(seen.get("gain")),
+        "total_gain": _pair(paths.get("largest gain")),
+        "ball": _pair(balls[0] if balls else None),
+        "violations": sum(one.is_violated for one in (*seen.values(), *paths.values())),
+    }
+
+
+def _pair(one: Seen | None) -> dict[str, float] | None:
+    return None if one is None else {"certified": one.certified, "found": one.found}
+
+
+def _accuracy(model: SequenceModel) -> float:
+    """On the sequences it was trained on: whether training has done anything."""
+    import torch
+
+    x, y = digits()
+    with torch.no_grad():
+        return float((model(x).argmax(dim=-1) == y).double().mean())
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown: a line for each cell, of each state what is certified, and what was found in brackets."""
+    lines = [
+        "| cell | at the start | trained | trained `--certified` | input gain, trained | ball, trained |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for key in sorted({row["cell"] for row in rows}):
+        by_state = {row["state"]: row for row in rows if row["cell"] == key}
+        rates = [_shown(by_state[state]["rate"]) if state in by_state else "" for state in STATES]
+        trained_row = by_state["trained"]
+        lines.append(
+            f"| `{key}` | {' | '.join(rates)} | {_shown(trained_row['gain'])} | {_shown(trained_row['ball'])} |"
+        )
+    return "\n".join(lines)
+
+
+def _shown(pair: dict[str, float] | None) -> str:
+    return "-" if pair is None else f"{pair['certified']:.4g} ({pair['found']:.4g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", action="store_true", help="only print the table of the results")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        began, rows = time.perf_counter(), []
+        for key in list_cells():
+            for state in STATES:
+                if state != "certified" or key in certifiable():
+                    rows.append(measured(key, state))
+                    print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        _write(rows, time.perf_counter() - began)
+    rows = json.loads(RESULTS.read_text())["runs"]
+    print(table(rows))
+    print(f"\n{len(rows)} models, {sum(row['violations'] for row in rows)} violations")
+
+
+def _write(rows: list[Row], seconds: float) -> None:
+    conditions = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "seconds": round(seconds),
+        "hidden_size": HIDDEN,
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"conditions": conditions, "runs": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
