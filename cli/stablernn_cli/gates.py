@@ -1,7 +1,8 @@
 """What a version must pass before an alias of the command line leads to it, beside the registry's own policy.
 
 Its bytes must be the published ones, and what was said of it when it was published must still come out when it is
-computed from its own files. The registry holds JSON only; the computing is the library's.
+computed from its own files; its graphs must be those that its manifest describes. The registry holds JSON only: the
+computing is the library's, and graphs are opened by what opens them in the server.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stablernn_registry import Check, CheckResult, PolicyRules, Registry, Version
 
-MODEL = ("config.json", "weights.safetensors", "step.onnx", "sequence.onnx")
+GRAPHS = ("step.onnx", "sequence.onnx")
+MODEL = ("config.json", "weights.safetensors", *GRAPHS)
 """What certificate and parity are computed from."""
 TOLERANCE = 1e-4
 """By how much, relative to the stored figure, one of a certificate may come out differently on another machine: rates
 are found by a search."""
 RECOMPUTED = ("certificate recomputed", "parity recomputed")
-"""Names of the two checks."""
+"""Names of the two checks that compute."""
+SIGNATURE = "signature of the graphs"
+"""Name of the one that opens the graphs."""
 _COMPARED = ("kind", "holds", "norm", "contraction_rate", "states", "state_ball", "state_balls")
 
 
@@ -48,7 +52,14 @@ def gates(registry: Registry, alias: str) -> list[Check]:
         del current
         return both(candidate)[1]
 
-    return [files_intact, certificate_recomputed, parity_recomputed]
+    def signature_of_the_graphs(candidate: Version, current: Version | None) -> CheckResult:
+        del current
+        try:
+            return signature(candidate, rules)
+        except IntegrityError:
+            return CheckResult(SIGNATURE, False, "its files are damaged")
+
+    return [files_intact, certificate_recomputed, parity_recomputed, signature_of_the_graphs]
 
 
 def files_intact(candidate: Version, current: Version | None) -> CheckResult:
@@ -62,6 +73,42 @@ def files_intact(candidate: Version, current: Version | None) -> CheckResult:
     except IntegrityError as error:
         return CheckResult("files intact", ok=False, detail=str(error).rstrip("."))
     return CheckResult("files intact", ok=True, detail=f"{len(candidate.manifest.files)} files")
+
+
+def signature(version: Version, rules: PolicyRules | None = None) -> CheckResult:
+    """Whether the graphs have the inputs, outputs, states and labels that the manifest says: what a server asks.
+
+    A version without graphs has nothing to check, which is in order unless a rule asks for it.
+
+    Args:
+        version: Any version.
+        rules: What the policy asks of it; None asks nothing.
+
+    Raises:
+        stablernn_registry.IntegrityError: If a graph is damaged.
+    """
+    from stablernn_registry import CheckResult, Signature
+
+    stated = Signature.model_validate(version.manifest.signature)
+    missing = [name for name in GRAPHS if name not in version.manifest.files]
+    if missing or stated.sequence is None or stated.step is None:
+        why = f"the version has no {missing[0]}" if missing else "the manifest has no signature of both graphs"
+        return CheckResult(SIGNATURE, not (rules and rules.model_signature), f"nothing to check: {why}")
+    for name in version.manifest.files:
+        if name in (*GRAPHS, "calibration.json"):
+            version.read(name)
+    from stablernn_server import ModelLoadError, OnnxModel
+
+    try:
+        model = OnnxModel.load(version, "cpu")
+    except ModelLoadError as error:
+        return CheckResult(SIGNATURE, False, _detail(error).removeprefix(f"'{version.ref}' cannot be served: "))
+    states = {name for state in model.states for name in (state.input, state.output)}
+    inputs, outputs = (
+        ", ".join(name for name in side if name not in states)
+        for side in (model.sequence.inputs, model.sequence.outputs)
+    )
+    return CheckResult(SIGNATURE, True, f"inputs {inputs}, outputs {outputs}, {len(model.states)} states, as stated")
 
 
 def recomputed(version: Version, rules: PolicyRules | None = None) -> tuple[CheckResult, CheckResult]:

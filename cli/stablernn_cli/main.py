@@ -20,6 +20,7 @@ from stablernn_cli.commands import (
     predict,
     quickstart,
     registry,
+    reproduce,
     serve,
     train,
 )
@@ -47,10 +48,11 @@ app.command("serve", rich_help_panel=MAIN_JOB)(serve.serve)
 app.add_typer(registry.app, name="registry", rich_help_panel=MAIN_JOB)
 app.add_typer(cells.app, name="cells", rich_help_panel=LOOKING)
 app.add_typer(data.app, name="data", rich_help_panel=LOOKING)
+app.add_typer(reproduce.app, name="reproduce", rich_help_panel=LOOKING)
 app.command("doctor", rich_help_panel=LOOKING)(doctor.doctor)
 app.command("quickstart", rich_help_panel=LOOKING)(quickstart.quickstart)
 
-for group in (app, registry.app, cells.app, data.app):
+for group in (app, registry.app, cells.app, data.app, reproduce.app):
     for command in group.registered_commands:
         if command.callback is not None:
             command.help = folded(command.callback)

@@ -21,14 +21,15 @@ from .errors import (
     UnknownRefError,
 )
 from .gates import Check, CheckResult
-from .journal import AliasEntry, LogEntry, PublishEntry
+from .journal import AliasEntry, LogEntry, PublishEntry, RecordEntry
 from .manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
 from .policy import MetricRule, Policy, PolicyEntry, PolicyRules
 from .refs import Ref, parse_ref
+from .reports import RobustnessReport
 from .signature import GraphSignature, Signature, StateSignature, TensorSignature
 from .store import Registry
 from .verify import VerifyReport
-from .version import ModelInfo, Version
+from .version import ModelInfo, Record, Version
 
 __all__ = [
     "AliasEntry",
@@ -51,10 +52,13 @@ __all__ = [
     "PolicyError",
     "PolicyRules",
     "PublishEntry",
+    "Record",
+    "RecordEntry",
     "Ref",
     "RefError",
     "Registry",
     "RegistryError",
+    "RobustnessReport",
     "Signature",
     "StateSignature",
     "StorageError",

@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 
 from .certificates import in_words
 from .manifest import ManifestFields
+from .reports import ROBUSTNESS, RobustnessReport
 
 MOST_NAMES = 100
 
 _PIPELINES = {"classify": "time-series-classification", "forecast": "time-series-forecasting"}
 
 
-def model_card(fields: ManifestFields, name: str = "model") -> str:
+def model_card(fields: ManifestFields, name: str = "model", robustness: RobustnessReport | None = None) -> str:
     """Composes the card of a version from what its manifest will say.
 
     Args:
         fields: The publisher's part of the manifest.
         name: Name of the model, for the title and the examples.
+        robustness: What its ``robustness.json`` says; None where it has none.
 
     Returns:
         Markdown with a YAML head; the same fields give the same text.
@@ -29,6 +31,7 @@ def model_card(fields: ManifestFields, name: str = "model") -> str:
         "## Data in and out\n\n" + _inputs(fields),
         "## Figures\n\n" + (_table(("figure", "value"), _flat(fields.metrics)) or "None were given."),
         "## Stability certificate\n\n" + _certificate(fields),
+        *(["## Robustness\n\n" + _robustness(robustness, name)] if fields.task == "classify" else []),
         "## Parity of the exported graphs\n\n"
         + (_table(("difference", "value"), _flat(fields.parity)) or "None was recorded."),
         "## Preprocessing\n\nPart of the graphs, but for the calibration of a recursive head; listed for people.\n\n"
@@ -84,6 +87,19 @@ def _certificate(fields: ManifestFields) -> str:
     if _setting(fields, "skip") == "linear":
         parts.append("A certificate is of the recurrent layers: it says nothing of the linear skip beside them.")
     return "\n\n".join(parts)
+
+
+def _robustness(report: RobustnessReport | None, name: str) -> str:
+    if report is None:
+        return (
+            "Not measured before this version was published. "
+            f"`stablernn eval {_text(name)} --robustness` measures it and keeps the report beside the version."
+        )
+    about = (
+        f"Of {_text(report.sample)}. Changes are in standard deviations of each feature: the largest change of a value "
+        f"(linf) and the 2-norm of all changes of a sequence (l2). All figures are in `{ROBUSTNESS}`."
+    )
+    return f"{about}\n\n" + _table(("figure", "value"), list(report.figures().items()))
 
 
 def _setting(fields: ManifestFields, key: str) -> object:

@@ -60,6 +60,8 @@ def policy_results(rules: PolicyRules, candidate: Version, current: Version | No
         yield CheckResult("policy parity", *_parity(rules.max_parity, candidate))
     if rules.metric is not None:
         yield CheckResult("policy metric", *_metric(rules.metric, candidate, current))
+    if rules.model_signature is not None:
+        yield CheckResult("policy model signature", *_signature(candidate))
 
 
 def _kind(required: Kind, candidate: Version) -> tuple[bool, str]:
@@ -70,7 +72,8 @@ def _kind(required: Kind, candidate: Version) -> tuple[bool, str]:
     if kind not in KINDS:
         return False, f"the certificate's kind must be one of {', '.join(KINDS)}, got {kind!r:.100}"
     if not is_as_strong(kind, required):
-        return False, f"certificate kind '{kind}' is weaker than '{required}'"
+        what = f"certificate kind '{kind}' is weaker than '{required}'"
+        return False, f"{what}, see stablernn certify {candidate.ref}"
     if kind != "none" and certificate.get("holds") is not True:
         return False, f"the certificate does not say that its kind '{kind}' holds"
     return True, f"certificate kind '{kind}', '{required}' is required"
@@ -91,7 +94,7 @@ def _metric(rule: MetricRule, candidate: Version, current: Version | None) -> tu
     if new is None:
         return False, f"version {candidate.version} has no figure {what}"
     if current is None:
-        return True, f"{what} is {new}, and there is no version to compare with"
+        return True, f"{what} is {new:.6g}, and there is no version to compare with"
     old = _figure(rule, current)
     if old is None:
         return False, f"version {current.version}, where it points now, has no figure {what} to compare with"
@@ -101,7 +104,15 @@ def _metric(rule: MetricRule, candidate: Version, current: Version | None) -> tu
         worse = -worse
     ok = worse <= Decimal(str(rule.worse_by))
     allowed = f"{rule.worse_by:g} worse is allowed" if rule.worse_by else "no worse is allowed"
-    return ok, f"{what} is {new}, version {current.version} has {old}, {allowed}"
+    return ok, f"{what} is {new:.6g}, version {current.version} has {old:.6g}, {allowed}"
+
+
+def _signature(candidate: Version) -> tuple[bool, str]:
+    # That the states are those of both graphs was checked when the manifest was read.
+    missing = [graph for graph in ("sequence", "step") if candidate.manifest.signature.get(graph) is None]
+    if missing:
+        return False, f"the manifest has no signature of the graph '{missing[0]}'"
+    return True, "the manifest has a signature of both graphs"
 
 
 def _figure(rule: MetricRule, version: Version) -> float | None:

@@ -16,9 +16,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from .errors import RESTORE, IntegrityError, RegistryError
-from .manifest import sentence
+from .manifest import FileEntry, sentence
 
 FIRST = "0" * 64
+KIND = r"^[a-z][a-z0-9-]{0,31}$"
+"""Of a record."""
 HEX = r"^[0-9a-f]{64}$"
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 _TAIL = len(',"sha256":""}') + 64
@@ -91,7 +93,27 @@ class AliasEntry(Line):
     previous: str = Field(pattern=HEX)
 
 
-LogEntry = PublishEntry | AliasEntry
+class RecordEntry(Line):
+    """Something was said of a version after it was published; the version itself stays as it is.
+
+    Attributes:
+        kind: What was said: ``robustness``, ``stability``.
+        version: Number of the version that it is about.
+        digest: Digest of that version.
+        files: Size and hash of what was said, by file name; the bytes are blobs as those of versions are.
+        why: Reason given, or None.
+    """
+
+    action: Literal["record"] = "record"
+    kind: str = Field(pattern=KIND)
+    version: int = Field(ge=1)
+    digest: str = Field(pattern=_DIGEST)
+    files: dict[str, FileEntry] = Field(min_length=1)
+    why: str | None = None
+    previous: str = Field(pattern=HEX)
+
+
+LogEntry = PublishEntry | AliasEntry | RecordEntry
 _ENTRY: TypeAdapter[LogEntry] = TypeAdapter(Annotated[LogEntry, Field(discriminator="action")])
 
 
@@ -102,12 +124,14 @@ class History:
     Attributes:
         entries: The lines, oldest first.
         digests: Digest by version number.
+        records: What was recorded of versions, oldest first.
         moves: For each alias the versions it pointed to, oldest first and the current one last; a rollback drops one.
         head: Hash of the last line.
     """
 
     entries: list[LogEntry] = field(default_factory=list)
     digests: dict[int, str] = field(default_factory=dict)
+    records: list[RecordEntry] = field(default_factory=list)
     moves: dict[str, list[int]] = field(default_factory=dict)
     head: str = FIRST
 
@@ -128,6 +152,10 @@ class History:
             if entry.version != max(self.digests, default=0) + 1:
                 return f"it publishes version {entry.version} out of order"
             self.digests[entry.version] = entry.digest
+        elif isinstance(entry, RecordEntry):
+            if self.digests.get(entry.version) != entry.digest:
+                return f"it records something of a version {entry.version} with another digest"
+            self.records.append(entry)
         else:
             stack = self.moves.get(entry.alias, [])
             if entry.from_version != (stack[-1] if stack else None):
@@ -198,7 +226,7 @@ def decode(data: bytes, where: str) -> History:
     """
     history = History()
     for number, tree, own in lines(data, where):
-        if tree.get("action") not in ("publish", "alias", "rollback"):
+        if tree.get("action") not in ("publish", "alias", "rollback", "record"):
             raise unknown_line(where, number)
         try:
             entry = _ENTRY.validate_python(tree)

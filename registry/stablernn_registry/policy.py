@@ -82,11 +82,14 @@ class PolicyRules(_Rules):
         kind: The weakest kind of certificate that will do.
         max_parity: The largest ``max_rel_error`` in the parity report that will do, 0 or more.
         metric: A figure that must not get worse.
+        model_signature: True asks for a signature of both graphs; whoever can open these holds it against them. It says
+            nothing of who published the version.
     """
 
     kind: Kind | None = None
     max_parity: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     metric: MetricRule | None = None
+    model_signature: Literal[True] | None = None
 
     @classmethod
     def parse(cls, rules: PolicyRules | Mapping[str, object]) -> PolicyRules:

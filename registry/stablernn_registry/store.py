@@ -1,4 +1,4 @@
-"""The store: publish, get, list, aliases, log, policy, verify.
+"""The store: publish, get, list, aliases, records, log, policy, verify.
 
 What makes it safe, in the order it happens while publishing (``writes.py`` has the steps that all writes share):
 
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 import platformdirs
@@ -34,13 +36,13 @@ from .errors import (
     near,
 )
 from .gates import Check, CheckResult, failures, policy_results
-from .journal import AliasEntry, CheckLine, History, LogEntry, PublishEntry
+from .journal import AliasEntry, CheckLine, History, LogEntry, PublishEntry, RecordEntry
 from .layout import FOREIGN, MARKER, POLICY, SCHEMA, Layout
-from .manifest import Manifest, ManifestFields, check_filenames, checked, digest_of, is_text
+from .manifest import FileEntry, Manifest, ManifestFields, check_filenames, checked, digest_of, is_text
 from .policy import EVERY, Policy, PolicyEntry, PolicyRules, check_pattern
 from .refs import Ref, check_alias, check_name, check_version, is_name, parse_ref
 from .verify import Verifier, VerifyReport
-from .version import ModelInfo, Version, quoted
+from .version import ModelInfo, Record, Version, quoted, record_name
 from .writes import Place, Writer
 
 ENVIRONMENT = "STABLERNN_REGISTRY"
@@ -96,19 +98,11 @@ class Registry:
         check_name(name)
         who = _said(who, why)
         parsed = ManifestFields.parse(fields)
-        if not files:
-            raise ManifestError(f"A version needs at least one file, got none for '{name}'.")
-        check_filenames(sorted(files))
-        sources = {filename: Path(files[filename]) for filename in sorted(files)}
-        for filename, source in sources.items():
-            if not source.is_file():
-                raise ManifestError(f"Cannot publish '{filename}': there is no file {source}.")
-
+        sources = _sources(files, f"A version needs at least one file, got none for '{name}'.")
         place = self._place(name)
         with self._writer.locked(place), self._writer.staged(place, f"publish '{name}'") as staging:
             history = self._history(name) or History()
-            staged = {f: staging / f"file-{index}" for index, f in enumerate(sources)}
-            entries = {f: disk.copy_new(sources[f], staged[f], f) for f in sources}
+            entries = _stage_files(staging, sources)
             time = _now()
             manifest = Manifest(
                 **parsed.model_dump(),
@@ -130,12 +124,7 @@ class Registry:
             )
             self._writer.stage_line(place, line)
             # Nothing of size is written from here on: a full disk has shown itself by now.
-            for filename, entry in entries.items():
-                blob = self._layout.blob(entry.sha256)
-                self._writer.refuse_links(blob.parent)
-                disk.make_folders(blob.parent)
-                # Also where the blob is there already: that mends one that was damaged.
-                disk.place(staged[filename], blob)
+            self._place_files(staging, entries)
             disk.make_folders(self._layout.versions(name))
             disk.place(staging / "manifest.json", self._layout.manifest(name, manifest.version))
             self._writer.commit(place, f"'{name}:{manifest.version}' is published")
@@ -161,6 +150,80 @@ class Registry:
         manifest = checked(data, ref.name, number, history.digests[number], self._layout.relative(path))
         return Version(
             ref.name, number, history.digests[number], manifest, history.aliases_of(number), _layout=self._layout
+        )
+
+    def record(
+        self,
+        ref: str | Ref,
+        kind: str,
+        files: Mapping[str, str | Path],
+        *,
+        who: str | None = None,
+        why: str | None = None,
+    ) -> Record:
+        """Keeps beside a version what was found out after it was published; version and digest stay as they are.
+
+        What the last record of this kind says already, to the byte, is not recorded once more.
+
+        Args:
+            ref: As for :meth:`get`.
+            kind: What it is, such as ``robustness``.
+            files: Where each file lies now, by its name in the record.
+            who: Who records it. Default: the user of the process.
+            why: Reason for the log.
+
+        Raises:
+            RefError, UnknownRefError: As for :meth:`get`.
+            ManifestError: If a file is missing, badly named or there is none, or the kind is no such word.
+            StorageError, IntegrityError: As for :meth:`publish`.
+        """
+        version = self.get(ref)
+        name, who = version.name, _said(who, why)
+        if not re.fullmatch(journal.KIND, kind):
+            raise ManifestError(
+                f"The kind of a record is a word like 'robustness' (a-z 0-9 -, at most 32, beginning with a letter), "
+                f"got {kind!r:.100}."
+            )
+        sources = _sources(files, f"A record needs at least one file, got none for '{version.ref}'.")
+        place = self._place(name)
+        with (
+            self._writer.locked(place),
+            self._writer.staged(place, f"record '{kind}' of '{version.ref}'") as staging,
+        ):
+            history = self._known_history(name)
+            entries = _stage_files(staging, sources)
+            said = [one for one in history.records if (one.version, one.kind) == (version.version, kind)]
+            is_new = not said or said[-1].files != entries
+            line = RecordEntry(
+                seq=len(history.entries) + 1,
+                time=_now(),
+                who=who,
+                kind=kind,
+                version=version.version,
+                digest=version.digest,
+                files=entries,
+                why=why,
+                previous=history.head,
+            )
+            if is_new:
+                self._writer.stage_line(place, line)
+            self._place_files(staging, entries)
+            if not is_new:
+                return Record(version.ref, said[-1], self._layout)
+            self._writer.commit(place, f"{record_name(version.ref, kind).capitalize()} is kept")
+        return Record(version.ref, line, self._layout)
+
+    def records(self, ref: str | Ref) -> tuple[Record, ...]:
+        """Returns what was recorded of a version, oldest first.
+
+        Raises:
+            RefError, UnknownRefError, IntegrityError: As for :meth:`get`.
+        """
+        version = self.get(ref)
+        return tuple(
+            Record(version.ref, entry, self._layout)
+            for entry in self._known_history(version.name).records
+            if entry.version == version.version
         )
 
     def list(self) -> tuple[ModelInfo, ...]:
@@ -357,8 +420,8 @@ class Registry:
         if refused and not force:
             stays = f"stays at version {current}" if current else "is not set"
             raise GateRefused(
-                f"'{name}@{alias}' {stays}, version {version} is refused: {refused}. Choose another version, or force "
-                f"the move and say why.",
+                f"'{name}@{alias}' {stays}, version {version} is refused: {refused}. Choose another version, or "
+                f"move it all the same: {_command(action, name, alias, version)} --force --why '...'.",
                 results,
             )
         entry = AliasEntry.model_validate(
@@ -478,6 +541,14 @@ class Registry:
             )
         return True
 
+    def _place_files(self, staging: Path, entries: Mapping[str, FileEntry]) -> None:
+        """Renames staged files to their blobs; also where one is there already, which mends it if it was damaged."""
+        for staged, entry in zip(_staged(staging), entries.values(), strict=False):
+            blob = self._layout.blob(entry.sha256)
+            self._writer.refuse_links(blob.parent)
+            disk.make_folders(blob.parent)
+            disk.place(staged, blob)
+
     def _place(self, name: str) -> Place:
         """Where a model is written."""
         layout = self._layout
@@ -495,6 +566,45 @@ class Registry:
             folders=(layout.versions(name), layout.model(name)),
             orphan=orphan,
         )
+
+
+def _sources(files: Mapping[str, str | Path], none: str) -> dict[str, Path]:
+    """Where files are to be copied from, by name and in its order.
+
+    Args:
+        files: What the caller gave.
+        none: The sentence where that is nothing.
+
+    Raises:
+        ManifestError: If a file is missing, badly named or there is none.
+    """
+    if not files:
+        raise ManifestError(none)
+    check_filenames(sorted(files))
+    sources = {filename: Path(files[filename]) for filename in sorted(files)}
+    for filename, source in sources.items():
+        if not source.is_file():
+            raise ManifestError(f"Cannot publish '{filename}': there is no file {source}.")
+    return sources
+
+
+def _staged(staging: Path) -> Iterator[Path]:
+    """Names for files in a staging folder, in the order of the entries."""
+    return (staging / f"file-{index}" for index in count())
+
+
+def _stage_files(staging: Path, sources: Mapping[str, Path]) -> dict[str, FileEntry]:
+    """Copies files into a staging folder; size and hash by name."""
+    return {
+        filename: disk.copy_new(source, staged, filename)
+        for (filename, source), staged in zip(sources.items(), _staged(staging), strict=False)
+    }
+
+
+def _command(action: str, name: str, alias: str, version: int) -> str:
+    """What moves an alias in this way."""
+    target = f"{name}@{alias} {version}" if action == "alias" else f"{name}@{alias}"
+    return f"stablernn registry {action} {target}"
 
 
 def _check_force(force: bool, why: str | None) -> None:

@@ -9,7 +9,7 @@ It takes no lock and writes nothing. Where a write may be under way, the order o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from .layout import FOREIGN, MARKER, POLICY, SHA256, STAGED, STAGED_POLICY, Layo
 from .manifest import FileEntry, Manifest
 from .manifest import checked as checked_manifest
 from .refs import is_name
+from .version import record_name
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class _Owner:
-    """One file of one version that a blob is wanted for."""
+    """One file of one version, or of a record of it, that a blob is wanted for."""
 
     ref: str
-    filename: str
+    what: str
     entry: FileEntry
 
 
@@ -161,12 +162,14 @@ class Verifier:
                 self._stray(entry)
         for number, digest in history.digests.items():
             manifest = self._manifest(name, number, digest)
-            for filename, wanted in manifest.files.items() if manifest else ():
-                self._wanted.setdefault(wanted.sha256, []).append(_Owner(f"{name}:{number}", filename, wanted))
+            self._want(f"{name}:{number}", f"'{name}:{number}'", manifest.files if manifest else {})
+        for record in history.records:
+            ref = f"{name}:{record.version}"
+            self._want(ref, record_name(ref, record.kind), record.files)
         return history if data is not None else None
 
     def blobs_of(self, ref: str) -> None:
-        """Checks the blobs of one version of a model that was checked, given as ``NAME:VERSION``."""
+        """Checks the blobs of a version and its records, of a model that was checked; given as ``NAME:VERSION``."""
         for sha256, owners in self._wanted.items():
             if any(owner.ref == ref for owner in owners):
                 self._blob(self.layout.blob(sha256))
@@ -193,6 +196,10 @@ class Verifier:
             self._blob(layout.blob(sha256))
         if spare := len(seen - self._wanted.keys()):
             self.notes.append(f"{spare} blob{'s belong' if spare > 1 else ' belongs'} to no version; they do no harm.")
+
+    def _want(self, ref: str, owner: str, files: Mapping[str, FileEntry]) -> None:
+        for filename, entry in files.items():
+            self._wanted.setdefault(entry.sha256, []).append(_Owner(ref, f"'{filename}' of {owner}", entry))
 
     def _policy(self) -> None:
         layout = self.layout
@@ -221,7 +228,7 @@ class Verifier:
     def _blob(self, path: Path) -> None:
         place = self.layout.relative(path)
         owners = self._wanted.get(path.name, [])
-        who = ", ".join(f"'{owner.filename}' of '{owner.ref}'" for owner in owners) or "A blob"
+        who = ", ".join(owner.what for owner in owners) or "A blob"
         try:
             found = disk.hash_of(path)
         except FileNotFoundError:

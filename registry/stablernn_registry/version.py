@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import disk
 from .errors import RESTORE, IntegrityError, UnknownRefError, near
+from .journal import RecordEntry
 from .layout import Layout
 from .manifest import FileEntry, Manifest
 
@@ -52,6 +53,10 @@ class Version:
         """``NAME:VERSION``."""
         return f"{self.name}:{self.version}"
 
+    @property
+    def _stored(self) -> StoredFiles:
+        return StoredFiles(f"'{self.ref}'", self.manifest.files, self._layout)
+
     def path(self, filename: str) -> Path:
         """Returns where a file lies, for programs that must open it themselves; its content is not checked here.
 
@@ -59,15 +64,7 @@ class Version:
             UnknownRefError: If the version has no such file.
             IntegrityError: If it is missing on disk or has another size.
         """
-        entry = self._entry(filename)
-        path = self._layout.blob(entry.sha256)
-        with disk.explained(f"read '{filename}' of '{self.ref}'", self._layout.root):
-            try:
-                found = path.stat().st_size
-            except FileNotFoundError as error:
-                raise self._missing(filename, path) from error
-        disk.check_bytes(FileEntry(bytes=found, sha256=entry.sha256), entry, self._what(filename, path))
-        return path
+        return self._stored.path(filename)
 
     def read(self, filename: str) -> bytes:
         """Returns the bytes of a file, checked against the hash in the manifest.
@@ -76,9 +73,71 @@ class Version:
             UnknownRefError: If the version has no such file.
             IntegrityError: If it is missing on disk or any byte differs.
         """
+        return self._stored.read(filename)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was recorded of a version after it was published.
+
+    Attributes:
+        ref: ``NAME:VERSION`` of the version.
+        entry: The line of the log.
+    """
+
+    ref: str
+    entry: RecordEntry
+    _layout: Layout = field(repr=False)
+
+    @property
+    def _stored(self) -> StoredFiles:
+        return StoredFiles(record_name(self.ref, self.entry.kind), self.entry.files, self._layout)
+
+    def path(self, filename: str) -> Path:
+        """As :meth:`Version.path`."""
+        return self._stored.path(filename)
+
+    def read(self, filename: str) -> bytes:
+        """As :meth:`Version.read`; the hash is that in the log."""
+        return self._stored.read(filename)
+
+
+def record_name(ref: str, kind: str) -> str:
+    """A record as messages name it."""
+    return f"the record '{kind}' of '{ref}'"
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """Files among the blobs; each is checked as it is read.
+
+    Attributes:
+        owner: Whose they are, as messages name it.
+        files: Size and hash by file name.
+        layout: Paths of the registry.
+    """
+
+    owner: str
+    files: Mapping[str, FileEntry]
+    layout: Layout
+
+    def path(self, filename: str) -> Path:
+        """Returns where a file lies, if it has the right size."""
         entry = self._entry(filename)
-        path = self._layout.blob(entry.sha256)
-        with disk.explained(f"read '{filename}' of '{self.ref}'", self._layout.root):
+        path = self.layout.blob(entry.sha256)
+        with disk.explained(f"read '{filename}' of {self.owner}", self.layout.root):
+            try:
+                found = path.stat().st_size
+            except FileNotFoundError as error:
+                raise self._missing(filename, path) from error
+        disk.check_bytes(FileEntry(bytes=found, sha256=entry.sha256), entry, self._what(filename, path))
+        return path
+
+    def read(self, filename: str) -> bytes:
+        """Returns the bytes of a file, if their hash is the right one."""
+        entry = self._entry(filename)
+        path = self.layout.blob(entry.sha256)
+        with disk.explained(f"read '{filename}' of {self.owner}", self.layout.root):
             data = disk.read_or_none(path)
         if data is None:
             raise self._missing(filename, path)
@@ -87,15 +146,15 @@ class Version:
         return data
 
     def _entry(self, filename: str) -> FileEntry:
-        if (entry := self.manifest.files.get(filename)) is None:
+        if (entry := self.files.get(filename)) is None:
             raise UnknownRefError(
-                f"'{self.ref}' has no file '{filename}'.{near(filename, self.manifest.files)} "
-                f"It has {quoted(self.manifest.files)}."
+                f"{self.owner[0].upper()}{self.owner[1:]} has no file '{filename}'.{near(filename, self.files)} "
+                f"It has {quoted(self.files)}."
             )
         return entry
 
     def _what(self, filename: str, path: Path) -> str:
-        return f"'{filename}' of '{self.ref}' ({self._layout.relative(path)})"
+        return f"'{filename}' of {self.owner} ({self.layout.relative(path)})"
 
     def _missing(self, filename: str, path: Path) -> IntegrityError:
         return IntegrityError(f"{self._what(filename, path)} is missing. {RESTORE}, or publish the same file again.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from stablernn_server.settings import Settings
 from stablernn_server.timestamps import advance, check_frequency, spacing
 
 Array = NDArray[Any]
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def forecast(
@@ -55,7 +56,8 @@ def forecast(
     x, lengths = pad(context, model, settings)
     x, further = covariates.complete(x, lengths, request.inputs, [len(values) for values in observed], horizon)
     further |= _times(model, request.inputs, [len(values) for values in observed], lengths, x.shape[1])
-    answers = model.run_numpy(x, lengths, stop, **further)
+    outside: set[str] = set()
+    answers = model.run_numpy(x, lengths, stop, outside=outside, **further)
     targets = manifest.targets or []
     outputs = []
     for place, item in enumerate(request.inputs):
@@ -72,7 +74,7 @@ def forecast(
             "context_used": len(context[place]),
         }
         outputs.append(_output("time_series_forecast", content))
-    return _response(model, outputs)
+    return _response(model, outputs, outside)
 
 
 def classify(
@@ -93,7 +95,8 @@ def classify(
     observed = [_values(item, place, model, features) for place, item in enumerate(request.inputs)]
     x, lengths = pad(observed, model, settings)
     times = _times(model, request.inputs, [len(values) for values in observed], lengths, x.shape[1])
-    probabilities = model.run_numpy(x, lengths, stop, **times)["probabilities"]
+    outside: set[str] = set()
+    probabilities = model.run_numpy(x, lengths, stop, outside=outside, **times)["probabilities"]
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
     outputs = [
         _output(
@@ -106,7 +109,7 @@ def classify(
         )
         for place, (item, row, best) in enumerate(zip(request.inputs, probabilities, order.tolist(), strict=True))
     ]
-    return _response(model, outputs)
+    return _response(model, outputs, outside)
 
 
 def pad(series: Sequence[Array], model: OnnxModel, settings: Settings) -> tuple[Array, Array]:
@@ -201,6 +204,10 @@ def _times(
                 f"inputs.{place}.dt must hold a number for each of the {steps[place]} values of its series, "
                 f"got {len(values)}."
             )
+        # All of them, those too that are not used: what is not finite was never measured.
+        if not all(abs(value) <= _LARGEST for value in values):
+            worst = max(values, key=abs)
+            raise InputError(f"inputs.{place}.dt must hold finite numbers within float32, got {worst:g}.")
         # The first step of what the model looks at has no step before it.
         dt[place, 1 : lengths[place]] = values[steps[place] - int(lengths[place]) + 1 :]
     return {"dt": dt}
@@ -265,8 +272,8 @@ def _output(kind: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "id": str(uuid.uuid4()), "status": "completed", "content": [content], "error": None}
 
 
-def _response(model: OnnxModel, outputs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
+def _response(model: OnnxModel, outputs: list[dict[str, Any]], outside: Set[str]) -> dict[str, Any]:
+    response = {
         "id": str(uuid.uuid4()),
         "created_at": int(time.time()),
         "status": "completed",
@@ -275,3 +282,4 @@ def _response(model: OnnxModel, outputs: list[dict[str, Any]]) -> dict[str, Any]
         "model_version": str(model.version),
         "outputs": outputs,
     }
+    return response | ({"states_outside_ball": sorted(outside)} if outside else {})

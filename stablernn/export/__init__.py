@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from stablernn._version import __version__
 from stablernn.errors import ConfigError, near
 from stablernn.export import torchscript
 from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import emission_graph, state_names, transition_graph
+from stablernn.export.weights import weights_file
 from stablernn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn.stability.certificate import certify
 
@@ -101,8 +100,7 @@ def export(
         aside = Path(name)
         for file, content in graphs.items():
             (aside / file).write_bytes(content)
-        weights = {key: tensor.contiguous() for key, tensor in frozen.state_dict().items()}
-        save_file(weights, aside / "weights.safetensors")
+        (aside / "weights.safetensors").write_bytes(weights_file(frozen))
         config = {"model": frozen.config(), "signature": signature, "stablernn": __version__}
         _write_json(aside / "config.json", config)
         _write_json(aside / "parity.json", parity)

@@ -16,6 +16,7 @@ from torch import Tensor
 from stablernn.cells import kept_weights
 from stablernn.data import ClassificationData
 from stablernn.errors import CertificateError, ConfigError
+from stablernn.export.weights import weights_digest
 from stablernn.models import Classifier
 from stablernn.robustness.attacks import Box, Norm, Perturbed, deepfool, pgd, prepared, sizes
 from stablernn.robustness.hessian import loss_hessian
@@ -142,6 +143,7 @@ def robustness(
     with around("curvature of the loss"):
         hessian = _hessian(model, data, labels, used) if used.hessian else None
     return {
+        "weights": weights_digest(model),
         "data": data.name,
         "split": split,
         "sequences": len(right),

@@ -264,6 +264,8 @@ class TrainingConfig(Section):
     None: recommended for the dataset, else 150 for running text and 0 for sequences."""
     patience: Count | None = None
     """Epochs without a better validation metric after which training stops; None: never."""
+    keep_epochs: bool = False
+    """Whether the weights after each epoch stay in the run, as checkpoints/epoch-1 and so on, beside best and last."""
     seed: Seed = 0
     """Of initial weights, order of samples and dropout."""
     device: DeviceName = "auto"

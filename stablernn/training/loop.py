@@ -67,7 +67,7 @@ class Journal(Protocol):
         """Figures of an epoch."""
 
     def save(self, name: str, checkpoint: Checkpoint) -> None:
-        """A checkpoint called ``last`` or ``best``."""
+        """A checkpoint called ``last`` or ``best``, or ``epoch-1`` and so on."""
 
 
 @dataclass
@@ -257,7 +257,7 @@ class Trainer:
         """
         report = progress or (lambda _: None)
         self._saved_at = time.monotonic()
-        with _stop_signals() as stop:
+        with stop_signals() as stop:
             while not self.is_done:
                 self._epoch(report, stop)
                 if stop.is_set():
@@ -361,6 +361,8 @@ class Trainer:
             position.best_epoch, position.best_step = self.epochs_begun, position.step
             self._best = {key: value.detach().clone() for key, value in self.model.state_dict().items()}
             self._journal.save("best", self.best())
+        if self.settings.keep_epochs:
+            self._journal.save(f"epoch-{self.epochs_begun}", self._now())
         if isinstance(self._schedule, Plateau):
             self._schedule.validated(is_better=position.stale == 0)
         self._journal.record(
@@ -418,14 +420,22 @@ class Trainer:
         Args:
             weights: What calibration made of them, in their place.
         """
+        position = self.position
+        return self._scored(weights or self._best, position.best_epoch, position.best_step, position.best)
+
+    def _now(self) -> Checkpoint:
+        """The weights as they are, just validated."""
+        return self._scored(self.model.state_dict(), self.epochs_begun, self.position.step, self.position.metric)
+
+    def _scored(self, weights: Mapping[str, Tensor], epoch: int, step: int, value: float | None) -> Checkpoint:
         state = {
             "model": self.model.config(),
-            "epoch": self.position.best_epoch,
-            "step": self.position.best_step,
+            "epoch": epoch,
+            "step": step,
             "metric": self.task.headline,
-            "value": self.position.best,
+            "value": value,
         }
-        return Checkpoint({f"model.{name}": value for name, value in (weights or self._best).items()}, state)
+        return Checkpoint({f"model.{name}": weight for name, weight in weights.items()}, state)
 
     def checkpoint(self) -> Checkpoint:
         """All that the steps to come depend on."""
@@ -468,7 +478,7 @@ class Trainer:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[threading.Event]:
     """Turn the first SIGINT or SIGTERM into an event; a second one does what it always does.
 
     Python handles signals in the main thread only, so a run in another thread cannot be stopped this way.

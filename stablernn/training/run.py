@@ -1,8 +1,8 @@
 """The run directory: one training run as files, written so that a stop at any moment leaves a run that can go on.
 
 ``config.yaml`` (resolved settings), ``env.json``, ``data.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoints/``
-(``best`` and ``last``), ``plots/`` and, when the run is done, ``calibration.json`` (what was fitted to the validation
-split, where anything was) and ``summary.json``.
+(``best`` and ``last``, and one of each epoch where they are kept), ``plots/`` and, when the run is done,
+``calibration.json`` (what was fitted to the validation split, where anything was) and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class LoadedRun:
 
     Attributes:
         path: The directory.
-        model: With the best weights, on the CPU, in evaluation mode.
+        model: With the best weights, or those that were asked for, on the CPU, in evaluation mode.
         config: The resolved settings, as they are stored.
         data: What ``data.json`` holds: fingerprint, files, splits, features, labels or targets, scaling.
         summary: What ``summary.json`` holds; None while the run is not done.
@@ -253,11 +253,15 @@ class LoadedRun:
         return load_run_data(self.located, source, features=self.data["features"], targets=self.data.get("targets"))
 
 
-def load_run(run_dir: str | Path) -> LoadedRun:
-    """Read a run with its best weights so far.
+def load_run(run_dir: str | Path, epoch: int | None = None) -> LoadedRun:
+    """Read a run with its best weights so far, or with those after one epoch.
+
+    Args:
+        run_dir: The directory.
+        epoch: From 1; the run must have been trained with ``training.keep_epochs``. They are not calibrated.
 
     Raises:
-        CheckpointError: If there is no run, no validated weights yet, or a file is damaged.
+        CheckpointError: If there is no run, no validated weights yet, none of that epoch, or a file is damaged.
     """
     place = RunDirectory(Path(run_dir))
     if not place.has_run:
@@ -266,7 +270,13 @@ def load_run(run_dir: str | Path) -> LoadedRun:
         raise CheckpointError(
             f"The run in '{run_dir}' has no trained weights yet: no epoch was finished. Go on with it by --resume."
         )
-    checkpoint = load_checkpoint(place.checkpoint("best"))
+    name = "best" if epoch is None else f"epoch-{epoch}"
+    if not place.checkpoint(name).is_file():
+        raise CheckpointError(
+            f"The run in '{run_dir}' keeps no weights of epoch {epoch}. It has {len(place.records())} epochs; train "
+            "with training.keep_epochs=true to keep those of each."
+        )
+    checkpoint = load_checkpoint(place.checkpoint(name))
     model = build_model(checkpoint.state["model"])
     model.load_state_dict(checkpoint.group("model"))
     summary = {**read_json(place.summary), "run": str(run_dir)} if place.summary.is_file() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,9 @@ GROWN = 2.0
 """Ratio of the last tenth's envelope to the first one's from which on a run counts as growing."""
 
 
-def soak(predictor: Continuing, data: ForecastData, split: str = "test") -> dict[str, Any]:
+def soak(
+    predictor: Continuing, data: ForecastData, split: str = "test", certificate: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Run a forecaster freely for ten horizons, its mean forecast fed back as if it had been observed.
 
     It starts from the last window of each series in the split. At each horizon the model reads that window's context
@@ -41,6 +44,7 @@ def soak(predictor: Continuing, data: ForecastData, split: str = "test") -> dict
         predictor: What is run.
         data: From where it starts.
         split: Likewise.
+        certificate: What is proved of the model, as :meth:`Certificate.document` says it.
 
     Returns:
         ``series`` and ``steps`` that were run; ``without_spread``, targets left out; ``largest``, the greatest distance
@@ -50,7 +54,8 @@ def soak(predictor: Continuing, data: ForecastData, split: str = "test") -> dict
         1) at which a value is not finite or farther than :data:`DIVERGED`, else None; ``bounded``, whether there is no
         such step and the last envelope is at most :data:`GROWN` times the first, or within what training showed;
         ``state_norms``, by the state's name the greatest Euclidean norm over the series, at the start and after
-        each horizon; ``bound``, what a certificate promises for ``largest``, None where there is none.
+        each horizon; ``bound``, by the same names what the certificate proves of these norms for any input and any
+        length, without those of which nothing is proved, None where that is all; ``bound_reason``, why it is None.
 
     Raises:
         ConfigError: If the model needs columns that are known in advance.
@@ -74,17 +79,44 @@ def soak(predictor: Continuing, data: ForecastData, split: str = "test") -> dict
     values = np.concatenate([part[0] for part in parts])  # (series, steps, targets)
     norms = {name: np.max([part[1][name] for part in parts], axis=0).tolist() for name in parts[0][1]}
     mean, spread, reach = _training(data, origins[last, 0])
-    return _report(values, mean, spread, reach) | {"state_norms": norms, "bound": None}
+    bound, reason = _bound(certificate, predictor, parts[0][2])
+    return _report(values, mean, spread, reach) | {"state_norms": norms, "bound": bound, "bound_reason": reason}
+
+
+def _bound(
+    certificate: Mapping[str, Any] | None, predictor: Continuing, sizes: Mapping[str, int]
+) -> tuple[dict[str, float] | None, str | None]:
+    """What is proved of the Euclidean norm of each state, by its role; else why nothing is.
+
+    Args:
+        certificate: Where states stay.
+        predictor: Whose states they are.
+        sizes: Numbers in each, by the name of the input.
+    """
+    if certificate is None:
+        return None, "no certificate was given"
+    roles = {state.input: state.role for state in predictor.states}
+    found = {}
+    for ball in certificate["state_balls"]:
+        size = sizes[ball["state"]]
+        # In the ball of the largest coordinate the farthest point is a corner.
+        radius = ball["radius"] * (math.sqrt(size) if ball["norm"] == "linf" else 1.0)
+        found[roles[ball["state"]]] = radius + abs(ball["centre"]) * math.sqrt(size)
+    if found:
+        return found, None
+    return None, f"the certificate, of kind '{certificate['kind']}', knows no ball in which a state stays"
 
 
 def _run(
     predictor: Continuing, data: ForecastData, batch: Samples, origins: Array
-) -> tuple[Array, dict[str, list[float]]]:
-    """Forecasts (series, steps, targets) of a free run, NaN once the model does not answer any more; state norms."""
+) -> tuple[Array, dict[str, list[float]], dict[str, int]]:
+    """Forecasts (series, steps, targets) of a free run, NaN once the model does not answer any more; state norms by
+    role, and how many numbers each state has, by the name of its input."""
     steps = HORIZONS * data.horizon
     values = np.full((len(batch.x), steps, len(data.targets)), math.nan)
     roles = {name.input: name.role for name in predictor.states}
     norms: dict[str, list[float]] = {role: [] for role in roles.values()}
+    sizes: dict[str, int] = {}
     ahead = np.repeat(_latest(batch.x)[:, None], steps, axis=1)
     if data.calendar:
         made = [data.channels.index(name) for name in calendar_channels(data.calendar)]
@@ -104,6 +136,7 @@ def _run(
         mean = outputs["mean"]
         for name, value in predictor.next_state(outputs).items():
             norms[roles[name]].append(float(np.linalg.norm(value.astype(np.float64), axis=1).max()))
+            sizes[name] = value.shape[1]
         values[:, now] = mean
         if not np.isfinite(mean).all():
             break
@@ -112,7 +145,7 @@ def _run(
         # The steps of a free run are regular ones.
         if "dt" in further:
             further["dt"] = np.concatenate([further["dt"], np.ones_like(mean[:, :, 0])], axis=1)
-    return values, norms
+    return values, norms, sizes
 
 
 def _calendar(data: ForecastData, origins: Array, steps: int) -> npt.NDArray[np.float32]:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli_helpers import Workplace
+from stablernn_cli.output import Output
+from stablernn_cli.records import keep
+from stablernn_registry import Registry, Version
 
 FEW = ("--attack-sequences", 20, "--attack-steps", 3, "--attack-budgets", "0.01,0.2", "--attack-budgets-l2", "0.1,1,5")
 
@@ -27,19 +36,170 @@ def test_a_run_keeps_its_report_and_pictures(workplace: Workplace) -> None:
     assert "Wrote digits-run/robustness.json" in result.err
 
 
-def test_a_version_is_attacked_by_its_own_weights_and_keeps_nothing(workplace: Workplace) -> None:
-    run, version = (
-        workplace.ok("-q", "eval", target, "--robustness", *FEW, "--json").json["robustness"]
-        for target in ("digits-run", "digits:1")
+def registered(workplace: Workplace, ref: str) -> Version:
+    return Registry(workplace.registry).get(ref)
+
+
+def test_a_version_is_attacked_by_its_own_weights_and_its_report_is_kept_beside_it(workplace: Workplace) -> None:
+    before = registered(workplace, "digits:1")
+    result = workplace.ok("eval", "digits:1", "--robustness", *FEW, "--json")
+    run = workplace.ok("-q", "eval", "digits-run", "--robustness", *FEW, "--json").json["robustness"]
+    report = result.json["robustness"]
+    assert run == report
+    assert report["weights"] == f"sha256:{before.manifest.files['weights.safetensors'].sha256}"
+    assert "Kept beside digits:1 as its record 'robustness'." in result.err
+
+    (record,) = result.json["records"]
+    assert (record["kind"], record["seq"]) == ("robustness", 2)
+    assert set(record["files"]) == {"robustness.json", "plots/robustness.png", "plots/noise.png"}
+    assert json.loads(Path(record["files"]["robustness.json"]["path"]).read_text()) == report
+    assert Path(record["files"]["plots/noise.png"]["path"]).read_bytes().startswith(b"\x89PNG")
+    after = registered(workplace, "digits:1")
+    assert (after.digest, after.manifest) == (before.digest, before.manifest)
+    assert workplace.ok("registry", "show", "digits:1", "--json").json["records"] == [record]
+    assert workplace.ok("registry", "verify", "--json").json["ok"] is True
+    # Found out once more, it is not kept once more.
+    again = workplace.ok("-q", "eval", "digits", "--robustness", *FEW, "--json").json["records"]
+    assert again == [record]
+    assert "record robustness of version 1" in workplace.ok("-q", "registry", "log", "digits").out
+
+
+def test_a_report_beside_a_version_that_is_damaged_is_found(workplace: Workplace) -> None:
+    kept = workplace.ok("-q", "eval", "digits:1", "--robustness", *FEW, "--json").json["records"][0]
+    path = Path(kept["files"]["robustness.json"]["path"])
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes().replace(b"accuracy", b"Accuracy", 1))
+    found = workplace("registry", "verify", "digits:1", "--json")
+    (problem,) = found.json["problems"]
+    assert problem.startswith("'robustness.json' of the record 'robustness' of 'digits:1' (blobs/sha256/")
+    assert found.code == 3
+
+
+def test_where_the_registry_takes_nothing_the_reports_are_shown_all_the_same(workplace: Workplace) -> None:
+    lock = workplace.registry / "locks/digits"
+    lock.unlink()
+    lock.mkdir()
+    result = workplace.ok("eval", "digits:1", "--robustness", *FEW, "--stability", "--json")
+    assert "records" not in result.json
+    assert result.json["robustness"]["sequences"] == 20
+    assert "Kept beside" not in result.err
+    note = "Note: this report is shown only and not kept in the registry. Could not lock 'digits' in the registry "
+    assert result.err.count(note) == 2
+
+
+SOMEBODY = 65534
+
+
+def test_a_registry_of_somebody_else_is_not_written(
+    trained: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Not below tmp_path, which nobody but its owner may enter.
+    with tempfile.TemporaryDirectory() as folder:
+        registry, report = Path(folder) / "registry", Path(folder) / "report"
+        report.mkdir()
+        (report / "robustness.json").write_text("{}")
+        shutil.copytree(trained.registry, registry)
+        monkeypatch.setenv("STABLERNN_REGISTRY", str(registry))
+        folders = [Path(folder), *(path for path in registry.parent.rglob("*") if path.is_dir())]
+        for path in folders:
+            path.chmod(0o555)
+        is_root = os.geteuid() == 0
+        try:
+            if is_root:
+                os.seteuid(SOMEBODY)
+            records = keep(Output(), "digits:1", "robustness", report)
+        finally:
+            if is_root:
+                os.seteuid(0)
+            for path in folders:
+                path.chmod(0o755)
+        assert records == []
+        assert Registry(registry).records("digits:1") == ()
+    assert capsys.readouterr().err == (
+        "Note: this report is shown only and not kept in the registry. Could not lock 'digits': the registry "
+        f"{registry} does not allow it: Permission denied ({registry}/locks/digits). Change its permissions or point "
+        "STABLERNN_REGISTRY to another folder.\n"
     )
-    assert run["attacks"] == version["attacks"]
-    assert run["certified"] == version["certified"]
-    assert not workplace.path("robustness.json").exists()
-    assert workplace.ok("registry", "verify", "digits:1").code == 0
 
 
-def test_people_see_tables(trained: Workplace) -> None:
-    shown = trained.ok("-q", "eval", "digits:1", "--robustness", *FEW, "--attack-clip", "--attack-random-start").out
+def measured(workplace: Workplace) -> Any:
+    """The report of ``digits-run``, which is kept in it."""
+    return workplace.ok("-q", "eval", "digits-run", "--robustness", *FEW, "--json").json["robustness"]
+
+
+PICTURES = {"plots/robustness.png", "plots/noise.png"}
+
+
+def test_a_report_goes_with_the_weights_that_it_is_of(workplace: Workplace) -> None:
+    report = measured(workplace)
+    exported = workplace.ok("-q", "export", "digits-run", "--name", "digits", "--json").json
+    assert {"robustness.json", *PICTURES} <= set(exported["files"])
+    version = registered(workplace, "digits:2")
+    assert json.loads(version.read("robustness.json")) == report
+    assert report["weights"] == f"sha256:{version.manifest.files['weights.safetensors'].sha256}"
+    pgd = report["attacks"][0]["accuracy"]
+    said = f"{pgd[0]:.4g} at 0.01, {pgd[1]:.4g} at 0.2"
+    radius = f"{report['certified']['median_radius']:.4g} (l2)" if report["certified"]["reason"] is None else "none: "
+    card = version.read("README.md").decode()
+    assert f"| accuracy under PGD (linf) | {said} |" in card
+    assert f"| median certified radius | {radius}" in card
+    shown = workplace.ok("-q", "registry", "show", "digits:2").out
+    for words in ("Robustness on 20 sequences of digits, test", said, radius):
+        assert words in shown
+    assert "Robustness on" not in workplace.ok("-q", "registry", "show", "digits:1").out
+    assert (
+        "Not measured before this version was published."
+        in registered(workplace, "digits:1").read("README.md").decode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            lambda report: {**report, "weights": "sha256:" + "0" * 64},
+            "digits-run/robustness.json is left out with its pictures, for it is of other weights than those that are "
+            "exported. See `stablernn eval digits-run --robustness`.",
+        ),
+        (
+            lambda report: {key: value for key, value in report.items() if key != "weights"},
+            "digits-run/robustness.json is left out with its pictures, for it is of other weights",
+        ),
+        (lambda report: [report], "digits-run/robustness.json is left out, for it is no robustness report that"),
+    ],
+    ids=["other-weights", "no-weights", "no-report"],
+)
+def test_a_report_of_other_weights_stays_out(workplace: Workplace, damage: Callable[[Any], Any], words: str) -> None:
+    report = measured(workplace)
+    workplace.path("digits-run/robustness.json").write_text(json.dumps(damage(report)))
+    result = workplace.ok("export", "digits-run", "--name", "digits", "--json")
+    assert f"Note: {words}" in result.err
+    assert not {"robustness.json", *PICTURES} & set(result.json["files"])
+    assert "plots/loss.png" in result.json["files"]
+
+
+def test_a_run_that_is_trained_further_loses_its_report(empty: Workplace) -> None:
+    constant = ("--set", "training.schedule=constant", "--hidden-size", 8, "--batch-size", 64)
+    empty.ok("-q", "train", "--data", "digits", "--cell", "rnn", *constant, "--epochs", 1, "--run-dir", "digits-run")
+    measured(empty)
+    exported = empty.ok("-q", "export", "digits-run", "--name", "digits", "--json").json
+    assert "robustness.json" in exported["files"]
+    empty.ok("-q", "train", "--resume", "--run-dir", "digits-run", "--epochs", 3)
+    result = empty.ok("export", "digits-run", "--name", "digits", "--json")
+    assert "for it is of other weights than those that are exported" in result.err
+    assert not {"robustness.json", *PICTURES} & set(result.json["files"])
+
+
+def test_pictures_without_their_report_stay_out(workplace: Workplace) -> None:
+    measured(workplace)
+    workplace.path("digits-run/robustness.json").unlink()
+    result = workplace.ok("export", "digits-run", "--name", "digits", "--json")
+    assert "left out" not in result.err
+    assert not PICTURES & set(result.json["files"])
+
+
+def test_people_see_tables(workplace: Workplace) -> None:
+    shown = workplace.ok("-q", "eval", "digits:1", "--robustness", *FEW, "--attack-clip", "--attack-random-start").out
     for words in ("PGD", "DeepFool", "certified", "median certified radius", "salt and pepper", "condition number"):
         assert words in shown
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli_helpers import Workplace
+from stablernn_registry import Registry
 
 
 def stability(workplace: Workplace, target: str, *more: object) -> dict[str, Any]:
@@ -24,11 +27,30 @@ def test_a_version_shows_what_its_run_does(workplace: Workplace, run: str, versi
     assert {"target": version, **right["stability"]["certificate"]} == certified
 
 
-def test_a_run_gets_pictures_and_a_version_none(workplace: Workplace) -> None:
+def test_a_run_gets_pictures_and_a_version_a_record(workplace: Workplace) -> None:
     left, right = stability(workplace, "digits-run"), stability(workplace, "digits:1")
     assert left["plots"] == ["digits-run/plots/jacobian_spectrum.png", "digits-run/plots/gradient_norms.png"]
     assert all(workplace.path(plot).read_bytes()[:4] == b"\x89PNG" for plot in left["plots"])
+    assert "records" not in left
     assert "plots" not in right
+    (record,) = right["records"]
+    files = {name: Path(file["path"]) for name, file in record["files"].items()}
+    assert (record["kind"], set(files)) == (
+        "stability",
+        {"stability.json", "plots/jacobian_spectrum.png", "plots/gradient_norms.png"},
+    )
+    assert files["plots/gradient_norms.png"].read_bytes()[:4] == b"\x89PNG"
+    kept = json.loads(files["stability.json"].read_text())
+    version = Registry(workplace.registry).get("digits:1")
+    assert kept == {
+        "weights": f"sha256:{version.manifest.files['weights.safetensors'].sha256}",
+        "data": "digits",
+        "split": "test",
+        **right["stability"],
+    }
+    assert version.digest == workplace.ok("registry", "show", "digits:1", "--json").json["digest"]
+    assert stability(workplace, "digits:1")["records"] == [record]
+    assert workplace.ok("registry", "verify", "--json").json["ok"] is True
 
 
 def test_the_figures(workplace: Workplace) -> None:

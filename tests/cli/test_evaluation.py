@@ -70,7 +70,10 @@ def test_a_soak_by_torch_and_by_the_served_graph(trained: Workplace) -> None:
     assert left["bounded"] == right["bounded"]
     assert left["diverged_at"] == right["diverged_at"]
     assert set(left["state_norms"]) == set(right["state_norms"])
-    assert left["bound"] is None
+    assert left["bound"].keys() == right["bound"].keys() == {"layer 0 hidden"}
+    assert left["bound_reason"] is right["bound_reason"] is None
+    for report in (left, right):
+        assert max(report["state_norms"]["layer 0 hidden"]) <= report["bound"]["layer 0 hidden"] == 8**0.5
 
 
 @CLASSES
@@ -101,7 +104,8 @@ def test_the_figures_for_people(trained: Workplace) -> None:
         "state carried",
         "context afresh",
         "By window, earliest first",
-        "free run       1 series, 60 steps:",
+        "free run             1 series, 60 steps:",
+        "proved of the state  layer 0 hidden stays within 2.83 (l2), ",
         "drift",
     ):
         assert words in shown

@@ -42,6 +42,8 @@ COMMANDS = {
     "data fetch",
     "doctor",
     "quickstart",
+    "reproduce list",
+    "reproduce robustness",
 }
 
 

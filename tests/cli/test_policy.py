@@ -6,20 +6,18 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli_helpers import Workplace, command
-from stablernn_registry import ManifestFields, Registry, Version
+from stablernn_registry import Manifest, ManifestFields, Registry, Version
 
 STABLE, UNSTABLE = "digits:1", "digits:2"
 """Of an lru, contracting by construction; of a tanh network that was trained for five steps, bounded."""
-REFUSED = "Choose another version, or force the move and say why."
-CHECKS = ["policy kind", "files intact", "certificate recomputed", "parity recomputed"]
-WEAKER = "check 'policy kind' failed (certificate kind 'bounded' is weaker than 'contracting')"
+CHECKS = ["policy kind", "files intact", "certificate recomputed", "parity recomputed", "signature of the graphs"]
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +77,88 @@ def republish(
     return registry.publish("digits", paths, {**stated, **fields})
 
 
+def instead(action: str, version: int | str = "") -> str:
+    """What a refusal says last."""
+    command = f"stablernn registry {action} digits@production {version}".strip()
+    return f"Choose another version, or move it all the same: {command} --force --why '...'."
+
+
+def weaker(version: int) -> str:
+    """What a refusal says of a version that is bounded only."""
+    what = "certificate kind 'bounded' is weaker than 'contracting'"
+    return f"check 'policy kind' failed ({what}, see stablernn certify digits:{version})"
+
+
 def encoded(document: object) -> bytes:
     return json.dumps(document).encode()
+
+
+def test_from_two_trainings_to_a_gate_with_its_history(empty: Workplace) -> None:
+    """As somebody does it who comes with nothing: each step by the command line, and what it says."""
+    small = ("--data", "digits", "--cell", "rnn", "--hidden-size", 16, "--max-steps", 30, "--batch-size", 32)
+    for name, more in (("free", ()), ("kept", ("--certified",))):
+        empty.ok("-q", "train", *small, *more, "--run-dir", name)
+    rules = ("--require", "contracting", "--max-parity", 1e-4, "--metric", "accuracy", "--worse-by", 0.05)
+    why = ("--why", "it runs unattended")
+    policy = ("-q", "registry", "policy", "set", "--alias", "production", *rules, "--model-signature", *why)
+    shown = empty.ok(*policy).out
+    for words in ("contracting or stronger", "0.0001 at most", "accuracy on test: 0.05 worse at most", "must fit the"):
+        assert words in shown
+
+    refused = empty("export", "free", "--name", "digits", "--alias", "production")
+    assert refused.code == 3
+    assert refused.sentence == (
+        f"'digits@production' is not set, version 1 is refused: {weaker(1)}. Choose another version, or move it all "
+        "the same: stablernn registry alias digits@production 1 --force --why '...'."
+    )
+    assert aliases(empty) == {}
+
+    passed = empty.ok("-q", "export", "kept", "--name", "digits", "--alias", "production", "--json").json
+    assert (passed["certificate"]["kind"], aliases(empty)) == ("contracting", {"production": 2})
+
+    before = bytes_of(empty)
+    refused = empty("registry", "alias", "digits@production", 1)
+    assert (refused.code, refused.out, weaker(1) in refused.sentence) == (3, "", True)
+    assert bytes_of(empty) == before
+
+    empty.ok("-q", "registry", "alias", "digits@production", 1, "--force", "--why", "for the demonstration")
+    assert aliases(empty) == {"production": 1}
+    empty.ok("-q", "registry", "rollback", "digits@production", "--why", "it is over")
+    assert aliases(empty) == {"production": 2}
+
+    history = empty.ok("registry", "log", "digits", "--json").json
+    assert [
+        (line["action"], line.get("from"), line.get("to"), line.get("forced"), line["why"]) for line in history
+    ] == [
+        ("publish", None, None, None, None),
+        ("publish", None, None, None, None),
+        ("alias", None, 2, False, "export of kept"),
+        ("alias", 2, 1, True, "for the demonstration"),
+        ("rollback", 1, 2, False, "it is over"),
+    ]
+    rules_asked = ["policy kind", "policy parity", "policy metric", "policy model signature"]
+    forced, back = ([(check["name"], check["ok"]) for check in line["checks"]] for line in history[3:])
+    assert [name for name, _ in forced] == [*rules_asked, *CHECKS[1:]]
+    assert ("policy kind", False) in forced
+    assert all(ok for _, ok in back)
+    text = empty.ok("-q", "registry", "log", "digits").out
+    for words in (
+        "alias production: nothing -> 2",
+        "2 -> 1 (forced past: policy kind",
+        "for the demonstration",
+        "rollback production",
+    ):
+        assert words in text
+    assert empty.ok("registry", "verify", "--recompute", "--json").json["ok"] is True
 
 
 def test_an_unstable_model_is_refused_and_nothing_changes(guarded: Workplace) -> None:
     before = bytes_of(guarded)
     refused = guarded("registry", "alias", "digits@production", 2)
-    assert refused.sentence == f"'digits@production' stays at version 1, version 2 is refused: {WEAKER}. {REFUSED}"
+    assert (
+        refused.sentence
+        == f"'digits@production' stays at version 1, version 2 is refused: {weaker(2)}. {instead('alias', 2)}"
+    )
     assert (refused.code, refused.out) == (3, "")
     assert bytes_of(guarded) == before
     # Another alias is under no rule.
@@ -97,9 +169,10 @@ def test_an_unstable_model_is_refused_and_nothing_changes(guarded: Workplace) ->
 def test_a_stable_model_passes_and_the_log_says_by_what(guarded: Workplace) -> None:
     moved = guarded.ok("-q", "registry", "alias", "digits@production", 1, "--json").json
     assert [(check["name"], check["ok"]) for check in moved["checks"]] == [(name, True) for name in CHECKS]
-    kind, _, certificate, _ = moved["checks"]
+    kind, _, certificate, _, signature = moved["checks"]
     assert kind["detail"] == "certificate kind 'contracting', 'contracting' is required"
     assert certificate["detail"] == "'contracting', as stored"
+    assert signature["detail"] == "inputs x, lengths, outputs logits, probabilities, 7 states, as stated"
 
 
 def test_a_forced_move_is_in_the_history_with_its_reason(guarded: Workplace) -> None:
@@ -107,7 +180,7 @@ def test_a_forced_move_is_in_the_history_with_its_reason(guarded: Workplace) -> 
     entry = guarded.ok("registry", "log", "digits", "--json").json[-1]
     assert (entry["forced"], entry["why"], entry["to"]) == (True, "a demonstration", 2)
     assert [check["name"] for check in entry["checks"] if not check["ok"]] == ["policy kind"]
-    assert "alias production: 1 -> 2 (forced)" in guarded.ok("-q", "registry", "log", "digits").out
+    assert "alias production: 1 -> 2 (forced past: policy kind)" in guarded.ok("-q", "registry", "log", "digits").out
     refused = guarded("registry", "alias", "digits@production", 2, "--force")
     assert (refused.code, refused.sentence) == (2, "--force needs a reason, got none. Add --why '...'.")
 
@@ -117,7 +190,10 @@ def test_a_rollback_is_gated(workplace: Workplace) -> None:
         workplace.ok("-q", "registry", "alias", "digits@production", version)
     require(workplace, "--require", "contracting")
     refused = workplace("registry", "rollback", "digits@production")
-    assert refused.sentence == f"'digits@production' stays at version 1, version 2 is refused: {WEAKER}. {REFUSED}"
+    assert (
+        refused.sentence
+        == f"'digits@production' stays at version 1, version 2 is refused: {weaker(2)}. {instead('rollback')}"
+    )
     assert (refused.code, aliases(workplace)) == (3, {"production": 1})
     rolled = workplace.ok("-q", "registry", "rollback", "digits@production", "--force", "--why", "as it was", "--json")
     assert (rolled.json["action"], rolled.json["forced"], rolled.json["to"]) == ("rollback", True, 2)
@@ -126,7 +202,10 @@ def test_a_rollback_is_gated(workplace: Workplace) -> None:
 
 def test_export_publishes_what_the_alias_does_not_take(guarded: Workplace) -> None:
     refused = guarded("export", "rnn-run", "--name", "digits", "--alias", "production", "--json")
-    assert refused.sentence == f"'digits@production' stays at version 1, version 3 is refused: {WEAKER}. {REFUSED}"
+    assert (
+        refused.sentence
+        == f"'digits@production' stays at version 1, version 3 is refused: {weaker(3)}. {instead('alias', 3)}"
+    )
     assert (refused.code, refused.out) == (3, "")
     assert "Published digits:3." in refused.err
     assert aliases(guarded) == {"production": 1}
@@ -143,7 +222,7 @@ def test_a_worse_figure_is_refused(workplace: Workplace) -> None:
     refused = workplace("registry", "alias", "digits@production", 4)
     assert refused.sentence == (
         "'digits@production' stays at version 3, version 4 is refused: check 'policy metric' failed ('accuracy' on "
-        f"'test' is 0.96, version 3 has 0.98, 0.01 worse is allowed). {REFUSED}"
+        f"'test' is 0.96, version 3 has 0.98, 0.01 worse is allowed). {instead('alias', 4)}"
     )
     require(workplace, "--metric", "accuracy", "--worse-by", 0.02)
     workplace.ok("-q", "registry", "alias", "digits@production", 4)
@@ -180,7 +259,7 @@ def test_a_false_certificate_is_refused_and_found(guarded: Workplace, in_the_fil
     refused = guarded("registry", "alias", "digits@production", 3)
     assert refused.sentence == (
         "'digits@production' stays at version 1, version 3 is refused: check 'certificate recomputed' failed "
-        f"({what}). {REFUSED}"
+        f"({what}). {instead('alias', 3)}"
     )
     assert (refused.code, aliases(guarded)) == (3, {"production": 1})
     assert guarded.ok("registry", "verify", "digits:3", "--json").json["ok"] is True
@@ -240,8 +319,77 @@ def test_graphs_of_other_weights_are_found(workplace: Workplace) -> None:
     assert refused.code == 3
 
     republish(workplace, STABLE, {"step.onnx": other.get(UNSTABLE).read("step.onnx")})
-    (problem,) = workplace("registry", "verify", "digits:4", "--recompute", "--json").json["problems"]
-    assert problem.startswith("'digits:4': parity recomputed: the graphs cannot be compared with the weights: ")
+    parity, signature = workplace("registry", "verify", "digits:4", "--recompute", "--json").json["problems"]
+    assert parity.startswith("'digits:4': parity recomputed: the graphs cannot be compared with the weights: ")
+    assert signature.startswith("'digits:4': signature of the graphs: step.onnx of 'digits:4' has the inputs {'x': ")
+
+
+def other_labels(manifest: Manifest) -> dict[str, Any]:
+    return {"labels": [*(manifest.labels or ()), "ghost"]}
+
+
+def other_features(manifest: Manifest) -> dict[str, Any]:
+    return {"features": [*manifest.features, "ghost"]}
+
+
+def other_states(manifest: Manifest) -> dict[str, Any]:
+    signature = json.loads(json.dumps(manifest.signature))
+    tensors = [tensor for graph in ("sequence", "step") for side in signature[graph].values() for tensor in side]
+    for tensor in tensors:
+        if tensor["name"] in ("state_1", "state_1_out"):
+            tensor["shape"] = ["batch", 99]
+    signature["states"][1]["shape"] = ["batch", 99]
+    return {"signature": signature}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (
+            other_labels,
+            "its manifest promises the output 'probabilities' in the shape (1, 11), the graph gives (1, 10)",
+        ),
+        (other_features, "its signature gives the input 'x' of sequence the shape "),
+        (other_states, "sequence.onnx of 'digits:3' has the inputs "),
+    ],
+    ids=["labels", "features", "states"],
+)
+def test_a_manifest_that_is_not_that_of_its_graphs_is_refused(
+    guarded: Workplace, change: Callable[[Manifest], dict[str, Any]], what: str
+) -> None:
+    republish(guarded, STABLE, **change(Registry(guarded.registry).get(STABLE).manifest))
+    refused = guarded("registry", "alias", "digits@production", 3)
+    assert f"version 3 is refused: check 'signature of the graphs' failed ({what}" in refused.sentence
+    assert (refused.code, aliases(guarded)) == (3, {"production": 1})
+    found = guarded("registry", "verify", "digits:3", "--recompute", "--json")
+    assert [
+        problem.startswith(f"'digits:3': signature of the graphs: {what}") for problem in found.json["problems"]
+    ] == [True]
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "why"),
+    [
+        ({"sequence.onnx": None}, {}, "the version has no sequence.onnx"),
+        ({}, {"signature": {}}, "the manifest has no signature of both graphs"),
+    ],
+    ids=["no-graph", "no-signature"],
+)
+def test_without_graphs_the_policy_decides_whether_a_signature_is_needed(
+    workplace: Workplace, files: dict[str, bytes | None], fields: dict[str, object], why: str
+) -> None:
+    republish(workplace, STABLE, files, **fields)
+    moved = workplace.ok("-q", "registry", "alias", "digits@production", 3, "--json").json
+    assert moved["checks"][-1] == {"name": CHECKS[-1], "ok": True, "detail": f"nothing to check: {why}"}
+    require(workplace, "--model-signature")
+    refused = workplace("registry", "alias", "digits@production", 3)
+    assert f"check 'signature of the graphs' failed (nothing to check: {why})" in refused.sentence
+    asked = "check 'policy model signature' failed (the manifest has no signature of the graph 'sequence')"
+    assert (asked in refused.sentence) == bool(fields)
+    assert refused.code == 3
+    moved = workplace.ok("-q", "registry", "alias", "digits@production", 1, "--json").json
+    assert moved["checks"][0]["detail"] == "the manifest has a signature of both graphs"
+    assert "must fit the graphs" in workplace.ok("-q", "registry", "policy", "show").out
 
 
 def test_weights_that_are_no_model_are_found(workplace: Workplace) -> None:
@@ -339,7 +487,7 @@ def test_without_torch_nothing_moves_unless_it_is_forced(workplace: Workplace, t
     lacks = "failed (this installation has no 'torch', which the computation needs)"
     assert refused.stderr == (
         f"Error: 'digits@production' is not set, version 1 is refused: check 'certificate recomputed' {lacks} and "
-        f"check 'parity recomputed' {lacks}. {REFUSED}\n"
+        f"check 'parity recomputed' {lacks}. {instead('alias', 1)}\n"
     )
     assert refused.returncode == 3
     assert run("registry", "alias", "digits@production", 1, "--force", "--why", "no torch here").returncode == 0
@@ -349,7 +497,7 @@ def test_without_torch_nothing_moves_unless_it_is_forced(workplace: Workplace, t
     assert run("registry", "verify").returncode == 0
 
 
-NOTHING = {"kind": None, "max_parity": None, "metric": None}
+NOTHING = {"kind": None, "max_parity": None, "metric": None, "model_signature": None}
 METRIC = {"name": "mae", "split": "validation", "worse_by": 0.5, "better": "lower"}
 
 
@@ -363,7 +511,7 @@ def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
     # An alias begins with what it was under.
     own = require(empty, "--alias", "production", "--max-parity", 1e-5, "--clear", "metric")
     assert (own["alias"], own["seq"], own["why"]) == ("production", 3, "runs unattended")
-    assert own["rules"] == {"kind": "bounded", "max_parity": 1e-5, "metric": None}
+    assert own["rules"] == NOTHING | {"kind": "bounded", "max_parity": 1e-5}
     free = require(empty, "--alias", "production", "--clear", "kind", "--clear", "max-parity")
     assert free["rules"] == NOTHING
     document = empty.ok("registry", "policy", "show", "--json").json
@@ -386,8 +534,8 @@ def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
     [
         (
             [],
-            "A policy needs a rule, got none. Add --require KIND, --max-parity X, --metric NAME --worse-by Y or "
-            "--clear RULE.",
+            "A policy needs a rule, got none. Add --require KIND, --max-parity X, --metric NAME --worse-by Y, "
+            "--model-signature or --clear RULE.",
         ),
         (["--worse-by", "0.1"], "--worse-by goes with --metric, got it alone. Add --metric NAME."),
         (["--split", "test"], "--split goes with --metric, got it alone. Add --metric NAME."),
@@ -408,7 +556,7 @@ def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
             ["--require", "local", "--clear", "all"],
             "--clear all drops every rule of the alias. Leave out the other rules.",
         ),
-        (["--clear", "rules"], "--clear must be one of kind, max-parity, metric, all, got 'rules'."),
+        (["--clear", "rules"], "--clear must be one of kind, max-parity, metric, model-signature, all, got 'rules'."),
         (["--clear", "all"], "'*' has no rules of its own to drop. See `stablernn registry policy show`."),
         (["--max-parity", "nan"], None),
         (["--require", "stable"], None),

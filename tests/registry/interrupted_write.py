@@ -28,6 +28,11 @@ Line = tuple[str, int]
 def act(registry: Registry, source: Path, action: str) -> None:
     if action == "publish":
         registry.publish("digits", {"a": source, "b/c": source.with_name("second")}, FIELDS, who="ada")
+    elif action == "record":
+        report = source.with_name("report")
+        # What is said already is not recorded once more.
+        report.write_text(str(len(registry.log("digits"))))
+        registry.record("digits:1", "robustness", {"robustness.json": report, "plots/one.png": source}, who="ada")
     elif action == "policy":
         # Asks nothing that the versions here could not show.
         registry.set_policy({}, alias="gated", why="because", who="ada")

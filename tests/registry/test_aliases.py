@@ -158,7 +158,8 @@ def test_a_check_that_refuses_changes_nothing_and_names_its_line(three: Registry
         three.set_alias("digits", "production", 2, checks=[passes, refuses])
     assert str(error.value) == (
         "'digits@production' stays at version 1, version 2 is refused: check 'accuracy' failed (version 2 is below 1). "
-        "Choose another version, or force the move and say why."
+        "Choose another version, or move it all the same: stablernn registry alias digits@production 2 --force "
+        "--why '...'."
     )
     assert [result.ok for result in error.value.results] == [True, False]
     assert tree(three.root) == before

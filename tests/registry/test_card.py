@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stablernn_registry import ManifestFields, model_card
+from stablernn_registry import ManifestFields, RobustnessReport, model_card
+from stablernn_registry.reports import Attack, Certified
 
 
 def head(card: str) -> Any:
@@ -29,6 +30,24 @@ def test_classifier(fields: dict[str, Any]) -> None:
     assert "\n| config.training.seed | 0 |\n" in card
 
 
+def test_robustness_where_it_was_measured(fields: dict[str, Any]) -> None:
+    given = ManifestFields.parse(fields)
+    none = "Not measured before this version was published. `stablernn eval digits --robustness` measures it and keeps"
+    assert none in model_card(given, "digits")
+    report = RobustnessReport(
+        data="a|b",
+        split="test",
+        sequences=200,
+        accuracy=0.975,
+        attacks=[Attack(name="pgd", norm="linf", budgets=[0.01, 0.1], accuracy=[0.95, 0.5])],
+        certified=Certified(median_radius=0.34, reason=None),
+    )
+    card = model_card(given, "digits", report)
+    assert "\n## Robustness\n\nOf 200 sequences of a\\|b, test. Changes are in standard deviations" in card
+    assert "\n| accuracy | 0.975 |\n| accuracy under PGD (linf) | 0.95 at 0.01, 0.5 at 0.1 |\n" in card
+    assert "\n| median certified radius | 0.34 (l2) |\n" in card
+
+
 def test_forecaster(fields: dict[str, Any]) -> None:
     forecast = {
         **fields,
@@ -42,6 +61,7 @@ def test_forecaster(fields: dict[str, Any]) -> None:
     card = model_card(ManifestFields.parse(forecast))
     assert head(card)["pipeline_tag"] == "time-series-forecasting"
     assert "Forecasts co2 for the next 52 steps" in card
+    assert "## Robustness" not in card
     assert "\n| horizon (steps) | 52 |\n| frequency | W |\n| quantiles | 0.1, 0.5 |\n" in card
 
 

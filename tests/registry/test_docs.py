@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stablernn_registry import Manifest, Registry, Version
-from stablernn_registry.journal import AliasEntry, PublishEntry
+from stablernn_registry.journal import AliasEntry, PublishEntry, RecordEntry
 from stablernn_registry.layout import MARKER
 from stablernn_registry.policy import MetricRule, PolicyEntry, PolicyRules
 
@@ -19,12 +19,13 @@ EXAMPLE, READER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 def test_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
-    for filename in ("step.onnx", "weights.safetensors"):
+    for filename in ("step.onnx", "weights.safetensors", "robustness.json"):
         (tmp_path / "out" / filename).write_bytes(filename.encode())
     names: dict[str, Any] = {}
     exec(EXAMPLE, names)
     assert names["graph"] == b"step.onnx"
     assert names["registry"].get("pump@production").version == 1
+    assert names["report"] == b"robustness.json"
 
 
 def test_a_reader_without_our_package_finds_the_same_bytes_and_any_change(
@@ -34,6 +35,8 @@ def test_a_reader_without_our_package_finds_the_same_bytes_and_any_change(
     publish(content={"step.onnx": b"older"})
     publish(content=content)
     registry.set_alias("digits", "production", 2)
+    (report := registry.root.parent / "report.json").write_text("{}")
+    registry.record("digits:2", "robustness", {"robustness.json": report})
     names: dict[str, Any] = {}
     exec(READER, names)
     assert "stablernn" not in READER
@@ -46,7 +49,7 @@ def test_a_reader_without_our_package_finds_the_same_bytes_and_any_change(
 
 def test_every_field_on_disk_is_documented() -> None:
     fields = set()
-    for model in (Manifest, PublishEntry, AliasEntry, PolicyEntry, PolicyRules, MetricRule):
+    for model in (Manifest, PublishEntry, AliasEntry, RecordEntry, PolicyEntry, PolicyRules, MetricRule):
         fields |= {info.alias or name for name, info in model.model_fields.items()}
     assert {field for field in fields if f"`{field}`" not in PAGE and f'`"{field}"`' not in PAGE} == set()
     assert MARKER.decode().strip() in PAGE

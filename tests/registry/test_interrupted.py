@@ -24,6 +24,8 @@ Tree = Callable[[Path], dict[str, bytes]]
         ("publish", "fresh", "kill"),
         ("publish", "filled", "kill"),
         ("alias", "filled", "kill"),
+        ("record", "filled", "kill"),
+        ("record", "filled", "interrupt"),
         ("policy", "fresh", "kill"),
         ("policy", "filled", "kill"),
         ("policy", "filled", "interrupt"),

@@ -32,6 +32,11 @@ Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]
 ACCURACY = MetricRule(name="accuracy", worse_by=0.01, better="higher")
 CONTRACTING = {"kind": "contracting", "holds": True}
+GRAPH = {
+    "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", 1]}],
+    "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 2]}],
+}
+BOTH = {"sequence": GRAPH, "step": GRAPH}
 
 
 def scored(accuracy: object) -> dict[str, Any]:
@@ -64,7 +69,7 @@ def test_a_line_says_who_when_why_and_is_chained_as_the_documentation_says(regis
         assert line.endswith(f',"previous":"{previous}","sha256":"{own}"}}'.encode())
         trees.append(json.loads(line))
         previous = own
-    nothing = {"kind": None, "max_parity": None, "metric": None}
+    nothing = {"kind": None, "max_parity": None, "metric": None, "model_signature": None}
     metric = {"name": "accuracy", "split": "test", "worse_by": 0.01, "better": "higher"}
     assert [(tree["seq"], tree["who"], tree["why"], tree["alias"], tree["rules"]) for tree in trees] == [
         (1, "ada", "from the start", "*", nothing | {"kind": "bounded"}),
@@ -104,7 +109,8 @@ def test_the_last_line_for_an_alias_counts_and_the_star_for_those_without(regist
         (
             {"kind": "contracting"},
             {"certificate": {"kind": "bounded", "holds": True}},
-            "check 'policy kind' failed (certificate kind 'bounded' is weaker than 'contracting')",
+            "check 'policy kind' failed (certificate kind 'bounded' is weaker than 'contracting', see stablernn "
+            "certify digits:1)",
         ),
         (
             {"kind": "none"},
@@ -134,6 +140,12 @@ def test_the_last_line_for_an_alias_counts_and_the_star_for_those_without(regist
             {"parity": {"max_abs_error": 0.0}},
             "check 'policy parity' failed (no figure 'max_rel_error' of parity is stored, at most 1e-05 is allowed)",
         ),
+        ({"model_signature": True}, {"signature": BOTH}, None),
+        (
+            {"model_signature": True},
+            {},
+            "check 'policy model signature' failed (the manifest has no signature of the graph 'sequence')",
+        ),
         (
             {"kind": "bounded", "max_parity": 1.0},
             {},
@@ -160,8 +172,8 @@ def test_rules_of_one_version(
     with pytest.raises(GateRefused) as error:
         registry.set_alias("digits", "production", 1)
     assert str(error.value) == (
-        f"'digits@production' is not set, version 1 is refused: {refusal}. Choose another version, or force the move "
-        "and say why."
+        f"'digits@production' is not set, version 1 is refused: {refusal}. Choose another version, or move it all "
+        "the same: stablernn registry alias digits@production 1 --force --why '...'."
     )
     assert tree(registry.root) == before
 

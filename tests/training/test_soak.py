@@ -11,6 +11,8 @@ from forecast_helpers import Sums, many_series
 from stablernn.data import ForecastData
 from stablernn.errors import ConfigError, DataError
 from stablernn.models import Forecaster
+from stablernn.stability.certificate import certify
+from stablernn.stability.projection import is_projected, project
 from stablernn.training import TorchPredictor
 from stablernn.training.soak import HORIZONS, MOST_SERIES, soak
 
@@ -137,6 +139,43 @@ def test_batches_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = soak(Sums(gain=0.8), toy(5))
     monkeypatch.setattr(module, "BATCH_SIZE", 2)
     assert soak(Sums(gain=0.8), toy(5)) == whole
+
+
+@pytest.mark.parametrize("cell", ["rnn", "lipschitz", "gru", "lem", "cornn"])
+@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["fresh", "driven"])
+def test_no_state_is_seen_beyond_what_is_proved_of_it(cell: str, scale: float) -> None:
+    data = toy(3)
+    torch.manual_seed(0)
+    model = Forecaster(cell, 2, 2, 4, num_layers=2).eval()
+    model.fit_scaling(data.training_values())
+    with torch.no_grad():
+        # Inputs that drive the states as far as they go.
+        for name, weight in model.named_parameters():
+            if "weight_ih" in name:
+                weight.mul_(scale)
+    for layer in model.rnn.cells:
+        if is_projected(layer):
+            project(layer, margin=0.1)
+    certificate = certify(model).document()
+    assert certificate["kind"] == ("contracting" if cell in ("rnn", "lipschitz") else "bounded")
+    got = soak(TorchPredictor(model), data, certificate=certificate)
+    assert got["bound_reason"] is None
+    assert set(got["bound"]) == {role for role, _ in model.state_roles() if role.startswith("layer")}
+    for role, limit in got["bound"].items():
+        seen = max(got["state_norms"][role])
+        assert seen <= limit * (1 + 1e-5), role
+        # Not a bound that anything would keep: the least share here is 0.22.
+        assert seen > 0.1 * limit, role
+
+
+def test_where_no_ball_is_proved_the_reason_is_told() -> None:
+    data = toy()
+    model = Forecaster("unicornn", 2, 2, 4).eval()
+    model.fit_scaling(data.training_values())
+    got = soak(TorchPredictor(model), data, certificate=certify(model).document())
+    reason = "the certificate, of kind 'none', knows no ball in which a state stays"
+    assert (got["bound"], got["bound_reason"]) == (None, reason)
+    assert soak(TorchPredictor(model), data)["bound_reason"] == "no certificate was given"
 
 
 def test_a_model_by_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import Split
 from stablernn_cli.output import Output
+from stablernn_cli.records import keep
 from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ RobustnessOption = Annotated[
     bool,
     typer.Option(
         "--robustness",
-        help="Classification: accuracy under attacks and noise, what is certified, curvature of the loss.",
+        help="Classification: accuracy under attacks and noise, what is certified, curvature of the loss. A run keeps "
+        "the report, a version gets it as a record.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -115,11 +118,15 @@ class Asked:
 
 
 def measure(output: Output, target: str, model: Target, data: Any, split: Split, settings: Settings) -> dict[str, Any]:
-    """The report; with two pictures in a run's directory, where it is also kept as ``robustness.json``."""
+    """``robustness``, the report, and ``records`` of a version.
+
+    With two pictures it is kept in the run's directory as ``robustness.json``, or beside the version as a record.
+    """
+    from stablernn.robustness.pictures import write_report
     from stablernn.robustness.report import robustness
 
     report = robustness(
-        _classifier(target, model),
+        _classifier(model),
         data,
         split,
         settings,
@@ -127,12 +134,15 @@ def measure(output: Output, target: str, model: Target, data: Any, split: Split,
         features=model.features,
         stage=lambda words: output.status(f"Robustness of {target}: {words} ..."),
     )
+    document: dict[str, Any] = {"robustness": report}
     if is_run(target):
-        from stablernn.robustness.pictures import write_report
-
         written = write_report(Path(target), report)
         output.note(f"Wrote {', '.join(str(path) for path in written)}.")
-    return report
+    else:
+        with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as folder:
+            write_report(Path(folder), report)
+            document["records"] = keep(output, model.name, "robustness", Path(folder))
+    return document
 
 
 def show(output: Output, report: Mapping[str, Any]) -> None:
@@ -191,13 +201,13 @@ def _noise_rows(noise: Mapping[str, Mapping[str, Sequence[float]]]) -> list[list
 _CURVE = ("levels", "accuracy", "standard_error")
 
 
-def _classifier(target: str, model: Target) -> Classifier:
+def _classifier(model: Target) -> Classifier:
     """The torch model: gradients do not flow through the graph that is served."""
     from stablernn.models import Classifier
     from stablernn.training import TorchPredictor
 
     at_hand = model.predictor.model if isinstance(model.predictor, TorchPredictor) else None
-    found = at_hand or open_weights(target)[1]
+    found = at_hand or open_weights(model.name)[1]
     assert isinstance(found, Classifier)
     return found
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.options import Split
-from stablernn_cli.output import Output, figure
+from stablernn_cli.output import Output, figure, plain
+from stablernn_cli.records import keep
 from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
@@ -18,27 +21,34 @@ _SHOWN_EXPONENTS = 5
 
 
 def observed(
-    text: str, target: Target, data: ClassificationData | ForecastData | StepData, split: Split
+    output: Output, text: str, target: Target, data: ClassificationData | ForecastData | StepData, split: Split
 ) -> dict[str, Any]:
-    """``stability``, and for a run the ``plots`` that were written into it.
+    """``stability``, of a run the ``plots`` that were written into it, of a version its ``records``.
 
     Args:
+        output: Is told where the report is kept.
         text: TARGET as the user gave it.
         target: The same, opened.
         data: What it is observed on.
         split: Of the data.
     """
+    from stablernn.export.weights import weights_digest
     from stablernn.stability.observed import observe
+    from stablernn.stability.pictures import draw_observed
 
-    found = observe(
-        open_weights(text)[1], data, split, labels=target.labels or None if data.task == "classify" else None
-    )
+    model = open_weights(target.name)[1]
+    found = observe(model, data, split, labels=target.labels or None if data.task == "classify" else None)
     document: dict[str, Any] = {"stability": found.document()}
+    title = f"{data.name}, {split}"
     if is_run(text):
-        from stablernn.stability.pictures import draw_observed
-
-        written = draw_observed(Path(text) / "plots", found, f"{data.name}, {split}")
-        document["plots"] = [str(path) for path in written]
+        document["plots"] = [str(path) for path in draw_observed(Path(text) / "plots", found, title)]
+        return document
+    with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as name:
+        folder = Path(name)
+        report = {"weights": weights_digest(model), "data": data.name, "split": split, **document["stability"]}
+        (folder / "stability.json").write_text(json.dumps(plain(report), indent=2) + "\n", encoding="utf-8")
+        draw_observed(folder / "plots", found, title)
+        document["records"] = keep(output, target.name, "stability", folder)
     return document
 
 

@@ -14,7 +14,7 @@ from stablernn_cli.commands.registry import data_notes, show_metrics
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import Device, DeviceOption, Split, TargetArgument
 from stablernn_cli.output import JsonOption, Output
-from stablernn_cli.targets import Target, open_target
+from stablernn_cli.targets import Target, certified, open_target
 
 By = Literal["series", "step", "both"]
 
@@ -103,7 +103,7 @@ def evaluate(
         typer.Option(
             "--stability",
             help="What is proved of the model's stability, and beside it what is observed on the split: Jacobians, "
-            "Lyapunov exponents, gradients. A run gets pictures.",
+            "Lyapunov exponents, gradients. A run gets pictures, a version a record.",
             rich_help_panel=MORE,
         ),
     ] = False,
@@ -163,9 +163,11 @@ def score(
         else:
             metrics, samples, extra = _of_samples(model, loaded, split, asked)
         if asked.stability:
-            extra |= eval_stability.observed(target, model, loaded, split)
+            extra |= eval_stability.observed(output, target, model, loaded, split)
     if attack is not None:
-        extra["robustness"] = eval_robustness.measure(output, target, model, loaded, split, attack)
+        found = eval_robustness.measure(output, target, model, loaded, split, attack)
+        records = [*extra.pop("records", ()), *found.pop("records", ())]
+        extra |= found | ({"records": records} if records else {})
     if data is None and loaded.fingerprint != model.fingerprint:
         output.note(f"Note: '{loaded.name}' has changed since {target} was trained on it.")
     return {
@@ -255,7 +257,7 @@ def _of_forecast(
     if asked.soak:
         from stablernn.training.soak import soak
 
-        found["soak"] = soak(model.predictor, data, split)
+        found["soak"] = soak(model.predictor, data, split, certified(model.name)[1])
     return found
 
 
@@ -327,6 +329,12 @@ def _show_soak(output: Output, report: Mapping[str, Any]) -> None:
             f"({_number(report['largest_in_training'])} in training)",
             "growth": f"{_number(report['growth'])} (last tenth over the first){growing}",
             "diverged": "never" if lost is None else f"at step {lost}",
+            "proved of the state": f"none: {report['bound_reason']}"
+            if report["bound"] is None
+            else "; ".join(
+                f"{role} stays within {_number(limit)} (l2), {_number(max(report['state_norms'][role]))} here"
+                for role, limit in report["bound"].items()
+            ),
         },
         title="Soak",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from stablernn_cli.targets import is_run
 if TYPE_CHECKING:
     from stablernn.export import ExportReport
     from stablernn.training import LoadedRun
-    from stablernn_registry import ManifestFields
+    from stablernn_registry import ManifestFields, RobustnessReport
 
 
 def export(
@@ -67,6 +68,7 @@ def publish(
 ) -> dict[str, Any]:
     """Export, publish and set the alias; what ``export --json`` prints."""
     from stablernn_registry import Registry, model_card
+    from stablernn_registry.reports import ROBUSTNESS, ROBUSTNESS_PLOTS
 
     check_names(name, alias)
     if not is_run(run):
@@ -81,19 +83,27 @@ def publish(
             report = write(loaded.model, folder, formats=formats, steps=steps)
             calibration = _calibration(loaded)
             fields = _fields(loaded, report, calibration)
+            robustness, left_out = _robustness(run, report)
             files = dict(report.files)
             for filename, content in (
                 ("metrics.json", json.dumps(fields.metrics, indent=2, sort_keys=True) + "\n"),
-                ("README.md", model_card(fields, name)),
+                ("README.md", model_card(fields, name, robustness)),
             ):
                 files[filename] = Path(folder) / filename
                 files[filename].write_text(content, encoding="utf-8")
-            files |= {f"plots/{plot.name}": plot for plot in sorted((run / "plots").glob("*.png"))}
+            plots = {f"plots/{plot.name}": plot for plot in sorted((run / "plots").glob("*.png"))}
+            if robustness is None:
+                plots = {filename: plot for filename, plot in plots.items() if filename not in ROBUSTNESS_PLOTS}
+            else:
+                files[ROBUSTNESS] = run / ROBUSTNESS
+            files |= plots
             if calibration is not None:
                 files["calibration.json"] = Path(folder) / "calibration.json"
                 files["calibration.json"].write_text(json.dumps(calibration, indent=2) + "\n", encoding="utf-8")
             registry = Registry()
             version = registry.publish(name, files, fields)
+    if left_out is not None:
+        output.note(f"Note: {left_out} See `stablernn eval {run} --robustness`.")
     if loaded.summary is None:
         output.note(f"Note: the run was not finished, so no figures are stored. See `stablernn eval {version.ref}`.")
     document: dict[str, Any] = {
@@ -158,6 +168,23 @@ def _calibration(run: LoadedRun) -> dict[str, Any] | None:
     if "intervals" in found:
         found["intervals"]["offsets"] = run.model.get_buffer("offsets").tolist()
     return found
+
+
+def _robustness(run: Path, report: ExportReport) -> tuple[RobustnessReport | None, str | None]:
+    """The run's robustness report, if it is of the weights that are exported; else why it is left out."""
+    from stablernn_registry import RobustnessReport
+    from stablernn_registry.reports import ROBUSTNESS
+
+    path = run / ROBUSTNESS
+    if not path.is_file():
+        return None, None
+    found = RobustnessReport.parse(path.read_bytes())
+    if found is None:
+        return None, f"{path} is left out, for it is no robustness report that this version of stablernn can read."
+    weights = hashlib.sha256(report.files["weights.safetensors"].read_bytes()).hexdigest()
+    if found.weights != f"sha256:{weights}":
+        return None, f"{path} is left out with its pictures, for it is of other weights than those that are exported."
+    return found, None
 
 
 def _summarized(calibration: Mapping[str, Any]) -> dict[str, Any]:

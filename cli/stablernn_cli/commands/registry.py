@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,9 +11,10 @@ from stablernn_cli.commands import registry_policy
 from stablernn_cli.errors import REFUSED, Reported, UsageError
 from stablernn_cli.options import RefArgument
 from stablernn_cli.output import JsonOption, Output, figure
+from stablernn_cli.records import described
 
 if TYPE_CHECKING:
-    from stablernn_registry import AliasEntry, LogEntry, Registry, Version
+    from stablernn_registry import AliasEntry, LogEntry, Record, Registry, Version
 
 app = typer.Typer(help="Look after trained models: versions, aliases, integrity", no_args_is_help=True)
 app.add_typer(registry_policy.app, name="policy")
@@ -55,7 +56,7 @@ def list_(context: typer.Context, as_json: JsonOption = False) -> None:
 
 @app.command()
 def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) -> None:
-    """Show one version: files, metrics, lineage
+    """Show one version: files, metrics, lineage, records
 
     Example: stablernn registry show digits@production
     """
@@ -63,8 +64,10 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
     from stablernn_registry.certificates import in_words
 
     output = Output.of(context, as_json)
-    version = Registry().get(ref)
-    document = describe(version)
+    registry = Registry()
+    version = registry.get(ref)
+    records = registry.records(f"{version.name}:{version.version}")
+    document = describe(version, records)
     if as_json:
         output.document(document)
         return
@@ -88,8 +91,17 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
         title=version.ref,
     )
     show_metrics(output, manifest.metrics)
+    _show_robustness(output, version, records)
     output.text()
     output.table(("file", "bytes", "path"), [[n, f["bytes"], f["path"]] for n, f in document["files"].items()])
+    if records:
+        output.text()
+        rows = [
+            [record["kind"], record["time"], record["who"], name, file["bytes"], file["path"]]
+            for record in document["records"]
+            for name, file in record["files"].items()
+        ]
+        output.table(("record", "time", "who", "file", "bytes", "path"), rows, title="Recorded since")
 
 
 @app.command()
@@ -103,9 +115,10 @@ def alias(
 ) -> None:
     """Point an alias to a version
 
-    The registry's policy must allow it (`stablernn registry policy show`), every file must be as it was published, and
-    certificate and parity, computed anew from the version's files, must be what was stored. Exit code 3: one of these
-    refused, and the alias stays where it was. With --force it moves all the same; the log keeps what refused, and why.
+    The registry's policy must allow it (`stablernn registry policy show`), every file must be as it was published,
+    certificate and parity, computed anew from the version's files, must be what was stored, and the graphs what the
+    manifest says. Exit code 3: one of these refused, and the alias stays where it was. With --force it moves all the
+    same; the log keeps what refused, and why.
 
     Example: stablernn registry alias digits@production 3 --why "98.6 % on the test split"
     """
@@ -184,9 +197,10 @@ def verify(
 ) -> None:
     """Check every byte against its hash
 
-    With a reference, that version and the registry's own files. With --recompute, what is proved of a version's
-    stability and how far its graphs are from its weights are computed anew from its files; the certificate must be the
-    stored one, the parity within its bounds. Exit code 3: something differs.
+    With a reference, that version, what was recorded of it and the registry's own files. With --recompute, what is
+    proved of a version's stability and how far its graphs are from its weights are computed anew from its files; the
+    certificate must be the stored one, the parity within its bounds, and the graphs must have the inputs, outputs and
+    states of the manifest. Exit code 3: something differs.
 
     Example: stablernn registry verify digits@production
     """
@@ -217,7 +231,9 @@ def verify(
             output.text(f"note: {note}")
         count = len(document.get("recomputed", ()))
         computed = f", {count} version{'' if count == 1 else 's'} computed anew" if recompute else ""
-        verdict = "everything is as it was published" if document["ok"] else f"{len(document['problems'])} problems"
+        problems = len(document["problems"])
+        found = f"{problems} problem{'' if problems == 1 else 's'}"
+        verdict = "everything is as it was published" if document["ok"] else found
         output.text(f"{report.ref}: {report.checked} files read{computed}, {verdict}.")
     if not document["ok"]:
         raise Reported(REFUSED)
@@ -225,7 +241,7 @@ def verify(
 
 def _recompute(output: Output, registry: Registry, ref: str | None, document: dict[str, Any]) -> None:
     """Adds to what ``verify`` found what comes out differently when it is computed anew."""
-    from stablernn_cli.gates import recomputed
+    from stablernn_cli.gates import recomputed, signature
     from stablernn_registry import IntegrityError
 
     document["recomputed"] = []
@@ -238,18 +254,34 @@ def _recompute(output: Output, registry: Registry, ref: str | None, document: di
         try:
             version = registry.get(one)
             with output.status(f"Computing certificate and parity of {version.ref} anew ..."):
-                results = recomputed(version)
+                results = (*recomputed(version), signature(version))
         except IntegrityError:
             # One of the problems already.
             continue
-        certificate, parity = results
-        document["recomputed"].append({"ref": version.ref, "certificate": certificate.detail, "parity": parity.detail})
+        said = dict(zip(("certificate", "parity", "signature"), (result.detail for result in results), strict=True))
+        document["recomputed"].append({"ref": version.ref, **said})
         document["problems"] += [f"'{version.ref}': {r.name}: {r.detail}." for r in results if not r.ok]
     document["ok"] = not document["problems"]
 
 
-def describe(version: Version) -> dict[str, Any]:
-    """A version as ``registry show --json`` prints it."""
+def _show_robustness(output: Output, version: Version, records: Sequence[Record]) -> None:
+    """The main figures of the version's own report, and of the last one that was recorded of it."""
+    from stablernn_registry import RobustnessReport
+    from stablernn_registry.reports import ROBUSTNESS
+
+    sources: dict[str, Version | Record] = {"": version} if ROBUSTNESS in version.manifest.files else {}
+    recorded = [record for record in records if ROBUSTNESS in record.entry.files]
+    if recorded:
+        sources[f", recorded {recorded[-1].entry.time}"] = recorded[-1]
+    for when, source in sources.items():
+        report = RobustnessReport.parse(source.read(ROBUSTNESS))
+        if report is not None:
+            output.text()
+            output.facts(report.figures(), title=f"Robustness on {report.sample}{when}")
+
+
+def describe(version: Version, records: Sequence[Record]) -> dict[str, Any]:
+    """A version as ``registry show --json`` prints it, with what was recorded of it."""
     return {
         "name": version.name,
         "version": version.version,
@@ -260,6 +292,7 @@ def describe(version: Version) -> dict[str, Any]:
             for filename, entry in version.manifest.files.items()
         },
         "manifest": version.manifest.model_dump(mode="json"),
+        "records": [described(record) for record in records],
     }
 
 
@@ -322,8 +355,12 @@ def _report_move(output: Output, name: str, entry: AliasEntry) -> None:
 def _event(entry: LogEntry) -> str:
     if entry.action == "publish":
         return f"publish version {entry.version}"
+    if entry.action == "record":
+        return f"record {entry.kind} of version {entry.version}"
     before = "nothing" if entry.from_version is None else entry.from_version
-    return f"{entry.action} {entry.alias}: {before} -> {entry.to_version}" + (" (forced)" if entry.forced else "")
+    refused = ", ".join(check.name for check in entry.checks if not check.ok)
+    forced = f" (forced past: {refused})" if entry.forced else ""
+    return f"{entry.action} {entry.alias}: {before} -> {entry.to_version}{forced}"
 
 
 def _listed(names: list[str] | None, at_most: int = 12) -> str:

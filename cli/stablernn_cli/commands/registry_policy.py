@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Say what an alias may point to", no_args_is_help=True)
 
-_RULES = ("kind", "max-parity", "metric", "all")
+_RULES = ("kind", "max-parity", "metric", "model-signature", "all")
 _HIGHER = frozenset({"accuracy", "macro_f1", "roc_auc"})
 _LOWER = frozenset(
     {"log_loss", "ece", "mse", "mae", "rmse", "mase", "smape", "wape", "crps", "bpc", "perplexity", "nll", "loss"}
@@ -83,11 +83,18 @@ def set_(
         Literal["higher", "lower"] | None,
         typer.Option(help="Which is better; known of the common figures.", show_default=False),
     ] = None,
+    model_signature: Annotated[
+        bool,
+        typer.Option(
+            "--model-signature",
+            help="The graphs must be there, with the inputs, outputs, states and labels that the manifest says.",
+        ),
+    ] = False,
     clear: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="Drop kind, max-parity or metric, may be repeated; all: the rules of * count again.",
+            help="Drop kind, max-parity, metric or model-signature, may be repeated; all: the rules of * count again.",
             show_default=False,
         ),
     ] = None,
@@ -109,6 +116,8 @@ def set_(
             if value is not None:
                 raise UsageError(f"{option} goes with --metric, got it alone. Add --metric NAME.")
     changes: dict[str, Any] = {} if require is None else {"kind": require}
+    if model_signature:
+        changes["model_signature"] = True
     if max_parity is not None:
         changes["max_parity"] = max_parity
     if metric is not None:
@@ -144,8 +153,8 @@ def set_(
 def _check(changes: Mapping[str, Any], dropped: AbstractSet[str], why: str) -> None:
     if not changes and not dropped:
         raise UsageError(
-            "A policy needs a rule, got none. Add --require KIND, --max-parity X, --metric NAME --worse-by Y or "
-            "--clear RULE."
+            "A policy needs a rule, got none. Add --require KIND, --max-parity X, --metric NAME --worse-by Y, "
+            "--model-signature or --clear RULE."
         )
     if both := dropped & changes.keys():
         word = min(both).replace("_", "-")
@@ -184,20 +193,20 @@ def _show(output: Output, policy: Policy) -> None:
         output.text("There is no policy: an alias may point to any version.")
         return
     output.table(
-        ("alias", "certificate", "parity", "metric", "since", "who", "why"),
+        ("alias", "certificate", "parity", "metric", "model signature", "since", "who", "why"),
         [[alias, *_cells(entry.rules), entry.time, entry.who, entry.why] for alias, entry in policy.in_force.items()],
     )
 
 
-def _cells(rules: PolicyRules | None) -> tuple[str, str, str]:
-    """What is asked of certificate, parity and metric."""
+def _cells(rules: PolicyRules | None) -> tuple[str, str, str, str]:
+    """What is asked of certificate, parity, metric and model signature."""
     kind = f"{rules.kind} or stronger" if rules and rules.kind else "-"
     parity = f"{figure(rules.max_parity)} at most" if rules and rules.max_parity is not None else "-"
     metric = "-"
     if rules and rules.metric:
         one = rules.metric
         metric = f"{one.name} on {one.split}: {figure(one.worse_by)} worse at most ({one.better} is better)"
-    return kind, parity, metric
+    return kind, parity, metric, "must fit the graphs" if rules and rules.model_signature else "-"
 
 
 for _command in app.registered_commands:

@@ -145,17 +145,11 @@ def _infer(
     if x is not None and x.ndim == len(model.sequence.inputs[model.input_name].shape):
         check_size(model, x.shape[0], x.shape[1], settings)
     names = None if request.outputs is None else [output.name for output in request.outputs]
-    model.guard.check(request.inputs)
-    guarded = [state.output for state in model.states if state.input in model.guard.balls]
-    fetched = None if names is None else [*names, *(name for name in guarded if name not in names)]
-    answers = model.run(model.sequence, request.inputs, fetched, stop)
-    states = {state.input: answers[state.output] for state in model.states if state.output in guarded}
-    outside = model.guard.exited(states, f"{model.name}:{model.version}")
-    if names is not None:
-        answers = {name: answers[name] for name in names}
+    outside: set[str] = set()
+    answers = model.run(model.sequence, request.inputs, names, stop, from_client=True, outside=outside)
     about: dict[str, Any] = {"model_name": model.name, "model_version": str(model.version)}
     if outside:
-        about["parameters"] = {"states_outside_ball": ", ".join(outside)}
+        about["parameters"] = {"states_outside_ball": ", ".join(sorted(outside))}
     return encode_response(about, request, answers, model.manifest.labels)
 
 

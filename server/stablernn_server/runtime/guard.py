@@ -1,4 +1,8 @@
-"""Keeps states where the certificate says that they stay."""
+"""Keeps states where the certificate says that they stay.
+
+A state that a client supplies is refused outside its ball; one that a graph computes is counted, logged and told to
+whoever asked. Both happen in :meth:`OnnxModel.run`, through which every run of a graph goes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ class StateGuard:
 
     Attributes:
         balls: By the name of the state input.
-        exits: How many states that the graphs computed lay outside, since the version was opened.
+        exits: How often a state that a graph computed lay outside, since the version was opened.
     """
 
     def __init__(self, certificate: Mapping[str, Any] | None, states: Sequence[str]) -> None:
@@ -72,17 +76,14 @@ class StateGuard:
     def check(self, given: Mapping[str, Array]) -> None:
         """Refuse a state that a client supplies and no stream of this model can have come to.
 
+        Args:
+            given: By the name of the input, finite and in the shapes of the graph; may hold other inputs.
+
         Raises:
             InputError: If one lies outside its ball.
         """
         for name, ball in self.balls.items():
-            # What is no row of numbers is refused with the other shapes.
-            if (
-                name not in given
-                or given[name].ndim != 2
-                or not given[name].size
-                or given[name].dtype.kind not in "fiu"
-            ):
+            if name not in given:
                 continue
             sizes = ball.size(given[name])
             row = int(np.argmax(sizes))
@@ -93,12 +94,17 @@ class StateGuard:
                     "with one that the server gave."
                 )
 
-    def exited(self, outputs: Mapping[str, Array], label: str) -> list[str]:
-        """The outputs, states under the names of their inputs, that lie outside; they are counted and logged."""
+    def exited(self, computed: Mapping[str, Array], label: str) -> list[str]:
+        """The states that lie outside; they are counted and logged.
+
+        Args:
+            computed: What a graph gave, under the names of the inputs that it feeds.
+            label: What to call the model in the log.
+        """
         outside = {}
         for name, ball in self.balls.items():
-            if name in outputs:
-                largest = float(ball.size(outputs[name]).max(initial=0.0))
+            if name in computed:
+                largest = float(ball.size(computed[name]).max(initial=0.0))
                 if not largest <= ball.radius * (1 + _ROUNDING):
                     outside[name] = largest
         for name, largest in outside.items():

@@ -88,6 +88,7 @@ class OnnxModel:
         input_name: ``x``, numbers, or ``tokens``, whole numbers below that of the features.
         next_outputs: Names of the outputs that are states.
         guard: Where the certificate says that states stay.
+        guarded: Those outputs that are states with a ball, and the inputs that they feed.
     """
 
     def __init__(self, version: Version, placement: Placement, threads: int) -> None:
@@ -119,6 +120,9 @@ class OnnxModel:
             self.guard = StateGuard(self.manifest.certificate, [state.input for state in self.states])
         except ValueError as error:
             raise self._refusal(str(error)) from error
+        self.guarded: dict[str, str] = {
+            state.output: state.input for state in self.states if state.input in self.guard.balls
+        }
 
     @classmethod
     def load(cls, version: Version, device: Device = "auto", threads: int = 1) -> Self:
@@ -273,7 +277,7 @@ class OnnxModel:
         inputs: dict[str, Array] = {self.input_name: x, **(state or {}), **further}
         if lengths is not None:
             inputs["lengths"] = lengths
-        return self._whole(inputs, None, None)
+        return self._whole(inputs, None)
 
     def run_step(self, x: Array, state: Mapping[str, Array] | None = None, **further: Array) -> dict[str, Array]:
         """All outputs after one time step; :meth:`next_state` turns them into the state of the following one.
@@ -292,6 +296,7 @@ class OnnxModel:
         lengths: Array | None = None,
         stop: Stop | None = None,
         *,
+        outside: set[str] | None = None,
         dt: Array | None = None,
         static: Array | None = None,
         future: Array | None = None,
@@ -302,6 +307,7 @@ class OnnxModel:
             x: As in :meth:`run_sequence`.
             lengths: Likewise.
             stop: As in :meth:`run`.
+            outside: Likewise.
             dt: Shape ``(batch, time)``, the time from the step before in regular steps, where the model takes it;
                 default: 1.
             static: Shape ``(batch, static)``, what never changes within a series; NaN where not known, the default.
@@ -310,13 +316,19 @@ class OnnxModel:
         answers = [name for name in self.sequence.outputs if name not in self.next_outputs]
         given = {self.input_name: x, "lengths": lengths, "dt": dt, "static": static, "future": future}
         inputs = {name: value for name, value in given.items() if value is not None}
-        return self._whole(inputs, answers, stop)
+        return self._whole(inputs, answers, stop, outside)
 
-    def _whole(self, inputs: Mapping[str, Array], names: Sequence[str] | None, stop: Stop | None) -> dict[str, Array]:
+    def _whole(
+        self,
+        inputs: Mapping[str, Array],
+        names: Sequence[str] | None,
+        stop: Stop | None = None,
+        outside: set[str] | None = None,
+    ) -> dict[str, Array]:
         """Some outputs, or all, for whole sequences over the whole horizon."""
         if self.rollout is None:
-            return self.run(self.sequence, inputs, names, stop)
-        found = self.rollout.run(self, inputs, stop)
+            return self.run(self.sequence, inputs, names, stop, outside=outside)
+        found = self.rollout.run(self, inputs, stop, outside)
         return found if names is None else {name: found[name] for name in names}
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -329,17 +341,26 @@ class OnnxModel:
         inputs: Mapping[str, Array],
         outputs: Sequence[str] | None = None,
         stop: Stop | None = None,
+        *,
+        from_client: bool = False,
+        outside: set[str] | None = None,
     ) -> dict[str, Array]:
         """Run one graph on named inputs; those that are optional may be absent.
+
+        Every state that comes out is compared with its ball, whether it is asked for or not.
 
         Args:
             graph: :attr:`sequence` or :attr:`step`.
             inputs: By name; numbers of any kind, they are converted to what the graph takes.
             outputs: Names of the wanted outputs; default: all.
             stop: Ends the run from another thread.
+            from_client: Whether states among the inputs come from outside and not from an earlier run: then they must
+                lie in their balls.
+            outside: Gets the names of the states that came to lie outside their balls, as the inputs are called.
 
         Raises:
-            InputError: If a name, a shape or a value does not fit, or the values lead to an output that is not finite.
+            InputError: If a name, a shape or a value does not fit, a state from a client lies outside its ball, or the
+                values lead to an output that is not finite.
             NotReadyError: If the run was ended.
         """
         names = list(graph.outputs) if outputs is None else list(outputs)
@@ -350,13 +371,20 @@ class OnnxModel:
             if name not in graph.inputs:
                 raise _unknown_tensor("input", name, graph.inputs, self._label)
         feeds = self._feeds(graph, inputs)
+        if from_client:
+            self.guard.check(feeds)
+        fetched = [*names, *(name for name in self.guarded if name not in names)]
         try:
-            values: Sequence[Any] = graph.session.run(names, feeds, None if stop is None else stop.options)
+            values: Sequence[Any] = graph.session.run(fetched, feeds, None if stop is None else stop.options)
         except RUNTIME_ERRORS as error:
             if stop is not None and stop.is_set:
                 raise NotReadyError("The inference was ended because the server is shutting down.") from error
             raise
-        answers: dict[str, Array] = dict(zip(names, values, strict=True))
+        answers: dict[str, Array] = dict(zip(fetched, values, strict=True))
+        computed = {self.guarded[name]: value for name, value in answers.items() if name in self.guarded}
+        left = self.guard.exited(computed, f"{self.name}:{self.version}")
+        if outside is not None:
+            outside.update(left)
         for name, value in answers.items():
             # A class or a forecast made of NaN would look like any other.
             if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -365,7 +393,7 @@ class OnnxModel:
                     f"The output '{name}' of {self._label} is not finite for sequence {row}: its values lead beyond "
                     "the range of float32."
                 )
-        return answers
+        return {name: answers[name] for name in names}
 
     def elements(self, batch: int, time: int) -> int:
         """Numbers in all inputs and outputs of one run over ``batch`` sequences of ``time`` steps."""

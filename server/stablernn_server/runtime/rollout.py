@@ -55,15 +55,27 @@ class Rollout:
         shape = (horizon, len(targets), len(manifest.quantiles or ()))
         return cls(horizon, places[: len(targets)], places[len(targets) :], _offsets(calibration, shape))
 
-    def run(self, model: OnnxModel, inputs: Mapping[str, Array], stop: Stop | None = None) -> dict[str, Array]:
+    def run(
+        self,
+        model: OnnxModel,
+        inputs: Mapping[str, Array],
+        stop: Stop | None = None,
+        outside: set[str] | None = None,
+    ) -> dict[str, Array]:
         """Outputs over the horizon, and the states after the sequences: what the graph of a direct head gives.
+
+        Args:
+            model: The model whose head it is.
+            inputs: Of the graph over whole sequences, but for ``future``, which spans the horizon.
+            stop: As in :meth:`OnnxModel.run`.
+            outside: Likewise; of all steps ahead together.
 
         Raises:
             InputError: If an input does not fit the model, or an answer is not finite.
         """
         x = np.asarray(inputs[model.input_name])
         future = self._future(x, inputs.get("future"))
-        outputs = model.run(model.sequence, {**inputs, **self._ahead(future, 0)}, stop=stop)
+        outputs = model.run(model.sequence, {**inputs, **self._ahead(future, 0)}, stop=stop, outside=outside)
         answers = [name for name in outputs if name not in model.next_outputs]
         steps = {name: [outputs[name]] for name in answers}
         found = dict(outputs)
@@ -76,7 +88,7 @@ class Rollout:
             # A model of patches, of which each is one sample on: it reads them with an axis of their own.
             patched = len(model.step.inputs[model.input_name].shape) == 3
             given = {model.input_name: sample[:, None] if patched else sample, **constant, **self._ahead(future, step)}
-            outputs = model.run(model.step, {**given, **model.next_state(outputs)}, stop=stop)
+            outputs = model.run(model.step, {**given, **model.next_state(outputs)}, stop=stop, outside=outside)
             for name in answers:
                 steps[name].append(outputs[name])
         found |= {name: np.concatenate(values, axis=1) for name, values in steps.items()}

@@ -221,6 +221,10 @@ class _Response(BaseModel):
     error: None = None
     model: str
     model_version: str
+    states_outside_ball: list[str] = Field(
+        default_factory=list,
+        description="States that left the ball of the model's certificate; only there where one did.",
+    )
 
 
 class ForecastResponse(_Response):

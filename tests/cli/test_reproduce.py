@@ -1,0 +1,166 @@
+"""`stablernn reproduce` end to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cli_helpers import Workplace
+from reproduce_helpers import little_images, little_table, two_rows
+from stablernn.data import dataset_info
+from stablernn.data.named.fetch import presence
+from stablernn.reproduce.published import TABLES
+from stablernn_cli.commands import reproduce
+
+
+@pytest.fixture
+def little(empty: Workplace, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """A workplace in which the table is little: two cells of four units, a handful of images."""
+    little_images(monkeypatch, empty.folder)
+    little_table(monkeypatch, rows=two_rows(little_table(monkeypatch)))
+    return empty
+
+
+def test_every_table_has_its_command() -> None:
+    assert list(reproduce.TABLES) == list(TABLES)
+
+
+def test_a_table_is_made_and_printed_beside_the_published_one(little: Workplace) -> None:
+    result = little.ok("reproduce", "robustness", "--short")
+    lines = result.out.splitlines()
+    assert lines[0].startswith("Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks")
+    assert result.out.count("lipschitz ") == 2
+    published = [line.split() for line in lines if line.split()[:1] == ["paper"]]
+    assert published[0] == ["paper", "-", "93", "89.2", "54.1", "0.14", "3.1", "23.2", "-"]
+    assert published[1] == ["paper", *["-"] * 8]
+    assert "SHORT: the scaled-down protocol, which shows that it works and compares nothing." in lines
+    assert "trained 2 of 2: lstm, seed 0" in result.err
+    written = {path.name for path in (little.folder / "reproductions" / "robustness-short").iterdir()}
+    assert written == {"measured", "protocol.json", "results.json", "robustness.png", "runs", "table.md"}
+
+
+def test_the_document_and_the_list_agree(little: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = little_table(monkeypatch)
+    little_table(monkeypatch, rows=(table.row("lipschitz"),))
+
+    def listed(*options: str) -> dict[str, object]:
+        (row,) = little.ok("reproduce", "list", *options, "--json").json
+        return {key: row[key] for key in ("table", "rows", "state", "output")}
+
+    nothing = {"table": "robustness", "rows": 1, "state": "not run", "output": None}
+    assert listed() == nothing
+    folder = "reproductions/robustness-short"
+    assert little.ok("-q", "reproduce", "robustness", "--short", "--json").json["state"] == "short"
+    assert listed() == {**nothing, "state": "short", "output": folder}
+    part = little.ok("-q", "reproduce", "robustness", "--seeds", "0", "--json").json
+    assert (part["state"], part["missing"]) == ("short", ["lipschitz, seed 1"])
+    assert listed()["state"] == "short"
+    full = little.ok("-q", "reproduce", "robustness", "--json").json
+    assert (full["state"], full["missing"]) == ("full", [])
+    assert listed() == {**nothing, "state": "full", "output": "reproductions/robustness"}
+    assert listed("--root", "elsewhere") == nothing
+    text = little.ok("reproduce", "list").out.splitlines()
+    assert text[2].split()[0] == "robustness"
+    assert text[2].split()[-2:] == ["full", "reproductions/robustness"]
+
+
+BAD: dict[str, tuple[tuple[object, ...], str]] = {
+    "cell": (
+        ("--cells", "lipschitz,lstn"),
+        "Unknown cell of the table 'robustness' 'lstn'. Did you mean 'lstm'? It has lipschitz, lstm.",
+    ),
+    "seeds": (("--seeds", "0,one"), "--seeds is a list of whole numbers such as 0,1,2, got '0,one'."),
+    "seeds twice": (("--seeds", "1,1"), "--seeds is a list of different numbers of 0 or more, got '1,1'."),
+    "seed below 0": (("--seeds", "-1"), "--seeds is a list of different numbers of 0 or more, got '-1'."),
+    "match": (("--match-accuracy", "97"), "--match-accuracy is a share above 0 and up to 1, got 97."),
+    "jobs": (
+        ("--jobs", "0"),
+        "--jobs must be greater than or equal to 1, got '0'. See 'stablernn reproduce robustness --help'.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_refused(little: Workplace, case: str) -> None:
+    arguments, sentence = BAD[case]
+    result = little("reproduce", "robustness", *arguments)
+    assert result.sentence == sentence
+    assert result.code == 2
+    assert not little.path("reproductions").exists()
+
+
+def test_an_unknown_table(little: Workplace) -> None:
+    result = little("reproduce", "robustnes")
+    assert result.sentence.startswith("Unknown command 'robustnes'.")
+    assert result.code == 2
+
+
+def test_another_protocol_in_the_same_folder(little: Workplace) -> None:
+    little.ok("-q", "reproduce", "robustness", "--short", "--cells", "lstm", "--output", "out")
+    result = little("reproduce", "robustness", "--cells", "lstm", "--output", "out")
+    assert result.sentence == (
+        "'out' holds the short reproduction of 'robustness', and what is asked for differs in name. Name another "
+        "folder with --output, or remove this one."
+    )
+    assert result.code == 2
+
+
+def test_a_file_in_place_of_the_folder(little: Workplace) -> None:
+    little.path("out").write_text("")
+    result = little("reproduce", "robustness", "--short", "--output", "out")
+    assert result.sentence == "Cannot make the folder 'out/runs': Not a directory."
+    assert result.code == 2
+
+
+def test_without_the_images_it_says_which_files_are_wanted(little: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in (little.folder / "data" / "mnist").iterdir():
+        file.unlink()
+
+    def out_of_reach(*arguments: object) -> None:
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr("stablernn.data.named.fetch._blocks", out_of_reach)
+    result = little("reproduce", "robustness", "--short")
+    assert "train-images-idx3-ubyte" in result.sentence
+    assert result.code == 1
+    assert not little.path("reproductions").exists()
+
+
+def needs_mnist() -> None:
+    if presence(dataset_info("mnist-rows")) != "yes":
+        pytest.skip("MNIST is not below STABLERNN_DATA")
+
+
+@pytest.mark.slow
+def test_the_short_table_of_one_cell_on_mnist_itself(empty: Workplace) -> None:
+    needs_mnist()
+    found = empty.ok("-q", "reproduce", "robustness", "--short", "--cells", "lipschitz", "--json").json
+    (run,) = found["runs"]
+    assert (run["hidden_size"], run["parameters"], run["steps"]) == (64, 9418, 860)
+    figures = found["views"]["whole"][0]["figures"]
+    assert figures["accuracy"]["mean"] > 0.8
+    assert figures["pgd"]["mean"] < figures["accuracy"]["mean"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_what_the_same_command_goes_on_with(empty: Workplace) -> None:
+    needs_mnist()
+    words = ("reproduce", "robustness", "--short", "--cells", "lipschitz,neural_ode_rnn", "--jobs", 2)
+    runs = empty.folder / "reproductions" / "robustness-short" / "runs"
+    with empty.start(*words) as process:
+        while not all((runs / f"{cell}-0" / "config.yaml").exists() for cell in ("lipschitz", "neural_ode_rnn")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(2)
+        os.kill(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert "Give the same command again to go on; what is done is kept." in stderr
+    assert [path.name for path in sorted(Path(runs).glob("*/checkpoints/last.safetensors"))] == ["last.safetensors"] * 2
+    document = empty.ok("-q", *words, "--json").json
+    assert [len(run["validation_accuracies"]) for run in document["runs"]] == [2, 2]

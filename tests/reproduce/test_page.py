@@ -1,0 +1,35 @@
+"""What docs/reproduce.md shows is what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stablernn.reproduce.published import TABLES
+from stablernn.reproduce.render import page
+from stablernn.training._files import plain
+
+ROOT = Path(__file__).parents[2]
+TABLE = TABLES["robustness"]
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    path = ROOT / "benchmarks" / "results" / "reproduce_robustness.json"
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_the_table_of_the_page_is_that_of_the_results(results: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    shown = text.partition("<!-- robustness -->\n")[2].partition("<!-- /robustness -->")[0]
+    assert shown.strip() == page(TABLE, results).strip()
+
+
+def test_the_results_are_of_the_protocol_as_it_is(results: dict[str, Any]) -> None:
+    document = plain(TABLE.full.document())
+    assert {key: results["protocol"][key] for key in document} == document
+    assert results["protocol"]["headline"] == plain(TABLE.headline)
+    assert (results["state"], results["missing"]) == ("full", [])

@@ -1,0 +1,62 @@
+"""Jobs in processes: all are done, errors arrive as they are, a stop ends all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from reproduce_helpers import ctrl_c, die, leave_a_file, refuse, wait_long
+from stablernn.errors import ConfigError, InterruptedRun, TrainingError
+from stablernn.reproduce.processes import Job, run_jobs
+
+
+def job(work, path: Path) -> Job:
+    return Job(path.name, work, (path,))
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_every_job_is_done_and_told(tmp_path: Path, at_once: int) -> None:
+    told: list[str] = []
+    run_jobs([job(leave_a_file, tmp_path / name) for name in "abc"], at_once, lambda one: told.append(one.name))
+    assert sorted(told) == ["a", "b", "c"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_an_error_of_a_job_is_the_error(tmp_path: Path, at_once: int) -> None:
+    told: list[str] = []
+    with pytest.raises(ConfigError, match=r"^No b today\.$"):
+        run_jobs([job(refuse, tmp_path / "b"), job(refuse, tmp_path / "b")], at_once, lambda one: told.append(one.name))
+    assert told == []
+
+
+def test_a_process_that_dies_is_said_to_have_died_and_the_others_are_ended(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"^The process of a ended with exit code -9 and no answer; "):
+        run_jobs([job(die, tmp_path / "a"), job(wait_long, tmp_path / "b")], 2, lambda one: None)
+
+
+def test_ctrl_c_in_a_single_job_is_a_stop(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedRun, match=r"^Stopped at a\. Give the same command again to go on; what is done is "):
+        run_jobs([job(ctrl_c, tmp_path / "a")], 1, lambda one: None)
+
+
+def test_a_stop_ends_all_processes(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+
+    def stop_when_begun() -> None:
+        while not all(path.exists() for path in paths):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=stop_when_begun)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises(InterruptedRun, match=r"^Stopped at a; b\. "):
+        run_jobs([job(wait_long, path) for path in paths], 2, lambda one: None)
+    thread.join()
+    assert time.monotonic() - started < 300

@@ -1,0 +1,70 @@
+"""What the tests of reproduced tables share: a table small enough to make, and small images in MNIST's files."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from named_helpers import at_home, images, lay, published
+from stablernn.errors import ConfigError
+from stablernn.reproduce import published as tables
+from stablernn.reproduce.published import TABLES
+from stablernn.reproduce.table import Curvature, Protocol, Row, Table
+from stablernn.robustness.report import Settings
+
+EPOCHS = 3
+
+
+def little_images(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """``mnist-rows`` with 12 random images to train on, 12 to validate and 10 to test."""
+    contents = images()
+    published(monkeypatch, "mnist-rows", contents)
+    lay(at_home(monkeypatch, root) / "mnist", contents, ".gz")
+
+
+def little_table(monkeypatch: pytest.MonkeyPatch, **changes: object) -> Table:
+    """The robustness table with four units, three epochs and hardly an attack, in its place."""
+    table = TABLES["robustness"]
+
+    def little(protocol: Protocol, seeds: tuple[int, ...]) -> Protocol:
+        training = {**protocol.settings["training"], "batch_size": 8, "epochs": EPOCHS}
+        settings = {**protocol.settings, "training": training}
+        attacks = Settings(
+            linf_budgets=(0.02, 0.05), l2_budgets=(0.5, 1.0), sequences=6, steps=2, draws=2, hessian=False
+        )
+        return replace(protocol, seeds=seeds, settings=settings, attacks=attacks, curvature=Curvature(4, 3))
+
+    rows = tuple(replace(row, hidden_size=row.hidden_size and 4) for row in table.rows)
+    small = replace(table, rows=rows, full=little(table.full, (0, 1)), short=little(table.short, (0,)))
+    monkeypatch.setitem(tables.TABLES, table.key, replace(small, **changes))
+    return small
+
+
+def two_rows(table: Table) -> tuple[Row, ...]:
+    """One that the paper has, and one that it has not."""
+    return tuple(row for row in table.rows if row.cell in ("lipschitz", "lstm"))
+
+
+def leave_a_file(path: Path) -> None:
+    path.write_text("done", encoding="utf-8")
+
+
+def refuse(path: Path) -> None:
+    raise ConfigError(f"No {path.name} today.")
+
+
+def die(path: Path) -> None:
+    signal.raise_signal(signal.SIGKILL)
+
+
+def wait_long(path: Path) -> None:
+    path.write_text("begun", encoding="utf-8")
+    time.sleep(600)
+
+
+def ctrl_c(path: Path) -> None:
+    signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,44 @@
+"""``training.keep_epochs``: the weights after each epoch stay in the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stablernn.errors import CheckpointError
+from stablernn.training import load_config, load_run, train
+from stablernn.training.checkpoint import load_checkpoint
+
+SETTINGS = ("data.source=digits", "model.cell=rnn", "model.hidden_size=4", "training.epochs=3")
+
+
+def checkpoints(run: Path) -> set[str]:
+    return {path.stem for path in (run / "checkpoints").glob("*.safetensors")}
+
+
+def test_one_of_each_epoch_is_there_and_the_best_is_among_them(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    given = load_config(overrides=[*SETTINGS, "training.keep_epochs=true", "training.calibrate=false"])
+    best = train(given, run)["best_epoch"]
+    assert checkpoints(run) == {"best", "last", "epoch-1", "epoch-2", "epoch-3"}
+    kept = [load_run(run, epoch).model.state_dict() for epoch in (1, 2, 3)]
+    assert not any(torch.equal(kept[0]["head.maps.0.weight"], other["head.maps.0.weight"]) for other in kept[1:])
+    for name, value in load_run(run).model.state_dict().items():
+        assert torch.equal(value, kept[best - 1][name])
+    states = [load_checkpoint(run / "checkpoints" / f"epoch-{epoch}.safetensors").state for epoch in (1, 2, 3)]
+    assert [state["epoch"] for state in states] == [1, 2, 3]
+    assert max(state["value"] for state in states) == states[best - 1]["value"]
+
+
+def test_unless_it_is_asked_for_none_is_kept(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(load_config(overrides=SETTINGS), run)
+    assert checkpoints(run) == {"best", "last"}
+    with pytest.raises(CheckpointError) as error:
+        load_run(run, 1)
+    assert str(error.value) == (
+        f"The run in '{run}' keeps no weights of epoch 1. It has 3 epochs; train with training.keep_epochs=true to "
+        "keep those of each."
+    )
