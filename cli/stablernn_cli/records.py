@@ -25,13 +25,16 @@ def keep(output: Output, ref: str, kind: str, folder: Path) -> list[dict[str, An
     """
     from stablernn_registry import Registry, StorageError
 
+    registry = Registry()
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     try:
-        record = Registry().record(ref, kind, files)
+        known = {record.entry.seq for record in registry.records(ref)}
+        record = registry.record(ref, kind, files)
     except StorageError as error:
         output.note(f"Note: this report is shown only and not kept in the registry. {error}")
         return []
-    output.note(f"Kept beside {ref} as its record '{kind}'. See `stablernn registry show {ref}`.")
+    done = "Recorded already" if record.entry.seq in known else "Kept"
+    output.note(f"{done} beside {ref} as its record '{kind}'. See `stablernn registry show {ref}`.")
     return [described(record)]
 
 

@@ -153,6 +153,11 @@ class StableCell(nn.Module):
         step = self.sector()
         return StepBound() if step is None else sector_bound(step)
 
+    @property
+    def certifies_irregular(self) -> bool:
+        """Whether anything can be proved of irregular steps."""
+        return self.is_euler or type(self).irregular_bound is not StableCell.irregular_bound
+
     def irregular_bound(self) -> StepBound:
         """What is proved of steps of any length up to the regular one, of which :meth:`advance` makes longer ones.
 

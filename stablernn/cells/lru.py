@@ -168,7 +168,10 @@ class LRUCell(StableCell):
     def step_bound(self) -> StepBound:
         weights = self.materialize()
         moduli = np.hypot(float64(weights.real), float64(weights.imaginary))
-        added = np.exp(np.tile(float64(self.log_gain), 2))[:, None] * float64(self.weight_ih)
+        # In the precision of the model, which rounds the product.
+        added = float64(torch.exp(self.log_gain).repeat(2)[:, None] * self.weight_ih)
+        if not np.isfinite(added).all():
+            return StepBound()
         slope, read = GELU_SLOPE if self.activation == "gelu" else 1.0, float64(weights.output)
         return StepBound(
             covers=("hidden",),

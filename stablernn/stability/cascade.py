@@ -100,6 +100,8 @@ class Cascade:
     def gap_error(self, steps: int, tolerance: float = 0.0) -> float:
         """How far off the output can be, during a gap and after it, whose inputs are off by at most 1 in the 2-norm.
 
+        Of a layer that does not contract for 100,000 steps afterwards.
+
         That is what filling in missing samples costs, for each unit by which a sample that is filled in is wrong.
         Infinity where none is proved.
 
@@ -115,8 +117,9 @@ class Cascade:
             worst = float(self.output @ effect) + self.passed
             effect = self.step @ effect + self.given
         if lasting:
-            # It only fades, or stays.
-            return min(max(worst, float(self.output @ effect)) * (1 + 1e-9), self.total_gain())
+            # It fades, stays, or grows by what rounding has made of an orthogonal matrix.
+            grown = max(self.rate, 1.0) ** _COUNTED
+            return min(max(worst, float(self.output @ effect)) * grown * (1 + 1e-9), self.total_gain())
         weights = np.linalg.solve(np.eye(len(self.step)) - self.step, np.maximum(effect, UNIT))
         for _ in range(_COUNTED):
             # step @ weights is less than weights: what is below a multiple of them stays below it.
@@ -127,7 +130,7 @@ class Cascade:
         return self.total_gain()
 
     def forgotten_after(self, share: float, start: Matrix | None = None, most: int = 100_000_000) -> int | None:
-        """Steps from which on two starts move the output by at most a share of what they can move it at once.
+        """Steps from which on two starts move the output by at most a share of what is proved that they could at once.
 
         Args:
             share: Greater than 0, less than 1.
@@ -139,7 +142,7 @@ class Cascade:
         """
         if not self.is_contracting or (start is not None and not np.isfinite(start).all()):
             return None
-        if not self.output.any():
+        if not self.output.any() or (start is not None and not start.any()):
             return 1
         ones = np.ones(len(self.step)) if start is None else np.maximum(start, UNIT * start.max())
         allowed = share * float(self.output @ ones)

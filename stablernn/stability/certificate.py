@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -105,7 +106,7 @@ class Certificate:
         """
         found, names = [], iter(self.states)
         for stack in self.stacks:
-            weights = stack.weights() if len(stack.bounds) > 1 else None
+            weights = stack.weights() if len(stack.bounds) > 1 and self.max_dt is None else None
             for depth, bound in enumerate(stack.bounds):
                 about: dict[str, Any] = {"states": [next(names) for _ in bound.covers], "norm": _norm_name(bound)}
                 if bound.metric is not None:
@@ -236,7 +237,10 @@ def _stored(
     """The worst of all members; None where nothing is proved of one."""
     if max_dt is not None:
         return None
-    bounds = [storage_bound(stack, one, form) for stack, one in zip(stacks, proved, strict=True)]
+    try:
+        bounds = [storage_bound(stack, one, form) for stack, one in zip(stacks, proved, strict=True)]
+    except np.linalg.LinAlgError:
+        return None
     known = [bound for bound in bounds if bound is not None]
     if len(known) < len(bounds):
         return None

@@ -128,14 +128,18 @@ def _longest(linear: Matrix, given: Matrix, recurrent: Matrix, most: float = 1e4
     Within a hundredth of the longest.
     """
     multiplier = _multiplier(linear, given, recurrent)
-    # As far beyond a rate of 1 as a certificate's tolerance lets a matrix be that float32 has rounded.
-    allowed = 2 * len(linear) * FLOAT32
+
+    def is_proved(length: float) -> bool:
+        # A rate as far beyond 1 as a certificate's tolerance lets a matrix be that float32 has rounded.
+        allowed = 2 * len(linear) * FLOAT32 / max(length, 1.0)
+        return _slope(linear, given, recurrent, length, multiplier) <= allowed
+
     low, high = 0.0, min(most, 2 * multiplier / max(norm_above(given) ** 2, UNIT))
-    if _slope(linear, given, recurrent, high * 1e-6, multiplier) > allowed:
+    if not is_proved(high * 1e-6):
         return 0.0
     while high > 1.01 * low and high > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if _slope(linear, given, recurrent, middle, multiplier) <= allowed else (low, middle)
+        low, high = (middle, high) if is_proved(middle) else (low, middle)
     return low
 
 

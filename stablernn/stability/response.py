@@ -84,7 +84,8 @@ class Response:
             return math.inf
         each = np.linalg.norm(self.read, axis=0) * np.linalg.norm(self.given, axis=1) / (1 - moduli)
         known, steps = 0.0, 0
-        while steps < _LONGEST and float(moduli**steps @ each) > 0.1 * known:
+        # The first effects are always counted one by one: what the input skips to the output is among them alone.
+        while steps == 0 or (steps < _LONGEST and float(moduli**steps @ each) > 0.1 * known):
             known += float(self._norms(steps, steps + _PIECE).sum())
             steps += _PIECE
         return known + self.slope * float(moduli**steps @ each) * (1 + 1e-9)

@@ -236,8 +236,11 @@ def _best_multiplier(
     found = float(best.fun) if best.fun < 1e30 else math.inf, least * (floor + math.exp(float(best.x)))
     # Where V is a multiple of F^T P G, as of a gradient step, one multiplier cancels them: no search comes as close.
     cross = (F if after is None else after @ F).T @ outer
-    level = -float((cross * V.T).sum()) / max(float((V * V).sum()), UNIT)
-    return min(found, (_factor(F, G, V, D, before, after, level), level)) if level > least * floor else found
+    squares = float((V * V).sum())
+    # Where V is next to nothing, the multiplier that makes both its terms alike lies beyond what is searched.
+    alike = float(np.linalg.norm(cross)) / math.sqrt(squares) if squares > 1e-24 * least else 1e12 * least
+    levels = [level for level in (-float((cross * V.T).sum()) / max(squares, UNIT), alike) if level > least * floor]
+    return min([found, *((_factor(F, G, V, D, before, after, level), level) for level in levels)])
 
 
 def _factor(

@@ -25,6 +25,7 @@ from stablernn.stability.cascade import Cascade
 from stablernn.stability.sector import Sector, largest_state, sector_gain, sector_rate
 
 Format = Literal["float16", "int8"]
+_NAMES = ("F", "G", "V", "U", "D", "B")
 FORMATS: tuple[Format, ...] = ("float16", "int8")
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -54,7 +55,7 @@ def _rounded(matrix: Tensor, form: Format) -> Tensor:
 
 @dataclass(frozen=True)
 class StorageBound:
-    """How far the outputs of layers and of their rounded copy can come apart, at any time, from the same start.
+    """How far the outputs of layers and of their rounded copy can come apart, at any time, both begun at the origin.
 
     Attributes:
         rate: At which the rounded layers contract, in the norm of the layers themselves.
@@ -107,8 +108,10 @@ def _layer(cell: StableCell, short: StableCell, bound: StepBound, given: Matrix)
     is_plain = bound.covers[:1] == cell.state_names[:1] and not bound.output_input_gain
     if step is None or other is None or bound.norm not in ("l2", "weighted-l2") or not is_plain:
         return None
+    if not all(np.isfinite(_matrix(other, name)).all() for name in _NAMES):
+        return None
     rate = sector_rate(other, bound.metric)
-    changed = {name: _matrix(other, name) - _matrix(step, name) for name in ("F", "G", "V", "U", "D", "B")}
+    changed = {name: _matrix(other, name) - _matrix(step, name) for name in _NAMES}
     is_bounded = math.isfinite(step.reach)
     if not rate < 1 or not is_bounded and (changed["G"].any() or changed["D"].any()):
         return None

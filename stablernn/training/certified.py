@@ -92,6 +92,19 @@ def stability_figures(model: SequenceModel) -> dict[str, Any]:
     }
 
 
+def proved_in_short(model: SequenceModel) -> dict[str, Any] | None:
+    """Kind and rate of a model; None where computing them would take long, or a weight is not finite."""
+    if model.rnn.cells[0].hidden_size > LARGEST:
+        return None
+    try:
+        certificate = certify(model, stored=False)
+    except CertificateError:
+        return None
+    # The rate of a weaker kind bounds nothing that a reader would take it for.
+    is_kept = certificate.kind in ("contracting", "non-expansive")
+    return {"kind": certificate.kind, "contraction_rate": certificate.rate if is_kept else None}
+
+
 def check_certified(model: SequenceModel, certificate: Certificate) -> None:
     """Refuse weights of which less is proved than ``training.certified`` promised.
 

@@ -169,6 +169,11 @@ def _time(config: Config, data: ClassificationData | ForecastData | StepData) ->
             f"model.max_dt={model.max_dt:g}; leave it out, or cut the sequences at the gaps."
         )
     longest = model.max_dt or found
+    if config.training.certified and not cell.certifies_irregular:
+        raise ConfigError(
+            f"'{data.name}' says when its steps were, and of model.cell='{model.cell}' regular steps alone are "
+            "certified, got training.certified. Take lipschitz, noisy_rnn or lvf_mid, or set model.time=ignore."
+        )
     if cell.substeps(longest) > MOST_SUBSTEPS:
         raise ConfigError(
             f"The longest time between two steps is {longest:.4g} regular steps of {step:g}, for which "

@@ -33,7 +33,7 @@ from stablernn.tasks import ClassifyTask, ForecastTask, Task
 from stablernn.training._files import plain, read_json, write_bytes, write_json
 from stablernn.training.baselines import Baselines
 from stablernn.training.calibration import fit_offsets, fit_temperature
-from stablernn.training.certified import check_certified
+from stablernn.training.certified import check_certified, proved_in_short
 from stablernn.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stablernn.training.closed_form import fit_forecaster, gate
 from stablernn.training.config import Config, laid_over, load_config
@@ -572,7 +572,7 @@ def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, s
         write_json(place.calibration, calibration)
     place.save("best", trainer.best(trainer.model.state_dict()))
     if config.training.certified:
-        check_certified(trainer.model, certify(trainer.model))
+        check_certified(trainer.model, certify(trainer.model, stored=False))
     predictor = TorchPredictor(trainer.model)
     position = trainer.position
     draw_curves(place.plots, place.records(), trainer.task.headline, position.best_epoch, place.path.name)
@@ -620,6 +620,7 @@ def _summarize(
         "best_epoch": position.best_epoch,
         "metrics": metrics,
         "baselines": baselines,
+        "certificate": proved_in_short(trainer.model),
         "data_notes": score_notes(data.notes),
     }
     write_json(place.summary, summary)

@@ -141,3 +141,23 @@ def test_a_cell_without_a_step_length_refuses_times_unless_told_to_ignore_them(e
     )
     empty.ok(*words, "--set", "model.time=ignore", "--run-dir", "run")
     assert yaml.safe_load(empty.path("run/config.yaml").read_text())["model"]["max_dt"] is None
+
+
+def test_what_is_certified_of_regular_steps_alone_is_refused_before_training(empty: Workplace) -> None:
+    write_irregular(empty.path("waves.npz"))
+    result = empty("train", "--data", "waves.npz", "--cell", "lipschitz_rk2", "--certified", "--run-dir", "refused")
+    assert (result.code, result.sentence) == (
+        2,
+        "'waves.npz' says when its steps were, and of model.cell='lipschitz_rk2' regular steps alone are certified, "
+        "got training.certified. Take lipschitz, noisy_rnn or lvf_mid, or set model.time=ignore.",
+    )
+    assert not empty.path("refused").exists()
+
+
+def test_irregular_time_is_trained_within_the_certified_region(empty: Workplace) -> None:
+    write_irregular(empty.path("waves.npz"))
+    words = ("--hidden-size", 8, "--epochs", 2, "--run-dir", "kept")
+    summary = empty.ok("train", "--data", "waves.npz", "--cell", "lipschitz", "--certified", *words, "--json").json
+    assert summary["certificate"]["kind"] == "contracting"
+    assert empty.ok("certify", "kept", "--json").json["time"]["steps"] == "irregular"
+    assert "over the time of a regular step or faster" in empty.ok("certify", "kept").out.replace("\n", " ")

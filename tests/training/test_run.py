@@ -80,6 +80,7 @@ def test_the_summary(task: str, runs: dict[str, tuple[Path, dict[str, Any]]]) ->
         "best_epoch",
         "metrics",
         "baselines",
+        "certificate",
         "data_notes",
     ]
     assert (summary["run"], summary["task"], summary["epochs"], summary["steps"]) == (str(run), task, 1, 2)

@@ -41,10 +41,16 @@ def certify(
         show(output, name, certificate)
     if require is not None and not is_as_strong(certificate["kind"], require):
         raise CommandError(
-            f"'{require}' is required of {name}, and '{certificate['kind']}' is what is proved. docs/stability.md says "
-            "which cells and settings are more stable.",
+            f"'{require}' is required of {name}, and '{certificate['kind']}' is what is proved. "
+            "`stablernn train --certified` keeps a model where more is proved; docs/stability.md says of which cells.",
             REFUSED,
         )
+
+
+def _time(time: Mapping[str, Any]) -> str | None:
+    if time["steps"] == "regular":
+        return None
+    return f"irregular, steps of up to {time['longest']:.4g} regular ones"
 
 
 def _gaps(gaps: Sequence[Mapping[str, Any]]) -> str | None:
@@ -73,6 +79,7 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         "proved": in_words(certificate),
         "norm": certificate["norm"],
         "contraction rate": certificate["contraction_rate"],
+        "time": _time(certificate["time"]),
         "covers": ", ".join(certificate["states"]) or None,
         "stays": "; ".join(balls) or None,
         "gain, input to output": certificate["gains"]["input_to_output"],

@@ -223,6 +223,7 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
                     f"{summary['seconds']:.0f} s",
                 ]
             ),
+            **_proved(summary.get("certificate")),
         }
     )
     columns: dict[str, Mapping[str, Any]] = {}
@@ -235,6 +236,14 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
     line = data_notes(summary["data_notes"])
     if line:
         output.text(line)
+
+
+def _proved(certificate: Mapping[str, Any] | None) -> dict[str, str]:
+    """What is proved of the best weights, where that was computed."""
+    if certificate is None:
+        return {}
+    kind, rate = certificate["kind"], certificate["contraction_rate"]
+    return {"proved": kind if rate is None else f"{kind}, at a rate of {rate:.5g}"}
 
 
 def _counted(number: int, word: str) -> str:
