@@ -126,9 +126,11 @@ class Certificate:
             return None
         rates = []
         for stack in self.stacks:
+            if len(stack.bounds) == 1:
+                rates.append(stack.rate)
+                continue
             weights = stack.weights()
-            deep = len(stack.bounds) > 1
-            rates.append(stack.rate if not deep else math.inf if weights is None else stack.step_rate(weights))
+            rates.append(math.inf if weights is None else stack.step_rate(weights))
         return _proved(max(rates))
 
     def figures(self) -> dict[str, float]:
