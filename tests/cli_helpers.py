@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -66,7 +67,7 @@ class Workplace:
 
     def __call__(self, *arguments: object) -> Result:
         """Run a command in this process, as ``main`` does in its own."""
-        with _environment(self.environment), contextlib.chdir(self.folder):
+        with _environment(self.environment), _logging(), contextlib.chdir(self.folder):
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 code = run([str(argument) for argument in arguments])
@@ -120,6 +121,20 @@ def first_document(stream: IO[str]) -> Any:
         if line == "}\n":
             break
     return json.loads("".join(lines))
+
+
+@contextlib.contextmanager
+def _logging() -> Iterator[None]:
+    """A command sets up the logging of its process; here others come after it."""
+    loggers = [logging.getLogger(name) for name in ("stablernn_server", "stablernn_server.access")]
+    before = [(logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, (level, propagate, handlers) in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+            logger.propagate = propagate
+            logger.handlers[:] = handlers
 
 
 @contextlib.contextmanager

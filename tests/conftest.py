@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+from exports import keep_in
 
 # The suite's workers share the cores, and equality to the bit is promised on one thread.
 torch.set_num_threads(1)
@@ -10,3 +14,10 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _shared_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = tmp_path_factory.getbasetemp()
+    # Each worker has a folder of its own below that of the run.
+    keep_in((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-exports")

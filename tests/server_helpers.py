@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import uvicorn
 from fastapi import FastAPI
 
 from stablernn.models import SequenceModel
 from stablernn_registry import Registry
+from stablernn_server.process import Server
 
 DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "int32": "INT32"}
 
@@ -43,18 +43,16 @@ class Running:
 
 
 def serve(app: FastAPI) -> Iterator[Running]:
-    """The application on a free port, in a thread, until the iterator is closed."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert thread.is_alive(), "the server did not start"
-        assert time.monotonic() < deadline, "the server did not start in time"
-        time.sleep(0.01)
-    yield Running(app, server.servers[0].sockets[0].getsockname()[1])
-    server.should_exit = True
-    thread.join(20)
+    """The application on a free port, in a thread, as the command runs it, until the iterator is closed."""
+    ready = threading.Event()
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        server = Server(app, app.state.context.settings, quiet=True, on_ready=ready.set)
+        thread = threading.Thread(target=server.serve_on, args=(listener,), daemon=True)
+        thread.start()
+        assert ready.wait(20), "the server did not start in time"
+        yield Running(app, listener.getsockname()[1])
+        server.should_exit = True
+        thread.join(20)
 
 
 def torch_answer(model: SequenceModel, x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,13 +140,21 @@ def readme(text: str, root: Path) -> str:
         text: The README as it is.
         root: The repository.
     """
-    tables = {"cells": _cells(), "commands": _commands(), "measured": _measured(root)}
+    return _filled(text, "README.md", {"cells": _cells(), "commands": _commands(), "measured": _measured(root)})
+
+
+def serving(text: str) -> str:
+    """docs/serving.md with its table of settings written again."""
+    return _filled(text, "docs/serving.md", {"settings": _settings()})
+
+
+def _filled(text: str, page: str, tables: Mapping[str, Iterable[str]]) -> str:
     for name, lines in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         before, opened, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not (opened and closed):
-            raise ValueError(f"README.md has no place for the table '{name}': {begin.strip()} ... {end}.")
+            raise ValueError(f"{page} has no place for the table '{name}': {begin.strip()} ... {end}.")
         text = before + begin + "".join(lines) + end + after
     return text
 
@@ -155,6 +163,16 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
     for row in (header, ["---"] * len(header), *rows):
         cells = [cell.replace("|", "\\|") for cell in row]
         yield f"| {' | '.join(cells)} |\n"
+
+
+def _settings() -> Iterator[str]:
+    from stablernn_server import Settings
+
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default in (None, ()) else str(field.default)
+        rows.append((f"`STABLERNN_{name.upper()}`", field.description or "", default))
+    return _table(("variable", "meaning", "default"), rows)
 
 
 def _cells() -> Iterator[str]:
@@ -188,6 +206,8 @@ def main() -> None:
     (root / "docs" / "cli.md").write_text(render(), encoding="utf-8")
     (root / "docs" / "cells.md").write_text(cells_page(), encoding="utf-8")
     (root / "docs" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    served = root / "docs" / "serving.md"
+    served.write_text(serving(served.read_text(encoding="utf-8")), encoding="utf-8")
     page = root / "README.md"
     page.write_text(readme(page.read_text(encoding="utf-8"), root), encoding="utf-8")
 

@@ -13,6 +13,7 @@ from stablernn_cli.commands import (
     cells,
     certify,
     data,
+    dockerize,
     doctor,
     evaluate,
     export,
@@ -45,6 +46,7 @@ app.command("certify", rich_help_panel=MAIN_JOB)(certify.certify)
 app.command("predict", rich_help_panel=MAIN_JOB)(predict.predict)
 app.command("plot", rich_help_panel=MAIN_JOB)(plot.plot)
 app.command("serve", rich_help_panel=MAIN_JOB)(serve.serve)
+app.command("dockerize", rich_help_panel=MAIN_JOB)(dockerize.dockerize)
 app.add_typer(registry.app, name="registry", rich_help_panel=MAIN_JOB)
 app.add_typer(cells.app, name="cells", rich_help_panel=LOOKING)
 app.add_typer(data.app, name="data", rich_help_panel=LOOKING)

@@ -2,38 +2,98 @@
 
 >>> from stablernn_server import Settings, create_app
 >>> app = create_app(Settings(models=("digits@production",)))  # doctest: +SKIP
+
+Names are imported when they are first used, so that :mod:`stablernn_server.client` works without the server's parts.
 """
 
 from __future__ import annotations
 
-from stablernn_server.app import create_app
-from stablernn_server.errors import (
-    BusyError,
-    DeviceError,
-    InputError,
-    ModelLoadError,
-    NotReadyError,
-    ReadTimeoutError,
-    ServerError,
-    SettingsError,
-    TooLargeError,
-    UnknownModelError,
-)
-from stablernn_server.runtime.onnx_model import OnnxModel
-from stablernn_server.settings import Settings
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stablernn_server.app import create_app
+    from stablernn_server.errors import (
+        BadTokenError,
+        BusyError,
+        ClientGoneError,
+        ConflictError,
+        DeadlineError,
+        DeviceError,
+        DuplicateStepError,
+        ExpiredTokenError,
+        ForbiddenError,
+        InputError,
+        MethodError,
+        MissingStepsError,
+        ModelLoadError,
+        NotReadyError,
+        OneProcessError,
+        OtherModelError,
+        ReadTimeoutError,
+        ServerError,
+        SettingsError,
+        SkippedStepError,
+        TimeOrderError,
+        TooLargeError,
+        TooManyError,
+        UnauthorizedError,
+        UnknownModelError,
+        UnknownSequenceError,
+        UnknownSessionError,
+        VersionGoneError,
+    )
+    from stablernn_server.runtime.onnx_model import OnnxModel
+    from stablernn_server.settings import Settings
 
 __all__ = [
+    "BadTokenError",
     "BusyError",
+    "ClientGoneError",
+    "ConflictError",
+    "DeadlineError",
     "DeviceError",
+    "DuplicateStepError",
+    "ExpiredTokenError",
+    "ForbiddenError",
     "InputError",
+    "MethodError",
+    "MissingStepsError",
     "ModelLoadError",
     "NotReadyError",
+    "OneProcessError",
     "OnnxModel",
+    "OtherModelError",
     "ReadTimeoutError",
     "ServerError",
     "Settings",
     "SettingsError",
+    "SkippedStepError",
+    "TimeOrderError",
     "TooLargeError",
+    "TooManyError",
+    "UnauthorizedError",
     "UnknownModelError",
+    "UnknownSequenceError",
+    "UnknownSessionError",
+    "VersionGoneError",
     "create_app",
 ]
+
+_HOMES = {
+    "OnnxModel": "stablernn_server.runtime.onnx_model",
+    "Settings": "stablernn_server.settings",
+    "create_app": "stablernn_server.app",
+}
+
+if not TYPE_CHECKING:  # type checkers would take it for every name, misspelled ones too
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES.get(name, "stablernn_server.errors")), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

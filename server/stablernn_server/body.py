@@ -2,38 +2,95 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
 
-from stablernn_server.errors import InputError, TooLargeError, cut
+from stablernn_server.errors import ClientGoneError, InputError, TooLargeError, cut
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
-async def body_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body as it arrives, unless it is longer than ``limit`` bytes, which is noticed before it is held.
+async def body_of(scope: Scope, receive: Receive, limit: int, hold: Callable[[int], None]) -> bytes:
+    """The whole body, decompressed.
+
+    Args:
+        scope: Of the ASGI call.
+        receive: Likewise.
+        limit: Bytes that it may have, compressed or not; more is noticed before it is held.
+        hold: Told the bytes of each piece; may raise.
 
     Raises:
         TooLargeError: As soon as the length is known to be above the limit.
-        InputError: If the body is compressed, or the client went away.
+        InputError: If its compression is not understood.
+        ClientGoneError: If the client went away.
     """
-    encoding = request.headers.get("content-encoding", "identity").lower()
-    if encoding != "identity":
-        raise InputError(f"The Content-Encoding '{cut(encoding)}' is not understood; send the body uncompressed.")
-    stated = whole_number(request.headers.get("content-length", ""))
+    stated, encoding = None, "identity"
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            stated = whole_number(value.decode("latin-1"))
+        elif name == b"content-encoding":
+            encoding = value.decode("latin-1").strip().lower()
+    if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
+        raise InputError(f"The Content-Encoding '{cut(encoding)}' is not understood; send gzip, deflate or neither.")
     if stated is not None and stated > limit:
         raise too_large(limit)
-    size = 0
-    try:
-        async for chunk in request.stream():
+    chunks, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError("The client closed the connection before the body was complete.")
+        chunk = message.get("body", b"")
+        if chunk:
             size += len(chunk)
             if size > limit:
                 raise too_large(limit)
-            yield chunk
-    except ClientDisconnect as error:
-        raise InputError("The client closed the connection before the body was complete.") from error
+            hold(len(chunk))
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    if encoding == "identity":
+        return body
+    body = await asyncio.to_thread(decompressed, body, encoding, limit)
+    hold(len(body))
+    return body
+
+
+def decompressed(body: bytes, encoding: str, limit: int) -> bytes:
+    """A compressed body as it was.
+
+    Args:
+        body: The bytes.
+        encoding: ``gzip``, ``x-gzip`` or ``deflate``; the last with its header (RFC 9110) or without, as some send it.
+        limit: Bytes that may come out; nothing beyond them is made.
+
+    Raises:
+        TooLargeError: If more would come out.
+        InputError: If it is not in this encoding, or ends too early.
+    """
+    if encoding != "deflate":
+        window = 16 + zlib.MAX_WBITS
+    else:
+        # The header of zlib: 8 for the method, and two bytes that are a multiple of 31.
+        has_header = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+        window = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
+    stream = zlib.decompressobj(window)
+    try:
+        made = stream.decompress(body, limit + 1)
+        if len(made) > limit:
+            raise too_large(limit)
+    except zlib.error as error:
+        raise InputError(f"The body is not {encoding} data ({error}); send it as its Content-Encoding says.") from error
+    if body and (not stream.eof or stream.unused_data):
+        what = "goes on after" if stream.eof else "ends before"
+        raise InputError(f"The body {what} the end of its {encoding} data; send one stream, and all of it.")
+    return made
 
 
 def whole_number(text: str) -> int | None:

@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from stablernn_registry import TensorSignature
 from stablernn_server.body import json_type, parse_object, whole_number
 from stablernn_server.errors import InputError, cut
 from stablernn_server.json_arrays import MAX_LEVELS, to_array
@@ -30,16 +31,27 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"),
 }
 DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "int32": "INT32"}
+# A dtype takes longer to say its name than to be looked up.
+_DATATYPE_OF = {np.dtype(name): datatype for name, datatype in DATATYPES.items()}
 MAX_NUMBERS = 2**31
 # Extensions of the protocol that change what a request means; to ignore one silently would give a wrong answer.
-REFUSED = {
-    "sequence_id": "sequences kept by the server",
-    "sequence_start": "sequences kept by the server",
-    "sequence_end": "sequences kept by the server",
-    "priority": "priorities",
-    "timeout": "deadlines",
-    "shared_memory_region": "shared memory",
-}
+REFUSED = {"shared_memory_region": "shared memory"}
+LONGEST_ID = 128
+
+
+@dataclass(frozen=True)
+class SequenceControl:
+    """Triton's sequence extension: which sequence a request belongs to.
+
+    Attributes:
+        id: As the client calls it.
+        start: Whether it begins with this request.
+        end: Whether it ends with it.
+    """
+
+    id: int | str
+    start: bool
+    end: bool
 
 
 @dataclass(frozen=True)
@@ -66,12 +78,18 @@ class InferRequest:
         inputs: Tensors by name.
         outputs: What was asked for; None for every output.
         binary: Whether outputs come back as raw bytes where they do not say.
+        sequence: The sequence that it is a part of; None where it stands for itself.
+        timeout_us: Microseconds after which the answer is of no use; None where it does not say.
+        priority: 1 is served first; None where it does not say.
     """
 
     id: str | None
     inputs: Mapping[str, Array]
     outputs: Sequence[WantedOutput] | None
     binary: bool = False
+    sequence: SequenceControl | None = None
+    timeout_us: int | None = None
+    priority: int | None = None
 
 
 def json_bytes(body: bytes, header: str | None) -> int:
@@ -127,7 +145,36 @@ def decode_request(body: bytes, json_length: int) -> InferRequest:
     if at != len(tail):
         left = "1 byte that belongs" if len(tail) - at == 1 else f"{len(tail) - at} bytes that belong"
         raise InputError(f"The body ends with {left} to no input; check binary_data_size.")
-    return InferRequest(identity, inputs, _wanted(request.get("outputs"), binary), binary)
+    return InferRequest(
+        identity,
+        inputs,
+        _wanted(request.get("outputs"), binary),
+        binary,
+        _sequence(parameters),
+        _whole(parameters, "timeout", "microseconds"),
+        _whole(parameters, "priority", "1 first"),
+    )
+
+
+def raw_request(body: bytes, spec: TensorSignature) -> InferRequest:
+    """A body of nothing but the bytes of the one input that a model must have, as one sequence.
+
+    Args:
+        body: The whole body.
+        spec: What the manifest says of the input; its free axes are the batch, taken as 1, and the time.
+
+    Raises:
+        InputError: If the bytes do not fill whole time steps.
+    """
+    dtype = np.dtype(spec.dtype).newbyteorder("<")
+    step = prod(size for size in spec.shape if isinstance(size, int)) * dtype.itemsize
+    if not body or len(body) % step:
+        raise InputError(
+            f"A raw body holds the {spec.dtype} values of '{spec.name}', {step} bytes for each time step, got "
+            f"{len(body)} bytes."
+        )
+    shape = [1 if size == "batch" else len(body) // step if isinstance(size, str) else size for size in spec.shape]
+    return InferRequest(None, {spec.name: np.frombuffer(body, dtype).reshape(shape)}, None, True)
 
 
 def encode_response(
@@ -159,7 +206,7 @@ def encode_response(
             datatype = "BYTES"
         else:
             flat = np.ascontiguousarray(answer).reshape(-1)
-            shape, datatype, data = list(answer.shape), DATATYPES[answer.dtype.name], flat
+            shape, datatype, data = list(answer.shape), _DATATYPE_OF[answer.dtype], flat
             content = flat.astype(DTYPES[datatype], copy=False).tobytes() if output.binary else b""
         tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
         if output.binary:
@@ -230,6 +277,8 @@ def _shaped(array: Array, shape: list[int], dtype: np.dtype[Any], what: str) -> 
             raise InputError(
                 f"The data of {what} must be whole numbers from {limits.min} to {limits.max}, written without a point."
             )
+    if dtype.itemsize == array.dtype.itemsize:
+        return array.astype(dtype, copy=False).reshape(shape)
     with np.errstate(over="ignore"):  # becomes infinite, which the model refuses with its place
         return array.astype(dtype).reshape(shape)
 
@@ -265,6 +314,38 @@ def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
         if name in REFUSED:
             raise InputError(f"The parameter {name} is not supported: this server has no {REFUSED[name]}.")
     return parameters
+
+
+def _sequence(parameters: Mapping[str, Any]) -> SequenceControl | None:
+    """What the request says of a sequence; the id 0 and the empty one are those of none, as in Triton."""
+    if not parameters:
+        return None
+    name = parameters.get("sequence_id", 0)
+    if not isinstance(name, int | str) or isinstance(name, bool):
+        raise InputError(f"The parameter sequence_id must be a whole number or text, got {json_type(name)}.")
+    if isinstance(name, str) and len(name) > LONGEST_ID:
+        raise InputError(f"The parameter sequence_id may have {LONGEST_ID} characters, got {len(name)}.")
+    if isinstance(name, int) and not 0 <= name < 2**64:
+        raise InputError(f"The parameter sequence_id must be from 0 to {2**64 - 1}, got {name}.")
+    start, end = (_flag(parameters, f"sequence_{word}", False, "the request") for word in ("start", "end"))
+    if not name:
+        if start or end:
+            raise InputError(
+                "The parameters sequence_start and sequence_end need a sequence_id, a number from 1 or text."
+            )
+        return None
+    return SequenceControl(name, start, end)
+
+
+def _whole(parameters: Mapping[str, Any], name: str, unit: str) -> int | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise InputError(
+            f"The parameter {name} of the request must be a whole number from 0 ({unit}), got {value!r:.40}."
+        )
+    return value
 
 
 def _flag(parameters: Mapping[str, Any], name: str, default: bool, what: str) -> bool:

@@ -1,94 +1,208 @@
-"""What the routes of one application share: models, workers, and the requests in hand."""
+"""What the routes of one application share: models, scheduler, sessions, and the requests in hand."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-import anyio
-import anyio.to_thread
-import orjson
-from anyio import CancelScope, CapacityLimiter
-from fastapi import Request, Response
+from starlette.requests import HTTPConnection
 
-from stablernn_server.body import body_chunks
-from stablernn_server.errors import (
-    BusyError,
-    InputError,
-    NotReadyError,
-    ReadTimeoutError,
-    TooLargeError,
-)
-from stablernn_server.runtime.cpus import available_cpus
-from stablernn_server.runtime.session import Stop
+from stablernn_server.auth import NOBODY, Auth, Identity
+from stablernn_server.body import body_of
+from stablernn_server.errors import BusyError, NotReadyError, ReadTimeoutError, ServerError
+from stablernn_server.offloading import offload
+from stablernn_server.open_sockets import OpenSockets
+from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.runtime.table import ModelTable
+from stablernn_server.scheduler import DEFAULT_PRIORITY, Answer, Caller, Scheduler
+from stablernn_server.sequences import SequenceTable
+from stablernn_server.sessions import SessionTable
 from stablernn_server.settings import Settings
+from stablernn_server.state_token import StateTokens
+from stablernn_server.telemetry import Telemetry
+from stablernn_server.tracing import Tracing
 
-P = ParamSpec("P")
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 NOT_READY = "The server is starting or shutting down; try again later."
+UNFINISHED = "The server is shutting down and did not finish this request; send it again."
 READ_GRACE_SECONDS = 2.0
 """How long a body may still arrive after the server was told to stop; its request has not been worked on yet."""
+SWEEP_SECONDS = 0.25
+"""How often requests whose body does not arrive, and runs whose clients have gone, are looked for."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class InHand:
-    """One request with a body, from its first byte to its answer.
+    """One request, from its first byte to its answer; what the access log and the metrics tell of it.
 
     Attributes:
-        request: The request.
-        scope: Ends it when the server stops.
+        receive: Of the ASGI call.
+        task: That answers it.
+        since: When it came, on the clock of ``time.perf_counter``.
+        request_id: For logs, and for the client.
+        identity: Who sent it.
+        client: What tells its client from others, for limits.
         is_read: Whether the whole body is here.
         held_bytes: Bytes of its body.
+        reason: Why the server ended it; None where it did not.
+        model: That answered.
+        code: The code word of its error.
+        rows: Sequences or streams in it.
+        queue_ns: Nanoseconds that it waited for a run.
+        compute_ns: Nanoseconds of the run.
+        batch_rows: Sequences or streams in the run, those of others included.
     """
 
-    request: Request
-    scope: CancelScope = field(default_factory=CancelScope)
+    receive: Receive
+    task: asyncio.Task[Any] | None
+    since: float
+    request_id: str = ""
+    identity: Identity = NOBODY
+    client: str = ""
     is_read: bool = False
     held_bytes: int = 0
+    reason: ServerError | None = None
+    model: OnnxModel | None = None
+    code: str | None = None
+    rows: int = 0
+    queue_ns: int = 0
+    compute_ns: int = 0
+    batch_rows: int = 0
+
+    def end(self, reason: ServerError) -> None:
+        """Answer with ``reason`` instead of what it is waiting for."""
+        if self.reason is None and self.task is not None:
+            self.reason = reason
+            self.task.cancel()
+
+    def is_gone(self) -> bool:
+        """Whether the client has closed the connection; only to be asked once the body is read.
+
+        It lets the server's ``receive`` run up to where it would wait, which costs less than a task that waits for it.
+        """
+        waiting = self.receive()
+        try:
+            waiting.send(None)  # type: ignore[attr-defined]
+        except StopIteration as message:
+            return bool(message.value["type"] == "http.disconnect")
+        except Exception:
+            # Whatever ails the connection, its own request will meet it; here it would stop the work of all others.
+            return False
+        waiting.close()  # type: ignore[attr-defined]
+        return False
+
+    def answered(self, answer: Answer, rows: int) -> None:
+        """Note what came of its work."""
+        self.queue_ns, self.compute_ns = answer.queue_ns, answer.compute_ns
+        self.rows, self.batch_rows = rows, answer.batch_rows
 
 
 @dataclass(eq=False)
 class Context:
-    """One application's models and the workers that run them.
+    """One application's models and everything that works on them.
 
     Attributes:
         settings: What the server was told.
         models: The open models.
-        workers: Bounds the inferences at a time; None before start-up and after shutdown.
-        in_hand: The requests with a body that are not answered yet.
+        auth: Who may ask for what.
+        telemetry: What is counted.
+        scheduler: Runs the work.
+        sessions: The streams whose state is kept here.
+        sequences: Likewise, of the v2 protocol.
+        state_keys: Signs the states that clients take away, and knows them again.
+        tracing: Spans of requests; None where nobody collects them.
+        sockets: The open WebSockets.
+        in_hand: The requests that are not answered yet.
         held_bytes: Bytes of the bodies in hand.
+        is_started: Whether requests are let in.
         drained_at: When the last request is ended, on the clock of the event loop; None until the server is told to
             stop.
     """
 
     settings: Settings
     models: ModelTable
-    workers: CapacityLimiter | None = None
+    auth: Auth
+    telemetry: Telemetry
+    scheduler: Scheduler
+    sessions: SessionTable
+    sequences: SequenceTable
+    state_keys: StateTokens
+    tracing: Tracing | None = None
+    sockets: OpenSockets = field(default_factory=OpenSockets)
     in_hand: set[InHand] = field(default_factory=set)
     held_bytes: int = 0
+    is_started: bool = False
     drained_at: float | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, settings: Settings) -> Context:
+        """Read the tokens and keys, and open the models.
+
+        Raises:
+            ServerError: If a setting cannot be taken, or a model cannot be served.
+            stablernn_registry.RegistryError: If a reference names nothing, or the registry cannot be read.
+        """
+        auth, state_keys, tracing = Auth.from_settings(settings), StateTokens.of(settings), Tracing.open(settings)
+        telemetry = Telemetry(settings)
+        return cls(
+            settings,
+            ModelTable.open(settings, telemetry),
+            auth,
+            telemetry,
+            Scheduler(settings, telemetry),
+            SessionTable(settings),
+            SequenceTable(settings),
+            state_keys,
+            tracing,
+        )
 
     def start(self) -> None:
-        """Let requests in."""
-        self.workers = CapacityLimiter(self.settings.workers or available_cpus())
+        """Let requests in; called on the event loop."""
+        self.scheduler.start()
+        self._tasks = [asyncio.create_task(self._sweep())]
+        if self.settings.reload_seconds:
+            self._tasks.append(asyncio.create_task(self._follow()))
+        self.is_started = True
 
-    def stop(self) -> None:
-        """Let no request in any more."""
-        self.workers = None
+    async def stop(self) -> None:
+        """Let no request in any more, and end what runs."""
+        self.is_started = False
+        for task in self._tasks:
+            task.cancel()
+        self.scheduler.stop()
+        self.telemetry.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def drain(self, grace_seconds: float) -> None:
         """Refuse what is new, and end what is in hand after ``grace_seconds``; called on the event loop.
 
         A request that is ended answers 503, and its inference is stopped.
         """
-        self.drained_at = anyio.current_time() + grace_seconds
-        for item in self.in_hand:
-            self._limit(item)
+        loop = asyncio.get_running_loop()
+        self.drained_at = loop.time() + grace_seconds
+        loop.call_later(min(READ_GRACE_SECONDS, grace_seconds), self._end, True)
+        loop.call_at(self.drained_at, self._end, False)
+
+    def _end(self, unread_only: bool) -> None:
+        for item in list(self.in_hand):
+            if not (unread_only and item.is_read):
+                item.end(NotReadyError(UNFINISHED))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are let in."""
+        return self.is_started and self.drained_at is None
 
     def check_ready(self) -> None:
         """Raise unless requests are let in.
@@ -96,101 +210,110 @@ class Context:
         Raises:
             NotReadyError: Before start-up, while draining and after shutdown.
         """
-        if self.workers is None or self.drained_at is not None:
+        if not self.is_ready:
             raise NotReadyError(NOT_READY)
 
-    @asynccontextmanager
-    async def take(self, request: Request) -> AsyncIterator[InHand]:
-        """Has a request in hand for as long as the block runs.
+    def take(self, item: InHand) -> None:
+        """Have a request in hand until :meth:`leave`.
 
         Raises:
-            NotReadyError: If the server is not ready, or stops before the block has ended.
+            NotReadyError: If the server is not ready.
         """
         self.check_ready()
-        item = InHand(request)
         self.in_hand.add(item)
-        try:
-            with item.scope:
-                yield item
-        finally:
-            self.in_hand.discard(item)
-            self.held_bytes -= item.held_bytes
-        if item.scope.cancelled_caught:
-            raise NotReadyError("The server is shutting down and did not finish this request; send it again.")
 
-    async def read(self, item: InHand, limit: int) -> bytes:
-        """The whole body, unless it is longer than ``limit`` bytes, which is noticed before it is held.
+    def leave(self, item: InHand) -> None:
+        """The request is answered."""
+        self.in_hand.discard(item)
+        self.held_bytes -= item.held_bytes
+        item.held_bytes = 0
+
+    def hold(self, item: InHand, count: int) -> None:
+        """Count ``count`` more bytes that a request makes the server hold.
+
+        Raises:
+            BusyError: If all of them together were more than ``max_held_bytes``.
+        """
+        item.held_bytes += count
+        self.held_bytes += count
+        if self.held_bytes > self.settings.max_held_bytes:
+            raise BusyError(
+                f"The server holds {self.settings.max_held_bytes} bytes of other requests; try again later."
+            )
+
+    def release(self, item: InHand, count: int) -> None:
+        """Of what :meth:`hold` counted, ``count`` bytes are held no more."""
+        item.held_bytes -= count
+        self.held_bytes -= count
+
+    async def read(self, item: InHand, scope: Scope, limit: int) -> bytes:
+        """The whole body, decompressed, unless it is longer than ``limit`` bytes, which is noticed before it is held.
 
         Raises:
             TooLargeError: As soon as the length is known to be above the limit.
             BusyError: If the bodies in hand would hold more than ``max_held_bytes``.
             ReadTimeoutError: If it does not arrive in time.
-            InputError: If it is compressed, or the client went away.
+            InputError: If its compression is not understood.
+            ClientGoneError: If the client went away.
         """
-        chunks = []
-        seconds = self.settings.read_timeout_seconds
-        with anyio.move_on_after(seconds) as timer:
-            async for chunk in body_chunks(item.request, limit):
-                item.held_bytes += len(chunk)
-                self.held_bytes += len(chunk)
-                if self.held_bytes > self.settings.max_held_bytes:
-                    raise BusyError(
-                        f"The server holds {self.settings.max_held_bytes} bytes of other requests; try again later."
-                    )
-                chunks.append(chunk)
-        if timer.cancelled_caught:
-            raise ReadTimeoutError(f"The body did not arrive within {seconds:g} s; send it faster or in smaller parts.")
+        body = await body_of(scope, item.receive, limit, lambda count: self.hold(item, count))
         item.is_read = True
-        self._limit(item)
-        return b"".join(chunks)
+        return body
 
-    async def work(
-        self, item: InHand, function: Callable[Concatenate[Stop, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Run ``function`` on a worker thread; decoding, inference and encoding would stop the event loop.
+    def caller(self, item: InHand, timeout_us: int | None = None, priority: int | None = None) -> Caller:
+        """Who waits for the work of a request.
 
         Args:
-            item: The request that it is for.
-            function: What to run; its first argument stops an inference from elsewhere.
-            args: Its other arguments.
-            kwargs: Likewise.
-
-        Raises:
-            NotReadyError: After shutdown.
-            InputError: If the client went away while the request waited for a worker.
-            TooLargeError: If there is not enough memory.
+            item: The request.
+            timeout_us: Microseconds that it gives the server; None, 0 or more than the server's own limit: that limit.
+            priority: 1 is served first; None or 0: the default.
         """
-        if self.workers is None:
-            raise NotReadyError(NOT_READY)
-        stop = Stop()
-        async with self.workers:
-            if await item.request.is_disconnected():
-                raise InputError("The client closed the connection before its turn came.")
+        seconds = self.settings.request_timeout_seconds
+        if timeout_us:
+            seconds = min(seconds, timeout_us / 1e6)
+        loop = asyncio.get_running_loop()
+        return Caller(item.client, loop.time() + seconds, item.is_gone, priority or DEFAULT_PRIORITY)
+
+    async def offload(self, size: int, function: Callable[[], T]) -> T:
+        """``function`` at once where it reads or writes ``size`` bytes that are few, else on a thread."""
+        return await offload(size, function)
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.reload_seconds)
             try:
-                # The thread is left behind when the request is ended; Stop sees to it that it comes to an end soon.
-                return await anyio.to_thread.run_sync(
-                    lambda: function(stop, *args, **kwargs), abandon_on_cancel=True, limiter=CapacityLimiter(math.inf)
-                )
-            except MemoryError as error:
-                raise TooLargeError(
-                    "The request needs more memory than this server has left; send fewer or shorter series at a time."
-                ) from error
-            finally:
-                stop.set()
+                await self.models.follow()
+            except Exception:
+                # Whatever it is, what is served goes on, and the next look may find it gone.
+                logger.exception("the served aliases could not be looked up")
 
-    def _limit(self, item: InHand) -> None:
-        """While draining, ends a request when the grace is over, or sooner if its body is not even here."""
-        if self.drained_at is not None:
-            sooner = math.inf if item.is_read else anyio.current_time() + READ_GRACE_SECONDS
-            item.scope.deadline = min(self.drained_at, sooner)
+    async def _sweep(self) -> None:
+        seconds = self.settings.read_timeout_seconds
+        while True:
+            await asyncio.sleep(min(SWEEP_SECONDS, seconds / 4))
+            now = time.perf_counter()
+            self.scheduler.drop_abandoned()
+            self.sessions.drop_gone()
+            self.sequences.drop_gone()
+            self.telemetry.pending(self.scheduler.pending)
+            self.telemetry.sessions(len(self.sessions) + len(self.sequences))
+            self.telemetry.streams(self.sockets.streams)
+            for item in list(self.in_hand):
+                if not item.is_read and now - item.since > seconds:
+                    item.end(
+                        ReadTimeoutError(
+                            f"The body did not arrive within {seconds:g} s; send it faster or in smaller parts."
+                        )
+                    )
 
 
-def context_of(request: Request) -> Context:
+def context_of(connection: HTTPConnection) -> Context:
     """The context that :func:`stablernn_server.create_app` put into the application."""
-    context: Context = request.app.state.context
+    context: Context = connection.app.state.context
     return context
 
 
-def json_response(content: Any, status: int = 200) -> Response:
-    """``content``, numpy arrays included, as a JSON answer; NaN becomes null."""
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
+def in_hand_of(connection: HTTPConnection) -> InHand:
+    """The request as the front took it."""
+    item: InHand = connection.scope["stablernn"]
+    return item

@@ -23,14 +23,22 @@ class Covariates:
 
     Attributes:
         observed: Features that a client sends; those of the calendar follow from the time.
+        made: Features of the calendar, in its order.
     """
 
-    def __init__(self, model: OnnxModel) -> None:
+    def __init__(self, model: OnnxModel, time_field: str = "start_timestamp") -> None:
+        """Read what the model takes.
+
+        Args:
+            model: The model.
+            time_field: What requests call the time that the calendar follows from.
+        """
         manifest = model.manifest
         made = [channel for period in manifest.calendar or () for channel in period.channels]
         self.observed: list[str] = [name for name in manifest.features if name not in made]
         self._model = model
-        self._made = made
+        self.made = made
+        self._time_field = time_field
         self._future: list[str] = [name for name in manifest.future or () if name not in made]
         self._static: list[str] = manifest.static or []
 
@@ -54,14 +62,15 @@ class Covariates:
         """
         manifest = self._model.manifest
         further: dict[str, Array] = {}
-        static = np.array([self._static_of(item, place) for place, item in enumerate(inputs)], np.float32)
-        future = np.stack([self._future_of(item, place, horizon) for place, item in enumerate(inputs)])
+        rows = [self.static_row(item.static, f"inputs.{place}.static") for place, item in enumerate(inputs)]
+        static = np.array(rows, np.float32)
+        ahead = [self.future_rows(item.future, f"inputs.{place}.future", horizon) for place, item in enumerate(inputs)]
+        future = np.stack(ahead)
         if self._static:
             further["static"] = static
-        if self._made:
+        if self.made:
             x, waves = self._with_calendar(x, lengths, inputs, observed)
-            both, names = np.concatenate([future, waves], axis=2), [*self._future, *self._made]
-            future = both[:, :, [names.index(name) for name in manifest.future or ()]]
+            future = self.with_waves(future, waves)
         if manifest.future:
             further["future"] = future
         return x, further
@@ -74,7 +83,7 @@ class Covariates:
         steps, features = manifest.horizon or 0, manifest.features
         whole = np.zeros((*x.shape[:2], len(features)), np.float32)
         whole[:, :, [features.index(name) for name in self.observed]] = x
-        places = [features.index(name) for name in self._made]
+        places = [features.index(name) for name in self.made]
         ahead = np.zeros((len(x), steps, len(places)), np.float32)
         for place, (item, length, total) in enumerate(zip(inputs, lengths.tolist(), observed, strict=True)):
             if item.start_timestamp is None:
@@ -84,12 +93,12 @@ class Covariates:
                     f"{periods} each step lies. Give the time of the first value."
                 )
             frequency = spacing(item.frequency, manifest.frequency) or ""
-            waves = self._waves(times(item.start_timestamp, total - length, length + steps, frequency))
+            waves = self.waves(times(item.start_timestamp, total - length, length + steps, frequency))
             whole[place, :length, places] = waves[:length].T
             ahead[place] = waves[length:]
         return whole, ahead
 
-    def _waves(self, seconds: Array) -> Array:
+    def waves(self, seconds: Array) -> Array:
         """Sine and cosine of each period, ``(time, 2 * periods)``."""
         waves: list[Array] = []
         for period in self._model.manifest.calendar or ():
@@ -97,9 +106,13 @@ class Covariates:
             waves += [np.sin(angle), np.cos(angle)]
         return np.stack(waves, axis=1).astype(np.float32)
 
-    def _static_of(self, item: SeriesInput, place: int) -> list[float]:
-        what = f"inputs.{place}.static"
-        given = self._named(item.static, what, self._static)
+    def static_row(self, static: dict[str, Any] | None, what: str) -> list[float]:
+        """The static values of one series in the order of the model, NaN where one is not known.
+
+        Raises:
+            InputError: If a name or a number is strange.
+        """
+        given = self._named(static, what, self._static)
         if not given:
             return [np.nan] * len(self._static)
         values = to_array([given.get(name) for name in self._static], what)
@@ -108,10 +121,20 @@ class Covariates:
         found: list[float] = self._model.check_values(what, values, self._static).tolist()
         return found
 
-    def _future_of(self, item: SeriesInput, place: int, horizon: int) -> Array:
-        what, steps = f"inputs.{place}.future", self._model.manifest.horizon or 0
+    def future_rows(self, future: dict[str, Any] | None, what: str, horizon: int) -> Array:
+        """What a client says of the steps ahead, ``(trained horizon, names)``, NaN where it is not known.
+
+        Args:
+            future: Numbers by name.
+            what: What to call it in errors.
+            horizon: Steps ahead that are asked for.
+
+        Raises:
+            InputError: If a name or a number is strange.
+        """
+        steps = self._model.manifest.horizon or 0
         found = np.full((steps, len(self._future)), np.nan, np.float32)
-        for name, values in self._named(item.future, what, self._future).items():
+        for name, values in self._named(future, what, self._future).items():
             where = f"{what}.{name}"
             row = to_array(values, where)
             if row.ndim != 1 or not horizon <= len(row) <= steps:
@@ -123,12 +146,18 @@ class Covariates:
             found[: len(row), self._future.index(name)] = self._model.check_values(where, row[:, None], [name])[:, 0]
         return found
 
+    def with_waves(self, future: Array, waves: Array) -> Array:
+        """What clients say of the steps ahead together with the calendar there, in the order of the model."""
+        both, names = np.concatenate([future, waves], axis=-1), [*self._future, *self.made]
+        found: Array = both[..., [names.index(name) for name in self._model.manifest.future or ()]]
+        return found
+
     def _named(self, given: dict[str, Any] | None, what: str, names: Sequence[str]) -> dict[str, Any]:
         for name in given or {}:
             if name in names:
                 continue
-            if name in self._made:
-                raise InputError(f"{what}.{name} follows from start_timestamp; leave it out.")
+            if name in self.made:
+                raise InputError(f"{what}.{name} follows from {self._time_field}; leave it out.")
             takes = f"takes {', '.join(names)}" if names else "takes none"
             raise InputError(
                 f"{what}: unknown name '{cut(name)}'.{near(name, names)} The model '{self._model.name}' {takes}."

@@ -2,8 +2,26 @@
 
 ServerError
 ├── InputError            (ValueError)     a request that cannot be answered as it stands
+│   ├── BadTokenError                      a state token that this server did not sign, or not as it stands
+│   └── ExpiredTokenError                  a state token whose time is over
 ├── TooLargeError         (ValueError)     a request above a limit of this server
+├── UnauthorizedError     (PermissionError) no token, or one that this server does not know
+├── ForbiddenError        (PermissionError) a known caller who may not do this, or a page of another origin
 ├── UnknownModelError     (LookupError)    a model, version or alias that is not served
+├── MethodError           (LookupError)    a path that answers another method
+├── UnknownSessionError   (LookupError)    a session that does not exist, has expired or was evicted
+├── ConflictError         (RuntimeError)   a request that does not fit the state it meets
+│   ├── VersionGoneError                   a stream whose version is not served any more
+│   ├── OtherModelError                    a stream, or its token, of another model than the one asked for
+│   ├── DuplicateStepError                 samples that a stream has already taken
+│   ├── SkippedStepError                   samples before which others of the stream are missing
+│   ├── TimeOrderError                     a time that does not lie after the one before, or on no regular step
+│   ├── MissingStepsError                  a time before which regular steps are missing
+│   ├── UnknownSequenceError               a sequence of the v2 protocol that was not begun, or has expired
+│   └── OneProcessError                    state kept by one process, asked for where several share the port
+├── TooManyError          (RuntimeError)   more at a time than this client may have
+├── DeadlineError         (TimeoutError)   a request whose time was over before it was worked on
+├── ClientGoneError       (ConnectionError) a client that did not wait; nobody reads the answer
 ├── ReadTimeoutError      (TimeoutError)   a body that arrives too slowly
 ├── NotReadyError         (RuntimeError)   the server is starting or draining
 ├── BusyError             (RuntimeError)   the server has its hands full
@@ -11,22 +29,36 @@ ServerError
 ├── DeviceError           (RuntimeError)   a device that was asked for and is not there
 └── SettingsError         (ValueError)     a setting that does not exist, or a value it cannot take
 
-The last three are raised before the first request is taken.
+The last is raised before the first request is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 
 class ServerError(Exception):
-    """Base of everything that this package raises on purpose."""
+    """Base of everything that this package raises on purpose.
+
+    Attributes:
+        headers: What the answer carries beside the sentence and the code word.
+    """
+
+    headers: Mapping[str, str] = {}
 
 
 class InputError(ServerError, ValueError):
+    pass
+
+
+class BadTokenError(InputError):
+    pass
+
+
+class ExpiredTokenError(InputError):
     pass
 
 
@@ -34,7 +66,73 @@ class TooLargeError(ServerError, ValueError):
     pass
 
 
+class UnauthorizedError(ServerError, PermissionError):
+    headers: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="stablernn"'}
+
+
+class ForbiddenError(ServerError, PermissionError):
+    pass
+
+
 class UnknownModelError(ServerError, LookupError):
+    pass
+
+
+class MethodError(ServerError, LookupError):
+    def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
+        super().__init__(f"{cut(method)} is not for {cut(path)}; send {' or '.join(allowed)}.")
+        self.headers = {"Allow": ", ".join(allowed)}
+
+
+class UnknownSessionError(ServerError, LookupError):
+    pass
+
+
+class ConflictError(ServerError, RuntimeError):
+    pass
+
+
+class VersionGoneError(ConflictError):
+    pass
+
+
+class OtherModelError(ConflictError):
+    pass
+
+
+class DuplicateStepError(ConflictError):
+    pass
+
+
+class SkippedStepError(ConflictError):
+    pass
+
+
+class TimeOrderError(ConflictError):
+    pass
+
+
+class MissingStepsError(ConflictError):
+    pass
+
+
+class UnknownSequenceError(ConflictError):
+    pass
+
+
+class OneProcessError(ConflictError):
+    pass
+
+
+class TooManyError(ServerError, RuntimeError):
+    pass
+
+
+class DeadlineError(ServerError, TimeoutError):
+    pass
+
+
+class ClientGoneError(ServerError, ConnectionError):
     pass
 
 
@@ -43,11 +141,13 @@ class ReadTimeoutError(ServerError, TimeoutError):
 
 
 class NotReadyError(ServerError, RuntimeError):
-    pass
+    headers: Mapping[str, str] = {"Retry-After": "5"}
 
 
 class BusyError(ServerError, RuntimeError):
-    pass
+    def __init__(self, message: str, retry_after_seconds: int = 5) -> None:
+        super().__init__(message)
+        self.headers = {"Retry-After": str(retry_after_seconds)}
 
 
 class ModelLoadError(ServerError, RuntimeError):
@@ -64,15 +164,36 @@ class SettingsError(ServerError, ValueError):
 
 STATUS_AND_CODE: dict[type[Exception], tuple[int, str]] = {
     InputError: (400, "bad_input"),
+    BadTokenError: (400, "bad_token"),
+    ExpiredTokenError: (400, "expired_token"),
+    UnauthorizedError: (401, "unauthorized"),
+    ForbiddenError: (403, "forbidden"),
     UnknownModelError: (404, "unknown_model"),
+    UnknownSessionError: (404, "unknown_session"),
+    MethodError: (405, "method_not_allowed"),
     ReadTimeoutError: (408, "timeout"),
+    VersionGoneError: (409, "version_gone"),
+    OtherModelError: (409, "other_model"),
+    DuplicateStepError: (409, "duplicate_step"),
+    SkippedStepError: (409, "skipped_step"),
+    TimeOrderError: (409, "time_order"),
+    MissingStepsError: (409, "missing_steps"),
+    UnknownSequenceError: (409, "unknown_sequence"),
+    OneProcessError: (409, "one_process_only"),
+    ConflictError: (409, "conflict"),
+    ModelLoadError: (409, "load_failed"),
+    DeviceError: (409, "load_failed"),
     TooLargeError: (413, "too_large"),
+    TooManyError: (429, "too_many"),
+    # What nginx calls it; it is for logs and metrics.
+    ClientGoneError: (499, "client_gone"),
     NotReadyError: (503, "not_ready"),
     BusyError: (503, "busy"),
+    DeadlineError: (504, "deadline"),
 }
 """Every class that a request can raise. Whatever is not here is a fault of ours: 500, ``internal``."""
 
-CODE_OF_STATUS: dict[int, str] = {404: "unknown_path", 405: "method_not_allowed"}
+CODE_OF_STATUS: dict[int, str] = {404: "unknown_path"}
 """Code words for what the framework itself answers."""
 
 

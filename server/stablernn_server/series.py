@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from stablernn_server.covariates import Covariates
 from stablernn_server.errors import InputError, TooLargeError
 from stablernn_server.json_arrays import to_array
+from stablernn_server.runtime.batch import Share
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.runtime.session import Stop
 from stablernn_server.schemas.timeseries import (
@@ -30,16 +32,42 @@ Array = NDArray[Any]
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def forecast(
-    model: OnnxModel, request: ForecastRequest, settings: Settings, stop: Stop | None = None
-) -> dict[str, Any]:
-    """The body of the answer to a forecast request.
+@dataclass(frozen=True)
+class Prepared:
+    """A request as one padded batch, and what turns its answers into the body of the reply.
+
+    Attributes:
+        model: The model that answers.
+        inputs: By name, as the graph over whole sequences takes them.
+        rows: Series in the batch.
+        finish: From the outputs by name, and the states that left their balls.
+    """
+
+    model: OnnxModel
+    inputs: Mapping[str, Array]
+    rows: int
+    finish: Callable[[Mapping[str, Array], Set[str]], dict[str, Any]]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs that are wanted: all but the states."""
+        return [name for name in self.model.sequence.outputs if name not in self.model.next_outputs]
+
+    def roll_out(self, stop: Stop) -> Share:
+        """The answers of a recursive head over its whole horizon."""
+        assert self.model.rollout is not None
+        outside: set[str] = set()
+        found = self.model.rollout.run(self.model, self.inputs, stop, outside)
+        return Share({name: found[name] for name in self.outputs}, outside=outside)
+
+
+def prepare_forecast(model: OnnxModel, request: ForecastRequest, settings: Settings) -> Prepared:
+    """What a forecast request wants of its model.
 
     Args:
         model: The model that answers.
         request: The checked body.
         settings: The limits of one request.
-        stop: Ends the inference from another thread.
 
     Raises:
         InputError: If the model does not forecast, or a series or an option does not fit it.
@@ -56,31 +84,32 @@ def forecast(
     x, lengths = pad(context, model, settings)
     x, further = covariates.complete(x, lengths, request.inputs, [len(values) for values in observed], horizon)
     further |= _times(model, request.inputs, [len(values) for values in observed], lengths, x.shape[1])
-    outside: set[str] = set()
-    answers = model.run_numpy(x, lengths, stop, outside=outside, **further)
     targets = manifest.targets or []
-    outputs = []
-    for place, item in enumerate(request.inputs):
-        frequency, start = stamps[place]
-        quantiles = {str(level): _per_step(answers["quantiles"][place, :horizon, :, index]) for index, level in levels}
-        content = {
-            "type": UNIVARIATE if len(targets) == 1 else MULTIVARIATE,
-            "name": _name(item, place),
-            "mean_forecast": _per_step(answers["mean"][place, :horizon]),
-            "quantiles": quantiles,
-            "frequency": frequency,
-            "start_timestamp": start,
-            "targets": targets,
-            "context_used": len(context[place]),
-        }
-        outputs.append(_output("time_series_forecast", content))
-    return _response(model, outputs, outside)
+
+    def finish(answers: Mapping[str, Array], outside: Set[str]) -> dict[str, Any]:
+        outputs = []
+        for place, item in enumerate(request.inputs):
+            frequency, start = stamps[place]
+            content = {
+                "type": UNIVARIATE if len(targets) == 1 else MULTIVARIATE,
+                "name": _name(item, place),
+                "mean_forecast": _per_step(answers["mean"][place, :horizon]),
+                "quantiles": {
+                    str(level): _per_step(answers["quantiles"][place, :horizon, :, index]) for index, level in levels
+                },
+                "frequency": frequency,
+                "start_timestamp": start,
+                "targets": targets,
+                "context_used": len(context[place]),
+            }
+            outputs.append(_output("time_series_forecast", content))
+        return _response(model, outputs, outside)
+
+    return Prepared(model, {model.input_name: x, "lengths": lengths, **further}, len(x), finish)
 
 
-def classify(
-    model: OnnxModel, request: ClassifyRequest, settings: Settings, stop: Stop | None = None
-) -> dict[str, Any]:
-    """The body of the answer to a classification request; see :func:`forecast`.
+def prepare_classify(model: OnnxModel, request: ClassifyRequest, settings: Settings) -> Prepared:
+    """What a classification request wants of its model; see :func:`prepare_forecast`.
 
     Raises:
         InputError: If the model does not classify, or a series or an option does not fit it.
@@ -95,21 +124,25 @@ def classify(
     observed = [_values(item, place, model, features) for place, item in enumerate(request.inputs)]
     x, lengths = pad(observed, model, settings)
     times = _times(model, request.inputs, [len(values) for values in observed], lengths, x.shape[1])
-    outside: set[str] = set()
-    probabilities = model.run_numpy(x, lengths, stop, outside=outside, **times)["probabilities"]
-    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
-    outputs = [
-        _output(
-            "time_series_classification",
-            {
-                "name": _name(item, place),
-                "label": labels[best[0]],
-                "probabilities": {labels[index]: row[index] for index in best},
-            },
-        )
-        for place, (item, row, best) in enumerate(zip(request.inputs, probabilities, order.tolist(), strict=True))
-    ]
-    return _response(model, outputs, outside)
+
+    def finish(answers: Mapping[str, Array], outside: Set[str]) -> dict[str, Any]:
+        probabilities = answers["probabilities"]
+        order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
+        rows = zip(request.inputs, probabilities, order.tolist(), strict=True)
+        outputs = [
+            _output(
+                "time_series_classification",
+                {
+                    "name": _name(item, place),
+                    "label": labels[best[0]],
+                    "probabilities": {labels[index]: row[index] for index in best},
+                },
+            )
+            for place, (item, row, best) in enumerate(rows)
+        ]
+        return _response(model, outputs, outside)
+
+    return Prepared(model, {model.input_name: x, "lengths": lengths, **times}, len(x), finish)
 
 
 def pad(series: Sequence[Array], model: OnnxModel, settings: Settings) -> tuple[Array, Array]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from stablernn_server.errors import SettingsError, sentence_of
+
+_DAY = 86_400.0
+_YEAR = 365 * _DAY
 
 
 class Settings(BaseSettings):
@@ -26,19 +29,98 @@ class Settings(BaseSettings):
         description="What to serve: NAME, NAME:VERSION or NAME@ALIAS; in the environment separated by commas. "
         "Default: the highest version of every model in the registry.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where it loads, else the CPU.")
-    engine: Literal["auto", "onnx"] = Field("auto", description="auto: ONNX Runtime, the one engine without torch.")
-    host: str = "127.0.0.1"
-    port: int = Field(8080, ge=0, le=65535, description="0: any free port.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto, cpu or cuda; auto: CUDA where it loads, else the CPU."
+    )
+    engine: str = Field(
+        "auto",
+        min_length=1,
+        description="onnx: ONNX Runtime, without torch. torch, or another engine of an installed package. auto: onnx "
+        "on the CPU, the faster of onnx and torch on a GPU.",
+    )
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free one.")
     threads: int = Field(1, ge=1, description="Threads inside one inference. More than 1 gives up bit equality.")
-    workers: int | None = Field(None, ge=1, description="Inferences at a time; default: the CPUs of this process.")
+    inferences: int | None = Field(None, ge=1, description="Inferences at a time; default: the CPUs of this process.")
+    workers: int = Field(1, ge=1, description="Server processes that share the port, the models and the state key.")
+    max_batch_size: int = Field(64, ge=1, description="Sequences that one run takes at most, of all requests together.")
+    max_step_batch_size: int = Field(512, ge=1, description="Streams whose steps one run takes at most.")
+    max_queue_delay_ms: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        allow_inf_nan=False,
+        description="How long a batch that is not full waits for more; 0: what waits already goes.",
+    )
+    max_queue: int = Field(1024, ge=1, description="Requests that wait at most; above it the answer is 503.")
+    max_client_requests: int = Field(
+        0, ge=0, description="Requests of one client (its token, else its address) that may wait or run; 0: no limit."
+    )
+    reload_seconds: float = Field(
+        5.0,
+        ge=0,
+        le=_YEAR,
+        allow_inf_nan=False,
+        description="How often served aliases are looked up again; 0: they stay where they were at start.",
+    )
+    memory_budget_bytes: int | None = Field(
+        None, ge=1, description="Bytes that open models may take; above it the least recently used are closed."
+    )
+    request_timeout_seconds: float = Field(
+        60.0, gt=0, le=_DAY, allow_inf_nan=False, description="How long a request may wait and run; then 504."
+    )
     max_body_bytes: int = Field(64 * 2**20, ge=1, description="Bytes of one request body with raw tensors.")
     # Parsing JSON holds the interpreter's lock, so that a large one makes every other request wait.
     max_json_bytes: int = Field(16 * 2**20, ge=1, description="Bytes of JSON in one request.")
-    max_held_bytes: int = Field(512 * 2**20, ge=1, description="Bytes of all bodies in hand, read or still arriving.")
+    max_held_bytes: int = Field(
+        512 * 2**20, ge=1, description="Bytes of all bodies and WebSocket frames in hand, and of bodies still arriving."
+    )
     max_elements: int = Field(2**25, ge=1, description="Numbers in and out of one padded batch, its states included.")
     max_steps: int = Field(100_000, ge=1, description="Time steps of one padded batch.")
-    read_timeout_seconds: float = Field(60.0, gt=0, description="How long a body may take to arrive.")
+    read_timeout_seconds: float = Field(
+        60.0, gt=0, le=_DAY, allow_inf_nan=False, description="How long a body may take to arrive."
+    )
+
+    session_ttl_seconds: float = Field(
+        600.0, gt=0, le=_YEAR, allow_inf_nan=False, description="How long a session or sequence may lie idle."
+    )
+    max_sessions: int = Field(
+        10_000, ge=1, description="Sessions kept, and likewise sequences; the longest idle one gives way."
+    )
+    max_session_queue: int = Field(16, ge=1, description="Requests that may wait for their turn in one session.")
+    max_streams: int = Field(4096, ge=1, description="Streams that one WebSocket may carry.")
+    token_ttl_seconds: float = Field(
+        86_400.0, gt=0, le=100 * _YEAR, allow_inf_nan=False, description="How long a state token can be continued from."
+    )
+    state_key: SecretStr | None = Field(
+        None, description="Key of state tokens: hex digits, or any text of at least 32 bytes; default: a random one."
+    )
+    state_key_file: Path | None = Field(None, description="File that holds the key of state tokens.")
+
+    auth: Literal["auto", "off"] = Field(
+        "auto", description="auto: requests need a token as soon as one is configured. off: they never do."
+    )
+    tokens_file: Path | None = Field(
+        None, description="File with lines ROLE TOKEN, roles infer and admin, readable by its owner alone."
+    )
+    infer_tokens: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (), description="Tokens that may read and infer; in the environment separated by commas."
+    )
+    admin_tokens: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (), description="Tokens that may also load and unload models; in the environment separated by commas."
+    )
+    tls_cert_file: Path | None = Field(None, description="Certificate chain (PEM) to serve https with.")
+    tls_key_file: Path | None = Field(None, description="Its private key (PEM).")
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Pages of other hosts that may call this server from a browser, such as https://app.example; "
+        "in the environment separated by commas.",
+    )
+    access_log: Literal["text", "json", "off"] = Field("text", description="Form of the line about each request.")
+    metrics_dir: Path | None = Field(None, description="Folder that several worker processes share their metrics in.")
+    traces: Literal["off", "otlp"] = Field(
+        "off", description="otlp: spans go where the OTEL_* environment variables say. Needs the extra otel."
+    )
 
     @property
     def json_limit(self) -> int:
@@ -51,9 +133,18 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise SettingsError(f"Settings: {sentence_of(error, 'settings')}") from error
 
-    @field_validator("models", mode="before")
+    @field_validator("models", "allowed_origins", mode="before")
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    @field_validator("infer_tokens", "admin_tokens", mode="before")
+    @classmethod
+    def _hide_tokens(cls, value: Any) -> tuple[SecretStr, ...]:
+        # Whatever was given becomes a secret here: the sentence of a failed check would repeat it.
+        if isinstance(value, str):
+            value = [part for part in value.split(",") if part.strip()]
+        items = value if isinstance(value, tuple | list) else (value,)
+        return tuple(item if isinstance(item, SecretStr) else SecretStr(str(item).strip()) for item in items)

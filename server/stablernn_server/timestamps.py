@@ -117,6 +117,26 @@ def times(start: str, first: int, count: int, frequency: str) -> NDArray[np.floa
     return np.asarray(stamps.astype("datetime64[ns]").astype(np.int64) * 1e-9, dtype=np.float64)
 
 
+def instant(text: str) -> float:
+    """Seconds since 1970-01-01T00:00Z; what says no zone is UTC.
+
+    Raises:
+        ValueError: If ``text`` is not ISO 8601.
+    """
+    return (_utc(datetime.fromisoformat(text)) - datetime(1970, 1, 1)) / timedelta(seconds=1)
+
+
+def step_seconds(frequency: str) -> float | None:
+    """The length of a step; None where steps differ in length, as those of months do."""
+    length = _length(frequency)
+    return length / timedelta(seconds=1) if isinstance(length, timedelta) else None
+
+
+def countable(frequency: str | None) -> str | None:
+    """The word to count a model's regular steps by; None where they do not lie on the calendar."""
+    return spacing(None, frequency) if frequency is not None and _is_known(frequency) else None
+
+
 def _utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
 

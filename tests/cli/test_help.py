@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from cli_helpers import Workplace
-from stablernn_cli.docs import cells_page, readme, render
+from stablernn_cli.docs import cells_page, readme, render, serving
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
@@ -27,6 +27,7 @@ COMMANDS = {
     "plot",
     "predict",
     "serve",
+    "dockerize",
     "registry list",
     "registry show",
     "registry alias",
@@ -123,6 +124,8 @@ def test_the_documentation_is_current() -> None:
     assert (root / "docs" / "cli.md").read_text(encoding="utf-8") == render(), "run `make docs`"
     assert (root / "docs" / "cells.md").read_text(encoding="utf-8") == cells_page(), "run `make docs`"
     assert (root / "docs" / "configuration.md").read_text(encoding="utf-8") == configuration_page(), "run `make docs`"
+    served = (root / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert served == serving(served), "run `make docs`"
     page = (root / "README.md").read_text(encoding="utf-8")
     assert page == readme(page, root), "run `make docs`"
 

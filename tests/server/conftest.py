@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from exports import exported
 from server_helpers import Published, Running, serve
-from stablernn.export import export
 from stablernn.models import Classifier, Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_server import OnnxModel, Settings, create_app
@@ -30,7 +30,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
     def publish(name: str, model: SequenceModel, scale: float, **fields: Any) -> None:
         model.fit_scaling([scale * noise.normal(size=(200, model.input_size)).astype(np.float32)])
-        report = export(model.eval(), tmp_path_factory.mktemp("export"))
+        report = exported(model.eval(), tmp_path_factory.mktemp("export"))
         version = registry.publish(
             name,
             report.files,

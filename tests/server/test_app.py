@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from stablernn_server import OnnxModel, Settings, SettingsError, create_app
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
 from stablernn_server.runtime.cpus import available_cpus
 from stablernn_server.runtime.table import ModelTable
+from stablernn_server.telemetry import Telemetry
 
 
 def test_the_package_brings_neither_torch_nor_the_library() -> None:
@@ -42,11 +44,31 @@ def test_a_served_model_brings_no_torch_either(published: Published) -> None:
 def test_only_what_routes_raise_has_a_status() -> None:
     assert {kind.__name__: row for kind, row in STATUS_AND_CODE.items()} == {
         "InputError": (400, "bad_input"),
+        "BadTokenError": (400, "bad_token"),
+        "ExpiredTokenError": (400, "expired_token"),
+        "UnauthorizedError": (401, "unauthorized"),
+        "ForbiddenError": (403, "forbidden"),
         "UnknownModelError": (404, "unknown_model"),
+        "UnknownSessionError": (404, "unknown_session"),
+        "MethodError": (405, "method_not_allowed"),
         "ReadTimeoutError": (408, "timeout"),
+        "ClientGoneError": (499, "client_gone"),
+        "VersionGoneError": (409, "version_gone"),
+        "OtherModelError": (409, "other_model"),
+        "DuplicateStepError": (409, "duplicate_step"),
+        "SkippedStepError": (409, "skipped_step"),
+        "TimeOrderError": (409, "time_order"),
+        "MissingStepsError": (409, "missing_steps"),
+        "UnknownSequenceError": (409, "unknown_sequence"),
+        "OneProcessError": (409, "one_process_only"),
+        "ConflictError": (409, "conflict"),
+        "ModelLoadError": (409, "load_failed"),
+        "DeviceError": (409, "load_failed"),
         "TooLargeError": (413, "too_large"),
+        "TooManyError": (429, "too_many"),
         "NotReadyError": (503, "not_ready"),
         "BusyError": (503, "busy"),
+        "DeadlineError": (504, "deadline"),
     }
     assert all(issubclass(kind, ServerError) for kind in STATUS_AND_CODE)
 
@@ -111,21 +133,29 @@ def test_inferences_do_not_stop_the_event_loop(server: Running, client: httpx.Cl
     assert asyncio.run(race()).count("quick") > 3
 
 
+def opened(published: Published, *models: str) -> ModelTable:
+    settings = Settings(registry=published.root, models=models)
+    return ModelTable.open(settings, Telemetry(settings))
+
+
 def test_without_models_every_one_is_served_at_its_highest_version(published: Published) -> None:
-    table = ModelTable.open(Settings(registry=published.root))
+    table = opened(published)
     assert [(model.name, model.version) for model in table] == [("animals", 2), ("co2", 1), ("flow", 1)]
-    assert table.find("animals").version == 2
+    assert table.resolve("animals") == ("animals", 2)
 
 
 def test_a_version_that_was_named_twice_is_opened_once(published: Published) -> None:
-    table = ModelTable.open(Settings(registry=published.root, models=("animals@production", "animals:1")))
+    table = opened(published, "animals@production", "animals:1")
     assert [model.version for model in table] == [1]
 
 
 def test_the_highest_version_answers_where_no_alias_was_named(published: Published) -> None:
-    table = ModelTable.open(Settings(registry=published.root, models=("animals:1", "animals:2")))
-    assert table.find("animals").version == 2
-    assert table.find("animals@production").version == 1
+    table = opened(published, "animals:1", "animals:2")
+    assert table.resolve("animals") == ("animals", 2)
+    assert table.resolve("animals@production") == ("animals", 1)
+    found = asyncio.run(table.find_open("animals@production"))
+    assert found is table.get("animals", 1)
+    assert found is not table.get("animals", 2)
 
 
 def test_a_reference_to_nothing_is_the_registrys_error(published: Published) -> None:
@@ -148,7 +178,9 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     [
         ({"port": 70000}, "Settings: port: input should be less than or equal to 65535, got 70000."),
         ({"device": "gpu"}, "Settings: device: input should be 'auto', 'cpu' or 'cuda', got 'gpu'."),
-        ({"engine": "torch"}, "Settings: engine: input should be 'auto' or 'onnx', got 'torch'."),
+        ({"engine": ""}, "Settings: engine: string should have at least 1 character, got ''."),
+        ({"inferences": 0}, "Settings: inferences: input should be greater than or equal to 1, got 0."),
+        ({"workers": 0}, "Settings: workers: input should be greater than or equal to 1, got 0."),
         ({"model": "x"}, "Settings: model: extra inputs are not permitted, got 'x'."),
     ],
 )
@@ -187,9 +219,19 @@ def test_the_openapi_document_describes_every_body_and_resolves(client: httpx.Cl
         "/v2/health/ready",
         "/v2/models/{model}",
         "/v2/models/{model}/versions/{version}/infer",
+        "/v2/models/{model}/stats",
+        "/v2/models/stats",
+        "/v2/repository/index",
+        "/v2/repository/models/{model}/load",
+        "/v2/repository/models/{model}/unload",
         "/v1/timeseries/forecast",
         "/v1/timeseries/classify",
         "/v1/timeseries/models",
+        "/v1/sessions",
+        "/v1/sessions/{session}",
+        "/v1/sessions/{session}/step",
+        "/v1/step",
+        "/metrics",
     }
     references = []
 
@@ -205,13 +247,22 @@ def test_the_openapi_document_describes_every_body_and_resolves(client: httpx.Cl
 
     walk(document)
     schemas = document["components"]["schemas"]
-    assert {f"#/components/schemas/{name}" for name in ("InferBody", "ForecastRequest", "ErrorBody")} <= set(references)
+    named = ("InferBody", "ForecastRequest", "ClassifyRequest", "OpenSession", "Samples", "TokenStep", "ErrorBody")
+    assert {f"#/components/schemas/{name}" for name in named} <= set(references)
     assert all(reference.removeprefix("#/components/schemas/") in schemas for reference in references)
-    for path in document["paths"].values():
-        for operation in path.values():
+    queries = set()
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
             assert operation["responses"].keys() >= {"200", "400", "404"}
             assert "422" not in operation["responses"]
-            assert all(parameter["in"] == "path" for parameter in operation.get("parameters", ()))
+            parameters = operation.get("parameters", ())
+            assert {item["name"] for item in parameters if item["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+            queries |= {(path, item["name"]) for item in parameters if item["in"] != "path"}
+    infer = [path for path in document["paths"] if path.endswith("/infer")]
+    assert queries == {
+        ("/v1/sessions/{session}", "token"),
+        *((path, "Inference-Header-Content-Length") for path in infer),
+    }
 
 
 @pytest.mark.parametrize("task", ["forecast", "classify"])

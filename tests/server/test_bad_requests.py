@@ -76,9 +76,75 @@ INFER = [
     ),
     pytest.param(
         "animals",
-        {**ONE, "parameters": {"timeout": 5}},
-        "The parameter timeout is not supported: this server has no deadlines.",
+        {**ONE, "parameters": {"timeout": "soon"}},
+        "The parameter timeout of the request must be a whole number from 0 (microseconds), got 'soon'.",
         id="timeout",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"timeout": 1.5}},
+        "The parameter timeout of the request must be a whole number from 0 (microseconds), got 1.5.",
+        id="timeout with a fraction",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"timeout": 2**63}},
+        "The parameter timeout of the request must be a whole number from 0 (microseconds), got 9223372036854775808.",
+        id="timeout beyond int64",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"priority": -1}},
+        "The parameter priority of the request must be a whole number from 0 (1 first), got -1.",
+        id="priority",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"priority": True}},
+        "The parameter priority of the request must be a whole number from 0 (1 first), got True.",
+        id="boolean priority",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"sequence_id": 1.5}},
+        "The parameter sequence_id must be a whole number or text, got a number.",
+        id="sequence",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"sequence_id": "s" * 129}},
+        "The parameter sequence_id may have 128 characters, got 129.",
+        id="long sequence",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"sequence_id": -1}},
+        "The parameter sequence_id must be from 0 to 18446744073709551615, got -1.",
+        id="negative sequence",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"sequence_id": 7, "sequence_start": 1}},
+        "The parameter sequence_start of the request must be true or false, got a number.",
+        id="start of a sequence",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "parameters": {"sequence_end": True}},
+        "The parameters sequence_start and sequence_end need a sequence_id, a number from 1 or text.",
+        id="end of no sequence",
+    ),
+    pytest.param(
+        "animals",
+        {"inputs": [{**ONE["inputs"][0], "parameters": {"shared_memory_region": "r"}}]},
+        "The parameter shared_memory_region is not supported: this server has no shared memory.",
+        id="shared memory",
+    ),
+    pytest.param(
+        "animals",
+        {**ONE, "outputs": [{"name": "logits", "parameters": {"shared_memory_region": "r"}}]},
+        "The parameter shared_memory_region is not supported: this server has no shared memory.",
+        id="shared memory of an output",
     ),
     pytest.param(
         "animals",
@@ -380,18 +446,35 @@ def test_a_version_that_makes_no_sense_is_a_400(client: httpx.Client, path: str,
     assert (response.status_code, response.json()) == (400, {"error": sentence, "code": "bad_input"})
 
 
-def test_an_unknown_path_and_a_wrong_method_have_the_same_shape(client: httpx.Client) -> None:
+def test_an_unknown_path_has_the_same_shape(client: httpx.Client) -> None:
     response = client.get("/v3")
     assert response.status_code == 404
     assert response.json() == {
         "error": "Not Found: GET /v3 is nothing that this server answers.",
         "code": "unknown_path",
     }
-    response = client.get("/v2/models/animals/infer")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v2/models/animals/infer", ["POST"]),
+        ("PUT", "/v2/models/animals/versions/1/infer", ["POST"]),
+        ("GET", "/v1/timeseries/forecast", ["POST"]),
+        ("POST", "/v2", ["GET"]),
+        ("DELETE", "/v2/health/ready", ["GET", "HEAD"]),
+        ("PUT", "/v1/sessions/one", ["DELETE", "GET"]),
+        ("POST", "/openapi.json", ["GET", "HEAD"]),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_ones(
+    client: httpx.Client, method: str, path: str, allowed: list[str]
+) -> None:
+    response = client.request(method, path)
     assert response.status_code == 405
-    assert response.headers["allow"] == "POST"
+    assert response.headers["allow"] == ", ".join(allowed)
     assert response.json() == {
-        "error": "Method Not Allowed: GET /v2/models/animals/infer is nothing that this server answers.",
+        "error": f"{method} is not for {path}; send {' or '.join(allowed)}.",
         "code": "method_not_allowed",
     }
 

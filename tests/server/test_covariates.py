@@ -15,10 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exports import exported
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn.data.covariates import calendar_periods, calendar_values
 from stablernn.data.frequency import parse_frequency
-from stablernn.export import export
 from stablernn.models import Classifier, Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_server import InputError, ModelLoadError, OnnxModel, Settings, create_app
@@ -56,7 +56,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     for name, (model, fields) in models.items():
         model.fit_scaling([NOISE.normal(5.0, 3.0, (60, model.input_size)).astype(np.float32)])
         folder = tmp_path_factory.mktemp("export")
-        report = export(model.eval(), folder)
+        report = exported(model.eval(), folder)
         files = dict(report.files)
         facts: dict[str, Any] = {"task": "forecast", "cell": "lipschitz", "signature": report.signature, **fields}
         if isinstance(model, Forecaster):

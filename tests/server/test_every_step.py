@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from exports import exported
 from server_helpers import Published, Running, json_tensor, serve, torch_answer
-from stablernn.export import export
 from stablernn.models import SequencePredictor
 from stablernn_registry import ManifestError, ManifestFields, Registry
 from stablernn_server import InputError, ModelLoadError, OnnxModel, Settings, create_app
@@ -37,7 +37,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     }
     models = {"text": text.eval(), "frames": frames.eval()}
     for name, model in models.items():
-        report = export(model, tmp_path_factory.mktemp("export"))
+        report = exported(model, tmp_path_factory.mktemp("export"))
         facts = {"task": "predict-next", "signature": report.signature, "parity": report.parity, **fields[name]}
         Registry(root).publish(name, report.files, facts)
     return Published(root, {f"{name}:1": model for name, model in models.items()})

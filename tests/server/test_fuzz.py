@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
+import zlib
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server_helpers import Published
-from stablernn_server import OnnxModel, ServerError, Settings
+from stablernn_server import InputError, OnnxModel, ServerError, Settings
+from stablernn_server.answers import json_body
+from stablernn_server.body import decompressed
+from stablernn_server.codec import encode_response
 from stablernn_server.errors import STATUS_AND_CODE
-from stablernn_server.routes.timeseries import _run
-from stablernn_server.routes.v2 import _infer
-from stablernn_server.runtime.session import Stop
+from stablernn_server.infer import _decode
+from stablernn_server.routes.timeseries import _checked
+from stablernn_server.runtime.batch import run_parts
 from stablernn_server.runtime.table import ModelTable
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
-from stablernn_server.series import classify, forecast
+from stablernn_server.series import check_size, prepare_classify, prepare_forecast
+from stablernn_server.telemetry import Telemetry
 
 LIMITS = Settings(max_elements=2**12)
+LABELS = ["cat", "dog", "owl", "rat"]
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
@@ -79,7 +88,17 @@ INFER_BODIES = st.fixed_dictionaries(
             ),
             max_size=3,
         ),
-        "parameters": st.fixed_dictionaries({}, optional={"binary_data_output": st.booleans()}),
+        "parameters": st.fixed_dictionaries(
+            {},
+            optional={
+                "binary_data_output": st.booleans(),
+                "timeout": st.integers(-1, 2**64) | JSON,
+                "priority": st.integers(-1, 9) | JSON,
+                "sequence_id": st.integers(-1, 2**65) | st.text(max_size=200) | JSON,
+                "sequence_start": st.booleans() | JSON,
+                "sequence_end": st.booleans() | JSON,
+            },
+        ),
     },
 )
 SERIES = st.one_of(
@@ -122,7 +141,16 @@ def is_refused_well(error: ServerError) -> bool:
 @given(INFER_BODIES, HEADERS)
 def test_infer(animals: OnnxModel, body: dict[str, Any], header: str | None) -> None:
     try:
-        content, json_length = _infer(Stop(), animals, json.dumps(body).encode(), header, LIMITS)
+        request = _decode(json.dumps(body).encode(), header, animals, LIMITS.json_limit)
+        names = None if request.outputs is None else [output.name for output in request.outputs]
+        x = request.inputs.get("x")
+        if x is not None and x.ndim == 3:
+            check_size(animals, x.shape[0], x.shape[1], LIMITS)
+        part = animals.prepare(animals.sequence, request.inputs, names, from_client=True)
+        (share,) = run_parts(animals, animals.sequence, [part], None)
+        if isinstance(share, InputError):
+            raise share
+        content, json_length = encode_response({"model_name": "animals"}, request, share.outputs, LABELS)
     except ServerError as error:
         if not is_refused_well(error):
             raise
@@ -130,9 +158,40 @@ def test_infer(animals: OnnxModel, body: dict[str, Any], header: str | None) -> 
     assert orjson.loads(content[:json_length])["model_name"] == "animals"
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=64) | st.integers(0, 12).map(lambda count: np.ones(count, "<f4").tobytes()))
+def test_raw_infer(animals: OnnxModel, body: bytes) -> None:
+    try:
+        request = _decode(body, "0", animals, LIMITS.json_limit)
+        found = animals.run(animals.sequence, request.inputs)
+    except ServerError as error:
+        if not is_refused_well(error):
+            raise
+        return
+    assert np.isfinite(found["probabilities"]).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=64), st.sampled_from(["gzip", "x-gzip", "deflate"]), st.integers(0, 40), st.integers(0, 40))
+def test_compressed_bodies(body: bytes, encoding: str, cut: int, limit: int) -> None:
+    """Whole ones come out as they were; damaged, cut and extended ones, and those above the limit, are refused."""
+    packed = gzip.compress(body, mtime=0) if encoding != "deflate" else zlib.compress(body)
+    for content in (packed, body, packed[:cut], packed + body, packed[: len(packed) - cut] + body):
+        try:
+            found = decompressed(content, encoding, limit)
+        except ServerError as error:
+            if not is_refused_well(error):
+                raise
+            assert content != packed or len(body) > limit
+        else:
+            assert len(found) <= limit
+            assert content != packed or found == body
+
+
 @pytest.fixture(scope="module")
 def table(published: Published) -> ModelTable:
-    return ModelTable.open(Settings(registry=published.root, models=("animals@production", "co2", "flow")))
+    served = Settings(registry=published.root, models=("animals@production", "co2", "flow"))
+    return ModelTable.open(served, Telemetry(served))
 
 
 @settings(max_examples=200, deadline=None)
@@ -142,7 +201,7 @@ def table(published: Published) -> ModelTable:
 )
 def test_paths(table: ModelTable, model: str, version: str | None) -> None:
     try:
-        assert table.find(model, version).name == "animals"
+        assert asyncio.run(table.find_open(model, version)).name == "animals"
     except ServerError as error:
         if not is_refused_well(error):
             raise
@@ -150,10 +209,19 @@ def test_paths(table: ModelTable, model: str, version: str | None) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(SERIES_BODIES | JSON)
-@pytest.mark.parametrize(("schema", "task"), [(ForecastRequest, forecast), (ClassifyRequest, classify)])
-def test_timeseries(table: ModelTable, schema: Any, task: Any, body: Any) -> None:
+@pytest.mark.parametrize(
+    ("schema", "prepare"), [(ForecastRequest, prepare_forecast), (ClassifyRequest, prepare_classify)]
+)
+def test_timeseries(table: ModelTable, schema: Any, prepare: Any, body: Any) -> None:
     try:
-        content = _run(Stop(), table, json.dumps(body).encode(), schema, task, LIMITS)
+        request = _checked(json.dumps(body).encode(), schema)
+        model = asyncio.run(table.find_open(request.model))
+        prepared = prepare(model, request, LIMITS)
+        part = model.prepare(model.sequence, prepared.inputs, prepared.outputs)
+        (share,) = run_parts(model, model.sequence, [part], None)
+        if isinstance(share, InputError):
+            raise share
+        content = json_body(prepared.finish(share.outputs, share.outside))
     except ServerError as error:
         if not is_refused_well(error):
             raise

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from exports import exported
 from server_helpers import json_tensor, serve
-from stablernn.export import export
 from stablernn.models import Classifier, Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_server import InputError, OnnxModel, Settings, create_app
@@ -48,7 +48,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     registry = Registry(tmp_path_factory.mktemp("registry"))
     torch.manual_seed(0)
     for name, (model, fields) in built().items():
-        report = export(model.eval(), tmp_path_factory.mktemp("export"))
+        report = exported(model.eval(), tmp_path_factory.mktemp("export"))
         true = dict(report.certificate)
         tight = true | {"state_balls": [{**ball, "radius": TIGHT} for ball in true["state_balls"]]}
         facts = {**fields, "cell": true["cell"], "signature": report.signature}

@@ -1,20 +1,29 @@
-"""The serving image: its files agree with each other, and its install steps give an environment that serves."""
+"""The serving image: its files agree with each other, its install steps serve, and so does the image itself."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
+import shutil
+import socket
+import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from container_helpers import RUNNERS, Container, Storage, make_storage
 from server_helpers import Published, Running, json_tensor, torch_answer
+from stablernn_registry import Registry
+from stablernn_registry.copies import copy_versions
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -62,6 +71,8 @@ def test_everything_that_is_imported_is_declared() -> None:
     distributions = {name.replace("_", "-") for name in foreign} - {"yaml"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {Requirement(text).name for text in project["dependencies"]}
+    # Its import name is that of several distributions; the extra otel brings them.
+    distributions -= {"opentelemetry"}
     assert distributions <= declared
     named = (ROOT / "requirements" / "serve.in").read_text(encoding="utf-8").split()
     not_in_the_image = {"torch", "polars", "matplotlib", "onnx", "onnxruntime"}
@@ -77,24 +88,63 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 
 
 def test_the_final_stage_is_not_root_and_installs_nothing() -> None:
-    assert re.search(r"^USER 10001$", FINAL_STAGE, re.MULTILINE)
+    assert re.search(r"^USER 10001:10001$", FINAL_STAGE, re.MULTILINE)
     assert FINAL_STAGE.index("\nUSER ") < FINAL_STAGE.index("\nENTRYPOINT ")
     assert not re.search(r"\b(apt-get|pip|gcc|make)\b", FINAL_STAGE)
     assert re.search(r"^VOLUME /registry$", FINAL_STAGE, re.MULTILINE)
     assert re.search(r'^ENTRYPOINT \["stablernn"\]\nCMD \["serve"\]$', FINAL_STAGE, re.MULTILINE)
 
 
-def test_the_health_command_says_yes_to_a_ready_server_and_no_to_none(server: Running) -> None:
+def health_command() -> list[str]:
     found = re.search(r"HEALTHCHECK .*?CMD (\[.*?\])\n", FINAL_STAGE, re.DOTALL)
     assert found
-    [_, *arguments] = json.loads(found[1])
+    [python, *arguments] = json.loads(found[1])
+    assert python == "python"
+    return [sys.executable, *arguments]
 
-    def healthy(port: int) -> bool:
-        environment = {**os.environ, "STABLERNN_PORT": str(port)}
-        return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True).returncode == 0
 
-    assert healthy(server.port)
-    assert not healthy(1)
+def is_healthy(**environment: str) -> bool:
+    # A proxy that the environment names is not asked: nothing listens on port 1.
+    environment = {**os.environ, "http_proxy": "http://127.0.0.1:1", "https_proxy": "http://127.0.0.1:1", **environment}
+    return subprocess.run(health_command(), env=environment, capture_output=True).returncode == 0
+
+
+def test_the_health_command_says_yes_to_a_ready_server_and_no_to_none(server: Running) -> None:
+    assert is_healthy(STABLERNN_PORT=str(server.port))
+    assert not is_healthy(STABLERNN_PORT="1")
+
+
+def test_the_health_command_says_no_to_a_server_that_is_not_ready() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        command = subprocess.Popen(health_command(), env={**os.environ, "STABLERNN_PORT": str(port)})
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+            assert command.wait(20) == 1
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_health_command_speaks_https_where_the_server_does(published: Published, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=models.example", "-days", "1", "-nodes", "-newkey", "rsa:2048"]
+    command = ["openssl", "req", "-x509", *subject, "-keyout", key, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    serve = [sys.executable, "-m", "stablernn_cli", "serve", "--model", "animals:1", "--port", "0", "--json"]
+    serve += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    environment = {**os.environ, "STABLERNN_REGISTRY": str(published.root)}
+    with subprocess.Popen(serve, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            lines = itertools.takewhile(lambda line: line != "}\n", iter(process.stdout.readline, ""))
+            port = json.loads("".join([*lines, "}"]))["url"].rpartition(":")[2]
+            with socket.create_connection(("127.0.0.1", int(port))) as plain, pytest.raises(ssl.SSLError):
+                ssl.create_default_context().wrap_socket(plain, server_hostname="models.example")
+            assert is_healthy(STABLERNN_PORT=port, STABLERNN_TLS_CERT_FILE=str(certificate))
+            assert not is_healthy(STABLERNN_PORT=port, STABLERNN_TLS_CERT_FILE="")
+        finally:
+            process.terminate()
 
 
 @pytest.mark.slow
@@ -136,3 +186,143 @@ def test_the_install_steps_give_an_environment_that_serves_without_torch(publish
     finally:
         process.terminate()
         assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    folder = tmp_path_factory.mktemp("containers")
+    yield make_storage(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def checkout_image(storage: Storage) -> dict[str, Any]:
+    """The configuration of the image that the Dockerfile of this checkout makes."""
+    return storage.build(ROOT, "localhost/checkout")
+
+
+@pytest.fixture(scope="module")
+def context(published: Published, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What ``stablernn dockerize`` wrote, and what it said of it."""
+    folder = tmp_path_factory.mktemp("context") / "image"
+    command = [sys.executable, "-m", "stablernn_cli", "dockerize", "animals@production", "--output", folder, "--json"]
+    environment = {**os.environ, "STABLERNN_REGISTRY": str(published.root)}
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    return folder, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def models_image(storage: Storage, context: tuple[Path, dict[str, Any]]) -> dict[str, Any]:
+    return storage.build(context[0], "localhost/models")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_the_image_of_the_checkout_serves_a_registry_beside_it(
+    storage: Storage,
+    checkout_image: dict[str, Any],
+    published: Published,
+    context: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    runner: str,
+) -> None:
+    copy_versions(published.registry, [published.registry.get("animals@production")], tmp_path / "registry")
+    mounts = {context[0] / "secrets": "/run/secrets:ro", tmp_path / "registry": "/registry:ro"}
+    environment = secret_files() | {"STABLERNN_MODELS": "animals@production"}
+    options = {"environment": environment, "mounts": mounts}
+    with RUNNERS[runner](storage, "localhost/checkout", checkout_image, tmp_path, **options) as container:
+        check(container, runner, published, context[0] / "secrets" / "tokens")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_the_image_with_its_models_serves_them(
+    storage: Storage,
+    models_image: dict[str, Any],
+    published: Published,
+    context: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    runner: str,
+) -> None:
+    folder, document = context
+    options = {
+        "environment": secret_files(),
+        "mounts": {folder / "secrets": "/run/secrets:ro"},
+        "user": document["user"],
+    }
+    with RUNNERS[runner](storage, "localhost/models", models_image, tmp_path, **options) as container:
+        verified = container.run("stablernn", "registry", "verify", "animals:1", "--json")
+        assert json.loads(verified.stdout)["ok"] is True
+        assert Registry(folder / "registry").get("animals@production").ref == "animals:1"
+        check(container, runner, published, Path(document["tokens_file"]))
+
+
+@pytest.mark.slow
+def test_without_tokens_the_image_lets_nobody_in(storage: Storage, models_image: dict[str, Any]) -> None:
+    name = storage.buildah("from", "localhost/models").stdout.strip()
+    command = [*models_image["Entrypoint"], *models_image["Cmd"]]
+    done = storage.buildah("run", "--isolation", "chroot", name, "--", *command)
+    storage.buildah("rm", name)
+    assert done.returncode != 0
+    assert "Error: The address '0.0.0.0' can be reached from other machines, and no token is configured." in done.stderr
+
+
+@pytest.mark.slow
+def test_what_the_images_say_of_themselves(
+    checkout_image: dict[str, Any], models_image: dict[str, Any], published: Published
+) -> None:
+    for config in (checkout_image, models_image):
+        assert config["User"] == "10001:10001"
+        assert (config["Entrypoint"], config["Cmd"]) == (["stablernn"], ["serve"])
+        assert config["Healthcheck"]["Test"] == ["CMD", "python", "-m", "stablernn_cli.healthcheck"]
+        assert list(config["ExposedPorts"]) == ["8080/tcp"]
+    assert list(checkout_image["Volumes"]) == ["/registry"]
+    assert not models_image.get("Volumes")
+    held = published.registry.get("animals:1")
+    assert models_image["Labels"]["stablernn.models"] == f"animals:1@{held.digest}"
+
+
+def secret_files() -> dict[str, str]:
+    return {
+        "STABLERNN_TOKENS_FILE": "/run/secrets/tokens",
+        "STABLERNN_STATE_KEY_FILE": "/run/secrets/state_key",
+    }
+
+
+def check(container: Container, runner: str, published: Published, tokens: Path) -> None:
+    """Who it runs as, what is not in it, that it answers rightly and to whom, and how it stops."""
+    assert container.run("id", "-u").stdout == "10001\n"
+    assert b"ModuleNotFoundError" in container.run("python", "-c", "import torch").stderr.encode()
+    assert container.run("sh", "-c", "command -v gcc cc make").returncode != 0
+    assert container.run("python", "-m", "stablernn_cli.healthcheck").returncode == 0
+    if runner == "podman":
+        for path in ("/registry/x", "/opt/stablernn/x", "/x"):
+            assert "Read-only file system" in container.run("touch", path).stderr
+
+    x = np.linspace(-3, 3, 9, dtype=np.float32).reshape(1, 9, 1)
+    body = json.dumps({"inputs": [json_tensor("x", x)], "outputs": [{"name": "probabilities"}]}).encode()
+    path = "/v2/models/animals/infer"
+    assert httpx.post(container.url + path, content=body).status_code == 401
+    token = dict(line.split() for line in tokens.read_text().splitlines())["infer"]
+    headers = {"Authorization": f"Bearer {token}"}
+    expected = torch_answer(published.torch_models["animals:1"], x)["probabilities"].ravel()
+    answer = httpx.post(container.url + path, content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    np.testing.assert_allclose(answer.json()["outputs"][0]["data"], expected, atol=1e-5)
+
+    with contextlib.closing(socket.create_connection(("127.0.0.1", container.port))) as late:
+        head = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {token}", f"Content-Length: {len(body)}"]
+        late.sendall("\r\n".join([*head, "Expect: 100-continue", "Connection: close", "\r\n"]).encode())
+        # The server asks for the body, so the request is in hand when it is told to stop.
+        assert late.recv(4096).startswith(b"HTTP/1.1 100 ")
+        container.terminate()
+        late.sendall(body)
+        received = b"".join(iter(lambda: late.recv(65536), b""))
+    assert received.startswith(b"HTTP/1.1 200 "), received
+    [output] = json.loads(received.partition(b"\r\n\r\n")[2])["outputs"]
+    np.testing.assert_allclose(output["data"], expected, atol=1e-5)
+    assert container.process.wait(30) == 0
+    log = container.log.read_text()
+    assert log.rstrip().endswith("Stopped."), log
+    # What ONNX Runtime would say where it cannot keep an identity to send.
+    assert "telemetry" not in log

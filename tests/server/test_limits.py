@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import socket
 import threading
 import time
@@ -17,10 +16,13 @@ import numpy as np
 import pytest
 from fastapi import Request
 
+from scheduler_helpers import busy, on_loop, wait
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_server import InputError, NotReadyError, OnnxModel, Settings, create_app
 from stablernn_server.json_arrays import to_array
+from stablernn_server.runtime.batch import Share
 from stablernn_server.runtime.session import Stop
+from stablernn_server.scheduler import Caller
 
 LONG = 400_000
 """Time steps whose inference takes a good second."""
@@ -34,9 +36,9 @@ def running(published: Published, **settings: Any) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def small(published: Published) -> Iterator[Running]:
-    """A server with little of everything, and one worker."""
+    """A server with little of everything, and one inference at a time."""
     with running(
-        published, workers=1, max_json_bytes=2000, max_held_bytes=4000, max_steps=50, read_timeout_seconds=0.5
+        published, inferences=1, max_json_bytes=2000, max_held_bytes=4000, max_steps=50, read_timeout_seconds=0.5
     ) as server:
         yield server
 
@@ -46,11 +48,6 @@ def raw(x: np.ndarray) -> tuple[bytes, dict[str, str]]:
     entry = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
     head = json.dumps({"inputs": [entry]}).encode()
     return head + x.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
-
-
-def long_request(url: str, seconds: float = 60) -> httpx.Response:
-    content, headers = raw(np.zeros((1, LONG, 1), np.float32))
-    return httpx.post(f"{url}/v2/models/animals/infer", content=content, headers=headers, timeout=seconds)
 
 
 def test_a_long_text_takes_no_memory_but_its_own() -> None:
@@ -107,7 +104,7 @@ def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
     with running(published, max_held_bytes=3000) as server, socket.create_connection(("127.0.0.1", server.port)) as one:
         one.sendall(b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n" + b" " * 2900)
         context = server.app.state.context
-        _wait(lambda: context.held_bytes == 2900)
+        wait(lambda: context.held_bytes == 2900)
         body = {"model": "animals", "inputs": [{"series": [1] * 200}]}
         response = httpx.post(f"{server.url}/v1/timeseries/classify", json=body)
         assert (response.status_code, response.headers["retry-after"]) == (503, "5")
@@ -116,25 +113,26 @@ def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
             "code": "busy",
         }
         one.close()
-        _wait(lambda: context.held_bytes == 0)
+        wait(lambda: context.held_bytes == 0)
         assert httpx.post(f"{server.url}/v1/timeseries/classify", json=body).status_code == 200
 
 
-def test_work_of_a_client_that_left_is_not_begun(published: Published, caplog: pytest.LogCaptureFixture) -> None:
-    with running(published, workers=1, max_steps=LONG) as server:
+def test_work_of_a_client_that_left_is_not_begun(published: Published) -> None:
+    body = json.dumps({"model": "animals", "inputs": [{"series": [1, 2]}]}).encode()
+    head = f"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with running(published, inferences=1) as server:
         context = server.app.state.context
-        long = threading.Thread(target=long_request, args=(server.url,))
-        long.start()
-        _wait(lambda: context.workers.borrowed_tokens == 1)
-        body = json.dumps({"model": "animals", "inputs": [{"series": [1, 2]}]}).encode()
-        head = f"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        with caplog.at_level(logging.INFO, "stablernn_server"):
+        with busy(server, "co2"):
             with socket.create_connection(("127.0.0.1", server.port)) as left:
                 left.sendall(head + body)
-                _wait(lambda: context.workers.statistics().tasks_waiting == 1)
-            long.join()
-            _wait(lambda: not context.in_hand)
-        assert [message for message in caplog.messages if message.startswith("classify")] == []
+                wait(lambda: context.scheduler.pending == 2)
+            # Only then is its turn.
+            wait(lambda: on_loop(server, lambda: all(item.is_gone() for item in context.in_hand)))
+        wait(lambda: not context.in_hand and context.scheduler.pending == 0)
+        assert context.telemetry.statistics.of("animals", 2).executions == 0
+        # Others still have theirs.
+        assert httpx.post(f"{server.url}/v1/timeseries/classify", content=body).status_code == 200
+        assert context.telemetry.statistics.of("animals", 2).executions == 1
 
 
 def test_an_inference_is_ended_from_another_thread(animals: OnnxModel) -> None:
@@ -143,7 +141,9 @@ def test_an_inference_is_ended_from_another_thread(animals: OnnxModel) -> None:
     started = time.monotonic()
     with pytest.raises(NotReadyError) as caught:
         animals.run_numpy(np.zeros((1, 40 * LONG, 1), np.float32), stop=stop)
-    assert str(caught.value) == "The inference was ended because the server is shutting down."
+    assert str(caught.value) == (
+        "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
+    )
     assert time.monotonic() - started < 5
 
 
@@ -160,7 +160,7 @@ def test_draining_ends_what_is_in_hand(published: Published) -> None:
             httpx.AsyncClient(transport=transport, base_url="http://test") as client,
         ):
             post = asyncio.create_task(client.post("/v2/models/animals/infer", content=content, headers=headers))
-            while not context.workers.borrowed_tokens:
+            while not context.scheduler.pending:
                 await asyncio.sleep(0.01)
             started = time.monotonic()
             context.drain(0.3)
@@ -176,21 +176,21 @@ def test_draining_ends_what_is_in_hand(published: Published) -> None:
     }
     assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
     # Nothing is left that would keep the process.
-    _wait(lambda: set(threading.enumerate()) <= threads)
+    wait(lambda: set(threading.enumerate()) <= threads)
 
 
 def test_memory_that_is_not_there_is_a_413(published: Published) -> None:
     app = create_app(Settings(registry=published.root, models=("animals",)))
 
-    def hungry(stop: Stop) -> None:
+    def hungry(stop: Stop) -> Share:
         raise MemoryError
 
     async def ask() -> httpx.Response:
         context = app.state.context
 
         async def endpoint(request: Request) -> None:
-            async with context.take(request) as item:
-                await context.work(item, hungry)
+            model = await context.models.find_open("animals")
+            await context.scheduler.call(model, hungry, 1, caller=Caller())
 
         app.add_api_route("/memory", endpoint, methods=["POST"])
         async with (
@@ -250,10 +250,3 @@ def test_empty_variables_are_unset(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"STABLERNN_{name}", "")
     settings = Settings()
     assert (settings.registry, settings.models, settings.port, settings.max_steps) == (None, (), 8080, 100_000)
-
-
-def _wait(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)

@@ -1,15 +1,15 @@
-"""`stablernn serve`: the REST service. No torch in this process."""
+"""`stablernn serve`: the REST service. No torch in this process, unless an engine that needs it is named."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -20,14 +20,9 @@ from stablernn_cli.options import Device
 from stablernn_cli.output import JsonOption, Output
 
 if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
+    from stablernn_server import Settings
 
-GRACE_SECONDS = 8.0
-"""How long requests may take after the server was told to stop; `docker stop` kills after 10 s."""
-
-MAX_CONNECTIONS = 1000
-"""Connections at a time; above it, uvicorn answers 503 by itself."""
+ACCESS = "Who may ask"
 
 
 def serve(
@@ -52,18 +47,79 @@ def serve(
         typer.Option(envvar="STABLERNN_DEVICE", help="Where to compute; auto takes a GPU where one can be used."),
     ] = "auto",
     engine: Annotated[
-        Literal["auto", "onnx"],
+        str,
         typer.Option(
-            envvar="STABLERNN_ENGINE", help="What runs the models; auto is ONNX Runtime, which needs no torch."
+            metavar="auto|onnx|torch",
+            envvar="STABLERNN_ENGINE",
+            help="What runs the models: onnx (ONNX Runtime, no torch), torch, or another engine of an installed "
+            "package; auto is onnx on the CPU, the faster of both on a GPU.",
         ),
     ] = "auto",
+    workers: Annotated[
+        int,
+        typer.Option(
+            envvar="STABLERNN_WORKERS",
+            min=1,
+            help="Processes that share the port. With more than one, streams are continued by state tokens and "
+            "WebSockets only.",
+        ),
+    ] = 1,
+    state_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="STABLERNN_STATE_KEY_FILE",
+            help="File with the key of state tokens, at least 32 bytes; default: a random one, which dies with the "
+            "server.",
+            show_default=False,
+        ),
+    ] = None,
+    auth: Annotated[
+        Literal["auto", "off"],
+        typer.Option(
+            envvar="STABLERNN_AUTH",
+            help="auto asks for tokens as soon as there are any, and refuses to listen to other machines without; off "
+            "lets everybody in.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = "auto",
+    tokens_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="STABLERNN_TOKENS_FILE",
+            help="File with lines ROLE TOKEN, roles infer and admin, readable by its owner alone.",
+            rich_help_panel=ACCESS,
+            show_default=False,
+        ),
+    ] = None,
+    tls_cert_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="STABLERNN_TLS_CERT_FILE",
+            help="Certificate chain (PEM) to serve https with.",
+            rich_help_panel=ACCESS,
+            show_default=False,
+        ),
+    ] = None,
+    tls_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="STABLERNN_TLS_KEY_FILE",
+            help="Its private key (PEM).",
+            rich_help_panel=ACCESS,
+            show_default=False,
+        ),
+    ] = None,
+    access_log: Annotated[
+        Literal["text", "json", "off"],
+        typer.Option(envvar="STABLERNN_ACCESS_LOG", help="Form of the line about each request, on stderr."),
+    ] = "text",
     as_json: JsonOption = False,
 ) -> None:
     """Serve models over REST
 
     Stops on Ctrl-C or SIGTERM after the requests in hand are answered, at most 8 s later. With --json, one document
-    with url and models is printed when the server is ready. The registry is the folder STABLERNN_REGISTRY.
-    STABLERNN_MODELS, _HOST, _PORT, _DEVICE and _ENGINE stand for the options where these are not given.
+    with url and models is printed when the server is ready. The registry is the folder STABLERNN_REGISTRY. Further
+    settings, such as limits and batch sizes, are environment variables; docs/serving.md lists them.
 
     Example: stablernn serve --model digits@production --port 8080
     """
@@ -78,28 +134,78 @@ def serve(
     # From before the slow imports on: the first process of a container has no default for SIGTERM. An exception in the
     # middle of an import would end in somebody else's traceback, and there is nothing yet that needs an orderly end.
     with _asked_to_stop(leave):
-        _run({"host": host, "port": port, "device": device, "engine": engine, **given}, output)
+        fields = {
+            "host": host,
+            "port": port,
+            "device": device,
+            "engine": engine,
+            "workers": workers,
+            "state_key_file": state_key_file,
+            "auth": auth,
+            "tokens_file": tokens_file,
+            "tls_cert_file": tls_cert_file,
+            "tls_key_file": tls_key_file,
+            "access_log": access_log,
+        }
+        # What is not given is left to the environment, which knows these too.
+        _run({name: value for name, value in fields.items() if value is not None} | given, output)
     output.note("Stopped.")
 
 
 def _run(given: dict[str, Any], output: Output) -> None:
     import logging
 
-    from stablernn_server import Settings, create_app
+    from stablernn_server import Settings
+    from stablernn_server.access_log import write_to_stderr
+    from stablernn_server.auth import Auth
+    from stablernn_server.tls import tls_context
 
     logging.getLogger("stablernn_server").setLevel(logging.WARNING if output.quiet else logging.INFO)
+    if not output.quiet:
+        write_to_stderr()
     settings = Settings(**given)
+    Auth.from_settings(settings).check_address(settings.host, settings)
+    tls_context(settings)
     # The port comes first: it is cheap to try, and opening models is not.
     with _bound(settings.host, settings.port) as listener:
-        app = create_app(settings)
-        with _explained(settings.host, settings.port):
-            listener.listen()
-        server = _server(app, listener, output)
-        # uvicorn raises the signal again once every request is answered.
-        with _asked_to_stop(_raise), contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
+        if settings.workers > 1:
+            _serve_many(settings, listener, output)
+        else:
+            _serve_one(settings, listener, output)
+
+
+def _serve_one(settings: Settings, listener: socket.socket, output: Output) -> None:
+    from stablernn_server import create_app
+    from stablernn_server.process import Server
+    from stablernn_server.shared_metrics import prepare_metrics_dir
+
+    if settings.metrics_dir is not None:
+        prepare_metrics_dir(settings.metrics_dir)
+    app = create_app(settings)
+    with _explained(settings.host, settings.port):
+        listener.listen(1024)
+    served = app.state.context.models.served()
+    url = _url(settings, listener)
+    server = Server(app, settings, quiet=output.quiet, on_ready=lambda: _announce(output, url, served, [os.getpid()]))
+    # uvicorn raises the signal again once every request is answered.
+    with _asked_to_stop(_raise), contextlib.suppress(KeyboardInterrupt):
+        server.serve_on(listener)
     if not server.started:
         raise CommandError("The server could not start; the lines above say why.")
+
+
+def _serve_many(settings: Settings, listener: socket.socket, output: Output) -> None:
+    from stablernn_server.supervisor import Supervisor
+
+    url = _url(settings, listener)
+    supervisor = Supervisor(settings, listener, quiet=output.quiet)
+    supervisor.run(lambda served, pids: _announce(output, url, served, pids))
+
+
+def _url(settings: Settings, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if settings.tls_cert_file is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @contextlib.contextmanager
@@ -131,38 +237,9 @@ def _explained(host: str, port: int) -> Iterator[None]:
         raise CommandError(f"Port {port} on {host} {reason}. Choose another --port, or 0 for a free one.") from error
 
 
-def _server(app: FastAPI, listener: socket.socket, output: Output) -> uvicorn.Server:
-    import uvicorn
-
-    host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    served = [f"{model.name}:{model.version}" for model in app.state.context.models]
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                _announce(output, url, served)
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.context.drain(GRACE_SECONDS)
-            await super().shutdown(sockets)
-
-    return Server(
-        uvicorn.Config(
-            app,
-            log_level="warning" if output.quiet else "info",
-            log_config=None,
-            # Requests end by themselves before that.
-            timeout_graceful_shutdown=math.ceil(GRACE_SECONDS) + 1,
-            limit_concurrency=MAX_CONNECTIONS,
-        )
-    )
-
-
-def _announce(output: Output, url: str, served: list[str]) -> None:
+def _announce(output: Output, url: str, served: list[str], pids: list[int]) -> None:
     if output.as_json:
-        output.document({"url": url, "models": served, "pid": os.getpid()})
+        output.document({"url": url, "models": served, "pid": os.getpid(), "workers": pids})
     output.note(f"Serving {', '.join(served)} at {url}. Stop with Ctrl-C.")
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastapi import APIRouter, Request
 
+from stablernn_server.about import package_version
 from stablernn_server.context import context_of
 from stablernn_server.schemas.v2 import Live, Ready, ServerMetadata
 
 router = APIRouter(prefix="/v2", tags=["health"])
 
-EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration"]
+EXTENSIONS = [
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "schedule_policy",
+    "sequence",
+    "statistics",
+]
 
 
 @router.get("")
@@ -34,11 +41,3 @@ async def ready(request: Request) -> Ready:
     """Answers 200 when every model is open and warm, 503 while starting and shutting down."""
     context_of(request).check_ready()
     return Ready(ready=True, live=True)
-
-
-def package_version() -> str:
-    """Version of the installed distribution; a checkout that is only on the path has none."""
-    try:
-        return version("stablernn")
-    except PackageNotFoundError:
-        return "unknown"

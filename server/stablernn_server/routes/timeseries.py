@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from stablernn_server.answers import JSON, compressed, json_body
 from stablernn_server.body import parse_object
-from stablernn_server.context import context_of
+from stablernn_server.context import context_of, in_hand_of
 from stablernn_server.errors import InputError, sentence_of
-from stablernn_server.runtime.session import Stop
-from stablernn_server.runtime.table import ModelTable
+from stablernn_server.runtime.onnx_model import OnnxModel
+from stablernn_server.schemas.common import json_request
 from stablernn_server.schemas.timeseries import ClassifyRequest, ClassifyResponse, ForecastRequest, ForecastResponse
-from stablernn_server.series import classify, forecast
+from stablernn_server.series import Prepared, prepare_classify, prepare_forecast
 from stablernn_server.settings import Settings
-
-logger = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/timeseries", tags=["time series"])
 
 Body = TypeVar("Body", ForecastRequest, ClassifyRequest)
-
-
-def _body_docs(schema: type[BaseModel]) -> dict[str, Any]:
-    reference = {"$ref": f"#/components/schemas/{schema.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
 
 
 @router.get("/models")
@@ -38,43 +29,43 @@ async def list_models(request: Request) -> list[str]:
     return context_of(request).models.names()
 
 
-@router.post("/forecast", response_model=ForecastResponse, openapi_extra=_body_docs(ForecastRequest))
+@router.post("/forecast", response_model=ForecastResponse, openapi_extra=json_request(ForecastRequest))
 async def post_forecast(request: Request) -> Response:
     """Forecasts each series up to the horizon that the model was trained for."""
-    return await _answer(request, ForecastRequest, forecast)
+    return await _answer(request, ForecastRequest, prepare_forecast)
 
 
-@router.post("/classify", response_model=ClassifyResponse, openapi_extra=_body_docs(ClassifyRequest))
+@router.post("/classify", response_model=ClassifyResponse, openapi_extra=json_request(ClassifyRequest))
 async def post_classify(request: Request) -> Response:
     """Gives the probability of each class for each series."""
-    return await _answer(request, ClassifyRequest, classify)
+    return await _answer(request, ClassifyRequest, prepare_classify)
 
 
-async def _answer(request: Request, schema: type[Body], task: Callable[..., dict[str, Any]]) -> Response:
-    context = context_of(request)
-    async with context.take(request) as item:
-        body = await context.read(item, context.settings.json_limit)
-        content = await context.work(item, _run, context.models, body, schema, task, context.settings)
-    return Response(content, media_type="application/json")
+async def _answer(
+    request: Request, schema: type[Body], prepare: Callable[[OnnxModel, Body, Settings], Prepared]
+) -> Response:
+    context, item = context_of(request), in_hand_of(request)
+    body = await context.read(item, request.scope, context.settings.json_limit)
+    checked = await context.offload(len(body), lambda: _checked(body, schema))
+    item.model = model = await context.models.find_open(checked.model)
+    prepared = await context.offload(len(body), lambda: prepare(model, checked, context.settings))
+    caller = context.caller(item)
+    if model.rollout is None:
+        answer = await context.scheduler.run(model, prepared.inputs, prepared.outputs, caller=caller)
+    else:
+        answer = await context.scheduler.call(model, prepared.roll_out, prepared.rows, caller=caller)
+    item.answered(answer, prepared.rows)
+    size = sum(value.nbytes for value in answer.outputs.values())
+    accepted = request.headers.get("accept-encoding", "")
+    content, encoding = await context.offload(
+        size, lambda: compressed(json_body(prepared.finish(answer.outputs, answer.outside)), accepted)
+    )
+    headers = {} if encoding is None else {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
+    return Response(content, headers=headers, media_type=JSON)
 
 
-def _run(
-    stop: Stop,
-    models: ModelTable,
-    body: bytes,
-    schema: type[Body],
-    task: Callable[..., dict[str, Any]],
-    settings: Settings,
-) -> bytes:
-    """Decode, run, encode: everything about one request that takes time."""
-    started = time.perf_counter()
+def _checked(body: bytes, schema: type[Body]) -> Body:
     try:
-        checked = schema.model_validate(parse_object(body))
+        return schema.model_validate(parse_object(body))
     except ValidationError as error:
         raise InputError(sentence_of(error, "the body")) from error
-    model = models.find(checked.model)
-    answer = task(model, checked, settings, stop)
-    content = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
-    elapsed_ms = 1e3 * (time.perf_counter() - started)
-    logger.info("%s %s:%d %.2f ms", task.__name__, model.name, model.version, elapsed_ms)
-    return content

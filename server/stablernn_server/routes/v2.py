@@ -1,36 +1,42 @@
-"""``/v2/models``: metadata and inference by the Open Inference Protocol v2."""
+"""``/v2/models``: what the models are, by the Open Inference Protocol v2."""
 
 from __future__ import annotations
 
-import logging
-import time
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 
 from stablernn_registry import TensorSignature
-from stablernn_server.body import too_large
-from stablernn_server.codec import DATATYPES, decode_request, encode_response, json_bytes
-from stablernn_server.context import context_of
+from stablernn_server.codec import DATATYPES
+from stablernn_server.context import context_of, in_hand_of
 from stablernn_server.runtime.onnx_model import OnnxModel
-from stablernn_server.runtime.session import Stop
+from stablernn_server.runtime.opened import ONNX
+from stablernn_server.schemas.common import ERRORS, VERSION_DOCS
 from stablernn_server.schemas.v2 import InferAnswer, ModelMetadata, ModelReady, TensorMetadata
-from stablernn_server.series import check_size
-from stablernn_server.settings import Settings
-
-logger = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v2/models", tags=["models"])
+documented = APIRouter(prefix="/v2/models", tags=["models"], responses=ERRORS)
+"""Routes that :mod:`stablernn_server.asgi` answers: here for the OpenAPI document alone."""
 
-INFER_DOCS: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/InferBody"}}},
-    }
+LENGTH_HEADER = "Inference-Header-Content-Length"
+RAW_CONTENT: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+INFER_REQUEST: dict[str, Any] = {
+    "required": True,
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/InferBody"}}, **RAW_CONTENT},
 }
-# Read from the path by hand: as an argument, it would be a query parameter of the routes without it.
-VERSION_DOCS: dict[str, Any] = {
-    "parameters": [{"name": "version", "in": "path", "required": True, "schema": {"type": "string", "examples": ["1"]}}]
+INFER_HEADER: dict[str, Any] = {
+    "name": LENGTH_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Bytes of JSON before raw tensors; 0: no JSON, only the bytes of the one input. Left out: all JSON.",
+    "schema": {"type": "string", "pattern": "^[0-9]{1,18}$", "examples": ["134"]},
+}
+INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": RAW_CONTENT,
+        "description": "JSON; with raw tensors behind it where they were asked for, and its length in the header",
+        "headers": {LENGTH_HEADER: {"description": "Bytes of JSON", "schema": {"type": "string"}}},
+    }
 }
 # What an optional input is when it is left out.
 DEFAULTS = {"lengths": "the full length", "dt": "1", "static": "not known", "future": "not known"}
@@ -41,12 +47,12 @@ DEFAULTS = {"lengths": "the full length", "dt": "1", "static": "not known", "fut
 async def model_metadata(request: Request, model: str) -> ModelMetadata:
     """Inputs, outputs and facts of a model."""
     models = context_of(request).models
-    found = _find(request, model)
+    found = await _find(request, model)
     manifest = found.manifest
     return ModelMetadata(
         name=found.name,
         versions=[str(number) for number in models.versions(found.name)],
-        platform="onnx_onnxv1",
+        platform="onnx_onnxv1" if found.engine == ONNX else found.engine,
         inputs=[_tensor(spec) for spec in found.sequence.inputs.values()],
         outputs=[_tensor(spec) for spec in found.sequence.outputs.values()],
         parameters={
@@ -69,6 +75,8 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "calendar": None if manifest.calendar is None else [period.model_dump() for period in manifest.calendar],
             "states": [state.model_dump() for state in found.states],
             "certificate": manifest.certificate,
+            "metrics": manifest.metrics,
+            "preprocessing": manifest.preprocessing,
             "state_guard": {
                 "states": sorted(found.guard.balls),
                 "exits": found.guard.exits,
@@ -76,7 +84,8 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
                 if found.guard.balls
                 else "none: the certificate knows no ball for any state",
             },
-            "engine": "onnx",
+            "engine": found.engine,
+            "engine_note": found.engine_note,
             "device": found.placement.device,
             "device_note": found.placement.note,
         },
@@ -87,18 +96,18 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
 @router.get("/{model}/versions/{version}/ready", openapi_extra=VERSION_DOCS)
 async def model_ready(request: Request, model: str) -> ModelReady:
     """Answers 200 when the model is open; one that is not served is a 404."""
-    return ModelReady(name=_find(request, model).name, ready=True)
+    return ModelReady(name=(await _find(request, model)).name, ready=True)
 
 
 @router.get("/{model}/config")
 @router.get("/{model}/versions/{version}/config", openapi_extra=VERSION_DOCS)
 async def model_config(request: Request, model: str) -> dict[str, Any]:
     """The model in the words of Triton's model configuration; ``max_batch_size`` 0: shapes include the batch."""
-    found = _find(request, model)
+    found = await _find(request, model)
     return {
         "name": found.name,
-        "platform": "onnxruntime_onnx",
-        "backend": "onnxruntime",
+        "platform": "onnxruntime_onnx" if found.engine == ONNX else found.engine,
+        "backend": "onnxruntime" if found.engine == ONNX else found.engine,
         "version_policy": {"specific": {"versions": context_of(request).models.versions(found.name)}},
         "max_batch_size": 0,
         "input": [{**_config_tensor(spec), "optional": spec.optional} for spec in found.sequence.inputs.values()],
@@ -108,49 +117,26 @@ async def model_config(request: Request, model: str) -> dict[str, Any]:
     }
 
 
-@router.post("/{model}/infer", response_model=InferAnswer, openapi_extra=INFER_DOCS)
-@router.post(
-    "/{model}/versions/{version}/infer", response_model=InferAnswer, openapi_extra={**INFER_DOCS, **VERSION_DOCS}
+@documented.post(
+    "/{model}/infer",
+    response_model=InferAnswer,
+    responses=INFER_RESPONSES,
+    openapi_extra={"requestBody": INFER_REQUEST, "parameters": [INFER_HEADER]},
 )
-async def infer(request: Request, model: str) -> Response:
+@documented.post(
+    "/{model}/versions/{version}/infer",
+    response_model=InferAnswer,
+    responses=INFER_RESPONSES,
+    openapi_extra={"requestBody": INFER_REQUEST, "parameters": [*VERSION_DOCS["parameters"], INFER_HEADER]},
+)
+async def infer(model: str) -> None:
     """Runs whole sequences; JSON or raw tensors, both ways."""
-    context = context_of(request)
-    found = _find(request, model)
-    header = request.headers.get("inference-header-content-length")
-    settings = context.settings
-    async with context.take(request) as item:
-        body = await context.read(item, settings.json_limit if header is None else settings.max_body_bytes)
-        started = time.perf_counter()
-        content, json_length = await context.work(item, _infer, found, body, header, settings)
-    logger.info("infer %s:%d %.2f ms", found.name, found.version, 1e3 * (time.perf_counter() - started))
-    if json_length is None:
-        return Response(content, media_type="application/json")
-    headers = {"Inference-Header-Content-Length": str(json_length)}
-    return Response(content, headers=headers, media_type="application/octet-stream")
 
 
-def _find(request: Request, model: str) -> OnnxModel:
-    return context_of(request).models.find(model, request.path_params.get("version"))
-
-
-def _infer(
-    stop: Stop, model: OnnxModel, body: bytes, header: str | None, settings: Settings
-) -> tuple[bytes, int | None]:
-    """Decode, run, encode: everything about one request that takes time."""
-    head = json_bytes(body, header)
-    if head > settings.json_limit:
-        raise too_large(settings.json_limit)
-    request = decode_request(body, head)
-    x = request.inputs.get(model.input_name)
-    if x is not None and x.ndim == len(model.sequence.inputs[model.input_name].shape):
-        check_size(model, x.shape[0], x.shape[1], settings)
-    names = None if request.outputs is None else [output.name for output in request.outputs]
-    outside: set[str] = set()
-    answers = model.run(model.sequence, request.inputs, names, stop, from_client=True, outside=outside)
-    about: dict[str, Any] = {"model_name": model.name, "model_version": str(model.version)}
-    if outside:
-        about["parameters"] = {"states_outside_ball": ", ".join(sorted(outside))}
-    return encode_response(about, request, answers, model.manifest.labels)
+async def _find(request: Request, model: str) -> OnnxModel:
+    found = await context_of(request).models.find_open(model, request.path_params.get("version"))
+    in_hand_of(request).model = found
+    return found
 
 
 def _shape(spec: TensorSignature) -> list[int]:

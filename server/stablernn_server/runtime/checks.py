@@ -51,6 +51,8 @@ def converted(name: str, value: Array, dtype: np.dtype[Any]) -> Array:
     if value.dtype.kind not in ("iu" if dtype.kind == "i" else "iuf"):
         kind = "whole numbers" if dtype.kind == "i" else "numbers"
         raise InputError(f"{name} must hold {kind} ({dtype}), got {value.dtype}.")
+    if value.dtype == dtype:
+        return np.require(value, None, ["C", "A"])
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which is reported by the caller
         return np.require(value, dtype, ["C", "A"])
 

@@ -48,6 +48,7 @@ class StateGuard:
     Attributes:
         balls: By the name of the state input.
         exits: How often a state that a graph computed lay outside, since the version was opened.
+        ratio: The largest norm of a state in the last run, as a share of the radius of its ball.
     """
 
     def __init__(self, certificate: Mapping[str, Any] | None, states: Sequence[str]) -> None:
@@ -71,6 +72,7 @@ class StateGuard:
                 raise ValueError(f"its certificate speaks of the state '{ball.state}', which its graphs do not have.")
         self.balls = {ball.state: ball for ball in balls}
         self.exits = 0
+        self.ratio = 0.0
         self._lock = threading.Lock()
 
     def check(self, given: Mapping[str, Array]) -> None:
@@ -94,8 +96,8 @@ class StateGuard:
                     "with one that the server gave."
                 )
 
-    def exited(self, computed: Mapping[str, Array], label: str) -> list[str]:
-        """The states that lie outside; they are counted and logged.
+    def exited(self, computed: Mapping[str, Array], label: str) -> dict[str, Array]:
+        """The states that lie outside, and in which rows; they are counted and logged.
 
         Args:
             computed: What a graph gave, under the names of the inputs that it feeds.
@@ -103,18 +105,21 @@ class StateGuard:
         """
         outside = {}
         for name, ball in self.balls.items():
-            if name in computed:
-                largest = float(ball.size(computed[name]).max(initial=0.0))
-                if not largest <= ball.radius * (1 + _ROUNDING):
-                    outside[name] = largest
-        for name, largest in outside.items():
-            with self._lock:
-                self.exits += 1
-            logger.warning(
-                "%s: the state '%s' came to the norm %.6g, outside its certified ball of %.6g",
-                label,
-                name,
-                largest,
-                self.balls[name].radius,
-            )
-        return list(outside)
+            if name not in computed:
+                continue
+            sizes = ball.size(computed[name])
+            largest = float(sizes.max(initial=0.0))
+            if ball.radius > 0:
+                self.ratio = largest / ball.radius
+            if not largest <= ball.radius * (1 + _ROUNDING):
+                outside[name] = ~(sizes <= ball.radius * (1 + _ROUNDING))
+                with self._lock:
+                    self.exits += 1
+                logger.warning(
+                    "%s: the state '%s' came to the norm %.6g, outside its certified ball of %.6g",
+                    label,
+                    name,
+                    largest,
+                    ball.radius,
+                )
+        return outside

@@ -7,12 +7,12 @@ caller may leave out (lengths, states), checks whose sentences a user understand
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Self
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from stablernn_registry import (
@@ -25,49 +25,31 @@ from stablernn_registry import (
     Version,
 )
 from stablernn_registry.errors import near
-from stablernn_server.errors import DeviceError, InputError, ModelLoadError, NotReadyError, cut
+from stablernn_server.errors import InputError, ModelLoadError, cut
+from stablernn_server.runtime.batch import Part, run_parts
 from stablernn_server.runtime.checks import KNOWN, check_dt, check_lengths, checked, converted, count
-from stablernn_server.runtime.graph_check import check_graph
+from stablernn_server.runtime.engines import open_version
 from stablernn_server.runtime.guard import StateGuard
+from stablernn_server.runtime.opened import ONNX
 from stablernn_server.runtime.rollout import Rollout
-from stablernn_server.runtime.session import RUNTIME_ERRORS, Device, Placement, Stop, choose_device, open_session
+from stablernn_server.runtime.session import RUNTIME_ERRORS, Device, Placement, Session, Stop
 
 logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
-ONNX_TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
 AXES: dict[int | str, str] = {"batch": "sequence", "time": "time step"}
+_PROBE_STEPS = 3
+_PROBE_TOLERANCE = 1e-3
 WARM_UP_ERRORS: tuple[type[Exception], ...] = (InputError, *RUNTIME_ERRORS)
 
 
 class Graph:
-    """One ONNX graph with its session; its inputs and outputs agree with the manifest, or it does not open."""
+    """Inputs and outputs of one graph, by name, and the session that runs it."""
 
-    def __init__(
-        self,
-        content: bytes,
-        what: str,
-        signature: GraphSignature,
-        placement: Placement,
-        threads: int,
-    ) -> None:
-        check_graph(content, what)
+    def __init__(self, signature: GraphSignature, session: Session) -> None:
         self.inputs = {tensor.name: tensor for tensor in signature.inputs}
         self.outputs = {tensor.name: tensor for tensor in signature.outputs}
-        self.session: ort.InferenceSession = open_session(content, what, placement, threads)
-        self._check(what, "inputs", self.inputs, self.session.get_inputs())
-        self._check(what, "outputs", self.outputs, self.session.get_outputs())
-
-    @staticmethod
-    def _check(what: str, side: str, specs: Mapping[str, TensorSignature], actual: Sequence[Any]) -> None:
-        # A free dimension reports its symbol; None and a differing symbol are free too, a number is not.
-        found = {arg.name: (arg.type, tuple(d if isinstance(d, int) else -1 for d in arg.shape)) for arg in actual}
-        stated = {
-            spec.name: (ONNX_TYPES[spec.dtype], tuple(d if isinstance(d, int) else -1 for d in spec.shape))
-            for spec in specs.values()
-        }
-        if found != stated:
-            raise ModelLoadError(f"{what} has the {side} {found}, but the manifest's signature states {stated}.")
+        self.session = session
 
 
 class OnnxModel:
@@ -75,11 +57,14 @@ class OnnxModel:
 
     Attributes:
         name: The model's name.
+        ref: ``NAME:VERSION``.
         version: Its number.
         aliases: The aliases that pointed at the version when it was opened.
         digest: ``sha256:...`` of its manifest.
         manifest: The manifest.
         placement: The device it runs on, and why.
+        engine: What runs both graphs: ``onnx``, or an engine that a package registers.
+        engine_note: What that is and, where ``auto`` chose, why.
         sequence: The graph over whole sequences.
         step: The graph of one time step.
         states: The states that both graphs take and give.
@@ -89,15 +74,17 @@ class OnnxModel:
         next_outputs: Names of the outputs that are states.
         guard: Where the certificate says that states stay.
         guarded: Those outputs that are states with a ball, and the inputs that they feed.
+        step_numbers: Numbers in and out of one step of one stream.
+        memory_bytes: About what the open version takes.
     """
 
-    def __init__(self, version: Version, placement: Placement, threads: int) -> None:
+    def __init__(self, version: Version, device: Device, threads: int, engine: str) -> None:
         self.name: str = version.name
+        self.ref: str = version.ref
         self.version: int = version.version
         self.aliases: tuple[str, ...] = tuple(version.aliases)
         self.digest: str = version.digest
         self.manifest: Manifest = version.manifest
-        self.placement = placement
         signature = Signature.model_validate(self.manifest.signature)
         if signature.sequence is None or signature.step is None:
             raise self._refusal("its signature lacks 'sequence' or 'step'.")
@@ -111,8 +98,12 @@ class OnnxModel:
         self._check_convention("sequence", signature.sequence, ["batch", "time"], whole)
         step: list[int | str] = ["batch", *_patch(signature.step, self.input_name)]
         self._check_convention("step", signature.step, step, {"dt": step, **known})
-        self.sequence = self._open(version, "sequence", signature.sequence, threads)
-        self.step = self._open(version, "step", signature.step, threads)
+        opened = open_version(version, signature, device, engine, threads)
+        self.placement: Placement = opened.placement
+        self.engine: str = opened.engine
+        self.engine_note: str = opened.note
+        self.sequence = Graph(signature.sequence, opened.sequence)
+        self.step = Graph(signature.step, opened.step)
         shape = self.step.inputs[self.input_name].shape
         self.patch_stride: int = int(shape[1]) if self.input_name == "x" and len(shape) == 3 else 1
         self.next_outputs: frozenset[str] = frozenset(state.output for state in self.states)
@@ -123,40 +114,36 @@ class OnnxModel:
         self.guarded: dict[str, str] = {
             state.output: state.input for state in self.states if state.input in self.guard.balls
         }
+        self._row_sizes = self._count()
+        tensors = (*self.step.inputs.values(), *self.step.outputs.values())
+        self.step_numbers: int = sum(prod(size for size in spec.shape if isinstance(size, int)) for spec in tensors)
+        # By the power of two above the rows.
+        self._step_ns: dict[int, float] = {}
+        # Measured with ONNX Runtime 1.31: six times the graphs' bytes at 128 units, most of it for the sessions.
+        graphs = sum(entry.bytes for name, entry in self.manifest.files.items() if name.endswith(".onnx"))
+        self.memory_bytes: int = 6 * graphs + 2**19
 
     @classmethod
-    def load(cls, version: Version, device: Device = "auto", threads: int = 1) -> Self:
+    def load(cls, version: Version, device: Device = "auto", threads: int = 1, engine: str = ONNX) -> Self:
         """Open a registry version; every byte that is used is checked against the manifest's hash first.
 
         Args:
             version: From ``stablernn_registry.Registry.get``.
             device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where it loads, else the CPU, which is logged.
             threads: Threads inside one run. With 1, a batch, a single sequence and a stream give the same bits.
+            engine: ``"onnx"``, the name of an engine that a package registers, or ``"auto"``, see
+                :func:`~stablernn_server.runtime.engines.open_version`.
 
         Raises:
-            ModelLoadError: If a file is damaged, or the graph is not one that is served.
+            SettingsError: If there is no such engine.
+            ModelLoadError: If a file is damaged, the graph is not one that is served, or the engine cannot run it.
             DeviceError: If ``cuda`` was asked for and does not load.
         """
-        placement = choose_device(device)
-        try:
-            model = cls(version, placement, threads)
-        except DeviceError as error:
-            if device != "auto":
-                raise
-            logger.warning("%s:%d falls back to the CPU: %s", version.name, version.version, error)
-            placement = Placement("cpu", "auto: CPU, because ONNX Runtime could not load its CUDA libraries")
-            model = cls(version, placement, threads)
+        model = cls(version, device, threads, engine)
         model._warm_up()
-        logger.info("%s:%d runs on %s. %s", model.name, model.version, placement.device, placement.note)
+        logger.info("%s runs on %s. %s", model.ref, model.placement.device, model.placement.note)
+        logger.info("%s is run by the engine '%s'. %s", model.ref, model.engine, model.engine_note)
         return model
-
-    def _open(self, version: Version, kind: str, signature: GraphSignature, threads: int) -> Graph:
-        try:
-            content = version.read(f"{kind}.onnx")
-        except RegistryError as error:
-            raise self._refusal(str(error)) from error
-        what = f"{kind}.onnx of '{version.name}:{version.version}'"
-        return Graph(content, what, signature, self.placement, threads)
 
     def _rollout(self, version: Version) -> Rollout:
         try:
@@ -250,6 +237,36 @@ class OnnxModel:
             if got != shape:
                 raise self._refusal(
                     f"its manifest promises the output '{name}' in the shape {shape}, the graph gives {got}."
+                )
+        self._probe()
+
+    def _probe(self) -> None:
+        """One short series as a whole and step by step: two graphs that do not belong together are not served.
+
+        Raises:
+            ModelLoadError: If the answers or the states differ by more than rounding.
+        """
+        axes = self.step.inputs[self.input_name].shape[1:]
+        shape = (_PROBE_STEPS, *(size for size in axes if isinstance(size, int)))
+        noise = np.random.default_rng(0)
+        steps: Array = noise.normal(size=shape).astype(np.float32)
+        if self.input_name == "tokens":
+            steps = noise.integers(len(self.manifest.features), size=shape)
+        readings = steps.reshape(1, -1, *shape[2:]) if len(shape) == 3 else steps[None]
+        whole = self.run(self.sequence, {self.input_name: readings})
+        outputs: dict[str, Array] = {}
+        state: dict[str, Array] = {}
+        for sample in steps:
+            started = time.perf_counter_ns()
+            outputs = self.run_step(sample[None], state)
+            self.step_took(1, time.perf_counter_ns() - started)
+            state = self.next_state(outputs)
+        for name, value in outputs.items():
+            other = whole[name][:, -1] if "time" in self.sequence.outputs[name].shape else whole[name]
+            if not np.allclose(value, other, rtol=_PROBE_TOLERANCE, atol=_PROBE_TOLERANCE):
+                raise self._refusal(
+                    f"the output '{name}' of its step graph is not that of its sequence graph after {_PROBE_STEPS} "
+                    f"steps (they differ by {float(np.abs(value - other).max()):.3g}); export it anew."
                 )
 
     def __repr__(self) -> str:
@@ -363,48 +380,124 @@ class OnnxModel:
                 values lead to an output that is not finite.
             NotReadyError: If the run was ended.
         """
+        share = run_parts(self, graph, [self.prepare(graph, inputs, outputs, from_client=from_client)], stop)[0]
+        if isinstance(share, InputError):
+            raise share
+        if outside is not None:
+            outside.update(share.outside)
+        return share.outputs
+
+    def prepare(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] | None = None,
+        *,
+        from_client: bool = False,
+    ) -> Part:
+        """Check what one request wants of a run; the arguments are those of :meth:`run`.
+
+        Raises:
+            InputError: If a name, a shape or a value does not fit, or a state from a client lies outside its ball.
+        """
+        names = self._wanted(graph, outputs)
+        feeds, sizes = self._given(graph, inputs)
+        if from_client:
+            self.guard.check(feeds)
+        return Part(feeds, sizes["batch"], sizes.get("time", 1), names)
+
+    def prepare_steps(
+        self,
+        inputs: Mapping[str, Array],
+        states: Mapping[str, Array],
+        outputs: Sequence[str] | None = None,
+        *,
+        every: bool = True,
+        from_client: bool = False,
+    ) -> Part:
+        """Check what one request wants of several steps of some streams.
+
+        Args:
+            inputs: As of the step, with an axis over the steps after that over the streams: ``x`` of the shape
+                ``(rows, steps, ...)``, ``dt`` likewise, ``future`` ``(rows, steps, horizon, features)``; ``static``
+                alone is ``(rows, static)``.
+            states: By input name, ``(rows, ...)``; zeros where absent.
+            outputs: Names of the wanted outputs; default: all but the states.
+            every: Whether each step has an answer, or the last alone.
+            from_client: As in :meth:`run`.
+
+        Raises:
+            InputError: If a name, a shape or a value does not fit, or a state from a client lies outside its ball.
+        """
+        main, graph = self.input_name, self.step
+        if outputs is None:
+            outputs = [name for name in graph.outputs if name not in self.next_outputs]
+        names = self._wanted(graph, outputs)
+        if main not in inputs:
+            raise InputError(f"The input '{main}' is missing; {self.described} takes {_listing(graph.inputs)}.")
+        x = np.asarray(inputs[main])
+        if x.ndim != len(graph.inputs[main].shape) + 1 or 0 in x.shape[:2]:
+            shape = ", ".join(("rows", "steps", *map(str, graph.inputs[main].shape[1:])))
+            raise InputError(f"{main} must have the shape ({shape}) for steps of {self.described}, got {x.shape}.")
+        rows, steps = x.shape[:2]
+        flat: dict[str, Array] = {}
+        for name, given in inputs.items():
+            value = np.asarray(given)
+            if name == "static":
+                if value.ndim == 2 and len(value) == rows:
+                    value = np.repeat(value, steps, axis=0)
+            elif value.shape[:2] == (rows, steps):
+                value = value.reshape(rows * steps, *value.shape[2:])
+            flat[name] = value
+        given_inputs, _ = self._given(graph, flat)
+        feeds = {name: value.reshape(rows, steps, *value.shape[1:]) for name, value in given_inputs.items()}
+        for name, given in states.items():
+            if name not in (state.input for state in self.states):
+                raise _unknown_tensor("input", name, graph.inputs, self.described)
+            value = np.asarray(given)
+            expected = (rows, *(size for size in graph.inputs[name].shape[1:] if isinstance(size, int)))
+            feeds[name] = checked(name, value, graph.inputs[name], expected, main)
+        if from_client:
+            self.guard.check(feeds)
+        return Part(feeds, rows, steps, names, every)
+
+    def _wanted(self, graph: Graph, outputs: Sequence[str] | None) -> list[str]:
         names = list(graph.outputs) if outputs is None else list(outputs)
         for name in names:
             if name not in graph.outputs:
-                raise _unknown_tensor("output", name, graph.outputs, self._label)
-        for name in inputs:
-            if name not in graph.inputs:
-                raise _unknown_tensor("input", name, graph.inputs, self._label)
-        feeds = self._feeds(graph, inputs)
-        if from_client:
-            self.guard.check(feeds)
-        fetched = [*names, *(name for name in self.guarded if name not in names)]
-        try:
-            values: Sequence[Any] = graph.session.run(fetched, feeds, None if stop is None else stop.options)
-        except RUNTIME_ERRORS as error:
-            if stop is not None and stop.is_set:
-                raise NotReadyError("The inference was ended because the server is shutting down.") from error
-            raise
-        answers: dict[str, Array] = dict(zip(fetched, values, strict=True))
-        computed = {self.guarded[name]: value for name, value in answers.items() if name in self.guarded}
-        left = self.guard.exited(computed, f"{self.name}:{self.version}")
-        if outside is not None:
-            outside.update(left)
-        for name, value in answers.items():
-            # A class or a forecast made of NaN would look like any other.
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
-                row = int(np.argwhere(~np.isfinite(value))[0][0])
-                raise InputError(
-                    f"The output '{name}' of {self._label} is not finite for sequence {row}: its values lead beyond "
-                    "the range of float32."
-                )
-        return {name: answers[name] for name in names}
+                raise _unknown_tensor("output", name, graph.outputs, self.described)
+        return names
+
+    def step_ns(self, rows: int) -> float:
+        """About how long a step of so many streams takes, from what was measured of as many, or of fewer."""
+        for size in range(rows.bit_length(), 0, -1):
+            if size in self._step_ns:
+                return self._step_ns[size] * float(2 ** (rows.bit_length() - size))
+        return 0.0
+
+    def step_took(self, rows: int, nanoseconds: float) -> None:
+        """Note how long a step of so many streams took."""
+        size = rows.bit_length()
+        self._step_ns[size] = 0.8 * self._step_ns.get(size, nanoseconds) + 0.2 * nanoseconds
 
     def elements(self, batch: int, time: int) -> int:
         """Numbers in all inputs and outputs of one run over ``batch`` sequences of ``time`` steps."""
-        sizes = {"batch": batch, "time": time}
-        tensors = (*self.sequence.inputs.values(), *self.sequence.outputs.values())
-        counts = {tensor.name: prod(sizes[d] if isinstance(d, str) else d for d in tensor.shape) for tensor in tensors}
-        rolled = 0
-        if self.rollout is not None:
-            answers = [name for name in self.sequence.outputs if name not in self.next_outputs]
-            rolled = (self.rollout.horizon - 1) * sum(counts.get(name, 0) for name in (*answers, "future"))
-        return sum(counts.values()) + rolled
+        fixed, timed = self._row_sizes
+        return batch * (fixed + time * timed)
+
+    def _count(self) -> tuple[int, int]:
+        """Numbers of one sequence in all inputs and outputs of a run: those of any length, and those of each step."""
+        rolled = 0 if self.rollout is None else self.rollout.horizon - 1
+        fixed = timed = 0
+        for name, tensor in (*self.sequence.inputs.items(), *self.sequence.outputs.items()):
+            is_answer = name in self.sequence.outputs and name not in self.next_outputs
+            size = prod(extent for extent in tensor.shape if isinstance(extent, int))
+            size *= 1 + rolled if is_answer or name == "future" else 1
+            if "time" in tensor.shape:
+                timed += size
+            else:
+                fixed += size
+        return fixed, timed
 
     def check_values(self, what: str, values: Array, features: Sequence[str] | None = None) -> Array:
         """``values`` of shape ``(..., features)`` as the graphs take them.
@@ -424,7 +517,7 @@ class OnnxModel:
         if values.shape[-1] != len(features):
             names = f" ({', '.join(features)})" if len(features) <= 8 else ""
             raise InputError(
-                f"{what} has {count(values.shape[-1], 'feature')}, {self._label} expects {len(features)}{names}."
+                f"{what} has {count(values.shape[-1], 'feature')}, {self.described} expects {len(features)}{names}."
             )
         values = converted(what, values, np.dtype(np.float32))
         if np.isinf(values).any():
@@ -436,13 +529,18 @@ class OnnxModel:
         return values
 
     @property
-    def _label(self) -> str:
+    def described(self) -> str:
+        """What sentences call it."""
         return f"model '{self.name}:{self.version}'"
 
-    def _feeds(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _given(self, graph: Graph, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, int]]:
+        """The inputs as the graph takes them, without those that are left out, and the sizes of its free axes."""
         main = self.input_name
+        for name in inputs:
+            if name not in graph.inputs:
+                raise _unknown_tensor("input", name, graph.inputs, self.described)
         if main not in inputs:
-            raise InputError(f"The input '{main}' is missing; {self._label} takes {_listing(graph.inputs)}.")
+            raise InputError(f"The input '{main}' is missing; {self.described} takes {_listing(graph.inputs)}.")
         x = self._checked_main(graph, np.asarray(inputs[main]))
         sizes: dict[str, int] = {
             word: size for word, size in zip(graph.inputs[main].shape, x.shape, strict=True) if isinstance(word, str)
@@ -451,29 +549,23 @@ class OnnxModel:
         for name, spec in graph.inputs.items():
             if name == main:
                 continue
-            shape = tuple(sizes[d] if isinstance(d, str) else d for d in spec.shape)
             if name in inputs:
+                shape = tuple(sizes[d] if isinstance(d, str) else d for d in spec.shape)
                 feeds[name] = checked(name, np.asarray(inputs[name]), spec, shape, main)
                 if name == "lengths":
                     check_lengths(feeds[name], sizes["time"], main)
                 if name == "dt":
                     check_dt(feeds[name], self.max_dt)
-            elif name == "lengths":
-                feeds[name] = np.full(shape, sizes["time"], np.int64)
-            elif name == "dt":
-                feeds[name] = np.ones(shape, np.float32)
-            elif spec.optional:
-                feeds[name] = np.full(shape, np.nan if name in KNOWN else 0, np.dtype(spec.dtype))
-            else:
-                raise InputError(f"The input '{name}' is missing; {self._label} takes {_listing(graph.inputs)}.")
-        return feeds
+            elif not (spec.optional or name in ("lengths", "dt")):
+                raise InputError(f"The input '{name}' is missing; {self.described} takes {_listing(graph.inputs)}.")
+        return feeds, sizes
 
     def _checked_main(self, graph: Graph, x: Array) -> Array:
         name = self.input_name
         spec = graph.inputs[name]
         if x.ndim != len(spec.shape):
             shape = f"({', '.join(map(str, spec.shape))}{',' if len(spec.shape) == 1 else ''})"
-            raise InputError(f"{name} must have the shape {shape} for {self._label}, got {x.shape}.")
+            raise InputError(f"{name} must have the shape {shape} for {self.described}, got {x.shape}.")
         for axis, size in zip(spec.shape, x.shape, strict=True):
             if size == 0 and axis in AXES:
                 raise InputError(f"{name} is empty: it needs at least one {AXES[axis]}, got the shape {x.shape}.")
@@ -486,7 +578,7 @@ class OnnxModel:
             where = tuple(int(i) for i in np.argwhere(outside)[0])
             raise InputError(
                 f"tokens must be from 0 to {len(self.manifest.features) - 1}, their places in the vocabulary of "
-                f"{self._label}, got {int(tokens[where])} at {where}."
+                f"{self.described}, got {int(tokens[where])} at {where}."
             )
         return tokens
 

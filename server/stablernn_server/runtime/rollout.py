@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,20 +81,41 @@ class Rollout:
         found = dict(outputs)
         constant = {name: value for name, value in inputs.items() if name == "static"}
         for step in range(1, self.horizon):
-            sample = np.full((len(x), x.shape[-1]), np.nan, np.float32)
-            sample[:, self.targets] = outputs["mean"][:, 0]
-            if future is not None:
-                sample[:, self.known] = future[:, step - 1]
-            # A model of patches, of which each is one sample on: it reads them with an axis of their own.
-            patched = len(model.step.inputs[model.input_name].shape) == 3
-            given = {model.input_name: sample[:, None] if patched else sample, **constant, **self._ahead(future, step)}
+            given = {**self.next_inputs(model, outputs["mean"], future, step), **constant}
             outputs = model.run(model.step, {**given, **model.next_state(outputs)}, stop=stop, outside=outside)
             for name in answers:
                 steps[name].append(outputs[name])
-        found |= {name: np.concatenate(values, axis=1) for name, values in steps.items()}
-        if self.offsets is not None:
-            found["quantiles"] = np.sort(found["quantiles"] + self.offsets, axis=-1)
+        return found | self.joined(steps)
+
+    def next_inputs(self, model: OnnxModel, mean: Array, future: Array | None, step: int) -> dict[str, Array]:
+        """What the step graph reads after ``step`` steps ahead: what it answered last, and what is known of then.
+
+        Args:
+            model: The model whose head it is.
+            mean: The last answer, ``(batch, 1, targets)``.
+            future: Of the whole horizon, ``(batch, horizon, future)``.
+            step: 1 or more.
+        """
+        sample = np.full((len(mean), len(model.manifest.features)), np.nan, np.float32)
+        sample[:, self.targets] = mean[:, 0]
+        if future is not None:
+            sample[:, self.known] = future[:, step - 1]
+        # A model of patches, of which each is one sample on: it reads them with an axis of their own.
+        patched = len(model.step.inputs[model.input_name].shape) == 3
+        return {model.input_name: sample[:, None] if patched else sample, **self._ahead(future, step)}
+
+    def joined(self, steps: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
+        """The answers of the first steps ahead as one, ``(batch, steps, ...)``, with what calibration adds."""
+        found = {name: np.concatenate(values, axis=1) for name, values in steps.items()}
+        if "quantiles" in found:
+            found["quantiles"] = self.calibrated(found["quantiles"])
         return found
+
+    def calibrated(self, quantiles: Array) -> Array:
+        """Quantiles of the first steps ahead, ``(..., steps, targets, quantiles)``, with what calibration adds."""
+        if self.offsets is None:
+            return quantiles
+        return np.sort(quantiles + self.offsets[: quantiles.shape[-3]], axis=-1)
 
     def _future(self, x: Array, future: Array | None) -> Array | None:
         if future is None or not self.known:

@@ -10,18 +10,26 @@ import contextlib
 import ctypes
 import functools
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 # A compiled module, which type checkers cannot look into.
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 from stablernn_server.errors import DeviceError, ModelLoadError
 
+
+class EngineFailure(RuntimeError):
+    """A run of an engine other than ONNX Runtime that failed, or was ended before it began."""
+
+
 # The exceptions of ONNX Runtime's binding share no base below `Exception`.
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    EngineFailure,
     state.EPFail,
     state.Fail,
     state.InvalidArgument,
@@ -34,6 +42,25 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
 Device = Literal["auto", "cpu", "cuda"]
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
+
+
+class Session(Protocol):
+    """What runs one graph; an ``onnxruntime.InferenceSession`` is one. Safe to call from several threads at once."""
+
+    def run(
+        self,
+        output_names: Sequence[str],
+        input_feed: Mapping[str, NDArray[Any]],
+        run_options: ort.RunOptions | None = None,
+        /,
+    ) -> Sequence[Any]:
+        """The outputs of those names, in their order, as arrays.
+
+        Raises:
+            MemoryError: If there is not enough.
+            RUNTIME_ERRORS: If the run fails, or ``run_options`` end it.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -58,6 +85,8 @@ class Stop:
 
     def __init__(self) -> None:
         self.options = ort.RunOptions()
+        # It would report every run that is ended as an error.
+        self.options.log_severity_level = 4
 
     def set(self) -> None:
         """End the run that has :attr:`options`, and every later one."""
@@ -107,10 +136,11 @@ def open_session(content: bytes, what: str, placement: Placement, threads: int) 
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     options.log_severity_level = 3
-    providers = [CPU]
+    providers: list[str | tuple[str, dict[str, str]]] = [CPU]
     if placement.device == "cuda":
         _preload_cuda_libraries()
-        providers = [CUDA, CPU]
+        # Products of numbers cut to 10 bits, the provider's default, would be far from those of the CPU.
+        providers = [(CUDA, {"use_tf32": "0"}), CPU]
     try:
         session = ort.InferenceSession(content, options, providers=providers)
     except RUNTIME_ERRORS as error:
@@ -129,14 +159,14 @@ def _missing_for_cuda() -> str:
     """What stands in the way of CUDA, as the end of a sentence; empty when nothing is known to."""
     if CUDA not in ort.get_available_providers():
         return f"this build of ONNX Runtime ({ort.__version__}) has no CUDA provider; install onnxruntime-gpu"
-    count = _cuda_devices()
+    count = cuda_devices()
     if count is None:
         return "no NVIDIA driver was found on this machine"
     return "" if count else "the NVIDIA driver sees no GPU"
 
 
 @functools.cache
-def _cuda_devices() -> int | None:
+def cuda_devices() -> int | None:
     """Number of GPUs that the driver reports; None without a driver. Asking it first spares a failed session's log."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")

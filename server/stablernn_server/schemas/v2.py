@@ -82,12 +82,17 @@ class InferBody(BaseModel):
     id: str | None = None
     inputs: list[InferTensor] = Field(min_length=1)
     outputs: list[InferOutput] | None = Field(default=None, description="Default: every output of the model.")
-    parameters: dict[str, Any] | None = Field(default=None, description="binary_data_output.")
+    parameters: dict[str, Any] | None = Field(
+        default=None,
+        description="binary_data_output, sequence_id, sequence_start, sequence_end, timeout (microseconds), priority.",
+    )
 
 
 class InferAnswer(BaseModel):
     model_name: str
     model_version: str
     id: str | None = None
-    parameters: dict[str, str] | None = None
+    parameters: dict[str, Any] | None = Field(
+        default=None, description="sequence_id, sequence_start, sequence_end; states_outside_ball."
+    )
     outputs: list[InferTensor]

@@ -1,0 +1,107 @@
+"""What every peer shares: the same ONNX file in ONNX Runtime, sequences in, class probabilities out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort  # noqa: TID253
+
+CLASSES = 10
+MAX_BATCH = 16
+
+
+class Model:
+    """One session with one thread inside a run and no spinning, as ours has it."""
+
+    def __init__(self, path: str) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.states = {
+            state.name: state.shape[1:] for state in self.session.get_inputs() if state.name.startswith("state")
+        }
+
+    def run(self, x: np.ndarray) -> np.ndarray:
+        """Probabilities (batch, classes) of sequences (batch, time, 1)."""
+        return self._run(x, np.full(len(x), x.shape[1], np.int64))
+
+    def run_many(self, sequences: list[np.ndarray]) -> np.ndarray:
+        """The same for sequences (time, 1) of any lengths."""
+        lengths = np.array([len(one) for one in sequences], np.int64)
+        x = np.zeros((len(sequences), lengths.max(), *sequences[0].shape[1:]), np.float32)
+        for place, one in enumerate(sequences):
+            x[place, : len(one)] = one
+        return self._run(x, lengths)
+
+    def _run(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        rows = len(x)
+        feeds = {"x": np.ascontiguousarray(x, np.float32), "lengths": lengths}
+        feeds |= {name: np.zeros((rows, *shape), np.float32) for name, shape in self.states.items()}
+        return self.session.run(["probabilities"], feeds)[0]
+
+
+class Batcher:
+    """Runs what waits together, up to 16 sequences of one length, on a thread beside the event loop."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.waiting: list[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = []
+        self.thread = ThreadPoolExecutor(1)
+        self.busy = False
+
+    async def run(self, x: np.ndarray) -> np.ndarray:
+        """Probabilities (1, classes) of one sequence (1, time, 1)."""
+        future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+        self.waiting.append((x, future))
+        if not self.busy:
+            self._next()
+        return await future
+
+    def _next(self) -> None:
+        shape = self.waiting[0][0].shape
+        batch = [item for item in self.waiting if item[0].shape == shape][:MAX_BATCH]
+        taken = {id(item) for item in batch}
+        self.waiting = [item for item in self.waiting if id(item) not in taken]
+        self.busy = True
+        work = asyncio.get_running_loop().run_in_executor(
+            self.thread, self.model.run, np.concatenate([x for x, _ in batch])
+        )
+        work.add_done_callback(lambda done: self._finish(batch, done))
+
+    def _finish(self, batch: list[tuple[np.ndarray, asyncio.Future[np.ndarray]]], done: Any) -> None:
+        self.busy = False
+        if self.waiting:
+            self._next()
+        for place, (_, future) in enumerate(batch):
+            if future.done():
+                continue
+            if done.exception() is not None:
+                future.set_exception(done.exception())
+            else:
+                future.set_result(done.result()[place : place + 1])
+
+
+def binary_input(body: bytes, head: int) -> np.ndarray:
+    """The one tensor of an Open Inference Protocol request whose JSON head has ``head`` bytes."""
+    shape = json.loads(body[:head])["inputs"][0]["shape"]
+    return np.frombuffer(body, np.float32, offset=head).reshape(shape)
+
+
+def binary_answer(probabilities: np.ndarray) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of the answer in the same protocol."""
+    content = probabilities.astype(np.float32).tobytes()
+    about = {"name": "probabilities", "datatype": "FP32", "shape": list(probabilities.shape)}
+    about["parameters"] = {"binary_data_size": len(content)}
+    head = json.dumps({"model_name": "speed", "model_version": "1", "outputs": [about]}).encode()
+    return head + content, {"inference-header-content-length": str(len(head))}
+
+
+def arguments() -> tuple[str, int]:
+    """Model file and port from the command line."""
+    return sys.argv[1], int(sys.argv[2])

@@ -1,0 +1,81 @@
+"""Copies chosen versions into a registry of their own, with their numbers, digests, aliases and history as they are.
+
+A version's number and digest cannot be made anew: publishing gives the next number and another time. So log and
+manifests of a model are copied whole, to the byte, and the files only of the versions that are chosen. A reference to
+another version is still resolved in the copy, but its files are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+
+from . import disk, journal
+from .errors import StorageError
+from .journal import History
+from .layout import MARKER, Layout
+from .manifest import FileEntry, checked
+from .refs import Ref
+from .store import Registry
+from .version import Record, Version
+
+_FOLDER_MODE = 0o755
+_FILE_MODE = 0o444
+
+
+def copy_versions(registry: Registry, versions: Sequence[Version], root: str | Path) -> Registry:
+    """Copies versions and what was recorded of them; every byte is checked against its hash on the way.
+
+    Everybody may read the copy, whatever the umask says: it is made for a program that runs under another user.
+
+    Args:
+        registry: Where the versions are from.
+        versions: What is copied.
+        root: Folder of the copy; it must not exist yet or be empty.
+
+    Raises:
+        StorageError: If ``root`` holds something, or the disk is full or does not allow it.
+        IntegrityError: If a log, a manifest or a file is damaged.
+        UnknownRefError: If a model is gone.
+    """
+    source, target = Layout(registry.root), Layout(Path(root).absolute())
+    with disk.explained("copy versions", target.root):
+        if target.root.exists() and any(target.root.iterdir()):
+            raise StorageError(f"{target.root} is not empty. Copy versions to a new or empty folder.")
+        disk.make_folders(target.root)
+        disk.write_new(target.marker, MARKER)
+        for name in dict.fromkeys(version.name for version in versions):
+            _copy_history(registry, source, target, name)
+        for version in {version.ref: version for version in versions}.values():
+            _copy_files(target, version.manifest.files.items(), version)
+            for record in registry.records(Ref(version.name, version.version)):
+                _copy_files(target, record.entry.files.items(), record)
+        for path in chain([target.root], target.root.rglob("*")):
+            path.chmod(_FOLDER_MODE if path.is_dir() else _FILE_MODE)
+    return Registry(target.root)
+
+
+def _copy_history(registry: Registry, source: Layout, target: Layout, name: str) -> None:
+    """The log and every manifest that it names."""
+    # Read once: what another process publishes in the meantime is not part of the copy.
+    data = disk.read_or_none(source.log(name))
+    if data is None:
+        registry.log(name)
+        data = source.log(name).read_bytes()
+    history: History = journal.decode(data, f"The log of '{name}' ({source.relative(source.log(name))})")
+    disk.make_folders(target.versions(name))
+    for number, digest in history.digests.items():
+        path = source.manifest(name, number)
+        manifest = disk.read_or_none(path)
+        checked(manifest, name, number, digest, source.relative(path))
+        disk.write_new(target.manifest(name, number), manifest or b"")
+    disk.write_new(target.log(name), data)
+
+
+def _copy_files(target: Layout, files: Iterable[tuple[str, FileEntry]], owner: Version | Record) -> None:
+    for filename, entry in files:
+        blob = target.blob(entry.sha256)
+        if not blob.exists():
+            disk.make_folders(blob.parent)
+            disk.write_new(blob, owner.read(filename))

@@ -1,0 +1,282 @@
+"""Sockets and clocks: the one part of the client that is written twice, for threads and for asyncio.
+
+Everything else is written once, as coroutines over :class:`Transport`. The methods of :class:`ThreadTransport` never
+suspend, so that :func:`run` can drive such a coroutine to its end in one go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import websockets.asyncio.client
+import websockets.exceptions
+import websockets.sync.client
+
+from stablernn_server.client.errors import (
+    BadRequest,
+    ConnectionFailed,
+    ConnectionLost,
+    ProtocolError,
+    Timeout,
+    error_of_answer,
+)
+
+Result = TypeVar("Result")
+
+CLOSE_SECONDS = 2.0
+"""How long a socket that is closed waits for the other side to say so, too."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP answer.
+
+    Attributes:
+        status: Its status.
+        headers: By name in lower case.
+        content: Its body.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+class Link(Protocol):
+    """An open WebSocket; ``send`` and ``receive`` raise ConnectionLost when it is not open any more."""
+
+    async def send(self, data: str | bytes) -> None: ...
+
+    async def receive(self, seconds: float) -> str | bytes:
+        """The next message.
+
+        Raises:
+            Timeout: If there is none after so many seconds.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """How to reach one server."""
+
+    async def request(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str], seconds: float
+    ) -> Reply:
+        """One HTTP exchange.
+
+        Raises:
+            ConnectionFailed: If there is no connection; ConnectionLost if it ended before the answer.
+            Timeout: If there is no answer after so many seconds.
+        """
+        ...
+
+    async def open(self, path: str, seconds: float) -> Link:
+        """A WebSocket.
+
+        Raises:
+            ConnectionFailed: As above.
+            Timeout: As above.
+            ClientError: If the server refuses it.
+        """
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine that only awaits a :class:`ThreadTransport`."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+    raise AssertionError("a coroutine of the blocking client was suspended")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, and who asks.
+
+    Attributes:
+        url: ``http://HOST:PORT`` or ``https://...``, without a slash at the end.
+        token: Bearer token, or None.
+        context: What TLS connections are checked by; None for the usual certificates.
+    """
+
+    url: str
+    token: str | None
+    context: ssl.SSLContext | None
+
+    @classmethod
+    def of(cls, url: str, token: str | None, context: ssl.SSLContext | None) -> Address:
+        """The address that a user gave.
+
+        Raises:
+            BadRequest: If it is none, or the token cannot be one.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise BadRequest(f"The address must look like http://127.0.0.1:8080, got '{url}'.")
+        if token is not None and (not token.isascii() or not token.isprintable() or not token or " " in token):
+            raise BadRequest("The token must be one word of printable ASCII characters, got something else.")
+        return cls(url.rstrip("/"), token, context)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+
+    @property
+    def socket_url(self) -> str:
+        return "ws" + self.url.removeprefix("http")
+
+    @property
+    def verify(self) -> ssl.SSLContext | bool:
+        return True if self.context is None else self.context
+
+    def socket_options(self, seconds: float) -> dict[str, Any]:
+        """Arguments of both ``connect`` functions. Raw numbers do not shrink: compression would only cost time."""
+        options: dict[str, Any] = {
+            "additional_headers": self.headers,
+            "open_timeout": seconds,
+            "close_timeout": CLOSE_SECONDS,
+            "compression": None,
+            "max_size": None,
+        }
+        return options if self.context is None else {**options, "ssl": self.context}
+
+
+class ThreadTransport:
+    """For the caller's thread, which waits."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._http = httpx.Client(base_url=address.url, headers=address.headers, verify=address.verify)
+
+    async def request(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str], seconds: float
+    ) -> Reply:
+        with _explained(self._address.url, seconds):
+            answer = self._http.request(method, path, content=content, headers=headers, timeout=seconds)
+        return Reply(answer.status_code, answer.headers, answer.content)
+
+    async def open(self, path: str, seconds: float) -> ThreadLink:
+        with _explained(self._address.url, seconds):
+            connect = websockets.sync.client.connect(
+                self._address.socket_url + path, **self._address.socket_options(seconds)
+            )
+            return ThreadLink(connect.__enter__(), self._address.url)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def close(self) -> None:
+        self._http.close()
+
+
+class ThreadLink:
+    def __init__(self, socket: websockets.sync.client.ClientConnection, url: str) -> None:
+        self._socket = socket
+        self._url = url
+
+    async def send(self, data: str | bytes) -> None:
+        with _explained(self._url, 0):
+            self._socket.send(data)
+
+    async def receive(self, seconds: float) -> str | bytes:
+        with _explained(self._url, seconds):
+            return self._socket.recv(seconds)
+
+    async def close(self) -> None:
+        self._socket.close()
+
+
+class TaskTransport:
+    """For a task of asyncio, which lets others run."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._http = httpx.AsyncClient(base_url=address.url, headers=address.headers, verify=address.verify)
+
+    async def request(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str], seconds: float
+    ) -> Reply:
+        with _explained(self._address.url, seconds):
+            answer = await self._http.request(method, path, content=content, headers=headers, timeout=seconds)
+        return Reply(answer.status_code, answer.headers, answer.content)
+
+    async def open(self, path: str, seconds: float) -> TaskLink:
+        with _explained(self._address.url, seconds):
+            connect = websockets.asyncio.client.connect(
+                self._address.socket_url + path, **self._address.socket_options(seconds)
+            )
+            return TaskLink(await connect.__aenter__(), self._address.url)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+class TaskLink:
+    def __init__(self, socket: websockets.asyncio.client.ClientConnection, url: str) -> None:
+        self._socket = socket
+        self._url = url
+
+    async def send(self, data: str | bytes) -> None:
+        with _explained(self._url, 0):
+            await self._socket.send(data)
+
+    async def receive(self, seconds: float) -> str | bytes:
+        with _explained(self._url, seconds):
+            async with asyncio.timeout(seconds):
+                return await self._socket.recv()
+
+    async def close(self) -> None:
+        await self._socket.close()
+
+
+@contextmanager
+def _explained(url: str, seconds: float) -> Iterator[None]:
+    """Errors of the libraries below as those of the client."""
+    try:
+        yield
+    except websockets.exceptions.InvalidStatus as error:
+        answer = error.response
+        headers = {name.lower(): value for name, value in answer.headers.raw_items()}
+        raise error_of_answer(answer.status_code, headers, bytes(answer.body or b"")) from error
+    except (httpx.TimeoutException, TimeoutError) as error:
+        raise Timeout(f"No answer from {url} within {seconds:.3g} s; try again, or with a longer timeout.") from error
+    except (httpx.ConnectError, OSError) as error:
+        raise ConnectionFailed(
+            f"Cannot connect to {url} ({error}); check the address and whether the server runs."
+        ) from error
+    except (httpx.TransportError, websockets.exceptions.ConnectionClosed) as error:
+        raise _lost(url, error) from error
+    except websockets.exceptions.InvalidMessage as error:
+        # A server that is killed during the handshake leaves half a message.
+        if isinstance(error.__cause__, EOFError):
+            raise _lost(url, error) from error
+        raise _strange(url, error) from error
+    except (httpx.HTTPError, websockets.exceptions.WebSocketException) as error:
+        raise _strange(url, error) from error
+
+
+def _lost(url: str, error: Exception) -> ConnectionLost:
+    return ConnectionLost(f"The connection to {url} was lost before the answer was there ({error}).")
+
+
+def _strange(url: str, error: Exception) -> ProtocolError:
+    return ProtocolError(f"{url} does not answer as this service does ({error}); check the address.")

@@ -1,0 +1,143 @@
+"""The Prometheus metrics of one application, and how several worker processes share theirs.
+
+prometheus_client decides on its import whether values live in memory or in files of a shared folder. So nothing imports
+this module before :func:`share_metrics` had its say.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+MODEL = ("model", "version")
+RUN = (*MODEL, "kind")
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SHORT_SECONDS = (0.00005, 0.0001, 0.00025, *SECONDS)
+LOAD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+ROWS = tuple(2**power for power in range(13))
+
+# Each counter would have a second series with the time of its birth.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class BatchHistogram(Histogram):
+    """A histogram that can take several observations of one value at once."""
+
+    def observe_many(self, total: float, count: int) -> None:
+        """Take ``count`` observations whose sum is ``total``, as if each were their mean."""
+        self._sum.inc(total)
+        self._buckets[bisect_left(self._upper_bounds, total / count)].inc(count)
+
+
+class Metrics:
+    """The families, by attribute.
+
+    Args:
+        package_version: Version of the server.
+        directory: Folder shared with other processes; None for a process of its own.
+    """
+
+    def __init__(self, package_version: str, directory: str | None) -> None:
+        self._directory = directory
+        self._registry = CollectorRegistry()
+        # In a shared folder, the collector of that folder reports all; a second registration would report twice.
+        own = self._registry if directory is None else None
+
+        def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+            return Counter(f"stablernn_{name}", text, labels, registry=own)
+
+        def histogram(name: str, text: str, labels: Iterable[str], buckets: Iterable[float]) -> BatchHistogram:
+            return BatchHistogram(f"stablernn_{name}", text, labels, registry=own, buckets=tuple(buckets))
+
+        def total(name: str, text: str) -> Gauge:
+            return Gauge(f"stablernn_{name}", text, registry=own, multiprocess_mode="livesum")
+
+        self.requests = counter("requests_total", "Answered requests by HTTP status.", (*MODEL, "route", "code"))
+        self.request_seconds = histogram(
+            "request_seconds", "From the head of a request to the end of its answer.", (*MODEL, "route"), SECONDS
+        )
+        self.failures = counter(
+            "failures_total", "Requests that were refused or failed, by code word.", (*MODEL, "code")
+        )
+        self.queue_seconds = histogram(
+            "queue_seconds", "Wait of requests until their run began; those of one run count as their mean.",
+            RUN, SHORT_SECONDS,
+        )  # fmt: skip
+        self.compute_seconds = histogram("compute_seconds", "Time of one run of a graph.", RUN, SHORT_SECONDS)
+        self.batch_rows = histogram("batch_rows", "Sequences or streams in one run.", RUN, ROWS)
+        self.executions = counter("executions_total", "Runs of a graph.", RUN)
+        self.sequences = counter("sequences_total", "Whole sequences that were computed.", MODEL)
+        self.steps = counter("steps_total", "Time steps that were computed.", RUN)
+        self.pending = total("pending_requests", "Requests that wait or run.")
+        self.sessions = total("sessions", "Open sessions.")
+        self.streams = total("streams", "Open streams of WebSockets.")
+        self.norm_ratio = Gauge(
+            "stablernn_state_norm_ratio",
+            "Largest state norm in the last runs as a share of its certified radius.",
+            MODEL,
+            registry=own,
+            multiprocess_mode="livemax",
+        )
+        self.exits = counter("state_exits_total", "States that a run left outside their certified balls.", MODEL)
+        self.loads = counter("loads_total", "Attempts to open a model, by result: ok or failed.", (*MODEL, "result"))
+        self.load_seconds = histogram("load_seconds", "Time to open a model and warm it up.", (), LOAD_SECONDS)
+        Gauge(
+            "stablernn_build_info",
+            "Always 1; versions of what serves are its labels.",
+            ("version", "python", "onnxruntime"),
+            registry=own,
+            multiprocess_mode="livemax",
+        ).labels(package_version, platform.python_version(), _runtime_version()).set(1)
+        if directory is None:
+            ProcessCollector(registry=self._registry)
+        else:
+            MultiProcessCollector(self._registry, directory)  # type: ignore[no-untyped-call]
+            self._registry.register(_Processes(directory))
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """All metrics as text, and its content type.
+
+        Args:
+            accept: The header ``Accept`` of the request; OpenMetrics is given only to those that ask for it.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class _Processes(Collector):
+    """CPU, memory and files of every worker process that is alive, with its number as a label."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for pid in live_workers(self._directory):
+            for metric in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
+                family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for sample in metric.samples:
+                    family.add_sample(sample.name, {**sample.labels, "pid": str(pid)}, sample.value)
+        yield from families.values()
+
+
+def live_workers(directory: str) -> list[int]:
+    """Numbers of the processes that share ``directory`` and were not reported as gone."""
+    found = (re.search(r"gauge_livesum_(\d+)\.db$", name) for name in glob.glob(os.path.join(directory, "*.db")))
+    return sorted(int(match[1]) for match in found if match is not None)
+
+
+def _runtime_version() -> str:
+    import onnxruntime
+
+    return str(onnxruntime.__version__)

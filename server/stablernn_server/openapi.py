@@ -1,0 +1,66 @@
+"""The OpenAPI document: what the routes say of themselves, and what they read and answer past the framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from stablernn_server.routes import v2
+from stablernn_server.schemas.repository import ControlRequest, IndexRequest
+from stablernn_server.schemas.sessions import OpenSession, Samples, TokenStep
+from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
+from stablernn_server.schemas.v2 import InferBody
+
+Node = dict[str, Any]
+
+BODIES: tuple[type[BaseModel], ...] = (
+    ClassifyRequest,
+    ControlRequest,
+    ForecastRequest,
+    IndexRequest,
+    InferBody,
+    OpenSession,
+    Samples,
+    TokenStep,
+)
+"""What routes read themselves."""
+OPEN = ("/v2/health/live", "/v2/health/ready")
+RETRY_AFTER = {"description": "Seconds to wait before the next attempt", "schema": {"type": "string"}}
+
+
+def document(app: FastAPI, *, needs_token: bool) -> Node:
+    """The document of all routes.
+
+    Args:
+        app: The application.
+        needs_token: Whether requests need a token here.
+    """
+    found: Node = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        description="Streams over a WebSocket, GET /v1/stream, cannot be described here: docs/http.md does.",
+        routes=[*app.routes, *v2.documented.routes],
+    )
+    _, bodies = models_json_schema(
+        [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
+    )
+    schemas = found["components"]["schemas"]
+    schemas.update(bodies["$defs"])
+    # The framework documents its own shape of a failed check, which no route of ours answers with.
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    if needs_token:
+        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"token": []}]
+    for path, item in found["paths"].items():
+        for operation in item.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["503"]["headers"] = {"Retry-After": RETRY_AFTER}
+            if needs_token and path in OPEN:
+                operation["security"] = []
+    return found

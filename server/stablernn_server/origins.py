@@ -1,0 +1,107 @@
+"""Which pages in a browser may call this server: its own, and those that the settings list."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from stablernn_server.auth import Scope
+from stablernn_server.errors import ForbiddenError, SettingsError, cut
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+METHODS = b"GET, HEAD, POST, DELETE"
+SENT = b"authorization, content-type, content-encoding, inference-header-content-length, traceparent, x-request-id"
+READABLE = b"inference-header-content-length, retry-after, x-request-id"
+PREFLIGHT_SECONDS = b"600"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+_ADDRESS = re.compile(rb"(localhost|[0-9.]+|\[[0-9a-f:.]+\])(:[0-9]+)?", re.IGNORECASE)
+
+
+class Origins:
+    """The check of the ``Origin`` header, and the CORS headers for those that pass it from elsewhere."""
+
+    def __init__(self, allowed: Iterable[str] = (), *, is_local: bool = False) -> None:
+        """Take the listed origins.
+
+        Args:
+            allowed: Such as ``https://app.example``.
+            is_local: Whether nothing but the address of this machine keeps others out. Then a page counts as the
+                server's own only under that address: any name can be made to point to it by whoever owns the name.
+
+        Raises:
+            SettingsError: If one is no origin.
+        """
+        self._allowed = frozenset(_checked(origin) for origin in allowed)
+        self._is_local = is_local
+
+    def check(self, scope: Scope) -> Headers:
+        """The headers that the answer gets, none for most.
+
+        A request without an ``Origin`` is no page's, or one that its browser lets through for itself.
+
+        Raises:
+            ForbiddenError: If a page of another host asks.
+        """
+        origin = _header(scope, b"origin")
+        if origin is None:
+            return ()
+        if origin.lower() in self._allowed:
+            return (
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", READABLE),
+                (b"vary", b"Origin"),
+            )
+        host = _header(scope, b"host")
+        is_own = host is not None and origin.lower().partition(b"://")[2] == host.lower()
+        if not is_own or (self._is_local and _ADDRESS.fullmatch(host or b"") is None):
+            raise ForbiddenError(
+                f"Pages of {cut(origin.decode('latin-1'))!r} may not call this server; "
+                "whoever runs it can list them in allowed_origins."
+            )
+        return ()
+
+    def preflight(self, scope: Scope) -> Headers | None:
+        """The headers of the answer (204, no body, no token asked for) to a preflight request; None if it is none.
+
+        Raises:
+            ForbiddenError: If a page of another host asks.
+        """
+        if scope["type"] != "http" or scope["method"] != "OPTIONS":
+            return None
+        if _header(scope, b"access-control-request-method") is None:
+            return None
+        allowed = self.check(scope)
+        if not allowed:
+            return None
+        return (
+            *allowed,
+            (b"access-control-allow-methods", METHODS),
+            (b"access-control-allow-headers", SENT),
+            (b"access-control-max-age", PREFLIGHT_SECONDS),
+        )
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes | None:
+    for name, value in scope["headers"]:
+        if name == wanted:
+            return bytes(value)
+    return None
+
+
+def _checked(origin: str) -> bytes:
+    """A browser's spelling of an origin: scheme and host in lower case, no path, no default port."""
+    try:
+        parts = urlsplit(origin)
+        host, port = parts.netloc.lower(), parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), "", None
+    plain = f"{parts.scheme}://{host}"
+    if parts.scheme not in DEFAULT_PORTS or not host or origin.rstrip("/").lower() != plain or not plain.isascii():
+        raise SettingsError(
+            f"allowed_origins takes origins such as 'https://app.example' or 'http://localhost:3000', got '{origin}'."
+        )
+    if port == DEFAULT_PORTS[parts.scheme]:
+        plain = plain.removesuffix(f":{port}")
+    return plain.encode()

@@ -1,0 +1,68 @@
+// Requests to this server, and to no other; what goes wrong becomes an ApiError with the server's own sentence.
+
+import { askToken, token } from "./token.js";
+
+const ROOT = new URL(".", document.baseURI);
+
+export class ApiError extends Error {
+  constructor(sentence, status, code, requestId) {
+    super(sentence);
+    this.status = status;
+    this.code = code;
+    this.requestId = requestId;
+  }
+}
+
+export function address(path) {
+  return new URL(path, ROOT);
+}
+
+/** The path of a model, and of one of its versions if one is given. */
+export function modelPath(name, version = null) {
+  return `v2/models/${encodeURIComponent(name)}${version === null ? "" : `/versions/${encodeURIComponent(version)}`}`;
+}
+
+export async function getJson(path, options) {
+  return (await send(path, options)).json();
+}
+
+export async function getText(path, options) {
+  return (await send(path, options)).text();
+}
+
+export async function postJson(path, body) {
+  return (await send(path, { method: "POST", body: JSON.stringify(body) })).json();
+}
+
+/** A response with status 200 to 299. `quiet` does not ask for a token. */
+async function send(path, { method = "GET", body = undefined, quiet = false } = {}) {
+  for (;;) {
+    const held = token();
+    const headers = new Headers();
+    if (held !== null) headers.set("Authorization", `Bearer ${held}`);
+    if (body !== undefined) headers.set("Content-Type", "application/json");
+    let response;
+    try {
+      response = await fetch(address(path), { method, headers, body, cache: "no-store", credentials: "omit" });
+    } catch {
+      throw new ApiError("The server cannot be reached; is it still running?", 0, "unreachable", null);
+    }
+    if (response.ok) return response;
+    const error = await errorOf(response);
+    if (response.status !== 401 || quiet) throw error;
+    // Another request may have got a token while this one was on its way.
+    if (token() === held && !(await askToken(error.message))) throw error;
+  }
+}
+
+async function errorOf(response) {
+  const id = response.headers.get("x-request-id");
+  try {
+    const { error, code } = JSON.parse(await response.text());
+    if (typeof error === "string") return new ApiError(error, response.status, code, id);
+  } catch {
+    // Not of the server's own making, such as a proxy's page; the status is all that can be said.
+  }
+  const words = `${response.status} ${response.statusText}`.trim();
+  return new ApiError(`The answer was ${words}, without a sentence that says why.`, response.status, "unknown", id);
+}

@@ -1,0 +1,108 @@
+// The page of one version of one model.
+
+import { ApiError, getJson, modelPath } from "./api.js";
+import { attemptView } from "./attempt.js";
+import { certificateView } from "./certificate.js";
+import { copyButton, count, el, some } from "./dom.js";
+import { LoadView, metricsView } from "./figures.js";
+import { Stream } from "./stream.js";
+
+// A name with more versions than this does not ask each of them for its aliases.
+const MOST_ASKED = 12;
+
+/** Everything about a version, with `element` to show, `refresh(load)` for the figures of now, and `stop()` to leave it. */
+export class ModelView {
+  /** `others` are the versions that the repository holds, as `{version, state, reason}`. */
+  static async read(name, version, others) {
+    return new ModelView(await getJson(modelPath(name, version)), others);
+  }
+
+  constructor({ name, versions, parameters: facts }, others) {
+    this.name = name;
+    this.version = facts.version;
+    this.load = new LoadView();
+    this.stream = new Stream(name, facts.version, facts);
+    this.element = el(
+      "article",
+      {},
+      el("header", { class: "title" }, el("h2", { id: "model-title", tabIndex: -1 }, name), versionLinks(name, versions, others, facts)),
+      el("p", { class: "lead" }, sentence(facts)),
+      factsView(facts),
+      el(
+        "div",
+        { class: "two" },
+        section("Stability certificate", certificateView(facts.certificate, facts.state_guard)),
+        section("Now", this.load.element),
+      ),
+      section("Try it", attemptView(name, facts.version, facts)),
+      section("Live stream", this.stream.element),
+      section("Figures", metricsView(facts.metrics)),
+    );
+  }
+
+  refresh(load) {
+    this.load.show(load, this.name, this.version);
+  }
+
+  stop() {
+    this.stream.stop("");
+  }
+}
+
+function section(title, content) {
+  const id = `section-${title.toLowerCase().replaceAll(" ", "-")}`;
+  return el("section", { class: "card", "aria-labelledby": id }, el("h3", { id }, title), content);
+}
+
+function versionLinks(name, versions, others, facts) {
+  const items = versions.map((version) => {
+    const current = version === facts.version;
+    const link = el("a", { href: `#/${encodeURIComponent(name)}/${version}`, "aria-current": current ? "true" : null }, `version ${version}`);
+    const item = el("li", {}, link);
+    if (current) item.append(...marks(facts.aliases));
+    else if (versions.length <= MOST_ASKED) addMarks(item, name, version);
+    return item;
+  });
+  const closed = others
+    .filter(({ version, state }) => version !== null && state !== "READY" && !versions.includes(version))
+    .map(({ version, state, reason }) => el("li", { class: "note" }, `version ${version}: ${reason || state.toLowerCase()}`));
+  return el("ul", { class: "versions", "aria-label": "Versions" }, items, closed);
+}
+
+function marks(aliases) {
+  return aliases.map((alias) => el("span", { class: "alias" }, `@${alias}`));
+}
+
+/** Aliases of a version that is not the one shown; without an answer there are none to show. */
+async function addMarks(item, name, version) {
+  try {
+    const { parameters } = await getJson(modelPath(name, version), { quiet: true });
+    item.append(...marks(parameters.aliases));
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+  }
+}
+
+function sentence(facts) {
+  const inputs = facts.features.length === 1 ? `a series of ${facts.features[0]}` : `series of ${count(facts.features.length, "feature")}`;
+  if (facts.task === "classify") return `Classifies ${inputs} into ${count(facts.labels.length, "class", "classes")}: ${some(facts.labels, 10)}.`;
+  if (facts.task === "forecast") {
+    const on = facts.frequency ? ` (${facts.frequency})` : "";
+    return `Forecasts ${some(facts.targets)} for ${count(facts.horizon, "step")}${on} ahead from ${inputs}.`;
+  }
+  const said = { categorical: "the next of", bernoulli: "which are on of", real: "the next values of" }[facts.output] ?? "what comes next of";
+  return `Says at every step ${said} ${some(facts.labels ?? facts.targets ?? [])}.`;
+}
+
+function factsView(facts) {
+  const pairs = [
+    ["Task", facts.task],
+    ["Cell", facts.cell],
+    ["Features", some(facts.features, 8)],
+    ["Looks back", facts.context_length === null ? null : count(facts.context_length, "step")],
+    ["Quantiles", facts.quantiles === null ? null : facts.quantiles.join(", ")],
+    ["Runs on", facts.device === undefined ? null : `${facts.engine}, ${facts.device}`],
+  ].filter(([, value]) => value !== null);
+  const digest = el("div", {}, el("dt", {}, "Digest"), el("dd", { class: "digest" }, el("code", { title: facts.digest }, facts.digest.slice(0, 19)), copyButton("Copy", () => facts.digest)));
+  return el("dl", { class: "facts" }, pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))), digest);
+}

@@ -1,0 +1,102 @@
+// The list of models: what is served, what else the repository holds, and a search over both.
+
+import { ApiError, getJson, modelPath, postJson } from "./api.js";
+import { isProved, kindOf } from "./certificate.js";
+import { byId, count, el } from "./dom.js";
+
+/** Names and versions: from the repository index where the server has one, else from the list of served names. */
+export async function readModels() {
+  let index;
+  try {
+    index = await postJson("v2/repository/index", {});
+  } catch (error) {
+    if (!(error instanceof ApiError) || ![404, 405].includes(error.status)) throw error;
+    const names = await getJson("v1/timeseries/models");
+    index = names.map((name) => ({ name, version: null, state: "READY", reason: "" }));
+  }
+  const models = new Map();
+  for (const { name, version = null, state = "READY", reason = "" } of index) {
+    if (!models.has(name)) models.set(name, { name, versions: [] });
+    models.get(name).versions.push({ version, state, reason });
+  }
+  return [...models.values()].sort((one, other) => one.name.localeCompare(other.name));
+}
+
+export function isServed({ versions }) {
+  return versions.some(({ state }) => state === "READY");
+}
+
+/** Draws the list, and fills in what each model is when its row is first seen. */
+export class ModelList {
+  constructor() {
+    this.list = byId("model-list");
+    this.search = byId("model-search");
+    this.said = byId("model-count");
+    this.rows = new Map();
+    this.facts = new Map();
+    this.search.addEventListener("input", () => this.filter());
+    this.seen = new IntersectionObserver((entries) => {
+      for (const { isIntersecting, target } of entries) {
+        if (isIntersecting) this.describe(target.dataset.model);
+      }
+    });
+  }
+
+  draw(models) {
+    this.seen.disconnect();
+    this.rows.clear();
+    for (const model of models) {
+      const detail = el("span", { class: "detail" }, isServed(model) ? "…" : "not loaded");
+      const kind = el("span", { class: "kind", hidden: true });
+      const link = el("a", { href: `#/${encodeURIComponent(model.name)}` }, el("span", { class: "name" }, model.name), detail, kind);
+      const item = el("li", {}, link);
+      item.dataset.model = model.name;
+      this.rows.set(model.name, { item, link, detail, kind, served: isServed(model) });
+      if (isServed(model)) this.seen.observe(item);
+    }
+    this.list.replaceChildren(...[...this.rows.values()].map(({ item }) => item));
+    this.facts.clear();
+    this.filter();
+  }
+
+  async describe(name) {
+    if (this.facts.has(name)) return;
+    const row = this.rows.get(name);
+    this.facts.set(name, "");
+    try {
+      const { versions, parameters } = await getJson(modelPath(name), { quiet: true });
+      row.detail.textContent = [parameters.task, parameters.cell, ...(versions.length > 1 ? [count(versions.length, "version")] : [])].join(" · ");
+      row.kind.textContent = kindOf(parameters.certificate);
+      row.kind.classList.toggle("proved", isProved(parameters.certificate));
+      row.kind.hidden = false;
+      this.facts.set(name, `${parameters.task} ${parameters.cell} ${row.kind.textContent} ${parameters.aliases.join(" ")}`);
+    } catch (error) {
+      row.detail.textContent = error.message;
+    }
+  }
+
+  /** Shows the models whose name, task, cell, certificate or alias holds every word that was typed. */
+  filter() {
+    const words = this.search.value.toLowerCase().split(/\s+/);
+    let shown = 0;
+    for (const [name, { item }] of this.rows) {
+      const text = `${name} ${this.facts.get(name) ?? ""}`.toLowerCase();
+      item.hidden = !words.every((word) => text.includes(word));
+      shown += item.hidden ? 0 : 1;
+    }
+    const all = this.rows.size;
+    this.said.textContent = shown === all ? count(all, "model") : `${shown} of ${count(all, "model")}`;
+  }
+
+  mark(name) {
+    for (const [other, { link }] of this.rows) {
+      if (other === name) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    // Only the list scrolls: the page stays where it is.
+    const item = this.rows.get(name)?.item;
+    if (item === undefined) return;
+    const [box, place] = [this.list.getBoundingClientRect(), item.getBoundingClientRect()];
+    if (place.top < box.top || place.bottom > box.bottom) this.list.scrollTop += place.top - box.top - (box.height - place.height) / 2;
+  }
+}

@@ -1,0 +1,191 @@
+// Lines and bands over steps, drawn as SVG to the width at hand, with labelled axes and a readout under the pointer.
+
+import { el, number, svg } from "./dom.js";
+
+const HEIGHT = 260;
+const MARGIN = { top: 12, right: 14, bottom: 38, left: 58 };
+const LARGEST_WIDTH = 1200;
+
+/** A drawing that follows the width of its place.
+ *
+ * What it draws: `{label, xLabel, yLabel, lines, bands, divider}`. A line is `{name, values, start, kind}`: one value or null for
+ * each step from the step `start` on; a band `{name, lower, upper, start, kind}`; `kind` is a class that style.css gives a colour,
+ * `divider` a step at which a vertical line stands.
+ */
+export class Plot {
+  constructor() {
+    this.drawing = svg("svg", { role: "img", class: "plot", height: HEIGHT });
+    this.readout = el("p", { class: "readout", "aria-hidden": "true" });
+    this.legend = el("ul", { class: "legend" });
+    this.element = el("div", { class: "plot-frame" }, this.drawing, el("div", { class: "plot-words" }, this.legend, this.readout));
+    this.data = null;
+    this.width = 0;
+    new ResizeObserver(([entry]) => {
+      const width = Math.min(LARGEST_WIDTH, Math.floor(entry.contentRect.width));
+      if (width !== this.width && width > 0) {
+        this.width = width;
+        if (this.data !== null) this.draw(this.data);
+      }
+    }).observe(this.element);
+    this.drawing.addEventListener("pointermove", (event) => this.point(event));
+    this.drawing.addEventListener("pointerleave", () => this.unpoint());
+  }
+
+  draw(data) {
+    this.data = data;
+    if (this.width === 0) return;
+    const { lines, bands = [], divider = null } = data;
+    this.scales = scalesOf(data, this.width);
+    const { x, y, steps } = this.scales;
+    this.drawing.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
+    this.drawing.setAttribute("width", this.width);
+    this.drawing.setAttribute("aria-label", data.label);
+    this.cursor = svg("line", { class: "cursor", y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom, visibility: "hidden" });
+    const between = divider === null ? [] : [upright(x(divider), "divider")];
+    this.drawing.replaceChildren(
+      ...axes(data, this.scales, this.width),
+      ...bands.map((band) => svg("path", { class: `band ${band.kind}`, d: bandPath(band, x, y) })),
+      ...between,
+      ...lines.map((line) => svg("path", { class: `line ${line.kind}`, d: linePath(line, x, y, this.width) })),
+      ...(steps[0] === steps[1] ? [] : [this.cursor]),
+    );
+    this.legend.replaceChildren(
+      ...[...lines, ...bands].map(({ name, kind }) => el("li", { class: kind }, el("i", { "aria-hidden": "true" }), name)),
+    );
+    this.unpoint();
+  }
+
+  point(event) {
+    if (this.data === null || this.width === 0) return;
+    const { x, steps } = this.scales;
+    const box = this.drawing.getBoundingClientRect();
+    const share = (event.clientX - box.left - MARGIN.left) / (this.width - MARGIN.left - MARGIN.right);
+    const step = Math.min(steps[1], Math.max(steps[0], Math.round(steps[0] + share * (steps[1] - steps[0]))));
+    this.cursor.setAttribute("x1", x(step));
+    this.cursor.setAttribute("x2", x(step));
+    this.cursor.setAttribute("visibility", "visible");
+    const words = [];
+    for (const { name, values, start } of this.data.lines) {
+      const value = values[step - start];
+      if (value !== undefined) words.push(`${name} ${value === null ? "missing" : number(value)}`);
+    }
+    for (const { name, lower, upper, start } of this.data.bands ?? []) {
+      const place = step - start;
+      if (lower[place] !== undefined) words.push(`${name} ${number(lower[place])} to ${number(upper[place])}`);
+    }
+    this.readout.textContent = `step ${step}: ${words.join(", ")}`;
+  }
+
+  unpoint() {
+    this.cursor?.setAttribute("visibility", "hidden");
+    this.readout.textContent = "";
+  }
+}
+
+/** Round values that part a range into about so many pieces. */
+export function ticks(from, to, pieces) {
+  const rough = (to - from) / Math.max(1, pieces);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);
+  const found = [];
+  for (let place = Math.ceil(from / step - 1e-9); place * step <= to + step * 1e-9; place += 1) found.push(place * step);
+  return { values: found, step };
+}
+
+function scalesOf({ lines, bands = [] }, width) {
+  const spans = [...lines.map(({ values, start }) => [start, values.length]), ...bands.map(({ lower, start }) => [start, lower.length])];
+  const first = Math.min(...spans.map(([start]) => start));
+  const last = Math.max(first, ...spans.map(([start, length]) => start + length - 1));
+  let [low, high] = [Infinity, -Infinity];
+  for (const values of [...lines.map(({ values }) => values), ...bands.flatMap(({ lower, upper }) => [lower, upper])]) {
+    for (const value of values) {
+      if (value === null || value === undefined) continue;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
+  }
+  if (low > high) [low, high] = [0, 1];
+  // A flat line lies in the middle, and no line on the edge.
+  const room = high > low ? 0.06 * (high - low) : Math.max(Math.abs(high) * 0.1, 0.5);
+  [low, high] = [low - room, high + room];
+  const inner = width - MARGIN.left - MARGIN.right;
+  const tall = HEIGHT - MARGIN.top - MARGIN.bottom;
+  return {
+    steps: [first, last],
+    values: [low, high],
+    x: (step) => MARGIN.left + (inner * (step - first)) / Math.max(1, last - first),
+    y: (value) => MARGIN.top + (tall * (high - value)) / (high - low),
+  };
+}
+
+function axes({ xLabel, yLabel }, { x, y, steps, values }, width) {
+  const bottom = HEIGHT - MARGIN.bottom;
+  const parts = [];
+  const upwards = ticks(...values, 4);
+  for (const value of upwards.values) {
+    parts.push(svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
+    parts.push(word(tickText(value, upwards.step), { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }));
+  }
+  const along = ticks(...steps, width / 65).values.filter((step) => Number.isInteger(step));
+  for (const step of along) {
+    parts.push(svg("line", { class: "tick", x1: x(step), x2: x(step), y1: bottom, y2: bottom + 4 }));
+    parts.push(word(String(step).replace("-", "−"), { x: x(step), y: bottom + 17, "text-anchor": "middle" }));
+  }
+  parts.push(svg("line", { class: "axis", x1: MARGIN.left, x2: width - MARGIN.right, y1: bottom, y2: bottom }));
+  parts.push(word(xLabel, { x: width - MARGIN.right, y: HEIGHT - 4, "text-anchor": "end", class: "title" }));
+  parts.push(word(yLabel, { x: -MARGIN.top, y: 11, transform: "rotate(-90)", "text-anchor": "end", class: "title" }));
+  return parts;
+}
+
+function tickText(value, step) {
+  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  return decimals > 6 || Math.abs(value) >= 1e7 ? number(value) : value.toFixed(decimals).replace("-", "−");
+}
+
+function word(text, attributes) {
+  return svg("text", attributes, text);
+}
+
+function upright(at, kind) {
+  return svg("line", { class: kind, x1: at, x2: at, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
+}
+
+/** The path of a line; a missing value is a gap, a value between two gaps a dot. */
+function linePath({ values, start }, x, y, width) {
+  const parts = [];
+  let open = false;
+  for (const [step, value] of thinned(values, start, width)) {
+    if (value === null || value === undefined) {
+      open = false;
+      continue;
+    }
+    parts.push(`${open ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}${open ? "" : "h0"}`);
+    open = true;
+  }
+  return parts.join("");
+}
+
+/** Points of a line: all, or of a long one the first lowest and highest of each of as many pieces as there are pixels. */
+function thinned(values, start, width) {
+  const points = values.map((value, place) => [start + place, value]);
+  const piece = Math.ceil(values.length / width);
+  if (piece <= 2) return points;
+  const kept = [];
+  for (let from = 0; from < points.length; from += piece) {
+    const part = points.slice(from, from + piece);
+    const there = part.filter(([, value]) => value !== null);
+    if (there.length === 0) {
+      kept.push(part[0]);
+      continue;
+    }
+    const low = there.reduce((best, point) => (point[1] < best[1] ? point : best));
+    const high = there.reduce((best, point) => (point[1] > best[1] ? point : best));
+    kept.push(...[low, high].sort((one, other) => one[0] - other[0]));
+  }
+  return kept;
+}
+
+function bandPath({ lower, upper, start }, x, y) {
+  const at = (values) => values.map((value, place) => `${x(start + place).toFixed(1)} ${y(value).toFixed(1)}`);
+  return lower.length === 0 ? "" : `M${[...at(upper), ...at(lower).reverse()].join("L")}Z`;
+}

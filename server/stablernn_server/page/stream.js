@@ -1,0 +1,235 @@
+// The live stream: generated samples over a WebSocket at a chosen rate, and what the model says so far.
+
+import { address, getJson, modelPath } from "./api.js";
+import { bandsOf } from "./attempt.js";
+import { Bars, percent } from "./bars.js";
+import { count, el, number, table } from "./dom.js";
+import { choice, field, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES } from "./fields.js";
+import { Plot } from "./plot.js";
+import { generator } from "./series.js";
+import { subprotocols } from "./token.js";
+
+const SHOWN_SAMPLES = 120;
+const DRAW_EVERY_MS = 100;
+const SAY_EVERY_MS = 10000;
+const MOST_UNANSWERED = 16;
+
+/** The section for one version; `facts` are the parameters of its metadata. */
+export class Stream {
+  constructor(name, version, facts) {
+    Object.assign(this, { name, version, facts, socket: null, timer: null, drawing: null });
+    this.names = observedFeatures(facts);
+    this.shape = field("Samples", choice(SHAPES));
+    this.rate = field("A second", numberInput(20, { min: 1, max: 100 }));
+    this.period = field("Period", numberInput(24, { min: 2 }));
+    this.button = el("button", { type: "button", class: "primary", onclick: () => (this.socket === null ? this.start() : this.stop("Stopped")) }, "Start");
+    this.problem = new Problem();
+    this.state = el("p", { class: "lead" }, "Not running.");
+    this.said = el("p", { class: "hidden", role: "status" });
+    this.plot = new Plot();
+    this.bars = new Bars("Output so far");
+    this.table = el("details", { ontoggle: () => this.drawTable() }, el("summary", {}, "Output so far as a table"), el("div", {}));
+    this.figure = el("div", { class: "figure", hidden: true }, el("div", { class: this.hasBars() ? "two" : "" }, this.plot.element, this.hasBars() ? this.bars.element : null), this.table);
+    this.element = el(
+      "div",
+      { class: "stream" },
+      el("div", { class: "fields" }, this.shape.element, this.rate.element, this.period.element, el("div", { class: "field end" }, this.button)),
+      this.problem.element,
+      this.state,
+      this.said,
+      this.figure,
+    );
+  }
+
+  hasBars() {
+    return this.facts.task === "classify" || ["categorical", "bernoulli"].includes(this.facts.output);
+  }
+
+  async start() {
+    this.problem.clear();
+    Object.assign(this, { step: 0, sent: 0, kept: [], dropped: 0, output: null, ratio: null, changed: false });
+    this.button.textContent = "Stop";
+    this.say("Connecting.");
+    const url = address(`v1/stream?model=${encodeURIComponent(`${this.name}:${this.version}`)}`);
+    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+    this.socket = "asking";
+    try {
+      // A browser is not told why a WebSocket was refused; this answers, or asks for the token, in its place.
+      await getJson(modelPath(this.name, this.version));
+    } catch (error) {
+      this.fail(error);
+      return;
+    }
+    if (this.socket !== "asking") return;
+    const socket = new WebSocket(url, subprotocols());
+    this.socket = socket;
+    socket.addEventListener("message", ({ data }) => this.receive(JSON.parse(data)));
+    socket.addEventListener("close", ({ reason }) => {
+      if (this.socket !== socket) return;
+      const sentence = this.step > 0 ? `The server closed the stream at step ${this.step}` : "The server did not open the stream";
+      this.fail(new Error(reason ? `${sentence}: ${reason}` : `${sentence}.`));
+    });
+  }
+
+  receive(message) {
+    if (message.error !== undefined) this.fail({ message: message.error, status: message.status, code: message.code });
+    else if (message.closing) this.stop("The server is shutting down; the stream ended");
+    else if (message.sample_shape !== undefined) this.begin(message);
+    else if (message.outputs !== undefined) this.take(message);
+  }
+
+  begin(hello) {
+    // A model of patches takes several samples in one step.
+    this.patch = hello.sample_shape.length > 1 ? hello.sample_shape[0] : 1;
+    this.next = sampler(hello, this.facts, this.shape.control.value, numberIn(this.period.control) ?? 24);
+    const rate = Math.min(100, Math.max(1, numberIn(this.rate.control) ?? 20));
+    this.say(`Streaming ${rate} samples a second.`);
+    this.figure.hidden = false;
+    this.timer = setInterval(() => this.send(), 1000 / rate);
+    this.drawing = setInterval(() => this.draw(), DRAW_EVERY_MS);
+    this.saying = setInterval(() => this.say(this.state.textContent), SAY_EVERY_MS);
+  }
+
+  send() {
+    // A server that is slower than the rate sets the pace.
+    if (this.sent - this.step >= MOST_UNANSWERED || this.socket.readyState !== WebSocket.OPEN) return;
+    const { values, samples } = this.next();
+    const request = { values };
+    if (this.facts.head === "recursive") request.horizon = this.facts.horizon;
+    if (this.facts.calendar !== null) request.time = timeOf(this.sent, this.facts.frequency);
+    this.sent += 1;
+    this.kept.push(...samples);
+    this.socket.send(JSON.stringify(request));
+  }
+
+  take({ step, outputs, states = [] }) {
+    this.step = step;
+    this.output = outputs.at(-1);
+    const ratios = states.map(({ ratio }) => ratio).filter((ratio) => typeof ratio === "number");
+    this.ratio = ratios.length > 0 ? Math.max(...ratios) : null;
+    this.changed = true;
+  }
+
+  draw() {
+    if (!this.changed) return;
+    this.changed = false;
+    const seen = this.step * this.patch;
+    const over = Math.max(0, seen - SHOWN_SAMPLES - this.dropped);
+    this.kept.splice(0, over);
+    this.dropped += over;
+    const kept = this.kept.slice(0, seen - this.dropped);
+    const start = seen - kept.length + 1;
+    const column = (place) => kept.map((sample) => sample[place] ?? null);
+    const target = this.facts.targets?.[0];
+    const shown = this.facts.task === "forecast" ? [Math.max(0, this.names.indexOf(target))] : this.names.slice(0, 6).map((_, place) => place);
+    const isText = kept[0]?.length === 1 && this.names.length > 1 && this.facts.output !== "real";
+    const lines = (isText ? [0] : shown).map((place, index) => ({
+      name: isText ? "symbol" : this.names[place],
+      values: column(place),
+      start,
+      kind: this.facts.task === "forecast" ? "observed" : `series-${index}`,
+    }));
+    const ahead = this.hasBars() ? null : aheadOf(this.output, this.facts, seen + 1);
+    this.plot.draw({
+      label: `The last ${count(kept.length, "sample")} of the stream${ahead === null ? "" : " and what the model says of the next"}.`,
+      xLabel: "sample",
+      yLabel: lines[0].name,
+      divider: ahead === null ? null : seen + 0.5,
+      lines: ahead === null ? lines : [...lines, { name: "forecast", values: ahead.mean, start: seen + 1, kind: "forecast" }],
+      bands: ahead?.bands ?? [],
+    });
+    if (this.hasBars()) this.bars.draw(sharesOf(this.output, this.facts), false);
+    this.state.textContent = this.sentence();
+    this.drawTable();
+  }
+
+  sentence() {
+    const ratio = this.ratio === null ? "" : ` State norm at ${percent(this.ratio)} of its certified ball.`;
+    if (!this.hasBars()) return `Step ${this.step}.${ratio}`;
+    const [label, share] = sharesOf(this.output, this.facts).reduce((best, pair) => (pair[1] > best[1] ? pair : best));
+    return `Step ${this.step}: ${label}, ${percent(share)}.${ratio}`;
+  }
+
+  drawTable() {
+    if (!this.table.open || !this.output) return;
+    const rows = this.hasBars()
+      ? sharesOf(this.output, this.facts)
+      : (aheadOf(this.output, this.facts, 1)?.mean ?? []).map((value, place) => [`+${place + 1}`, value]);
+    const heads = this.hasBars() ? ["Class", "Probability"] : ["Step ahead", this.facts.targets?.[0] ?? "mean"];
+    this.table.lastChild.replaceChildren(table("Output so far as a table", heads, rows));
+  }
+
+  say(sentence) {
+    this.state.textContent = sentence;
+    this.said.textContent = sentence;
+  }
+
+  /** Ends the stream; `sentence` is said with the step it came to, none where nobody looks any more. */
+  stop(sentence) {
+    for (const timer of [this.timer, this.drawing, this.saying]) clearInterval(timer);
+    const socket = this.socket;
+    this.socket = null;
+    if (socket instanceof WebSocket) socket.close(1000);
+    this.button.textContent = "Start";
+    if (sentence && socket !== null) {
+      this.draw();
+      const said = this.output ? this.sentence().replace(/^Step /, "") : `${this.step}.`;
+      this.say(`${sentence} at step ${said}`);
+    }
+  }
+
+  fail(error) {
+    this.stop("Stopped");
+    this.problem.show(error);
+  }
+}
+
+/** A function that gives the next step: `values` as the request wants it, `samples` as rows of numbers to draw. */
+function sampler({ sample_shape: shape, datatype }, facts, kind, period) {
+  const vocabulary = datatype === "INT64" ? facts.features.length : 0;
+  const width = shape.at(-1) ?? 1;
+  const known = scalesOf(facts);
+  const fits = vocabulary === 0 && known.means.length === width;
+  const means = fits ? known.means : Array(width).fill(0);
+  const draw = generator({ kind, means, scales: fits ? known.scales : Array(width).fill(1), period, vocabulary });
+  return () => {
+    const samples = Array.from({ length: shape.length > 1 ? shape[0] : 1 }, draw);
+    if (shape.length === 0) return { values: samples[0][0], samples };
+    return { values: shape.length === 1 ? samples[0] : samples, samples };
+  };
+}
+
+/** Classes (or switches) with their probabilities, in the order of the labels. */
+function sharesOf(output, { labels, output: kind }) {
+  let shares = output.probabilities?.flat(Infinity);
+  if (shares === undefined) {
+    const logits = output.logits.flat(Infinity);
+    const top = Math.max(...logits);
+    const weights = logits.map((logit) => (kind === "bernoulli" ? 1 / (1 + Math.exp(-logit)) : Math.exp(logit - top)));
+    const total = kind === "bernoulli" ? 1 : weights.reduce((sum, weight) => sum + weight, 0);
+    shares = weights.map((weight) => weight / total);
+  }
+  return shares.map((share, place) => [labels?.[place] ?? String(place), share]);
+}
+
+/** Mean and bands of the first target over the steps ahead; null before there are any. */
+function aheadOf(output, { targets, quantiles }, start) {
+  if (!output?.mean) return null;
+  const width = targets?.length ?? 1;
+  const first = (values) => values.filter((_, place) => place % width === 0);
+  const mean = first(output.mean.flat(Infinity));
+  if (!output.quantiles || !quantiles) return { mean, bands: [] };
+  const flat = output.quantiles.flat(Infinity);
+  const levels = quantiles.map((level, place) => [String(level), first(flat.filter((_, index) => index % quantiles.length === place))]);
+  return { mean, bands: bandsOf(levels, start) };
+}
+
+/** The time of a step, for models that are told where each step lies in the calendar. */
+function timeOf(step, frequency) {
+  const [, times, word] = /^(\d*)([A-Za-z]+)/.exec(frequency ?? "D") ?? [null, "", "D"];
+  const steps = step * (Number(times) || 1);
+  const seconds = { S: 1, T: 60, min: 60, H: 3600, h: 3600, D: 86400, W: 604800 }[word];
+  if (seconds !== undefined) return new Date(Date.UTC(2024, 0, 1) + 1000 * seconds * steps).toISOString();
+  const months = { M: 1, MS: 1, ME: 1, Q: 3, QS: 3, QE: 3 }[word] ?? 12;
+  return new Date(Date.UTC(2024, months * steps, 1)).toISOString();
+}

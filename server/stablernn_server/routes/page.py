@@ -1,0 +1,114 @@
+"""The page at ``/`` and the API docs at ``/docs``: files of this package, served from a fixed table."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
+
+router = APIRouter(include_in_schema=False)
+
+FOLDER = Path(__file__).parents[1] / "page"
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+FILES = (
+    "api.js",
+    "attempt.js",
+    "bars.js",
+    "certificate.js",
+    "docs.css",
+    "docs.html",
+    "docs.js",
+    "dom.js",
+    "fields.js",
+    "figures.js",
+    "icon.svg",
+    "index.html",
+    "load.js",
+    "main.js",
+    "model.js",
+    "models.js",
+    "plot.js",
+    "prometheus.js",
+    "schema.js",
+    "series.js",
+    "stream.js",
+    "style.css",
+    "token.js",
+)
+HEADERS = {
+    # Nothing from elsewhere, nothing inline, and no text that becomes markup.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Kept, but asked for anew each time: a page and a server of different versions do not go together.
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file of the page.
+
+    Attributes:
+        content: Its bytes.
+        media_type: For ``Content-Type``.
+        tag: For ``ETag``.
+    """
+
+    content: bytes
+    media_type: str
+    tag: str
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+async def index(request: Request) -> Response:
+    return _answer(request, "index.html")
+
+
+@router.api_route("/docs", methods=["GET", "HEAD"])
+async def docs(request: Request) -> Response:
+    return _answer(request, "docs.html")
+
+
+@router.api_route("/page/{file}", methods=["GET", "HEAD"])
+async def page_file(request: Request, file: str) -> Response:
+    """A script, a style sheet or a picture of the page.
+
+    Raises:
+        HTTPException: 404 if the page has no such file.
+    """
+    if file not in FILES:
+        raise HTTPException(404)
+    return _answer(request, file)
+
+
+def _answer(request: Request, file: str) -> Response:
+    asset = _asset(file)
+    headers = {**HEADERS, "ETag": asset.tag}
+    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if asset.tag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(asset.content, headers=headers, media_type=asset.media_type)
+
+
+@cache
+def _asset(file: str) -> Asset:
+    content = (FOLDER / file).read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return Asset(content, MEDIA_TYPES[Path(file).suffix], tag)

@@ -1,0 +1,569 @@
+"""Runs the work of all requests in batches: what waits for the same graph goes through it together.
+
+Everything here happens on the event loop, but for the runs themselves, which have threads of their own. So there are no
+locks, and a batch is made up only when a thread is free to run it: until then, whatever arrives may still join.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from stablernn_server.errors import (
+    BusyError,
+    ClientGoneError,
+    DeadlineError,
+    NotReadyError,
+    TooLargeError,
+    TooManyError,
+)
+from stablernn_server.runtime.batch import Part, Share, run_parts, run_steps
+from stablernn_server.runtime.cpus import available_cpus
+from stablernn_server.runtime.onnx_model import OnnxModel
+from stablernn_server.runtime.session import Stop
+from stablernn_server.settings import Settings
+from stablernn_server.telemetry import Kind, Telemetry
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+DEFAULT_PRIORITY = 100
+"""Of a request that names none; 1 is served first."""
+PATIENCE_SECONDS = 0.02
+PATIENCE_RUNS = 3.0
+"""A batch that has waited for 20 ms, and for three times as long as it usually runs, gets a further thread: behind a
+run of many steps, short ones would wait for all of it. Batches of one kind behind each other do not."""
+INLINE_NS = 500_000
+"""Steps that take no longer are run on the event loop itself: to hand them to a thread and back takes longer."""
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """Who waits for a piece of work.
+
+    Attributes:
+        client: What tells one client from another, such as an address or the name of a token.
+        deadline: When the answer is of no use any more, on the clock of the event loop; None for never.
+        is_gone: Asked before the work is run; None where nobody can go away.
+        priority: 1 is served first.
+    """
+
+    client: str = ""
+    deadline: float | None = None
+    is_gone: Callable[[], bool] | None = None
+    priority: int = DEFAULT_PRIORITY
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What came of a piece of work.
+
+    Attributes:
+        outputs: By name.
+        states: Of steps: the states after them, by the names of the inputs that they feed.
+        outside: States that came to lie outside their certified balls.
+        queue_ns: Nanoseconds until the run began.
+        compute_ns: Nanoseconds of the run.
+        batch_rows: Sequences or streams in the run, those of others included.
+    """
+
+    outputs: dict[str, Array]
+    states: dict[str, Array]
+    outside: set[str]
+    queue_ns: int
+    compute_ns: int
+    batch_rows: int
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    kind: Kind
+    model: OnnxModel
+    part: Part
+    caller: Caller
+    future: asyncio.Future[Answer]
+    queued_ns: int
+    function: Callable[[Stop], Share] | None = None
+    is_queued: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    jobs: list[_Job]
+    stop: Stop | None
+    left: int
+    started_ns: int = 0
+    ended_ns: int = 0
+    shares: Sequence[Share | Exception] = ()
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Jobs for one graph of one model, of about the same length; the first to be served on top."""
+
+    heap: list[tuple[int, int, _Job]] = field(default_factory=list)
+
+
+class Scheduler:
+    """One application's queue and its runner threads.
+
+    Attributes:
+        pending: Pieces of work that wait or run.
+    """
+
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+        self.pending = 0
+        self._settings = settings
+        self._telemetry = telemetry
+        cpus = available_cpus()
+        self._most = settings.inferences or max(2, cpus)
+        # One CPU is left to the event loop: a second batch in the same time would be two smaller ones.
+        self._usual = settings.inferences or max(1, cpus - 1)
+        self._pool: ThreadPoolExecutor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queues: dict[tuple[Any, ...], _Queue] = {}
+        self._numbers = itertools.count()
+        self._running = 0
+        self._pump_is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._by_client: dict[str, int] = {}
+        self._waiting = 0
+        self._rate = 0.0
+        # By kind, version and about the length: how long a batch runs.
+        self._usual_seconds: dict[tuple[Any, ...], float] = {}
+        self._in_runs: dict[asyncio.Future[Answer], _Batch] = {}
+
+    def start(self) -> None:
+        """Take work; called on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="runner")
+
+    def stop(self) -> None:
+        """Take no more work, and end what runs."""
+        for queue in self._queues.values():
+            for _, _, job in queue.heap:
+                if not job.future.done():
+                    job.future.set_exception(_shutting_down())
+        self._queues.clear()
+        for batch in set(self._in_runs.values()):
+            if batch.stop is not None:
+                batch.stop.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = None
+
+    @property
+    def retry_after_seconds(self) -> int:
+        """When a client that finds the queue full should come again: about when what waits now will be done."""
+        if self._rate <= 0:
+            return 1
+        return max(1, min(60, math.ceil(self._waiting / self._rate)))
+
+    async def run(
+        self,
+        model: OnnxModel,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] | None = None,
+        *,
+        caller: Caller,
+        from_client: bool = False,
+    ) -> Answer:
+        """Whole sequences through ``sequence.onnx``, together with those of others.
+
+        Args:
+            model: The model.
+            inputs: As in :meth:`OnnxModel.run`.
+            outputs: Names of the wanted outputs; default: all.
+            caller: Who waits.
+            from_client: Whether states among the inputs come from outside.
+
+        Raises:
+            InputError: If an input does not fit the model, or leads to an output that is not finite.
+            BusyError: If the queue is full.
+            TooManyError: If this client has too much in it already.
+            DeadlineError: If the caller's deadline passes first.
+            NotReadyError: If the server stops first.
+        """
+        part = model.prepare(model.sequence, inputs, outputs, from_client=from_client)
+        return await self._do("sequence", model, part, caller)
+
+    async def step(
+        self,
+        model: OnnxModel,
+        inputs: Mapping[str, Array],
+        states: Mapping[str, Array],
+        outputs: Sequence[str] | None = None,
+        *,
+        caller: Caller,
+        every: bool = True,
+        from_client: bool = False,
+    ) -> Answer:
+        """One or several steps of some streams through ``step.onnx``, together with those of others.
+
+        Args:
+            model: The model.
+            inputs: As in :meth:`OnnxModel.prepare_steps`.
+            states: Likewise.
+            outputs: Likewise.
+            caller: Who waits.
+            every: Likewise.
+            from_client: Likewise.
+
+        Returns:
+            Outputs of the shape ``(rows, steps, ...)``, or ``(rows, 1, ...)``, and the states after the last step.
+
+        Raises:
+            InputError: As :meth:`run`, and so for the other errors.
+        """
+        part = model.prepare_steps(inputs, states, outputs, every=every, from_client=from_client)
+        return await self._do("step", model, part, caller)
+
+    async def step_part(self, model: OnnxModel, part: Part, *, caller: Caller) -> Answer:
+        """As :meth:`step`, for steps that are known to fit the model.
+
+        Raises:
+            InputError: If they lead to an output that is not finite; and so for the other errors.
+        """
+        return await self._do("step", model, part, caller)
+
+    async def call(self, model: OnnxModel, function: Callable[[Stop], Share], rows: int, *, caller: Caller) -> Answer:
+        """``function`` on a runner thread, by itself: for what takes several runs that follow from each other.
+
+        Raises:
+            InputError: As :meth:`run`, and so for the other errors.
+        """
+        return await self._do("call", model, Part({}, rows, 1, ()), caller, function)
+
+    async def _do(
+        self,
+        kind: Kind,
+        model: OnnxModel,
+        part: Part,
+        caller: Caller,
+        function: Callable[[Stop], Share] | None = None,
+    ) -> Answer:
+        loop = self._loop
+        if loop is None or self._pool is None:
+            raise _shutting_down()
+        self._admit(caller)
+        future: asyncio.Future[Answer] = loop.create_future()
+        job = _Job(kind, model, part, caller, future, time.perf_counter_ns(), function)
+        timer = None if caller.deadline is None else loop.call_at(caller.deadline, _expire, future)
+        self._enqueue(job)
+        try:
+            return await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._leave(job)
+
+    def _enqueue(self, job: _Job) -> None:
+        self.pending += 1
+        self._waiting += 1
+        if self._settings.max_client_requests:
+            self._by_client[job.caller.client] = self._by_client.get(job.caller.client, 0) + 1
+        queue = self._queues.setdefault(self._key(job), _Queue())
+        if len(queue.heap) > 2 * self._settings.max_queue:
+            # Those that were given up are taken out when their turn comes, or here when it does not.
+            queue.heap = [entry for entry in queue.heap if not entry[2].future.done()]
+            heapq.heapify(queue.heap)
+        heapq.heappush(queue.heap, (job.caller.priority, next(self._numbers), job))
+        self._pump_soon()
+
+    def _leave(self, job: _Job) -> None:
+        """Forget a job that has its answer, or that nobody waits for any more."""
+        self.pending -= 1
+        self._unqueue(job)
+        if self._settings.max_client_requests:
+            left = self._by_client[job.caller.client] - 1
+            if left:
+                self._by_client[job.caller.client] = left
+            else:
+                del self._by_client[job.caller.client]
+        # A run for which nobody waits any more is ended.
+        batch = self._in_runs.pop(job.future, None)
+        if batch is not None and batch.ended_ns == 0:
+            batch.left -= 1
+            if batch.left == 0 and batch.stop is not None:
+                batch.stop.set()
+
+    def _unqueue(self, job: _Job) -> None:
+        if job.is_queued:
+            job.is_queued = False
+            self._waiting -= 1
+            job.part.feeds = {}
+
+    def _admit(self, caller: Caller) -> None:
+        settings = self._settings
+        if self._waiting >= settings.max_queue:
+            # Those of clients that have gone hold no places.
+            self.drop_abandoned()
+        if self._waiting >= settings.max_queue:
+            raise BusyError(
+                f"The queue holds {settings.max_queue} requests, its limit; try again in {self.retry_after_seconds} s.",
+                self.retry_after_seconds,
+            )
+        most = settings.max_client_requests
+        if most and self._by_client.get(caller.client, 0) >= most:
+            raise TooManyError(
+                f"This client has {most} requests in the queue already, the most that one may have; wait for an answer."
+            )
+
+    def _key(self, job: _Job) -> tuple[Any, ...]:
+        if job.kind == "call":
+            return (job.kind, job.model.ref, 0, id(job))
+        # Lengths that differ by less than a factor of two: padding then costs less than the steps that are shared.
+        length = job.part.time.bit_length()
+        if job.kind == "sequence" and "lengths" not in job.model.sequence.inputs:
+            length = job.part.time
+        return (job.kind, job.model.ref, length, id(job.model))
+
+    def _pump_soon(self) -> None:
+        # Not at once: what has arrived in the same turn of the event loop joins.
+        if not self._pump_is_due:
+            self._pump_is_due = True
+            assert self._loop is not None
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Start whatever can be started."""
+        self._pump_is_due = False
+        loop = self._loop
+        if loop is None or self._pool is None:
+            return
+        wake: float = math.inf
+        for _, _, key in sorted(
+            (queue.heap[0][0], queue.heap[0][1], key) for key, queue in self._queues.items() if queue.heap
+        ):
+            queue = self._queues[key]
+            try:
+                wake = min(wake, self._serve(key, queue))
+            except Exception as error:
+                # A fault of ours in one queue must neither leave its callers waiting nor hold up the others.
+                for _, _, job in queue.heap:
+                    if not job.future.done():
+                        job.future.set_exception(error)
+                queue.heap.clear()
+            if not queue.heap:
+                del self._queues[key]
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake < math.inf:
+            self._timer = loop.call_later(wake, self._pump)
+
+    def _serve(self, key: tuple[Any, ...], queue: _Queue) -> float:
+        """Start the batches of one queue that can be started; after how many seconds to look again."""
+        assert self._pool is not None
+        now_ns = time.perf_counter_ns()
+        while queue.heap:
+            first = queue.heap[0][2]
+            if self._is_dropped(first):
+                heapq.heappop(queue.heap)
+                continue
+            if first.kind == "step" and self._step_ns(queue) <= INLINE_NS:
+                batch = self._take(queue)
+                _execute(batch)
+                self._settle(batch)
+                continue
+            left = self._settings.max_queue_delay_ms / 1e3 - self._oldest_seconds(queue, now_ns)
+            if left > 0 and not self._is_full(queue):
+                return left
+            if self._running >= self._most:
+                break
+            waited = (now_ns - first.queued_ns) / 1e9
+            patience = max(PATIENCE_SECONDS, PATIENCE_RUNS * self._usual_seconds.get(key[:3], 0.0))
+            if self._running >= self._usual and waited < patience:
+                return patience - waited
+            batch = self._take(queue)
+            batch.stop = Stop()
+            self._running += 1
+            self._pool.submit(self._run_on_thread, batch)
+        return math.inf
+
+    def _is_dropped(self, job: _Job) -> bool:
+        """Whether nobody waits for ``job`` any more: it was cancelled, its time is over, or its client is gone."""
+        if job.future.done():
+            return True
+        assert self._loop is not None
+        # Its timer may be due in this very turn of the event loop, and come after this.
+        if job.caller.deadline is not None and self._loop.time() >= job.caller.deadline:
+            _expire(job.future)
+            return True
+        if job.caller.is_gone is not None and job.caller.is_gone():
+            job.future.set_exception(ClientGoneError("The client closed the connection before it was answered."))
+            self._unqueue(job)
+            return True
+        return False
+
+    def drop_abandoned(self) -> None:
+        """Give up the work of clients that have gone; called now and then, for nothing else looks at what waits long or
+        runs."""
+        for queue in self._queues.values():
+            for _, _, job in queue.heap:
+                self._is_dropped(job)
+        for batch in set(self._in_runs.values()):
+            for job in batch.jobs:
+                self._is_dropped(job)
+
+    def _most_rows(self, job: _Job) -> int:
+        return self._settings.max_batch_size if job.kind == "sequence" else self._settings.max_step_batch_size
+
+    def _oldest_seconds(self, queue: _Queue, now_ns: int) -> float:
+        """How long the one that waits for longest has waited: the first to be served may have come after it."""
+        if not self._settings.max_queue_delay_ms:
+            return 0.0
+        return max(now_ns - job.queued_ns for _, _, job in queue.heap if not job.future.done()) / 1e9
+
+    def _is_full(self, queue: _Queue) -> bool:
+        rows = 0
+        for _, _, job in queue.heap:
+            if job.future.done():
+                continue
+            rows += job.part.rows
+            if rows >= self._most_rows(job):
+                return True
+        return queue.heap[0][2].kind == "call"
+
+    def _step_ns(self, queue: _Queue) -> float:
+        """About how long the next batch of steps takes."""
+        rows = longest = 0
+        most = self._settings.max_step_batch_size
+        for _, _, job in queue.heap:
+            rows += job.part.rows
+            longest = max(longest, job.part.time)
+            if rows >= most:
+                break
+        first = queue.heap[0][2]
+        return first.model.step_ns(max(first.part.rows, min(rows, most))) * longest
+
+    def _take(self, queue: _Queue) -> _Batch:
+        """The next batch: as many as fit within the limits of rows and numbers, the first alone whatever its size."""
+        _, _, first = heapq.heappop(queue.heap)
+        jobs, rows, longest = [first], first.part.rows, first.part.time
+        most = self._most_rows(first)
+        while queue.heap and rows < most:
+            job = queue.heap[0][2]
+            if self._is_dropped(job):
+                heapq.heappop(queue.heap)
+                continue
+            total, time_ = rows + job.part.rows, max(longest, job.part.time)
+            if total > most or _numbers(first, total, time_) > self._settings.max_elements:
+                break
+            heapq.heappop(queue.heap)
+            jobs.append(job)
+            rows, longest = total, time_
+        self._waiting -= len(jobs)
+        batch = _Batch(jobs, None, len(jobs))
+        for job in jobs:
+            job.is_queued = False
+            self._in_runs[job.future] = batch
+        return batch
+
+    def _run_on_thread(self, batch: _Batch) -> None:
+        _execute(batch)
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._finished, batch)
+
+    def _finished(self, batch: _Batch) -> None:
+        self._running -= 1
+        try:
+            self._settle(batch)
+        finally:
+            self._pump_soon()
+
+    def _settle(self, batch: _Batch) -> None:
+        """Hand out what a run gave."""
+        first = batch.jobs[0]
+        compute = batch.ended_ns - batch.started_ns
+        rows = sum(job.part.rows for job in batch.jobs)
+        queued = 0
+        for job, share in zip(batch.jobs, batch.shares, strict=True):
+            waited = batch.started_ns - job.queued_ns
+            queued += waited
+            self._in_runs.pop(job.future, None)
+            if job.future.done():
+                continue
+            if isinstance(share, Exception):
+                job.future.set_exception(share)
+            else:
+                job.future.set_result(Answer(share.outputs, share.states, share.outside, waited, compute, rows))
+        steps = sum(job.part.rows * job.part.time for job in batch.jobs)
+        self._telemetry.executed(first.model, first.kind, len(batch.jobs), rows, steps, queued, compute)
+        if first.model.guard.balls:
+            self._telemetry.norm_ratio(first.model, first.model.guard.ratio)
+        usual = self._key(first)[:3]
+        self._usual_seconds[usual] = 0.8 * self._usual_seconds.get(usual, compute / 1e9) + 0.2 * compute / 1e9
+        rate = len(batch.jobs) / max(compute / 1e9, 1e-6)
+        self._rate = rate if self._rate == 0 else 0.9 * self._rate + 0.1 * rate
+        if first.kind == "step":
+            longest = max(job.part.time for job in batch.jobs)
+            first.model.step_took(rows, compute / longest)
+
+
+def _execute(batch: _Batch) -> None:
+    """Run a batch; what fails for all is tried one by one, so that one request cannot spoil the others."""
+    batch.started_ns = time.perf_counter_ns()
+    try:
+        batch.shares = _run(batch.jobs, batch.stop)
+    except Exception as error:
+        if len(batch.jobs) == 1 or isinstance(error, NotReadyError):
+            batch.shares = [_translated(error)] * len(batch.jobs)
+        else:
+            described, count = batch.jobs[0].model.described, len(batch.jobs)
+            logger.warning(
+                "a batch of %d requests for %s failed, they are run one by one", count, described, exc_info=error
+            )
+            shares: list[Share | Exception] = []
+            for job in batch.jobs:
+                try:
+                    shares.extend(_run([job], batch.stop))
+                except Exception as own:
+                    shares.append(_translated(own))
+            batch.shares = shares
+    batch.ended_ns = time.perf_counter_ns()
+
+
+def _numbers(job: _Job, rows: int, time_: int) -> int:
+    """Numbers in and out of a run of this kind."""
+    return rows * time_ * job.model.step_numbers if job.kind == "step" else job.model.elements(rows, time_)
+
+
+def _run(jobs: Sequence[_Job], stop: Stop | None) -> Sequence[Share | Exception]:
+    first = jobs[0]
+    if first.function is not None:
+        return [first.function(stop or Stop())]
+    parts = [job.part for job in jobs]
+    if first.kind == "step":
+        return run_steps(first.model, parts, stop)
+    return run_parts(first.model, first.model.sequence, parts, stop)
+
+
+def _translated(error: Exception) -> Exception:
+    if isinstance(error, MemoryError):
+        return TooLargeError(
+            "The request needs more memory than this server has left; send fewer or shorter series at a time."
+        )
+    return error
+
+
+def _expire(future: asyncio.Future[Answer]) -> None:
+    if not future.done():
+        future.set_exception(DeadlineError("The deadline passed before the answer was there; give more time or retry."))
+
+
+def _shutting_down() -> NotReadyError:
+    return NotReadyError("The server is starting or shutting down; try again later.")

@@ -1,0 +1,423 @@
+"""`dockerize`: the folder is complete, says what it should, serves the same versions, and spoils nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli_helpers import Workplace
+from stablernn_cli.image_files import HEALTHCHECK, USER
+from stablernn_registry import IntegrityError, Registry
+from stablernn_server import Settings
+from stablernn_server.auth import Auth
+from stablernn_server.state_token import StateTokens
+
+ROOT = Path(__file__).parents[2]
+
+
+def instructions(dockerfile: str) -> list[tuple[str, str]]:
+    """Instructions with their arguments, lines joined as the builder does."""
+    lines = [line for line in dockerfile.splitlines() if line and not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in joined.splitlines()]
+
+
+def of(kind: str, parsed: list[tuple[str, str]]) -> list[str]:
+    return [rest for word, rest in parsed if word == kind]
+
+
+@pytest.fixture(scope="module")
+def made(trained: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A context of ``digits@production``, which is version 1 of 2, and ``load``, made under the strictest umask."""
+    copy = tmp_path_factory.mktemp("made") / "work"
+    shutil.copytree(trained.folder, copy)
+    workplace = Workplace(copy)
+    workplace.ok("-q", "registry", "alias", "digits@production", 1)
+    registry = Registry(workplace.registry)
+    fields = registry.get("digits:1").manifest.model_dump(
+        exclude={"schema_number", "name", "version", "created", "files"}
+    )
+    (copy / "other.txt").write_text("not for the image")
+    registry.publish("digits", {"other.txt": copy / "other.txt"}, fields)
+    before = os.umask(0o077)
+    try:
+        result = workplace.ok("-q", "dockerize", "digits@production", "load", "--compose", "--json")
+    finally:
+        os.umask(before)
+    yield copy / "stablernn-image", result.json
+    for path in copy.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.fixture
+def parsed(made: tuple[Path, dict[str, Any]]) -> list[tuple[str, str]]:
+    return instructions((made[0] / "Dockerfile").read_text())
+
+
+def test_it_tells_what_it_made(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, document = made
+    registry = Registry(folder / "registry")
+    assert document["serves"] == ["digits@production", "load:1"]
+    assert document["models"] == [{"ref": ref, "digest": registry.get(ref).digest} for ref in ("digits:1", "load:1")]
+    assert document["output"] == str(folder)
+    assert (document["image"], document["base"], document["gpu"]) == ("stablernn-models", "python:3.11-slim", False)
+    compose = ["docker", "compose", "--file", str(folder / "compose.yaml")]
+    assert [shlex.split(line) for line in document["commands"]] == [
+        [*compose, "build"],
+        [*compose, "up", "--detach", "--wait"],
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [".dockerignore", ".stablernn-image.json", "Dockerfile", "compose.yaml", "registry", "requirements.txt"]
+        + ["secrets", document["wheel"]]
+    )
+
+
+def test_everything_that_is_copied_is_there_and_sent_to_the_builder(
+    made: tuple[Path, dict[str, Any]], parsed: list[tuple[str, str]]
+) -> None:
+    folder, _ = made
+    sources = [word for rest in of("COPY", parsed) if not rest.startswith("--from") for word in rest.split()[:-1]]
+    assert len(sources) == 3
+    lines = (folder / ".dockerignore").read_text().splitlines()
+    # The last pattern that matches decides; these are no more than "everything" and whole names.
+    assert lines[1] == "*"
+    assert {line.removeprefix("!") for line in lines[2:]} == set(sources)
+    assert all((folder / source).exists() for source in sources)
+
+
+def test_the_image_runs_without_rights_and_installs_nothing_of_its_own(parsed: list[tuple[str, str]]) -> None:
+    last = max(index for index, (word, _) in enumerate(parsed) if word == "FROM")
+    builder, final = parsed[:last], parsed[last:]
+    assert {word for word, _ in parsed} == {
+        *("ARG", "FROM", "WORKDIR", "COPY", "RUN", "LABEL", "ENV", "USER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"),
+        *("ENTRYPOINT", "CMD"),
+    }
+    assert of("FROM", parsed) == ["${BASE} AS builder", "${BASE}"]
+    assert of("RUN", final) == []
+    assert "--without-pip" in of("RUN", builder)[0]
+    assert not re.search(r"\b(gcc|make|apt-get|torch)\b", of("RUN", builder)[0])
+    assert of("USER", final) == [f"{USER}:{USER}"]
+    words = [word for word, _ in final]
+    assert words.index("USER") > max(index for index, word in enumerate(words) if word == "COPY")
+
+
+def test_the_process_of_the_image_gets_the_signal_itself(parsed: list[tuple[str, str]]) -> None:
+    """By the exec form: a shell in between would not pass it on."""
+    assert [json.loads(text) for text in of("ENTRYPOINT", parsed) + of("CMD", parsed)] == [["stablernn"], ["serve"]]
+    assert of("STOPSIGNAL", parsed) == ["SIGTERM"]
+    health = of("HEALTHCHECK", parsed)[0].partition("CMD ")[2]
+    assert json.loads(health) == list(HEALTHCHECK)
+
+
+def test_the_environment_of_the_image_is_one_that_the_server_takes(
+    made: tuple[Path, dict[str, Any]], parsed: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = dict(word.split("=", 1) for word in shlex.split(of("ENV", parsed)[0]))
+    for name, value in values.items():
+        if name.startswith("STABLERNN_"):
+            monkeypatch.setenv(name, value)
+    settings = Settings()
+    assert (settings.host, settings.port, str(settings.registry)) == ("0.0.0.0", 8080, "/registry")
+    assert settings.models == ("digits@production", "load:1")
+    assert values["ORT_DISABLE_TELEMETRY"] == "1"
+
+
+def test_the_requirements_are_pinned_and_without_torch(made: tuple[Path, dict[str, Any]]) -> None:
+    text = (made[0] / "requirements.txt").read_text()
+    assert text == (ROOT / "requirements" / "serve-cpu.txt").read_text()
+    pins = dict(line.split("==") for line in text.splitlines() if not line.startswith("#"))
+    assert "torch" not in pins
+
+
+def test_versions_keep_number_digest_alias_and_bytes(made: tuple[Path, dict[str, Any]]) -> None:
+    source, copy = Registry(made[0].parent / "registry"), Registry(made[0] / "registry")
+    for ref in ("digits@production", "digits:1", "load"):
+        there, here = source.get(ref), copy.get(ref)
+        assert (here.ref, here.digest, here.aliases) == (there.ref, there.digest, there.aliases)
+        assert {name: here.read(name) for name in here.manifest.files} == {
+            name: there.read(name) for name in there.manifest.files
+        }
+        assert [record.entry for record in copy.records(ref)] == [record.entry for record in source.records(ref)]
+        report = copy.verify(here.ref)
+        assert report.ok, report.problems
+
+
+def test_files_of_versions_that_were_not_chosen_stay_out(made: tuple[Path, dict[str, Any]]) -> None:
+    copy = Registry(made[0] / "registry")
+    blobs = {path.name for path in (copy.root / "blobs").rglob("*") if path.is_file()}
+    chosen = [copy.get("digits:1"), copy.get("load:1")]
+    assert blobs == {entry.sha256 for version in chosen for entry in version.manifest.files.values()}
+    other = copy.get("digits:2")
+    with pytest.raises(IntegrityError, match="is missing"):
+        other.read("other.txt")
+
+
+def test_everybody_can_read_what_the_image_copies(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, document = made
+    for path in (folder / "registry", *(folder / "registry").rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o444), path
+    for name in ("requirements.txt", document["wheel"], "Dockerfile"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o644, name
+
+
+def test_the_wheel_is_this_stablernn(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, document = made
+    with zipfile.ZipFile(folder / document["wheel"]) as archive:
+        names = set(archive.namelist())
+        own = archive.read("stablernn_cli/commands/dockerize.py")
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        *("stablernn", "stablernn_cli", "stablernn_registry", "stablernn_server")
+    }
+    assert own == (ROOT / "cli/stablernn_cli/commands/dockerize.py").read_bytes()
+
+
+def test_the_secrets_are_good_ones_and_for_their_owner_alone(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, document = made
+    tokens, key = Path(document["tokens_file"]), Path(document["state_key_file"])
+    assert [path.parent for path in (tokens, key)] == [folder / "secrets"] * 2
+    for path in (tokens, key):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    settings = Settings(tokens_file=tokens, state_key_file=key, host="0.0.0.0")
+    auth = Auth.from_settings(settings)
+    auth.check_address("0.0.0.0", settings)
+    assert [identity.name for _, identity in auth.digests] == ["infer-1", "admin-1"]
+    assert len(StateTokens.of(settings).key) == 32
+    sent = [path for path in folder.rglob("*") if path.is_file() and "secrets" not in path.parts]
+    for secret in (word for path in (tokens, key) for word in path.read_text().split() if len(word) > 16):
+        assert not any(secret.encode() in path.read_bytes() for path in sent)
+
+
+def test_whoever_the_server_runs_as_owns_the_secrets(made: tuple[Path, dict[str, Any]]) -> None:
+    """Compose hands a file in as it is: another user could not read it, and one that others can read is refused."""
+    folder, document = made
+    service = yaml.safe_load((folder / "compose.yaml").read_text())["services"]["server"]
+    for path in (Path(document["tokens_file"]), Path(document["state_key_file"])):
+        status = path.stat()
+        assert f"{status.st_uid}:{status.st_gid}" == service["user"] == document["user"]
+    assert not service["user"].startswith("0:")
+
+
+def test_the_compose_file(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, document = made
+    tree = yaml.safe_load((folder / "compose.yaml").read_text())
+    service = tree["services"]["server"]
+    assert (service["build"], service["image"]) == (".", document["image"])
+    assert service["ports"] == ["${PUBLISH:-127.0.0.1:8080}:8080"]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp:mode=1777,size=64m"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["healthcheck"]["test"] == ["CMD", *HEALTHCHECK]
+    assert service["restart"] == "unless-stopped"
+    # 8 s to drain, 2 s for a body that arrives, and the end of the process.
+    assert int(service["stop_grace_period"].removesuffix("s")) > 10
+    assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
+    assert "reservations" not in service["deploy"]["resources"]
+    for name in service["secrets"]:
+        assert (folder / tree["secrets"][name]["file"]).is_file()
+        assert f"/run/secrets/{name}" in service["environment"].values()
+
+
+def test_the_compose_file_of_the_checkout_is_the_same_but_for_where_things_are(
+    made: tuple[Path, dict[str, Any]],
+) -> None:
+    ours = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["server"]
+    written = yaml.safe_load((made[0] / "compose.yaml").read_text())["services"]["server"]
+    for service in (ours, written):
+        for name in ("image", "user", "volumes"):
+            service.pop(name, None)
+    assert ours["environment"].pop("STABLERNN_MODELS") == "${STABLERNN_MODELS:-}"
+    assert ours == written
+
+
+def test_for_a_gpu(trained: Workplace, tmp_path: Path) -> None:
+    document = trained.ok("-q", "dockerize", "load", "--output", tmp_path / "x", "--gpu", "--compose", "--json").json
+    assert document["gpu"] is True
+    assert "onnxruntime-gpu==" in (tmp_path / "x" / "requirements.txt").read_text()
+    environment = of("ENV", instructions((tmp_path / "x" / "Dockerfile").read_text()))[0]
+    assert "NVIDIA_VISIBLE_DEVICES=all" in shlex.split(environment)
+    service = yaml.safe_load((tmp_path / "x" / "compose.yaml").read_text())["services"]["server"]
+    [device] = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+
+
+def test_without_compose_the_two_commands_are_docker_s(trained: Workplace, tmp_path: Path) -> None:
+    result = trained.ok("-q", "dockerize", "load:1", "--output", tmp_path / "my image", "--base", "my/python:3.12")
+    assert not (tmp_path / "my image" / "compose.yaml").exists()
+    assert "ARG BASE=my/python:3.12\n" in (tmp_path / "my image" / "Dockerfile").read_text()
+    build, run = [line.strip() for line in result.out.splitlines() if line.strip().startswith("docker ")]
+    assert shlex.split(build) == ["docker", "build", "--tag", "stablernn-load:1", str(tmp_path / "my image")]
+    words = shlex.split(run)
+    assert words[-1] == "stablernn-load:1"
+    assert f"type=bind,source={tmp_path / 'my image' / 'secrets'},target=/run/secrets,readonly" in words
+    assert "STABLERNN_TOKENS_FILE=/run/secrets/tokens" in words
+    for line in (tmp_path / "my image" / "secrets" / "tokens").read_text().split():
+        assert line in ("infer", "admin") or line not in result.out
+
+
+def test_done_again_it_keeps_the_secrets_and_replaces_the_rest(workplace: Workplace) -> None:
+    workplace.ok("-q", "dockerize", "digits", "--output", "image", "--compose")
+    folder = workplace.path("image")
+    secrets = [(folder / "secrets" / name).read_text() for name in ("tokens", "state_key")]
+    (folder / "notes.txt").write_text("mine")
+    workplace.ok("-q", "dockerize", "load", "--output", "image")
+    assert [(folder / "secrets" / name).read_text() for name in ("tokens", "state_key")] == secrets
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert not (folder / "compose.yaml").exists()
+    assert [model.name for model in Registry(folder / "registry").list()] == ["load"]
+    assert not [path for path in workplace.folder.iterdir() if path.name.startswith(".image")]
+
+
+def test_without_references_every_model_is_taken(trained: Workplace, tmp_path: Path) -> None:
+    document = trained.ok("-q", "dockerize", "--output", tmp_path / "x", "--json").json
+    assert document["serves"] == ["digits:1", "load:1"]
+
+
+def test_a_folder_of_somebody_else_is_left_alone(trained: Workplace, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    result = trained("-q", "dockerize", "load", "--output", tmp_path)
+    assert result.sentence == (
+        f"--output {tmp_path} holds files that this command did not make. Choose a new or empty folder, or write into "
+        "it with --force."
+    )
+    assert result.code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["Dockerfile"]
+    trained.ok("-q", "dockerize", "load", "--output", tmp_path, "--force")
+    assert "stablernn" in (tmp_path / "Dockerfile").read_text()
+
+
+def test_what_was_changed_by_hand_is_not_lost(trained: Workplace, tmp_path: Path) -> None:
+    trained.ok("-q", "dockerize", "load", "--output", tmp_path / "x", "--compose")
+    compose = tmp_path / "x" / "compose.yaml"
+    compose.write_text(compose.read_text().replace("memory: 2g", "memory: 8g"))
+    result = trained("-q", "dockerize", "load", "--output", tmp_path / "x")
+    assert result.sentence == (
+        f"compose.yaml in {tmp_path / 'x'} was changed after this command wrote it. Write over it with --force, or "
+        "choose another --output."
+    )
+    assert result.code == 2
+    assert "memory: 8g" in compose.read_text()
+    trained.ok("-q", "dockerize", "load", "--output", tmp_path / "x", "--compose", "--force")
+    assert "memory: 2g" in compose.read_text()
+
+
+def test_no_registry_is_replaced(workplace: Workplace) -> None:
+    shutil.copytree(workplace.registry, workplace.path("image/registry"))
+    before = sorted(path for path in workplace.path("image").rglob("*"))
+    for arguments in (["--output", "image"], ["--output", "image", "--force"]):
+        result = workplace("-q", "dockerize", "load", *arguments)
+        assert result.sentence == (
+            f"--output {workplace.path('image')} holds 'registry' or 'secrets' that this command did not make, and it "
+            "would replace them. Choose another folder."
+        )
+        assert result.code == 2
+    assert sorted(path for path in workplace.path("image").rglob("*")) == before
+    for folder in (workplace.registry, workplace.registry / "x", workplace.folder):
+        result = workplace("-q", "dockerize", "load", "--output", folder, "--force")
+        assert result.sentence == (
+            f"--output {folder} and the registry {workplace.registry} overlap. Choose a folder outside of it."
+        )
+        assert result.code == 2
+
+
+def test_output_is_a_file(trained: Workplace, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    result = trained("-q", "dockerize", "load", "--output", tmp_path / "x")
+    assert (result.sentence, result.code) == (f"--output {tmp_path / 'x'} is a file. Choose a folder.", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "code"),
+    [
+        (["gone"], r"Unknown model 'gone' in the registry .*", 2),
+        (["load:9"], r"Model 'load' has no version 9, it has only version 1\.", 2),
+        (["load@live"], r"Model 'load' has no alias 'live'\. .*", 2),
+        (["load-run/"], r"'load-run/' is a run, and an image serves versions\. .*--name NAME', then give NAME\.", 2),
+        (["load", "--base", "a b"], r"--base is the name of an image such as 'python:3\.11-slim', got 'a b'\.", 2),
+        (["load", "--base", "x\nRUN y"], r"--base is the name of an image .*", 2),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_leaves_nothing(
+    trained: Workplace, tmp_path: Path, arguments: list[str], sentence: str, code: int
+) -> None:
+    result = trained("-q", "dockerize", *arguments, "--output", tmp_path / "x")
+    assert re.fullmatch(sentence, result.err.removeprefix("Error: ").strip(), re.DOTALL), result.err
+    assert (result.code, result.out) == (code, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_registry(empty: Workplace) -> None:
+    result = empty("-q", "dockerize")
+    assert result.sentence == (f"The registry {empty.registry} holds no models; publish one with 'stablernn export'.")
+    assert (result.code, result.out) == (1, "")
+    assert list(empty.folder.iterdir()) == []
+
+
+def test_a_damaged_version_makes_no_image(workplace: Workplace) -> None:
+    workplace.ok("-q", "dockerize", "load", "--output", "image")
+    graph = Registry(workplace.registry).get("load").path("step.onnx")
+    graph.chmod(0o644)
+    graph.write_bytes(graph.read_bytes()[:-1] + b"x")
+    before = {path: path.stat().st_mtime_ns for path in workplace.path("image").rglob("*")}
+    result = workplace("-q", "dockerize", "load", "--output", "image")
+    assert result.code == 1
+    assert "is damaged" in result.sentence
+    assert {path: path.stat().st_mtime_ns for path in workplace.path("image").rglob("*")} == before
+
+
+def installed(wheel: Path, folder: Path) -> dict[str, str]:
+    """An environment where stablernn is what the wheel holds, in a folder of its own, and not this checkout."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    subprocess.run([*command, "--no-index", "--target", folder, wheel], check=True)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def test_an_installed_package_is_packed_again(
+    made: tuple[Path, dict[str, Any]], trained: Workplace, tmp_path: Path
+) -> None:
+    folder, document = made
+    environment = installed(folder / document["wheel"], tmp_path / "site") | trained.environment
+    command = [sys.executable, "-m", "stablernn_cli", "-q", "dockerize", "load", "--output", "x", "--json"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with (
+        zipfile.ZipFile(folder / document["wheel"]) as built,
+        zipfile.ZipFile(tmp_path / "x" / json.loads(done.stdout)["wheel"]) as packed,
+    ):
+        names = {name for name in built.namelist() if not name.endswith("/RECORD")}
+        record = next(name for name in packed.namelist() if name.endswith("/RECORD"))
+        assert {*names, record} == set(packed.namelist())
+        assert all(built.read(name) == packed.read(name) for name in names)
+        rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(packed.read(record).decode()))}
+        assert rows.keys() == set(packed.namelist())
+    assert (tmp_path / "x" / "requirements.txt").read_text() == (folder / "requirements.txt").read_text()
+    # What pip makes of it can be run.
+    again = installed(tmp_path / "x" / document["wheel"], tmp_path / "again")
+    version = [sys.executable, "-m", "stablernn_cli", "--version"]
+    assert subprocess.run(version, env=again, cwd=tmp_path, check=True, capture_output=True).stdout
+
+    changed = tmp_path / "site" / "stablernn_cli" / "errors.py"
+    changed.write_text(changed.read_text() + "# mine\n")
+    command[command.index("x")] = "y"
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == (
+        "Error: 'stablernn_cli/errors.py' was changed after stablernn was installed, so an image of it would hold "
+        "something that nobody released. Install stablernn again, or run this from its source tree.\n"
+    )
+    assert (done.returncode, (tmp_path / "y").exists()) == (1, False)

@@ -1,0 +1,43 @@
+"""Exports that the tests of the server share: to export a model takes seconds, and many of them want the same ones.
+
+What is under test here is the server; that an export is right is for ``tests/export``.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from filelock import FileLock
+
+from stablernn.export import ExportReport, export
+from stablernn.export.weights import weights_file
+from stablernn.models import SequenceModel
+
+_state: dict[str, Path] = {}
+
+
+def keep_in(folder: Path) -> None:
+    """Keep exports in a folder that all workers of this run see."""
+    folder.mkdir(exist_ok=True)
+    _state["folder"] = folder
+
+
+def exported(model: SequenceModel, folder: Path | str) -> ExportReport:
+    """:func:`stablernn.export.export`, made once for the same weights and configuration in a run of the tests."""
+    frozen = copy.deepcopy(model).cpu().float().eval()
+    key = hashlib.sha256(weights_file(frozen) + json.dumps(frozen.config(), sort_keys=True).encode()).hexdigest()[:24]
+    shared = _state["folder"] / key
+    with FileLock(f"{shared}.lock"):
+        if not (shared / "report.json").exists():
+            report = export(model, shared)
+            parts = {"signature": report.signature, "parity": report.parity, "certificate": report.certificate}
+            (shared / "report.json").write_text(json.dumps({**parts, "files": list(report.files)}))
+    stored = json.loads((shared / "report.json").read_text())
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: Path(shutil.copy(shared / name, folder / name)) for name in stored["files"]}
+    return ExportReport(files, stored["signature"], stored["parity"], stored["certificate"])

@@ -1,0 +1,142 @@
+"""A scheduler on an event loop of its own, and work that keeps its runner threads busy for as long as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from server_helpers import Running
+from stablernn_server import NotReadyError, OnnxModel, Settings
+from stablernn_server.runtime.batch import Share
+from stablernn_server.runtime.session import Stop
+from stablernn_server.scheduler import Answer, Caller, Scheduler
+from stablernn_server.telemetry import Telemetry
+
+T = TypeVar("T")
+PATIENT = 30.0
+"""Seconds after which a test gives up what should have come about at once."""
+
+
+class Blocker:
+    """Work for :meth:`Scheduler.call` that goes on until it is released, or stopped.
+
+    Attributes:
+        started: Set when a runner thread has begun with it.
+        released: To be set when it may end.
+        is_stopped: Whether the scheduler ended it.
+    """
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.released = threading.Event()
+        self.is_stopped = False
+
+    def __call__(self, stop: Stop) -> Share:
+        self.started.set()
+        while not self.released.wait(0.002):
+            if stop.is_set:
+                self.is_stopped = True
+                raise NotReadyError("The blocker was ended.")
+        return Share({})
+
+
+@dataclass
+class Desk:
+    """A scheduler that runs, and what it counts."""
+
+    scheduler: Scheduler
+    telemetry: Telemetry
+
+    def executions(self, model: OnnxModel) -> int:
+        """Runs so far."""
+        return self.telemetry.statistics.of(model.name, model.version).executions
+
+    def sizes(self, model: OnnxModel) -> dict[int, int]:
+        """How many runs had how many rows."""
+        return {
+            size: count for size, (count, _) in self.telemetry.statistics.of(model.name, model.version).sizes.items()
+        }
+
+    @asynccontextmanager
+    async def occupied(self, model: OnnxModel) -> AsyncIterator[Blocker]:
+        """One runner thread is busy for this block; it counts as a run of ``model``."""
+        blocker = Blocker()
+        task = asyncio.create_task(self.scheduler.call(model, blocker, 1, caller=Caller()))
+        try:
+            await until(blocker.started.is_set)
+            yield blocker
+        finally:
+            blocker.released.set()
+        await asyncio.wait_for(task, PATIENT)
+
+
+@asynccontextmanager
+async def scheduling(**settings: Any) -> AsyncIterator[Desk]:
+    """A scheduler for this block."""
+    known = Settings(**settings)
+    telemetry = Telemetry(known)
+    scheduler = Scheduler(known, telemetry)
+    scheduler.start()
+    try:
+        yield Desk(scheduler, telemetry)
+    finally:
+        scheduler.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop go on until ``condition`` holds."""
+    deadline = time.monotonic() + PATIENT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.001)
+
+
+async def turns(count: int = 5) -> None:
+    """Let the event loop go round a few times: enough for whatever can be done at once."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    """As :func:`until`, for what another thread does."""
+    deadline = time.monotonic() + PATIENT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.002)
+
+
+def on_loop(server: Running, function: Callable[[], T]) -> T:
+    """What ``function`` gives on the event loop of a server on a port."""
+
+    async def call() -> T:
+        return function()
+
+    loop = server.app.state.context.scheduler._loop
+    return asyncio.run_coroutine_threadsafe(call(), loop).result(PATIENT)
+
+
+@contextmanager
+def busy(server: Running, model: str = "flow") -> Iterator[Blocker]:
+    """The only runner thread of a server on a port is busy for this block; it counts as a run of ``model``."""
+    context, blocker = server.app.state.context, Blocker()
+    loop = context.scheduler._loop
+
+    async def block() -> Answer:
+        answer: Answer = await context.scheduler.call(
+            await context.models.find_open(model), blocker, 1, caller=Caller()
+        )
+        return answer
+
+    running: Future[Answer] = asyncio.run_coroutine_threadsafe(block(), loop)
+    try:
+        wait(blocker.started.is_set)
+        yield blocker
+    finally:
+        blocker.released.set()
+    running.result(PATIENT)

@@ -1,0 +1,414 @@
+"""Tokens, roles, and pages of other hosts: what is read, and what every route asks for."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import BaseRoute
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from server_helpers import Published, Running, serve
+from stablernn_server import Settings, SettingsError, create_app
+from stablernn_server.auth import ANYONE, Auth, access_of, is_loopback
+from stablernn_server.errors import ForbiddenError, UnauthorizedError
+from stablernn_server.origins import Origins
+from stablernn_server.tokens_file import read_tokens
+
+INFER = "infer-token-0123456789"
+ADMIN = "admin-token-0123456789"
+ROLES = {"nobody": None, "a bad token": "some-token-0123456789", "infer": INFER, "admin": ADMIN}
+OPEN_PATHS = {"/", "/docs", "/page/{file}", "/v2/health/live", "/v2/health/ready"}
+ADMIN_PATHS = {"/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload"}
+# What the front answers by itself, so that the framework has no route for it.
+INFER_PATHS = {"/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"}
+# So that a walk that finds nothing does not pass.
+SOME_PATHS = {"/v2", "/v2/models/stats", "/v1/timeseries/forecast", "/metrics"}
+
+
+def scope_of(path: str = "/v2", token: str | None = None, **fields: Any) -> dict[str, Any]:
+    headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    return {"type": "http", "method": "GET", "path": path, "headers": headers, **fields}
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(f"# who may\ninfer {INFER}\n\n  admin   {ADMIN}\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_a_tokens_file_and_settings_are_put_together(tokens_file: Path) -> None:
+    auth = Auth.from_settings(Settings(tokens_file=tokens_file, infer_tokens="a" * 16 + "," + "b" * 16))
+    assert auth.is_on
+    assert auth.check(scope_of(token=INFER)) == ("infer-1", "infer")
+    assert auth.check(scope_of(token="b" * 16)) == ("infer-3", "infer")
+    assert auth.check(scope_of(token=ADMIN)) == ("admin-1", "admin")
+
+
+def test_tokens_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STABLERNN_INFER_TOKENS", f" {INFER} ,{'c' * 20}")
+    monkeypatch.setenv("STABLERNN_ADMIN_TOKENS", ADMIN)
+    auth = Auth.from_settings(Settings())
+    assert [identity.role for _, identity in auth.digests] == ["infer", "infer", "admin"]
+    assert auth.check(scope_of(token="c" * 20)).name == "infer-2"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (f"reader {INFER}\n", "line 1, begins with no role, got 'reader'"),
+        (f"infer {INFER}\n{ADMIN} admin\n", "line 2, begins with no role; write"),
+        ("\nadmin short-0123456\n", "line 2, has 13 characters; a token needs at least 16"),
+        (f"infer {INFER} again\n", "line 1, has 3 words"),
+        (f"infer\n{INFER}\n", "line 1, has 1 words"),
+        (f"infer {INFER}é\n", "line 1, has characters that a header cannot carry"),
+        ("# nothing\n", "holds no token"),
+        (f"infer {INFER}\nadmin {INFER}\n", "line 2, is the same token as"),
+    ],
+)
+def test_a_tokens_file_that_cannot_be_taken(tmp_path: Path, content: str, sentence: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(content, encoding="utf-8")
+    path.chmod(0o600)
+    with pytest.raises(SettingsError) as caught:
+        Auth.from_settings(Settings(tokens_file=path))
+    message = str(caught.value)
+    assert str(path) in message
+    assert sentence in message
+    for secret in (INFER, ADMIN, "short-0123456"):
+        assert secret not in message
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o620])
+def test_a_tokens_file_that_others_can_use_is_refused(tokens_file: Path, mode: int) -> None:
+    tokens_file.chmod(mode)
+    with pytest.raises(SettingsError, match=f"can be used by others, got mode 0{mode:o}; run: chmod"):
+        read_tokens(tokens_file)
+    tokens_file.chmod(0o640)
+    assert [token.role for token in read_tokens(tokens_file)] == ["infer", "admin"]
+
+
+def test_a_tokens_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+        read_tokens(tmp_path / "none")
+    with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
+        read_tokens(tmp_path)
+
+
+def test_a_short_token_of_the_environment_is_named_but_not_shown() -> None:
+    with pytest.raises(SettingsError, match=r"infer_tokens \(STABLERNN_INFER_TOKENS\), token 2 has 5") as caught:
+        Auth.from_settings(Settings(infer_tokens=f"{INFER},hello"))
+    assert "hello" not in str(caught.value)
+
+
+def test_no_way_of_printing_settings_shows_a_token() -> None:
+    settings = Settings(infer_tokens=INFER, admin_tokens=(ADMIN,))
+    shown = f"{settings} {settings!r} {settings.model_dump()} {settings.model_dump_json()}"
+    assert INFER not in shown
+    assert ADMIN not in shown
+    # Not even where the value has a type that a token cannot have.
+    assert "12345678901234567" not in repr(Settings(infer_tokens=12345678901234567))
+
+
+def test_off_lets_everybody_in_whatever_is_configured(caplog: pytest.LogCaptureFixture) -> None:
+    auth = Auth.from_settings(Settings(auth="off", infer_tokens=INFER))
+    assert not auth.is_on
+    assert auth.check(scope_of("/v2/repository/models/m/load")) == ANYONE
+    assert "auth is off: the 1 configured tokens are not asked for" in caplog.text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_on_loopback_no_token_is_needed(host: str) -> None:
+    assert is_loopback(host)
+    Auth.from_settings(Settings()).check_address(host, Settings())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.7", "2001:db8::1", "no such host"])
+def test_other_addresses_need_tokens_or_a_word(host: str) -> None:
+    with pytest.raises(
+        SettingsError, match=r"no token is configured\. Give tokens .* or let everybody in with --auth off"
+    ):
+        Auth.from_settings(Settings()).check_address(host, Settings())
+    off = Settings(auth="off")
+    Auth.from_settings(off).check_address(host, off)
+    on = Settings(infer_tokens=INFER)
+    Auth.from_settings(on).check_address(host, on)
+
+
+def test_serve_refuses_to_let_others_in_without_tokens(published: Published) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_TOKENS")}
+    result = subprocess.run(
+        [sys.executable, "-m", "stablernn_cli", "serve", "--host", "0.0.0.0", "--port", "0"],
+        env=environment | {"STABLERNN_REGISTRY": str(published.root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 2
+    assert "The address '0.0.0.0' can be reached from other machines, and no token" in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "access"),
+    [
+        ("/", "open"),
+        ("/page/style.css", "open"),
+        ("/v2/health/live", "open"),
+        ("/v2/health/ready", "open"),
+        ("/v2/health/ready\n", "infer"),
+        ("/v2/health/../models", "infer"),
+        ("/page", "infer"),
+        ("//", "infer"),
+        ("/nothing/of/ours", "infer"),
+        ("", "infer"),
+        ("/v2/repository/index", "infer"),
+        ("/v2/repository/models/m/load", "admin"),
+        ("/v2/repository/models/m/unload/", "admin"),
+        ("/v2/repository/models/m\nn/load", "admin"),
+        ("/v2/repository/models/m/load\n", "admin"),
+        ("/v2/repository/models/m/anything", "admin"),
+    ],
+)
+def test_what_a_path_needs(path: str, access: str) -> None:
+    assert access_of(path) == access
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ([], "send it in the header"),
+        ([b"Bearer"], "is to be 'Bearer TOKEN', once"),
+        ([b"Basic aW5mZXI6aW5mZXI="], "is to be 'Bearer TOKEN', once"),
+        ([b"Bearer " + INFER.encode()] * 2, "is to be 'Bearer TOKEN', once"),
+        ([b"Bearer " + INFER[:-1].encode()], "none that this server knows"),
+        ([b"Bearer " + INFER.encode() + b"x"], "none that this server knows"),
+        ([b"Bearer \xff\xfe"], "none that this server knows"),
+    ],
+)
+def test_headers_that_let_nobody_in(values: list[bytes], sentence: str) -> None:
+    auth = Auth.from_settings(Settings(infer_tokens=INFER))
+    with pytest.raises(UnauthorizedError, match=sentence) as caught:
+        auth.check(scope_of() | {"headers": [(b"authorization", value) for value in values]})
+    assert caught.value.headers["WWW-Authenticate"].startswith('Bearer realm="stablernn"')
+    assert ("invalid_token" in caught.value.headers["WWW-Authenticate"]) == bool(values)
+
+
+def test_the_scheme_may_be_written_in_any_case() -> None:
+    auth = Auth.from_settings(Settings(infer_tokens=INFER))
+    headers = [(b"authorization", b"bEARER   " + INFER.encode() + b" ")]
+    assert auth.check(scope_of() | {"headers": headers}).role == "infer"
+
+
+@pytest.mark.parametrize("token", ["infer-token-0123456789", "~?>~?>~?>~?>~?>~?>", "x" * 17])
+def test_a_browser_sends_the_token_as_a_subprotocol(token: str) -> None:
+    auth = Auth.from_settings(Settings(infer_tokens=token))
+    encoded = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+    assert auth.check(scope_of(type="websocket", subprotocols=["stablernn", f"bearer.{encoded}"])).role == "infer"
+    for wrong in (encoded[:-2], encoded + "!", "", "\xe9"):
+        with pytest.raises(UnauthorizedError):
+            auth.check(scope_of(type="websocket", subprotocols=["stablernn", f"bearer.{wrong}"]))
+
+
+def test_a_token_of_a_lower_role_is_forbidden() -> None:
+    auth = Auth.from_settings(Settings(infer_tokens=INFER, admin_tokens=ADMIN))
+    with pytest.raises(ForbiddenError, match=r"needs a token of the role 'admin', got one of the role 'infer'\."):
+        auth.check(scope_of("/v2/repository/models/m/load", INFER))
+    assert auth.check(scope_of("/v2/repository/models/m/load", ADMIN)).role == "admin"
+
+
+@pytest.fixture(scope="module")
+def guarded(published: Published) -> Iterator[Running]:
+    settings = Settings(
+        registry=published.root,
+        models=("animals@production",),
+        infer_tokens=INFER,
+        admin_tokens=ADMIN,
+        allowed_origins="https://app.example",
+    )
+    yield from serve(create_app(settings))
+
+
+def all_routes(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        if inner is None:
+            yield route
+        else:
+            yield from all_routes(inner.routes)
+
+
+def expected(path: str, role: str) -> int | None:
+    """The status of a refusal; None where the request is let in."""
+    if path in OPEN_PATHS:
+        return None
+    if role in ("nobody", "a bad token"):
+        return 401
+    return 403 if role == "infer" and path in ADMIN_PATHS else None
+
+
+def headers_of(role: str) -> dict[str, str]:
+    token = ROLES[role]
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_route_for_every_role(guarded: Running, role: str) -> None:
+    walked: set[str] = set()
+    with httpx.Client(base_url=guarded.url, headers=headers_of(role)) as client:
+        for route in all_routes(guarded.app.routes):
+            path = getattr(route, "path", None)
+            assert path is not None, f"{route!r} is no route that this test knows how to ask"
+            methods = getattr(route, "methods", None)
+            if methods is None:
+                continue
+            walked.add(path)
+            filled = re.sub(r"\{[^}]+\}", "1", path)
+            for method in methods:
+                answer = client.request(method, filled, content=b"{}" if method == "POST" else None)
+                refusal = expected(path, role)
+                got = f"{method} {path} by {role}: {answer.status_code} {answer.text[:200]}"
+                if refusal is None:
+                    assert answer.status_code not in (401, 403), got
+                else:
+                    assert answer.status_code == refusal, got
+                if refusal == 401:
+                    assert answer.headers["www-authenticate"].startswith("Bearer realm="), got
+                if refusal is not None and method != "HEAD":
+                    word = {401: "unauthorized", 403: "forbidden"}[refusal]
+                    assert answer.json()["code"] == word
+        # What nobody answers needs a token, too: an answer would tell what there is.
+        for path in (*(path.format(model="animals", version="1") for path in INFER_PATHS), "/nothing", "/v1"):
+            for method in ("GET", "POST"):
+                refused = client.request(method, path).status_code == 401
+                assert refused == (expected(path, role) == 401), f"{method} {path}"
+    assert walked >= SOME_PATHS | ADMIN_PATHS | OPEN_PATHS
+    documented = httpx.get(f"{guarded.url}/openapi.json", headers=headers_of("infer")).json()["paths"]
+    assert walked | INFER_PATHS >= documented.keys()
+
+
+def websocket_paths(guarded: Running) -> list[str]:
+    routes = all_routes(guarded.app.routes)
+    return [route.path for route in routes if getattr(route, "methods", None) is None and hasattr(route, "path")]
+
+
+def handshake(url: str, **arguments: Any) -> int:
+    try:
+        with connect(url, **arguments) as socket:
+            assert socket.response is not None
+            return socket.response.status_code
+    except InvalidStatus as error:
+        return error.response.status_code
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("how", ["header", "subprotocol"])
+def test_every_websocket_for_every_role(guarded: Running, role: str, how: str) -> None:
+    paths = websocket_paths(guarded)
+    assert "/v1/stream" in paths
+    for path in paths:
+        arguments: dict[str, Any] = {"additional_headers": headers_of(role)}
+        token = ROLES[role]
+        if how == "subprotocol":
+            encoded = base64.urlsafe_b64encode((token or "").encode()).decode().rstrip("=")
+            arguments = {"subprotocols": ["stablernn", *([f"bearer.{encoded}"] if token else [])]}
+        url = f"ws://127.0.0.1:{guarded.port}{path}?model=animals"
+        assert handshake(url, **arguments) == (expected(path, role) or 101)
+        # The same from a page of another host.
+        assert handshake(url, origin="https://evil.example", **arguments) == 403
+        assert handshake(url, origin=f"http://127.0.0.1:{guarded.port}", **arguments) == (expected(path, role) or 101)
+        assert handshake(url, origin="https://app.example", **arguments) == (expected(path, role) or 101)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/animals/infer", "/v2", "/v2/health/live", "/", "/nothing"])
+def test_a_page_of_another_host_is_refused(guarded: Running, path: str) -> None:
+    with httpx.Client(base_url=guarded.url, headers=headers_of("admin")) as client:
+        for origin in ("https://evil.example", "null", f"http://127.0.0.1:{guarded.port + 1}", "http://localhost", ""):
+            answer = client.post(path, headers={"Origin": origin})
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), origin
+            assert "access-control-allow-origin" not in answer.headers
+
+
+def test_its_own_page_and_listed_ones_are_let_in(guarded: Running) -> None:
+    with httpx.Client(base_url=guarded.url, headers=headers_of("infer")) as client:
+        own = client.get("/v2", headers={"Origin": guarded.url})
+        assert own.status_code == 200
+        assert "access-control-allow-origin" not in own.headers
+        listed = client.get("/v2", headers={"Origin": "https://app.example"})
+        assert listed.status_code == 200
+        assert listed.headers["access-control-allow-origin"] == "https://app.example"
+        assert "Origin" in listed.headers["vary"]
+        assert "x-request-id" in listed.headers["access-control-expose-headers"]
+        # The sentence of a refusal can be read there, too.
+        refused = httpx.get(f"{guarded.url}/v2", headers={"Origin": "https://app.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_preflight_requests_need_no_token(guarded: Running) -> None:
+    asked = {
+        "Origin": "https://app.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    answer = httpx.options(f"{guarded.url}/v2/models/animals/infer", headers=asked)
+    assert answer.status_code == 204
+    assert answer.content == b""
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert {"authorization", "content-type"} <= set(answer.headers["access-control-allow-headers"].split(", "))
+    answer = httpx.options(f"{guarded.url}/v2/models/animals/infer", headers=asked | {"Origin": "https://evil.example"})
+    assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:8080", "LOCALHOST"])
+def test_on_loopback_without_tokens_its_own_page_has_the_address_of_this_machine(host: str) -> None:
+    headers = [(b"host", host.encode()), (b"origin", b"http://" + host.encode())]
+    assert Origins(is_local=True).check(scope_of() | {"headers": headers}) == ()
+
+
+def test_a_name_that_was_made_to_point_here_is_no_page_of_its_own(guarded: Running, server: Running) -> None:
+    # A page of rebound.example, whose owner has it resolve to 127.0.0.1, is of the same origin for the browser.
+    named = {"Host": f"rebound.example:{server.port}", "Origin": f"http://rebound.example:{server.port}"}
+    answer = httpx.post(f"{server.url}/v2/models/animals/infer", json={}, headers=named)
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+    # It has no token, so that where one is needed the name may be any.
+    assert httpx.post(f"{guarded.url}/v2/models/animals/infer", json={}, headers=named).status_code == 401
+    allowed = {**named, **headers_of("infer")}
+    assert httpx.post(f"{guarded.url}/v2/models/animals/infer", json={}, headers=allowed).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("given", "matches"),
+    [
+        ("https://App.Example", b"https://app.example"),
+        ("https://app.example:443/", b"https://app.example"),
+        ("http://localhost:3000", b"http://localhost:3000"),
+        ("http://[::1]:3000", b"http://[::1]:3000"),
+    ],
+)
+def test_spellings_of_an_origin(given: str, matches: bytes) -> None:
+    origins = Origins([given])
+    assert origins.check(scope_of() | {"headers": [(b"host", b"h"), (b"origin", matches)]})
+    with pytest.raises(ForbiddenError):
+        origins.check(scope_of() | {"headers": [(b"host", b"h"), (b"origin", matches + b"x")]})
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["*", "null", "app.example", "https://", "https://app.example/page", "ftp://a", "http://[", "https://é.example"],
+)
+def test_what_is_no_origin(given: str) -> None:
+    with pytest.raises(SettingsError, match="allowed_origins takes origins such as"):
+        Origins([given])

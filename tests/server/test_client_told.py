@@ -1,0 +1,153 @@
+"""The Python client and models that are told more than a row of regular samples: patches, time, covariates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from client_helpers import Both, BreakingLine
+from exports import exported
+from server_helpers import Running, serve
+from stablernn.data.covariates import calendar_periods
+from stablernn.models import Classifier, Forecaster, SequenceModel
+from stablernn_registry import Registry
+from stablernn_server import Settings, create_app
+from stablernn_server.client import BadRequest
+
+NOISE = np.random.default_rng(11)
+WAVES = ["calendar_day_sin", "calendar_day_cos"]
+LOAD = NOISE.normal(5, 3, (5, 2)).astype(np.float32)
+TIMES = [f"2024-03-01T0{hour}:00:00" for hour in range(5)]
+PRICES = {"price": [3.0, None, 5.0]}
+SIZE = {"size": 2.5, "age": None}
+
+
+def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"hidden_size": 6, "quantiles": [0.1, 0.9]}
+    told = Forecaster("lipschitz", 4, 3, future_indices=(3, 1, 2), static_size=2, **size)
+    facts = {
+        "features": ["load", *WAVES, "price"],
+        "calendar": calendar_periods(["day"]),
+        "future": ["price", *WAVES],
+        "static": ["size", "age"],
+        "frequency": "h",
+    }
+    return {
+        "told": (told, facts),
+        "timed": (Forecaster("lipschitz", 1, 3, max_dt=4.0, **size), {"features": ["load"]}),
+        "patched": (
+            Classifier("lipschitz", 2, 3, 6, readout="all", patch_size=4, patch_stride=3),
+            {"task": "classify", "features": ["l", "r"], "labels": ["x", "y", "z"]},
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    root = tmp_path_factory.mktemp("registry")
+    for name, (model, fields) in built().items():
+        model.fit_scaling([NOISE.normal(5.0, 3.0, (60, model.input_size)).astype(np.float32)])
+        report = exported(model.eval(), tmp_path_factory.mktemp("export"))
+        facts: dict[str, Any] = {"task": "forecast", "cell": "lipschitz", "signature": report.signature}
+        if isinstance(model, Forecaster):
+            facts |= {"targets": ["load"], "horizon": model.horizon, "quantiles": [0.1, 0.9]}
+        Registry(root).publish(name, report.files, facts | fields)
+    yield from serve(create_app(Settings(registry=root)))
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def client(request: pytest.FixtureRequest, running: Running) -> Iterator[Both]:
+    with Both.of(request.param, running.url) as both:
+        yield both
+
+
+def test_a_forecast_that_is_told_more(client: Both) -> None:
+    options = {"start": TIMES[0], "frequency": "h"}
+    [told] = client.forecast("told", LOAD, future=PRICES, static=SIZE, **options)
+    [untold] = client.forecast("told", LOAD, **options)
+    assert not np.array_equal(told.mean, untold.mean)
+    both = client.forecast("told", [LOAD, LOAD], future=[PRICES, {}], static=[SIZE, {}], **options)
+    np.testing.assert_array_equal(both[0].mean, told.mean)
+    np.testing.assert_array_equal(both[1].mean, untold.mean)
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (2,), (1, 4)], ids=str)
+def test_a_stream_that_is_told_more(running: Running, client: Both, lost: tuple[int, ...]) -> None:
+    """Its constants travel with the first sample, and are sent again with it where there is no token yet."""
+    [forecast] = client.forecast("told", LOAD, start=TIMES[0], frequency="h", future=PRICES, static=SIZE)
+    line = BreakingLine(running.port)
+    kind = "threads" if client.is_for_threads else "asyncio"
+    with Both.of(kind, line.url) as broken, broken.stream("told", static=SIZE, token_every=2) as stream:
+        before = line.connections
+        for place, (sample, time) in enumerate(zip(LOAD, TIMES, strict=True)):
+            line.swallow = int(place in lost)
+            result = stream.step(sample, time=time, future=PRICES)
+        assert line.connections == before + len(lost)
+    line.close()
+    np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
+    np.testing.assert_array_equal(result.outputs["quantiles"][..., 0], forecast.quantiles[0.1])
+
+
+def test_constants_belong_to_the_beginning(client: Both) -> None:
+    with pytest.raises(BadRequest, match="static is given when a stream begins"):
+        client.stream("told", static=SIZE, token="x")
+    with client.stream("timed", static=SIZE) as stream, pytest.raises(BadRequest, match="static"):
+        stream.step(1.0)
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["in one message", "one by one"])
+def test_irregular_time(client: Both, at_once: bool) -> None:
+    x, dt = LOAD[:, 0], np.array([1, 0.5, 2, 3.25, 1], np.float32)
+    [forecast] = client.forecast("timed", x, dt=dt)
+    [regular] = client.forecast("timed", x)
+    assert not np.array_equal(forecast.mean, regular.mean)
+    with client.stream("timed") as stream:
+        if at_once:
+            result = stream.collect(x, dt=dt)[-1]
+        else:
+            for value, step in zip(x.tolist(), dt.tolist(), strict=True):
+                result = stream.step(value, dt=step)
+    np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
+    with client.streams("timed", 2) as streams:
+        results = streams.step(np.stack([x, x])[..., None], dt=np.stack([dt, np.ones(5)]))
+    np.testing.assert_array_equal(results.outputs["mean"][0, -1], forecast.mean)
+    np.testing.assert_array_equal(results.outputs["mean"][1, -1], regular.mean)
+
+
+def test_times_of_irregular_samples(client: Both) -> None:
+    [forecast] = client.forecast("timed", [1, 2, 3], dt=[1, 0.5, 2])
+    with client.stream("timed") as stream:
+        for value, time in ((1, 10.0), (2, 10.5), (3, 12.5)):
+            result = stream.step(value, time=time)
+    np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
+
+
+@pytest.mark.parametrize(
+    ("samples", "dt", "words"),
+    [
+        ([1, 2], [1], "each of the 2 samples"),
+        (iter([1, 2]), [1, 1], "an array or a list of samples"),
+        ([1, 2], [[1, 1], [1, 1]], r"each reading, \(1, 2\), got the shape \(1, 2, 2\)"),
+    ],
+)
+def test_spacing_that_does_not_fit(client: Both, samples: Any, dt: Any, words: str) -> None:
+    with client.stream("timed") as stream, pytest.raises(BadRequest, match=words):
+        stream.collect(samples, dt=dt)
+
+
+def test_patches(client: Both) -> None:
+    x = NOISE.normal(5, 3, (12, 2)).astype(np.float32)
+    [answer] = client.classify("patched", x)
+    with client.stream("patched") as stream:
+        assert stream.about.sample_shape == (3, 2)
+        results = stream.collect(x.reshape(4, 3, 2))
+    assert results[-1].step == 4
+    assert results[-1].label == answer.label
+    labels = client.metadata("patched")["parameters"]["labels"]
+    expected = np.array([answer.probabilities[label] for label in labels], np.float32)
+    np.testing.assert_array_equal(results[-1].outputs["probabilities"], expected)

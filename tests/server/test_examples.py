@@ -1,0 +1,138 @@
+"""The programs of examples/ as they stand, against a server that wants a token."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stablernn_server.client as package
+from client_helpers import ServerProcess
+from exports import exported
+from server_helpers import Published
+from stablernn.models import Classifier
+from stablernn_registry import Registry
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+TOKEN = "a-token-of-the-examples"
+STEPS = {"plain": 48, "patches": 16}
+
+
+@pytest.fixture(scope="module", params=["plain", "patches"])
+def served(
+    request: pytest.FixtureRequest, published: Published, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """Address, and which of two models stands for the one that the examples call digits."""
+    registry = Registry(tmp_path_factory.mktemp("examples"))
+    for name, source in {"digits": "animals:1", "co2": "co2:1"}.items():
+        version = published.registry.get(source)
+        fields: dict[str, Any] = version.manifest.model_dump(
+            exclude={"schema_number", "name", "version", "created", "files"}
+        )
+        files: dict[str, Any] = {file: version.path(file) for file in version.manifest.files}
+        if (name, request.param) == ("digits", "patches"):
+            model = Classifier("lipschitz", 1, num_classes=4, hidden_size=8, patch_size=6, patch_stride=3)
+            model.fit_scaling([np.arange(30, dtype=np.float32).reshape(30, 1)])
+            report = exported(model.eval(), tmp_path_factory.mktemp("export"))
+            files, fields = dict(report.files), fields | {"signature": report.signature, "parity": report.parity}
+        registry.publish(name, files, fields)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STABLERNN_INFER_TOKENS", TOKEN)
+        process = ServerProcess(registry.root, tmp_path_factory.mktemp("log") / "log")
+    yield process.url, request.param
+    process.kill()
+
+
+def commands() -> dict[str, list[str] | None]:
+    """How each program is run here; None where this machine lacks what runs it."""
+    node = shutil.which("node")
+    flags: list[str] = []
+    if node:
+        version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
+        major = int(version.strip().removeprefix("v").partition(".")[0])
+        node = node if major >= 20 else None
+        flags = ["--experimental-websocket"] if major < 22 else []
+    has_curl = shutil.which("bash") and shutil.which("curl")
+    return {
+        "curl.sh": ["bash", "curl.sh"] if has_curl else None,
+        "python_client.py": [sys.executable, "python_client.py"],
+        "javascript.mjs": [node, *flags, "javascript.mjs"] if node else None,
+    }
+
+
+def run(name: str, url: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
+    words = commands()[name]
+    if words is None:
+        pytest.skip(f"what runs {name} is not on this machine")
+    environment = {**os.environ, "STABLERNN_URL": url, "NODE_NO_WARNINGS": "1"}
+    if token is not None:
+        environment["STABLERNN_TOKEN"] = token
+    return subprocess.run(words, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_every_program_is_run_and_listed() -> None:
+    programs = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".sh", ".py", ".mjs")}
+    listed = re.findall(r"^\| `([\w.]+)` \|", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert programs == set(commands()) == set(listed)
+
+
+def test_the_curl_script(served: tuple[str, str]) -> None:
+    done = run("curl.sh", served[0])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.findall(r"^step \d: (cat|dog|owl|rat)$", done.stdout, re.MULTILINE)
+    assert "step 4" in done.stdout
+    assert '"mean_forecast":[' in done.stdout
+
+
+def test_the_python_program(served: tuple[str, str]) -> None:
+    url, kind = served
+    done = run("python_client.py", url)
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = re.findall(r"^step (\d+): (?:cat|dog|owl|rat)$", done.stdout, re.MULTILINE)
+    assert [int(step) for step in steps] == list(range(1, STEPS[kind] + 1))
+    assert f"100 streams, {100 * STEPS[kind]} steps" in done.stdout
+
+
+def test_the_javascript_program(served: tuple[str, str]) -> None:
+    url, kind = served
+    done = run("javascript.mjs", url)
+    assert (done.returncode, done.stderr) == (0, "")
+    half = STEPS[kind] // 2
+    steps = re.findall(r"^step (\d+): (?:cat|dog|owl|rat)$", done.stdout, re.MULTILINE)
+    assert [int(step) for step in steps] == list(range(1, half + 1))
+    assert f"stream 1 is at step {half}" in done.stdout
+    assert f"2 streams in one frame, {half} and {half} steps" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["curl.sh", "python_client.py", "javascript.mjs"])
+def test_an_error_of_the_server_is_shown(served: tuple[str, str], name: str) -> None:
+    done = run(name, served[0], token=None)
+    assert done.returncode != 0
+    assert "token" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+def test_the_programs_of_the_page(served: tuple[str, str], block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    url, kind = served
+    if kind == "patches" and "stream" in block:
+        pytest.skip("the page gives samples of one number each")
+    program = re.sub(r'"http://localhost:8080"', f'"{url}", "{TOKEN}"', block)
+    assert program != block
+    exec(compile(program, "docs/client.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+def test_the_page_lists_every_error() -> None:
+    listed = set(re.findall(r"`(\w+)`", PAGE.partition("## Errors")[2]))
+    errors = {name for name in package.__all__ if issubclass(getattr(package, name), BaseException)}
+    assert errors <= listed

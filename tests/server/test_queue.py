@@ -1,0 +1,399 @@
+"""How batches are made up: what waits for what, how long, and how many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_helpers import PATIENT, Desk, scheduling, turns, until
+from server_helpers import Published
+from stablernn_server import OnnxModel, TooLargeError
+from stablernn_server import scheduler as scheduler_module
+from stablernn_server.runtime.batch import Share
+from stablernn_server.runtime.cpus import available_cpus
+from stablernn_server.runtime.session import Stop
+from stablernn_server.scheduler import PATIENCE_RUNS, PATIENCE_SECONDS, Answer, Caller
+
+MS = 1_000_000
+"""Nanoseconds."""
+
+
+def series(rows: int = 1, steps: int = 10, features: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, steps, features)).astype(np.float32)
+
+
+def run(desk: Desk, model: OnnxModel, x: np.ndarray, priority: int = 100) -> asyncio.Task[Answer]:
+    return asyncio.create_task(desk.scheduler.run(model, {"x": x}, caller=Caller(priority=priority)))
+
+
+def all_of(tasks: Sequence[Awaitable[Answer]]) -> Awaitable[list[Answer]]:
+    return asyncio.wait_for(asyncio.gather(*tasks), PATIENT)
+
+
+@pytest.mark.parametrize(
+    ("limit", "rows", "runs"),
+    [
+        (8, [3, 3, 3, 3, 2], {6: 1, 8: 1}),
+        (4, [1] * 9, {4: 2, 1: 1}),
+        (1, [1] * 5, {1: 5}),
+        (1, [2, 1, 3], {2: 1, 1: 1, 3: 1}),
+        (4, [1, 9, 1, 1], {1: 1, 9: 1, 2: 1}),
+        (64, [1] * 64, {64: 1}),
+        (64, [1] * 65, {64: 1, 1: 1}),
+    ],
+)
+def test_the_limit_counts_rows_and_a_larger_request_runs_alone(
+    animals: OnnxModel, limit: int, rows: list[int], runs: dict[int, int]
+) -> None:
+    requests = [series(count, 10, seed=seed) for seed, count in enumerate(rows)]
+
+    async def together() -> None:
+        async with scheduling(max_batch_size=limit, inferences=1) as desk:
+            answers = await all_of([run(desk, animals, x) for x in requests])
+            assert desk.sizes(animals) == runs
+            for x, answer in zip(requests, answers, strict=True):
+                assert np.array_equal(answer.outputs["logits"], animals.run_numpy(x)["logits"])
+
+    asyncio.run(together())
+
+
+def test_lengths_and_models_that_do_not_go_together_run_apart(animals: OnnxModel, flow: OnnxModel) -> None:
+    async def together() -> None:
+        async with scheduling(inferences=1) as desk:
+            works = [run(desk, animals, series(1, steps)) for steps in (8, 15, 16, 31, 7)]
+            await all_of([*works, run(desk, flow, series(1, 8, 3))])
+            assert (desk.sizes(animals), desk.sizes(flow)) == ({2: 2, 1: 1}, {1: 1})
+
+    asyncio.run(together())
+
+
+def test_a_padded_batch_stays_within_the_limit_of_numbers(animals: OnnxModel) -> None:
+    async def together() -> None:
+        async with scheduling(inferences=1, max_elements=animals.elements(3, 15)) as desk:
+            # Three of 15 steps fit; the others are padded to 15 as well.
+            await all_of([run(desk, animals, series(1, steps)) for steps in (8, 15, 8, 8, 8, 8)])
+            assert desk.sizes(animals) == {3: 2}
+
+    asyncio.run(together())
+
+
+def test_batching_does_not_change_what_a_request_alone_gets(animals: OnnxModel) -> None:
+    x = series(3, 40)
+
+    async def alone(**settings: Any) -> Answer:
+        async with scheduling(**settings) as desk:
+            return await run(desk, animals, x)
+
+    for settings in ({}, {"max_batch_size": 1}, {"max_queue_delay_ms": 20}, {"inferences": 3}):
+        answer = asyncio.run(alone(**settings))
+        assert answer.batch_rows == 3
+        expected = animals.run(animals.sequence, {"x": x})
+        assert all(np.array_equal(answer.outputs[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("limit", [1, 64])
+def test_without_a_delay_a_request_alone_goes_at_once(animals: OnnxModel, limit: int) -> None:
+    async def together() -> None:
+        async with scheduling(max_batch_size=limit, max_queue=1) as desk:
+            first = run(desk, animals, series())
+            await turns()
+            # It has left the queue of one, or this would be refused.
+            await all_of([first, run(desk, animals, series())])
+
+    asyncio.run(together())
+
+
+def test_a_batch_that_is_not_full_waits_for_the_whole_delay(animals: OnnxModel) -> None:
+    """Time that has passed is counted once: a later request does not bring the release forward."""
+
+    async def together() -> None:
+        async with scheduling(max_queue_delay_ms=500) as desk:
+            works = [run(desk, animals, series())]
+            await turns()
+            works.append(run(desk, animals, series()))
+            since = time.perf_counter()
+            await until(lambda: time.perf_counter() - since > 0.3)
+            works.append(run(desk, animals, series()))
+            answers = await all_of(works)
+            assert answers[0].queue_ns >= 500 * MS
+            assert answers[0].batch_rows == answers[1].batch_rows >= 2
+
+    asyncio.run(together())
+
+
+def test_later_requests_do_not_put_the_release_off(animals: OnnxModel) -> None:
+    async def together() -> None:
+        async with scheduling(max_queue_delay_ms=100, max_batch_size=10_000, max_queue=100_000) as desk:
+            first = run(desk, animals, series())
+            others = []
+            started = time.monotonic()
+            while not first.done():
+                assert time.monotonic() - started < PATIENT, "the first request was put off again and again"
+                others.append(run(desk, animals, series()))
+                await asyncio.sleep(0.005)
+            assert (await first).queue_ns >= 100 * MS
+            await all_of(others)
+
+    asyncio.run(together())
+
+
+def test_a_more_urgent_request_does_not_put_the_release_off(animals: OnnxModel, flow: OnnxModel) -> None:
+    order: list[str] = []
+
+    async def together() -> None:
+        async with scheduling(max_queue_delay_ms=400, inferences=1) as desk:
+            works = []
+            for name, model, x, priority in (
+                ("first", animals, series(), 100),
+                ("other model", flow, series(1, 10, 3), 100),
+                ("urgent", animals, series(), 1),
+            ):
+                works.append(run(desk, model, x, priority))
+                works[-1].add_done_callback(lambda _, name=name: order.append(name))
+                since = time.perf_counter()
+                await until(lambda since=since: time.perf_counter() - since > 0.1)
+            await all_of(works)
+
+    asyncio.run(together())
+    assert order.index("first") < order.index("other model")
+
+
+def test_a_full_batch_goes_at_once_and_needs_no_further_request(animals: OnnxModel) -> None:
+    async def together() -> None:
+        async with scheduling(max_queue_delay_ms=1000, max_batch_size=4, max_queue=4) as desk:
+            works = [run(desk, animals, series()) for _ in range(4)]
+            await turns()
+            # Four are the whole queue: a fifth gets in because they have left it.
+            works.append(run(desk, animals, series()))
+            answers = await all_of(works)
+            assert [answer.batch_rows for answer in answers] == [4, 4, 4, 4, 1]
+            assert answers[4].queue_ns >= 1000 * MS
+
+    asyncio.run(together())
+
+
+def test_requests_that_were_given_up_do_not_fill_a_batch(animals: OnnxModel) -> None:
+    async def together() -> None:
+        async with scheduling(max_queue_delay_ms=300, max_batch_size=4) as desk:
+            works = [run(desk, animals, series()) for _ in range(3)]
+            await turns()
+            for work in works[1:]:
+                work.cancel()
+            works = [works[0], *(run(desk, animals, series()) for _ in range(2))]
+            answers = await all_of(works)
+            assert answers[0].queue_ns >= 300 * MS
+            assert desk.sizes(animals) == {3: 1}
+
+    asyncio.run(together())
+
+
+def test_the_delay_runs_while_another_batch_does(animals: OnnxModel, flow: OnnxModel) -> None:
+    async def together() -> None:
+        async with scheduling(max_queue_delay_ms=50, inferences=2) as desk, desk.occupied(flow) as blocker:
+            answer = await asyncio.wait_for(run(desk, animals, series()), PATIENT)
+            assert answer.queue_ns >= 50 * MS
+            assert not blocker.released.is_set()
+
+    asyncio.run(together())
+
+
+def test_a_delay_that_passed_while_the_runner_was_busy_does_not_begin_again(
+    animals: OnnxModel, flow: OnnxModel
+) -> None:
+    async def together() -> None:
+        async with scheduling(max_queue_delay_ms=300, inferences=1, max_queue=1) as desk:
+            async with desk.occupied(flow):
+                work = run(desk, animals, series())
+                since = time.perf_counter()
+                await until(lambda: time.perf_counter() - since > 0.4)
+                assert desk.scheduler.pending == 2
+            await turns()
+            # It has left the queue of one, or this would be refused.
+            other = run(desk, animals, series())
+            await all_of([work, other])
+
+    asyncio.run(together())
+
+
+def test_a_short_request_gets_a_further_thread_behind_a_long_one(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
+
+    async def together() -> None:
+        async with scheduling() as desk, desk.occupied(flow) as blocker:
+            answer = await asyncio.wait_for(run(desk, animals, series()), PATIENT)
+            assert answer.queue_ns >= PATIENCE_SECONDS * 1e9
+            assert not blocker.released.is_set()
+
+    asyncio.run(together())
+
+
+def test_work_of_the_kind_that_runs_is_patient_for_as_long_as_that_usually_takes(
+    flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
+
+    async def together() -> None:
+        async with scheduling() as desk:
+            async with desk.occupied(flow):
+                since = time.perf_counter()
+                await until(lambda: time.perf_counter() - since > 0.1)
+            # Released a tenth of a second after it began, so it usually takes no less.
+            async with desk.occupied(flow) as blocker:
+                work = desk.scheduler.call(flow, lambda stop: Share({}), 1, caller=Caller())
+                answer = await asyncio.wait_for(work, PATIENT)
+                assert answer.queue_ns >= 0.1 * PATIENCE_RUNS * 1e9
+                assert not blocker.released.is_set()
+
+    asyncio.run(together())
+
+
+def test_cheap_steps_are_answered_while_every_runner_is_busy(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(animals, "step_ns", lambda rows: 0.0)
+    x = series(1, 5)
+
+    async def together() -> None:
+        async with scheduling(inferences=1) as desk, desk.occupied(flow) as blocker:
+            answer = await asyncio.wait_for(desk.scheduler.step(animals, {"x": x}, {}, caller=Caller()), PATIENT)
+            assert not blocker.released.is_set()
+            assert np.array_equal(answer.outputs["logits"][:, -1], animals.run_numpy(x)["logits"])
+
+    asyncio.run(together())
+
+
+def test_as_many_run_at_a_time_as_the_containers_quota_has_cpus(
+    animals: OnnxModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text("300000 100000")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    monkeypatch.setattr(scheduler_module, "available_cpus", partial(available_cpus, tmp_path))
+    # Nobody passes before three are there.
+    barrier = threading.Barrier(3, timeout=PATIENT)
+    lock, running, most = threading.Lock(), 0, 0
+
+    def count(stop: Stop) -> Share:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        barrier.wait()
+        with lock:
+            running -= 1
+        return Share({})
+
+    async def together() -> None:
+        async with scheduling() as desk:
+            await all_of([desk.scheduler.call(animals, count, 1, caller=Caller()) for _ in range(9)])
+
+    asyncio.run(together())
+    assert most == 3
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_run_has_the_threads_it_was_given_and_they_do_not_spin(published: Published, threads: int) -> None:
+    def tasks() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
+
+    before = tasks() if os.path.isdir("/proc/self/task") else set()
+    model = OnnxModel.load(published.registry.get("animals:1"), "cpu", threads)
+    model.run_numpy(series(64, 20))
+    if before:
+        # The calling thread is one of them; both graphs have their own.
+        assert len(tasks() - before) <= 2 * (threads - 1)
+    for graph in (model.sequence, model.step):
+        options = graph.session.get_session_options()  # type: ignore[attr-defined]
+        assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+        assert options.get_session_config_entry("session.inter_op.allow_spinning") == "0"
+
+
+HUNGRY = """
+import json
+import onnxruntime as ort
+
+class Graph:
+    def __init__(self, content):
+        self.session = ort.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+    def run(self, names, feeds):
+        if len(next(iter(feeds.values()))) > 2:
+            raise MemoryError
+        return self.session.run(names, feeds)
+
+class Engine:
+    version, device, device_note = "hungry 1.0", "cpu", ""
+
+    def __init__(self, folder, device):
+        self.signature = json.loads((folder / "config.json").read_bytes())["signature"]
+        self.sequence = Graph((folder / "sequence.onnx").read_bytes())
+        self.step = Graph((folder / "step.onnx").read_bytes())
+
+    def set_threads(self, count):
+        pass
+"""
+
+
+def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    about = tmp_path / "hungry-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: hungry\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[stablernn.engines]\nhungry = hungry_engine:Engine\n")
+    (tmp_path / "hungry_engine.py").write_text(HUNGRY)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = OnnxModel.load(published.registry.get("animals:1"), "cpu", engine="hungry")
+    requests = [series(rows, 10, seed=rows) for rows in (1, 2, 3, 1)]
+
+    async def together() -> None:
+        async with scheduling(inferences=1) as desk:
+            works = [run(desk, model, x) for x in requests]
+            answers = await asyncio.gather(*works, return_exceptions=True)
+            assert desk.sizes(model) == {7: 1}
+            for x, answer in zip(requests, answers, strict=True):
+                if len(x) == 3:
+                    assert isinstance(answer, TooLargeError)
+                else:
+                    assert isinstance(answer, Answer)
+                    assert np.array_equal(answer.outputs["logits"], model.run_numpy(x)["logits"])
+
+    asyncio.run(together())
+    assert "a batch of 4 requests for model 'animals:1' failed, they are run one by one" in caplog.messages
+
+
+def test_nothing_is_lost_when_requests_come_and_go(animals: OnnxModel) -> None:
+    random = np.random.default_rng(0)
+    requests = [series(int(random.integers(1, 4)), int(random.integers(1, 40)), seed=seed) for seed in range(300)]
+    doomed = set(random.choice(300, 100, replace=False).tolist())
+
+    async def together() -> list[Answer | BaseException]:
+        async with scheduling(max_batch_size=16) as desk:
+            works = []
+            for number, x in enumerate(requests):
+                works.append(run(desk, animals, x))
+                if number - 3 in doomed:
+                    works[number - 3].cancel()
+                if random.random() < 0.3:
+                    await asyncio.sleep(0)
+            answers = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), PATIENT)
+            assert desk.scheduler.pending == 0
+            return answers
+
+    for number, (x, answer) in enumerate(zip(requests, asyncio.run(together()), strict=True)):
+        if isinstance(answer, asyncio.CancelledError):
+            assert number in doomed
+        else:
+            assert isinstance(answer, Answer), answer
+            assert np.array_equal(answer.outputs["logits"], animals.run_numpy(x)["logits"])

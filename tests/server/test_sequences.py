@@ -1,0 +1,364 @@
+"""Sequences keep the order in which their requests came, whatever begins, ends, fails or is given up meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from scheduler_helpers import busy, on_loop, turns, until, wait
+from server_helpers import Published, Running, json_tensor, serve
+from stablernn_server import OnnxModel, Settings, create_app
+from stablernn_server.errors import ClientGoneError, DeadlineError, TooManyError, UnknownSequenceError
+from stablernn_server.scheduler import Caller
+from stablernn_server.sequences import SequenceTable
+
+
+@dataclass
+class Asked:
+    """One request of a sequence, and what it saw.
+
+    Attributes:
+        number: Its place in the order of arrival; its states are those before with it behind them.
+        before: The numbers in the states that it began from; None where it did not get so far.
+    """
+
+    number: int
+    start: bool = False
+    end: bool = False
+    fails: bool = False
+    pauses: int = 0
+    before: list[int] | None = None
+    error: BaseException | None = None
+    task: asyncio.Task[None] = field(init=False)
+
+
+class Desk:
+    """Requests of one sequence, sent to a real table; the work of each lasts until it is let go.
+
+    Attributes:
+        order: Numbers of those whose turn came, in this order.
+    """
+
+    def __init__(self, model: OnnxModel, **settings: Any) -> None:
+        self.table = SequenceTable(Settings(**settings))
+        self.order: list[int] = []
+        self._model = model
+        self._gates: dict[int, asyncio.Event] = {}
+
+    def send(self, asked: Asked, caller: Caller | None = None, identity: int = 7) -> Asked:
+        self._gates[asked.number] = asyncio.Event()
+        asked.task = asyncio.create_task(self._work(asked, caller or Caller(), identity))
+        return asked
+
+    def let(self, *numbers: int) -> None:
+        for number in numbers:
+            self._gates[number].set()
+
+    async def _work(self, asked: Asked, caller: Caller, identity: int) -> None:
+        try:
+            async with self.table.turn(
+                self._model, identity, 1, caller=caller, start=asked.start, end=asked.end
+            ) as sequence:
+                self.order.append(asked.number)
+                before: list[int] = sequence.states["state_0"].tolist() if sequence.states else []
+                asked.before = before
+                await self._gates[asked.number].wait()
+                await turns(asked.pauses)
+                if asked.fails:
+                    raise ValueError("its work failed")
+                sequence.keep({"state_0": np.array([*before, asked.number])})
+        except BaseException as error:
+            asked.error = error
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+
+async def done(*several: Asked) -> None:
+    await asyncio.wait([asked.task for asked in several], timeout=30)
+    assert all(asked.task.done() for asked in several)
+
+
+def test_end_start_and_continue_run_in_the_order_that_they_came(animals: OnnxModel) -> None:
+    async def check() -> None:
+        desk = Desk(animals)
+        desk.let(desk.send(Asked(0, start=True)).number)
+        await turns()
+        several = [desk.send(Asked(1, end=True)), desk.send(Asked(2, start=True)), desk.send(Asked(3))]
+        await turns()
+        desk.let(1, 2, 3)
+        await done(*several)
+        assert desk.order == [0, 1, 2, 3]
+        assert [asked.before for asked in several] == [[0], [], [2]]
+        assert len(desk.table) == 1
+
+    asyncio.run(check())
+
+
+def test_what_comes_after_a_waiting_start_waits_for_it(animals: OnnxModel) -> None:
+    """Also what is sent in the moment after the end, when the start has not run yet."""
+
+    async def check() -> None:
+        desk = Desk(animals)
+        desk.send(Asked(0, start=True))
+        desk.let(0)
+        await turns()
+        desk.send(Asked(1, end=True))
+        start = desk.send(Asked(2, start=True))
+        await turns()
+        desk.let(1)
+        for _ in range(6):
+            await asyncio.sleep(0)
+        late = desk.send(Asked(3))
+        await turns()
+        assert late.before is None
+        desk.let(2, 3)
+        await done(start, late)
+        assert (start.before, late.before) == ([], [2])
+
+    asyncio.run(check())
+
+
+def test_a_start_that_fails_brings_nothing_back(animals: OnnxModel) -> None:
+    async def check() -> None:
+        desk = Desk(animals)
+        desk.send(Asked(0, start=True))
+        desk.let(0)
+        await turns()
+        several = [desk.send(Asked(1, end=True)), desk.send(Asked(2, start=True, fails=True)), desk.send(Asked(3))]
+        await turns()
+        desk.let(1, 2, 3)
+        await done(*several)
+        assert isinstance(several[2].error, UnknownSequenceError)
+        assert "was not begun, its first request failed" in str(several[2].error)
+        assert len(desk.table) == 0
+
+    asyncio.run(check())
+
+
+def test_a_start_that_fails_leaves_the_sequence_where_it_was(animals: OnnxModel) -> None:
+    async def check() -> None:
+        desk = Desk(animals)
+        several = [desk.send(Asked(0, start=True)), desk.send(Asked(1, start=True, fails=True)), desk.send(Asked(2))]
+        desk.let(0, 1, 2)
+        await done(*several)
+        assert several[2].before == [0]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_schedule_is_that_of_one_request_after_the_other(animals: OnnxModel, seed: int) -> None:
+    """Random starts, ends, failures, cancellations and pauses against a model that knows no concurrency."""
+    chance = random.Random(seed)
+
+    async def check() -> list[Asked]:
+        desk, sent = Desk(animals, max_session_queue=100), list[Asked]()
+        for number in range(40):
+            start, end, fails = (chance.random() < 0.25 for _ in range(3))
+            sent.append(desk.send(Asked(number, start, end, fails, chance.randrange(4))))
+            if chance.random() < 0.7:
+                desk.let(number)
+            else:
+                asyncio.get_running_loop().call_later(chance.random() / 200, desk.let, number)
+            if chance.random() < 0.2:
+                chance.choice(sent).task.cancel()
+            await turns(chance.randrange(8))
+        await done(*sent)
+        assert desk.order == sorted(desk.order)
+        return sent
+
+    kept: list[int] | None = None
+    for asked in asyncio.run(check()):
+        if asked.task.cancelled() and asked.before is None:
+            continue
+        if not asked.start and kept is None:
+            assert isinstance(asked.error, UnknownSequenceError), asked
+            continue
+        before = [] if asked.start or kept is None else kept
+        assert asked.before == before, asked
+        if asked.error is None:
+            kept = None if asked.end else [*before, asked.number]
+
+
+def test_sequences_of_other_names_do_not_wait(animals: OnnxModel) -> None:
+    async def check() -> None:
+        desk = Desk(animals)
+        one = desk.send(Asked(0, start=True), identity=1)
+        other = desk.send(Asked(1, start=True), identity=2)
+        desk.let(1)
+        await done(other)
+        assert not one.task.done()
+        desk.let(0)
+        await done(one)
+
+    asyncio.run(check())
+
+
+def test_a_turn_is_waited_for_no_longer_than_the_deadline(animals: OnnxModel) -> None:
+    async def check() -> None:
+        desk, loop = Desk(animals), asyncio.get_running_loop()
+        first = desk.send(Asked(0, start=True))
+        late = desk.send(Asked(1), Caller(deadline=loop.time() + 0.02))
+        after = desk.send(Asked(2))
+        await done(late)
+        assert isinstance(late.error, DeadlineError)
+        desk.let(0, 2)
+        await done(first, after)
+        assert after.before == [0]
+
+    asyncio.run(check())
+
+
+def test_who_has_gone_holds_no_place(animals: OnnxModel) -> None:
+    async def check() -> None:
+        desk, gone = Desk(animals, max_session_queue=2), list[bool]()
+        first = desk.send(Asked(0, start=True))
+        leaving = [desk.send(Asked(number), Caller(is_gone=lambda: bool(gone))) for number in (1, 2)]
+        await turns()
+        refused = desk.send(Asked(3))
+        await done(refused)
+        assert isinstance(refused.error, TooManyError)
+        gone.append(True)
+        # The next to come finds the queue full, and looks.
+        stays = desk.send(Asked(4))
+        await done(*leaving)
+        assert all(isinstance(asked.error, ClientGoneError) for asked in leaving)
+        gone.clear()
+        leaving = [desk.send(Asked(5), Caller(is_gone=lambda: bool(gone)))]
+        await turns()
+        gone.append(True)
+        desk.table.drop_gone()
+        await done(*leaving)
+        assert isinstance(leaving[0].error, ClientGoneError)
+        desk.let(0, 4)
+        await done(first, stays)
+        assert stays.before == [0]
+
+    asyncio.run(check())
+
+
+def test_whose_client_left_just_before_its_turn_is_passed_over(animals: OnnxModel) -> None:
+    async def check() -> None:
+        desk = Desk(animals)
+        several = [
+            desk.send(Asked(0, start=True)),
+            desk.send(Asked(1), Caller(is_gone=lambda: True)),
+            desk.send(Asked(2)),
+        ]
+        await turns()
+        desk.let(0, 1, 2)
+        await done(*several)
+        assert isinstance(several[1].error, ClientGoneError)
+        assert several[2].before == [0]
+
+    asyncio.run(check())
+
+
+def test_one_that_is_cancelled_as_its_turn_comes_hands_it_on(animals: OnnxModel) -> None:
+    async def check() -> None:
+        desk = Desk(animals)
+        first, second, third = desk.send(Asked(0, start=True)), desk.send(Asked(1)), desk.send(Asked(2))
+        desk.let(0, 2)
+        # The first is done once its turn is handed on, and the second has not woken up then.
+        await until(first.task.done)
+        second.task.cancel()
+        await done(second, third)
+        assert third.before == [0]
+
+    asyncio.run(check())
+
+
+def test_what_is_worked_on_does_not_give_way(animals: OnnxModel) -> None:
+    async def check() -> None:
+        desk = Desk(animals, max_sessions=2)
+        for number in (0, 1):
+            desk.let(desk.send(Asked(number, start=True), identity=number + 1).number)
+        await turns()
+        going_on = desk.send(Asked(2), identity=1)
+        await turns()
+        desk.let(desk.send(Asked(3, start=True), identity=3).number)
+        gone = desk.send(Asked(4), identity=2)
+        desk.let(2)
+        await done(going_on, gone)
+        assert "gave way to a newer one" in str(gone.error)
+        again = desk.send(Asked(5), identity=1)
+        desk.let(5)
+        await done(again)
+        assert again.before == [0, 2]
+
+    asyncio.run(check())
+
+
+# Behind a server.
+
+
+@pytest.fixture(scope="module")
+def one_at_a_time(published: Published) -> Iterator[Running]:
+    yield from serve(create_app(Settings(registry=published.root, models=("animals:1", "flow"), inferences=1)))
+
+
+def infer(server: Running, x: np.ndarray, **parameters: Any) -> httpx.Response:
+    body = {"inputs": [json_tensor("x", x)], "parameters": {"sequence_id": "seven", **parameters}}
+    return httpx.post(f"{server.url}/v2/models/animals/infer", json=body, timeout=60)
+
+
+def probabilities(answer: httpx.Response) -> np.ndarray:
+    assert answer.status_code == 200, answer.text
+    tensors = {tensor["name"]: tensor["data"] for tensor in answer.json()["outputs"]}
+    return np.array([tensors["probabilities"]], np.float32)
+
+
+def test_a_server_keeps_the_order_of_end_start_and_continue(one_at_a_time: Running, animals: OnnxModel) -> None:
+    x = np.random.default_rng(0).normal(size=(1, 9, 1)).astype(np.float32)
+    infer(one_at_a_time, x[:, :4], sequence_start=True)
+    context = one_at_a_time.app.state.context
+
+    def waiting() -> int:
+        return on_loop(one_at_a_time, lambda: sum(map(len, context.sequences._kept.turns._queues.values())))
+
+    with ThreadPoolExecutor(3) as pool:
+        with busy(one_at_a_time):
+            end = pool.submit(infer, one_at_a_time, x[:, 4:], sequence_end=True)
+            wait(lambda: on_loop(one_at_a_time, lambda: context.scheduler.pending) == 2)
+            start = pool.submit(infer, one_at_a_time, x[:, :3], sequence_start=True)
+            wait(lambda: waiting() == 1)
+            follow = pool.submit(infer, one_at_a_time, x[:, 3:7])
+            wait(lambda: waiting() == 2)
+        for answer, steps in ((end, 9), (start, 3), (follow, 7)):
+            expected = animals.run_sequence(x[:, :steps])["probabilities"]
+            assert np.array_equal(probabilities(answer.result()), expected)
+
+
+@pytest.mark.parametrize("shape", [[], None])
+def test_a_request_without_series_is_refused(one_at_a_time: Running, shape: list[int] | None) -> None:
+    tensor = {"name": "x" if shape is not None else "lengths", "shape": shape or [], "datatype": "FP32", "data": [1.0]}
+    if shape is None:
+        tensor |= {"shape": [1], "datatype": "INT64", "data": [1]}
+    body = {"inputs": [tensor], "parameters": {"sequence_id": 3, "sequence_start": True}}
+    answer = httpx.post(f"{one_at_a_time.url}/v2/models/animals/infer", json=body)
+    got = "no such input" if shape is None else "one of the shape ()"
+    assert (answer.status_code, answer.json()["error"]) == (
+        400,
+        f"Each request of a sequence must have the input 'x', its first axis over the series, got {got}.",
+    )
+
+
+def test_a_sequence_times_out_in_its_turn(one_at_a_time: Running) -> None:
+    x = np.zeros((1, 3, 1), np.float32)
+    infer(one_at_a_time, x, sequence_start=True)
+    with ThreadPoolExecutor(1) as pool:
+        with busy(one_at_a_time):
+            context = one_at_a_time.app.state.context
+            first = pool.submit(infer, one_at_a_time, x)
+            wait(lambda: on_loop(one_at_a_time, lambda: context.scheduler.pending) == 2)
+            late = infer(one_at_a_time, x, timeout=20_000)
+            assert (late.status_code, late.json()["code"]) == (504, "deadline")
+        assert first.result().status_code == 200

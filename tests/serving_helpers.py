@@ -1,0 +1,123 @@
+"""`stablernn serve` as a process of its own, for tests of what only a process has: signals, workers, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class ServeProcess:
+    """A running server.
+
+    Attributes:
+        process: The command.
+        ready: The document that it printed.
+        log: Its stderr.
+    """
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["url"])
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def told(self) -> str:
+        """What it has written to stderr."""
+        return self.log.read_text()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to stop; its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+    def kill(self) -> None:
+        """End it and its workers, whatever they do."""
+        workers = [pid for pid in self.ready.get("workers", ()) if pid != self.process.pid]
+        self.process.kill()
+        self.process.communicate()
+        for pid in workers:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "stablernn_cli", "serve", "--json", "--port", "0", *map(str, words)]
+
+
+def start_serve(
+    registry: Path, log: Path, *words: object, environment: Mapping[str, str] | None = None
+) -> ServeProcess:
+    """The server, once it is ready; its last words if it does not come to that."""
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            command(*words),
+            # What a killed server leaves behind goes with the folders of the tests.
+            env=os.environ | {"STABLERNN_REGISTRY": str(registry), "TMPDIR": str(log.parent), **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if line == "}\n":
+            return ServeProcess(process, json.loads(text), log)
+    raise AssertionError(f"the server ended with {process.wait(30)}: {log.read_text()[-2000:]}")
+
+
+def failed_serve(
+    registry: Path, *words: object, environment: Mapping[str, str] | None = None
+) -> tuple[int, str, list[str]]:
+    """Exit code, stdout, and the lines of stderr of a server that is not to come up."""
+    result = subprocess.run(
+        command(*words),
+        env=os.environ | {"STABLERNN_REGISTRY": str(registry), **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+    return result.returncode, result.stdout, result.stderr.splitlines()
+
+
+def until(condition: Callable[[], Any], seconds: float = 20, pause: float = 0.02) -> Any:
+    """The first true value of ``condition``; fails when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(pause)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory, MB of 10^6 bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6

@@ -1,0 +1,237 @@
+"""Models of every kind that streams, and clients of ``/v1/stream`` that know the layout of its frames by themselves."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from websockets.sync.client import ClientConnection, connect
+
+from exports import exported
+from server_helpers import Published
+from stablernn.data.covariates import calendar_periods
+from stablernn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
+from stablernn_registry import Registry
+from stablernn_server import OnnxModel
+
+QUANTILES = [0.1, 0.5, 0.9]
+LETTERS = ["a", "b", "c", "d", "e"]
+WAVES = ["calendar_day_sin", "calendar_day_cos", "calendar_week_sin", "calendar_week_cos"]
+STATE_KEY = "a key of state tokens that all servers of the tests share"
+
+
+def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
+    """The model and the facts of each name."""
+    torch.manual_seed(0)
+    noise = np.random.default_rng(0)
+    size: dict[str, Any] = {"hidden_size": 6, "quantiles": QUANTILES}
+    fed = Forecaster("gru", 3, 4, head="recursive", target_indices=(2, 0), future_indices=(1,), **size)
+    fed.offsets.copy_(torch.from_numpy(noise.normal(size=(4, 2, 3)).astype(np.float32)))
+    classes: dict[str, Any] = {"task": "classify", "labels": ["x", "y", "z"]}
+    waves = {"features": ["load", *WAVES, "price"], "calendar": calendar_periods(["day", "week"])}
+    return {
+        "classes": (Classifier("rnn", 2, 3, 6), {**classes, "features": ["l", "r"]}),
+        "deep": (
+            Forecaster("antisymmetric", 3, 5, num_layers=2, target_indices=(0, 2), **size),
+            {"features": ["a", "b", "c"], "targets": ["a", "c"], "frequency": "D"},
+        ),
+        "text": (
+            SequencePredictor("lstm", 5, 5, 8, tokens=True),
+            {"task": "predict-next", "output": "categorical", "features": LETTERS, "labels": LETTERS},
+        ),
+        "timed": (Forecaster("lipschitz", 1, 3, max_dt=4.0, **size), {"features": ["load"], "frequency": "h"}),
+        "patched": (
+            Classifier("lipschitz", 2, 3, 6, readout="all", patch_size=4, patch_stride=3),
+            {**classes, "features": ["l", "r"]},
+        ),
+        "ragged": (
+            Forecaster("lipschitz", 1, 3, patch_size=2, patch_stride=2, max_dt=4.0, **size),
+            {"features": ["q"]},
+        ),
+        "still": (
+            Forecaster("lipschitz", 1, 3, static_size=2, **size),
+            {"features": ["q"], "static": ["size", "age"]},
+        ),
+        "fed": (fed, {"features": ["a", "b", "c"], "targets": ["c", "a"], "future": ["b"], "head": "recursive"}),
+        "told": (
+            Forecaster("lipschitz", 6, 3, future_indices=(5, 1, 2, 3, 4), static_size=2, **size),
+            {**waves, "future": ["price", *WAVES], "static": ["size", "age"], "frequency": "h"},
+        ),
+    }
+
+
+def publish(root: Path, folder: Path) -> Published:
+    """Version 1 of every model in a registry at ``root``; ``folder`` holds what is exported."""
+    models = built()
+    noise = np.random.default_rng(1)
+    for name, (model, fields) in models.items():
+        if name != "text":
+            model.fit_scaling([noise.normal(5.0, 3.0, (60, model.input_size)).astype(np.float32)])
+        target = folder / name
+        target.mkdir()
+        report = exported(model.eval(), target)
+        files = dict(report.files)
+        cell = report.certificate["cell"]
+        facts: dict[str, Any] = {"task": "forecast", "cell": cell, "signature": report.signature, **fields}
+        facts["certificate"] = report.certificate
+        if isinstance(model, Forecaster):
+            facts = {"targets": [fields["features"][0]], "horizon": model.horizon, "quantiles": QUANTILES, **facts}
+            if name == "fed":
+                files["calibration.json"] = target / "calibration.json"
+                files["calibration.json"].write_text(json.dumps({"intervals": {"offsets": model.offsets.tolist()}}))
+        Registry(root).publish(name, files, facts)
+    return Published(root, {name: model for name, (model, _) in models.items()})
+
+
+def samples(model: OnnxModel, steps: int, seed: int = 0) -> np.ndarray:
+    """Samples of a stream, ``(steps, *sample)``, some of them missing."""
+    random = np.random.default_rng(seed)
+    shape = (steps, *(int(size) for size in model.step.inputs[model.input_name].shape[1:]))
+    if model.input_name == "tokens":
+        return random.integers(0, len(LETTERS), shape)
+    x = random.normal(5.0, 3.0, shape).astype(np.float32)
+    x[random.random(shape) < 0.1] = np.nan
+    return x
+
+
+def distances(model: OnnxModel, steps: int, seed: int = 0) -> np.ndarray | None:
+    """``dt`` of these samples, the first 1; None where the model takes none."""
+    if model.max_dt is None:
+        return None
+    dt = np.random.default_rng(seed + 1).uniform(0.1, 3.9, (steps, model.patch_stride)).astype(np.float32)
+    dt[0, 0] = 1
+    return dt.reshape(-1) if model.patch_stride == 1 else dt
+
+
+def offline(
+    model: OnnxModel, x: np.ndarray, dt: np.ndarray | None = None, **known: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What runs of the sequence graph say after each of the samples, by output; recursive heads one step ahead."""
+    steps, stride = len(x), model.patch_stride
+    flat = x.reshape(steps * stride, *x.shape[2:] if stride > 1 else x.shape[1:])
+    further = dict(known) if dt is None else {**known, "dt": dt.reshape(1, -1)}
+    if model.manifest.output is not None:
+        return {name: value[0] for name, value in outputs(model, model.run_sequence(flat[None], **further)).items()}
+    rows = {name: np.repeat(value, steps, axis=0) if len(value) == 1 else value for name, value in further.items()}
+    lengths = stride * np.arange(1, steps + 1)
+    found = outputs(model, model.run_sequence(np.repeat(flat[None], steps, axis=0), lengths, **rows))
+    return found if model.rollout is None else {name: value[:, :1] for name, value in found.items()}
+
+
+def outputs(model: OnnxModel, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those of ``found`` that are no states."""
+    return {name: value for name, value in found.items() if name not in model.next_outputs}
+
+
+def plain(x: np.ndarray) -> Any:
+    """An array for JSON, null where a value is missing."""
+    if x.dtype.kind == "i":
+        return x.tolist()
+    return json.loads(json.dumps(x.tolist()).replace("NaN", "null"))
+
+
+def stacked(objects: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Answers of JSON as float32, one after the other."""
+    names = [name for name in objects[0] if name != "label"]
+    return {name: np.array([found[name] for found in objects], np.float32) for name in names}
+
+
+def same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """Raise unless both hold the same bits under the same names."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert value.dtype == np.float32
+        assert np.array_equal(found[name], value), name
+
+
+class Wire:
+    """A WebSocket to ``/v1/stream``.
+
+    Attributes:
+        socket: The connection.
+        hello: What the server said first.
+    """
+
+    def __init__(self, url: str, model: str, query: str = "", **options: Any) -> None:
+        address = f"{url.replace('http', 'ws', 1)}/v1/stream?model={model}{query}"
+        self._connection = connect(address, compression=None, max_size=None, **options)
+
+    def __enter__(self) -> Wire:
+        self.socket: ClientConnection = self._connection.__enter__()
+        self.hello: dict[str, Any] = json.loads(self.socket.recv(10))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._connection.__exit__(*error)
+
+    def say(self, **frame: Any) -> dict[str, Any]:
+        """A text frame, and the text frame that answers it."""
+        self.socket.send(json.dumps(frame))
+        found: dict[str, Any] = json.loads(self.socket.recv(30))
+        return found
+
+    def send(self, content: bytes) -> dict[str, Any] | tuple[list[int], dict[str, np.ndarray], list[str]]:
+        """A binary frame; what the text frame of an error says, or steps, outputs by name and tokens."""
+        self.socket.send(content)
+        answer = self.socket.recv(30)
+        if isinstance(answer, str):
+            error: dict[str, Any] = json.loads(answer)
+            return error
+        return self.read(answer)
+
+    def step(
+        self, numbers: list[int], x: np.ndarray, **further: Any
+    ) -> tuple[list[int], dict[str, np.ndarray], list[str]]:
+        """As :meth:`send` of :func:`frame`, for one that must be right."""
+        answer = self.send(frame(numbers, x, **further))
+        assert isinstance(answer, tuple), answer
+        return answer
+
+    def read(self, content: bytes) -> tuple[list[int], dict[str, np.ndarray], list[str]]:
+        """A binary answer."""
+        version, flags, zero, streams, steps = struct.unpack_from("<BBHII", content)
+        assert (version, zero) == (1, 0)
+        at = 12
+        taken = list(struct.unpack_from(f"<{streams}Q", content, at))
+        at += 8 * streams
+        found = {}
+        for output in self.hello["outputs"]:
+            count = streams * steps * int(np.prod(output["shape"]))
+            value = np.frombuffer(content, "<f4", count, at).reshape(streams, steps, *output["shape"])
+            found[output["name"]] = value
+            at += 4 * count
+        tokens = []
+        for _ in range(streams if flags & 1 else 0):
+            (length,) = struct.unpack_from("<I", content, at)
+            tokens.append(content[at + 4 : at + 4 + length].decode("ascii"))
+            at += 4 + length
+        assert at == len(content)
+        return taken, found, tokens
+
+
+def frame(
+    numbers: list[int],
+    x: np.ndarray,
+    *,
+    want_tokens: bool = False,
+    last: bool = False,
+    sequence: list[int] | None = None,
+    dt: np.ndarray | None = None,
+    tokens: list[str] | None = None,
+) -> bytes:
+    """A binary frame: ``x`` is ``(streams, steps, *sample)``."""
+    flags = want_tokens + 2 * last + 4 * (sequence is not None) + 8 * (dt is not None) + 16 * (tokens is not None)
+    parts = [struct.pack("<BBHII", 1, flags, 0, *x.shape[:2]), struct.pack(f"<{len(numbers)}I", *numbers)]
+    if sequence is not None:
+        parts.append(struct.pack(f"<{len(sequence)}Q", *sequence))
+    if dt is not None:
+        parts.append(dt.astype("<f4").tobytes())
+    for token in tokens or []:
+        parts.append(struct.pack("<I", len(token)) + token.encode())
+    parts.append(x.astype("<i8" if x.dtype.kind == "i" else "<f4").tobytes())
+    return b"".join(parts)
