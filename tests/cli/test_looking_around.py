@@ -131,6 +131,7 @@ def test_quickstart_goes_the_whole_way(empty: Workplace) -> None:
     assert "/v1/timeseries/classify" in result.err
 
 
+@pytest.mark.slow
 def test_quickstart_prints_where_everything_lies(empty: Workplace) -> None:
     result = empty.ok("-q", "quickstart", "--epochs", 1, "--name", "first", "--run-dir", "here")
     assert result.err == ""

@@ -19,7 +19,7 @@ def job(work, path: Path) -> Job:
     return Job(path.name, work, (path,))
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_job_is_done_and_told(tmp_path: Path, at_once: int) -> None:
     told: list[str] = []
     run_jobs([job(leave_a_file, tmp_path / name) for name in "abc"], at_once, lambda one: told.append(one.name))
@@ -27,7 +27,7 @@ def test_every_job_is_done_and_told(tmp_path: Path, at_once: int) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_error_of_a_job_is_the_error(tmp_path: Path, at_once: int) -> None:
     told: list[str] = []
     with pytest.raises(ConfigError, match=r"^No b today\.$"):

@@ -238,6 +238,7 @@ def children(pid: int) -> list[int]:
     return [each for each in found if "resource_tracker" not in Path(f"/proc/{each}/cmdline").read_text()]
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_take_the_place_of_another_says_why(
     published: Published, start: Start, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in ("digits", "co2")}
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_of_an_epoch(tmp_path: Path, references: dict[str, Path]) -> None:
     run = tmp_path / "run"
     code, output = stopped(run, DIGITS, signal.SIGINT, stop_step=14)
