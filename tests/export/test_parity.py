@@ -32,7 +32,19 @@ def graphs(model: SequenceModel) -> tuple[onnx.ModelProto, onnx.ModelProto]:
 
 # A forecast differs in its head alone, which VARIANTS covers.
 # One of each way to make a step; the other cells are slow tests, as all of them are with the other task.
-QUICK = {"antisymmetric_g", "lipschitz_rk2", "lvf_mid", "lstm", "urnn", "cornn", "lru", "gru_d", "ode_rnn", "ren", "unicornn"}
+QUICK = {
+    "antisymmetric_g",
+    "lipschitz_rk2",
+    "lvf_mid",
+    "lstm",
+    "urnn",
+    "cornn",
+    "lru",
+    "gru_d",
+    "ode_rnn",
+    "ren",
+    "unicornn",
+}
 CELLS = [cell if cell in QUICK else pytest.param(cell, marks=pytest.mark.slow) for cell in srn.list_cells()]
 
 
