@@ -53,14 +53,12 @@ class Stepped:
 
     Attributes:
         outputs: JSON: an array of an object for each answered step, its outputs by name and the label of a classifier.
-        size: Bytes of that.
         last: The object of the last step; it keeps nothing else alive.
         outside: States that came to lie outside their certified balls.
         work: How long the runs waited and took, those of a roll-out together; without their arrays.
     """
 
     outputs: orjson.Fragment
-    size: int
     last: dict[str, Any]
     outside: list[str]
     work: Answer
@@ -123,7 +121,7 @@ async def advance(
     stream.clock = ready.clock
     stream.step += ready.count
     outside = set[str]().union(*(answer.outside for answer in answers))
-    return Stepped(orjson.Fragment(content), len(content), last, sorted(outside), _together(answers))
+    return Stepped(orjson.Fragment(content), last, sorted(outside), _together(answers))
 
 
 def check_sequence(number: int | None, step: int) -> None:
