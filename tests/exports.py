@@ -11,6 +11,7 @@ import json
 import shutil
 from pathlib import Path
 
+import onnx
 from filelock import FileLock
 
 from stablernn.export import ExportReport, export
@@ -41,3 +42,15 @@ def exported(model: SequenceModel, folder: Path | str) -> ExportReport:
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: Path(shutil.copy(shared / name, folder / name)) for name in stored["files"]}
     return ExportReport(files, stored["signature"], stored["parity"], stored["certificate"])
+
+
+def scan_bodies(model: onnx.ModelProto) -> list[onnx.GraphProto]:
+    """The two bodies of a sequence graph that hold its recurrence: for batches without padding, and with it."""
+    branches = [
+        attribute.g for node in model.graph.node if node.op_type == "If" for attribute in node.attribute if attribute.g
+    ]
+    scans = [node for branch in branches for node in branch.node if node.op_type == "Scan"]
+    bodies = [attribute.g for scan in scans for attribute in scan.attribute if attribute.name == "body"]
+    found = sorted((body for body in bodies if body.name == "transition"), key=lambda body: len(body.input))
+    assert len(found) == 2
+    return found

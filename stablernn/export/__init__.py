@@ -15,7 +15,7 @@ from stablernn.errors import ConfigError, near
 from stablernn.export import torchscript
 from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import emission_graph, state_names, transition_graph
+from stablernn.export.step import parts, state_names
 from stablernn.export.weights import weights_file
 from stablernn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn.stability.certificate import certify
@@ -79,12 +79,10 @@ def export(
         if name not in FORMATS:
             raise ConfigError(f"Unknown format '{name}'.{near(name, FORMATS)} It is one of {', '.join(FORMATS)}.")
     frozen = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
-    transition, emission = transition_graph(frozen), emission_graph(frozen)
+    exported = parts(frozen)
     graphs = {
-        "step.onnx": step_graph(transition, emission).SerializeToString(),
-        "sequence.onnx": sequence_graph(
-            transition, emission, every_step=frozen.every_step, end_aligned=frozen.patches.end_aligned
-        ).SerializeToString(),
+        "step.onnx": step_graph(exported).SerializeToString(),
+        "sequence.onnx": sequence_graph(exported).SerializeToString(),
     }
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
     parity = check_parity(

@@ -6,8 +6,8 @@ step graph fed one sample after the other, and one padded batch of unequal lengt
 - One step from the same state must agree with torch within ``STEP_TOLERANCE`` of the largest output.
 - A whole sequence may differ by that times the model's own amplification: how far its outputs move, in float64, when
   every scaled input moves by one float32 rounding step. The product is capped at ``SEQUENCE_CAP``.
-- Stepped and whole-sequence outputs must be equal to the last bit on one CPU thread, and so must a sequence alone and
-  the same one in a padded batch.
+- Stepped and whole-sequence outputs must be equal to the last bit on one CPU thread, from zeros and from a state that
+  was reached, and so must a sequence alone and the same one in a padded batch.
 """
 
 from __future__ import annotations
@@ -98,7 +98,11 @@ def check_parity(
             ]
             first = _samples(model, inputs)[0]
             row["step_rel_error"] = _one_step_error(step_session, model, first, actual, names, known)
-            row["stream_equals_sequence"] = all(map(_equal, stepped, alone))
+            # Once more from where it ended: a state that is given counts, and not only one of zeros.
+            reached = {name: alone[-1][f"{name}_out"] for name in names}
+            further = run_sequence(singles[-1], valid[-1:], {**reached, **told[-1]})
+            stepped.append(_stream(step_session, model, singles[-1], told[-1], reached))
+            row["stream_equals_sequence"] = all(map(_equal, stepped, [*alone, further]))
             row["batch_equals_single"] = all(
                 _equal(_one_of(model, actual, b, int(valid[b])), alone[b]) for b in range(batch)
             )
@@ -155,13 +159,17 @@ def _judge(report: Mapping[str, Any]) -> None:
 def _inputs(model: SequenceModel, generator: np.random.Generator, batch: int, length: int) -> Arrays:
     """Raw values as spread as the training data were, one in twenty missing; steps up to the longest there is.
 
-    Tokens are drawn evenly from all that there are.
+    In a batch the first sequence has none missing and the second begins with such a one: the graphs take other ways
+    there. Tokens are drawn evenly from all that there are.
     """
     if model.input_name == "tokens":
         inputs: Arrays = {"tokens": generator.integers(model.input_size, size=(batch, length))}
     else:
         scores = generator.standard_normal((batch, length, model.input_size))
-        scores[generator.random(scores.shape) < 0.05] = np.nan
+        gaps = generator.random(scores.shape) < 0.05
+        if batch > 1:
+            gaps[0], gaps[1, 0] = False, True
+        scores[gaps] = np.nan
         inputs = {"x": _raw(model, scores, range(model.input_size))}
     if model.max_dt is not None:
         inputs["dt"] = generator.uniform(0, model.max_dt, (batch, length)).astype(np.float32)
@@ -255,8 +263,10 @@ def _run(runtime: ort.InferenceSession, inputs: Arrays) -> Arrays:
     return dict(zip(names, cast("list[np.ndarray]", runtime.run(names, inputs)), strict=True))
 
 
-def _stream(runtime: ort.InferenceSession, model: SequenceModel, inputs: Arrays, known: Arrays) -> Arrays:
-    state = _zeros(model, len(inputs[model.input_name]))
+def _stream(
+    runtime: ort.InferenceSession, model: SequenceModel, inputs: Arrays, known: Arrays, state: Arrays | None = None
+) -> Arrays:
+    state = state or _zeros(model, len(inputs[model.input_name]))
     outputs: Arrays = {}
     answers: dict[str, list[np.ndarray]] = {name: [] for name in model.output_names}
     for sample in _samples(model, inputs):

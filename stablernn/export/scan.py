@@ -1,9 +1,12 @@
 """Step graph and sequence graph from the same nodes, so that a stream and a whole sequence give the same numbers.
 
-``step.onnx`` is transition, then emission. ``sequence.onnx`` is an ONNX ``Scan`` whose body is that transition, then
-the emission of the last state; where every step has an output, the emission stands in the body too. Constants of the
-transition stay inside the body: a runtime then packs and fuses them in both graphs alike, which is what makes the
-results equal bit for bit.
+``step.onnx`` is intake, recurrence, then emission. ``sequence.onnx`` is an ONNX ``Scan`` whose body is that recurrence,
+then the emission of the last state; where every step has an output, the emission stands in the body too, and where the
+model has no intake of its own, scaling does. Constants of the recurrence stay inside the body: a runtime then packs and
+fuses them in both graphs alike, which is what makes the results equal bit for bit.
+
+Steps behind a sequence's end hold every state, which is a node for each state in the body. Batches without padding take
+a second Scan without these nodes, for which the file holds a small recurrence twice.
 """
 
 from __future__ import annotations
@@ -13,79 +16,105 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, compose, helper
 
+from stablernn.export.intake import Part
+from stablernn.export.step import Parts
+
 IR_VERSION = 10
+TWICE_BYTES = 2**20
+"""A recurrence of more bytes stands in the file once: its products take so long that one node more is not felt."""
+
+Before = tuple[list[onnx.NodeProto], list[onnx.TensorProto], list[str]]
+"""Nodes in front of the Scan, their constants, and the names of what is scanned.
+
+They leave ``time_scalar``, the steps of the longest sequence, and ``valid_steps``, which steps are no padding.
+"""
 
 
-def step_graph(transition: onnx.ModelProto, emission: onnx.ModelProto) -> onnx.ModelProto:
+def step_graph(parts: Parts) -> onnx.ModelProto:
     """One step: inputs ``x[, dt], state_0, ..[, static, future]``, outputs the model's and ``state_0_out, ..``."""
-    names = _states(transition)
-    read = [value.name for value in _read(transition)]
-    body = _prefixed(transition, "transition.", keep=[*read, *names, *(f"{name}_out" for name in names)])
-    tail = _tail(emission, {name: f"{name}_out" for name in names})
+    names = _layer_states(parts)
+    read = [value.name for value in parts.read]
+    body = _prefixed(parts.recurrence, "transition.", keep=[*read, *names, *(f"{name}_out" for name in names)])
+    intake = Part() if parts.intake is None else parts.intake.of_step()
+    for node in body.node if intake.features else ():
+        node.input[:] = [intake.features if name == read[0] else name for name in node.input]
+    tail = _tail(parts, {name: f"{name}_out" for name in parts.states})
     graph = helper.make_graph(
-        [*body.node, *tail.node],
+        [*intake.nodes, *body.node, *tail.node],
         "step",
-        [*body.input, *_known(emission, names)],
-        [*tail.output, *body.output],
-        [*body.initializer, *tail.initializer],
+        [*parts.read, *_state_inputs(parts), *_known(parts)],
+        [*tail.output, *_state_outputs(parts)],
+        [*intake.constants, *body.initializer, *tail.initializer],
     )
-    return _model(graph, transition)
+    return _model(graph, parts)
 
 
-def sequence_graph(
-    transition: onnx.ModelProto, emission: onnx.ModelProto, *, every_step: bool = False, end_aligned: bool = False
-) -> onnx.ModelProto:
+def sequence_graph(parts: Parts) -> onnx.ModelProto:
     """A whole sequence: inputs ``x[, dt], lengths, state_0, ..[, static, future]``; outputs as those of a step.
 
-    They are those after the last valid step, or with ``every_step`` those after each, with a time axis. Steps from
-    ``lengths`` on are padding, over which every state is held.
+    They are those after the last valid step or, where every step has an output, those after each, with a time axis.
+    Steps from ``lengths`` on are padding, over which every state is held.
     Where a step takes a patch of samples, the samples of a patch that lie behind the end are missing or, with
-    ``end_aligned``, those before the beginning.
+    ``end_aligned``, those before the beginning. There is at least one sequence, of at least one step.
     """
-    names = _states(transition)
-    read = _read(transition)
-    emitted = list(emission.graph.output) if every_step else []
-    body = _scan_body(transition, names, emission if every_step else None)
-    tail = onnx.GraphProto() if every_step else _tail(emission, {name: f"{name}_out" for name in names})
-    stride = _stride(read[0])
-    before, sequences = _patched(read, end_aligned) if stride else ([], [value.name for value in read])
+    stride = _stride(parts.read[0])
+    before, constants, sequences = _patched(parts, stride) if stride else _sampled(parts)
+    emitted = list(parts.emission.graph.output) if parts.every_step else []
+    tail = onnx.GraphProto()
+    if not parts.every_step:
+        tail = _tail(parts, {name: f"{name}_out" for name in parts.states})
+    results = [*(f"{name}_out" for name in _layer_states(parts)), *(value.name for value in emitted)]
+    if parts.recurrence.ByteSize() > TWICE_BYTES:
+        scanned = [_scan(parts, sequences, results, padded=True)]
+    else:
+        branches = {
+            "then_branch": _branch(parts, sequences, results, padded=True),
+            "else_branch": _branch(parts, sequences, results, padded=False),
+        }
+        scanned = [
+            helper.make_node("ReduceMin", ["groups" if stride else "lengths"], ["shortest"], keepdims=0),
+            helper.make_node("Less", ["shortest", "time_scalar"], ["padded"]),
+            helper.make_node("If", ["padded"], results, **branches),
+        ]
+    inputs = [
+        *(_over_time(value, patched=stride > 0) for value in parts.read),
+        helper.make_tensor_value_info("lengths", TensorProto.INT64, ["batch"]),
+        *_state_inputs(parts),
+        *_known(parts),
+    ]
+    outputs = [*map(_over_time, emitted), *tail.output, *_state_outputs(parts)]
+    nodes = [*before, *scanned, *tail.node]
+    graph = helper.make_graph(nodes, "sequence", inputs, outputs, [*constants, *tail.initializer])
+    return _model(graph, parts)
+
+
+def _scan(parts: Parts, sequences: Sequence[str], results: Sequence[str], *, padded: bool) -> onnx.NodeProto:
+    """The Scan over all steps of a batch, with or without padding behind the shorter sequences."""
+    scanned = [*sequences, *(["valid_steps"] if padded else [])]
+    names = _layer_states(parts)
     scan = helper.make_node(
         "Scan",
-        [*names, *sequences, "valid_steps"],
-        [*(f"{name}_out" for name in names), *(value.name for value in emitted)],
-        body=body,
-        num_scan_inputs=len(read) + 1,
-        scan_input_axes=[1] * (len(read) + 1),
+        [*names, *scanned],
+        results,
+        body=_scan_body(parts, padded=padded),
+        num_scan_inputs=len(scanned),
+        scan_input_axes=[1] * len(scanned),
     )
-    if emitted:
-        scan.attribute.append(helper.make_attribute("scan_output_axes", [1] * len(emitted)))
-    nodes = [
-        *before,
-        # valid[b, t] = t < lengths[b], with a trailing axis so that a step sees (batch, 1).
-        helper.make_node("Shape", [sequences[0]], ["time"], start=1, end=2),
-        helper.make_node("Squeeze", ["time"], ["time_scalar"]),
-        helper.make_node("Range", ["zero", "time_scalar", "one"], ["times"]),
-        helper.make_node("Unsqueeze", ["groups" if stride else "lengths", "axis_one"], ["lengths_column"]),
-        helper.make_node("Less", ["times", "lengths_column"], ["valid"]),
-        helper.make_node("Unsqueeze", ["valid", "axis_two"], ["valid_steps"]),
-        scan,
-        *tail.node,
-    ]
-    constants = [
-        helper.make_tensor("zero", TensorProto.INT64, [], [0]),
-        helper.make_tensor("one", TensorProto.INT64, [], [1]),
-        helper.make_tensor("axis_one", TensorProto.INT64, [1], [1]),
-        helper.make_tensor("axis_two", TensorProto.INT64, [1], [2]),
-        *(_patch_constants(read, stride) if stride else []),
-    ]
-    inputs = [
-        *(_over_time(value, patched=stride > 0) for value in read),
-        helper.make_tensor_value_info("lengths", TensorProto.INT64, ["batch"]),
-        *(value for value in transition.graph.input if value.name in names),
-        *_known(emission, names),
-    ]
-    outputs = [*map(_over_time, emitted), *tail.output, *transition.graph.output]
-    return _model(helper.make_graph(nodes, "sequence", inputs, outputs, [*constants, *tail.initializer]), transition)
+    if len(results) > len(names):
+        scan.attribute.append(helper.make_attribute("scan_output_axes", [1] * (len(results) - len(names))))
+    return scan
+
+
+def _branch(parts: Parts, sequences: Sequence[str], results: Sequence[str], *, padded: bool) -> onnx.GraphProto:
+    """That Scan as a graph of its own, which takes its inputs from the graph around it."""
+    name = "padded" if padded else "whole"
+    scan = _scan(parts, sequences, [f"{name}.{result}" for result in results], padded=padded)
+    body = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+    count = len(_layer_states(parts))
+    outputs = [*map(_copy, body.output[:count]), *map(_over_time, body.output[count:])]
+    for output, written in zip(outputs, scan.output, strict=True):
+        output.name = written
+    return helper.make_graph([scan], name, [], outputs)
 
 
 def _stride(x: onnx.ValueInfoProto) -> int:
@@ -94,11 +123,40 @@ def _stride(x: onnx.ValueInfoProto) -> int:
     return int(axes[1].dim_value) if len(axes) == 3 else 0
 
 
-def _patched(read: Sequence[onnx.ValueInfoProto], end_aligned: bool) -> tuple[list[onnx.NodeProto], list[str]]:
-    """Nodes that group the inputs of a sequence into patches, and the names of the groups.
+def _sampled(parts: Parts) -> Before:
+    """What stands in front where a step takes one sample."""
+    names = [value.name for value in parts.read]
+    nodes, constants = _valid(names[0], "lengths")
+    if parts.intake is None:
+        return nodes, constants, names
+    # A sequence ends with its last sample, whatever length it is told.
+    nodes.append(helper.make_node("Min", ["lengths", "time_scalar"], ["ends"]))
+    intake = parts.intake.of_sequence("x", ends="ends", valid="valid_steps")
+    return [*nodes, *intake.nodes], [*constants, *intake.constants], [intake.features, *names[1:]]
 
-    ``groups`` becomes the number of patches of each sequence.
-    """
+
+def _valid(sequence: str, lengths: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    nodes = [
+        # valid[b, t] = t < lengths[b], with a trailing axis so that a step sees (batch, 1).
+        helper.make_node("Shape", [sequence], ["time"], start=1, end=2),
+        helper.make_node("Squeeze", ["time"], ["time_scalar"]),
+        helper.make_node("Range", ["zero", "time_scalar", "one"], ["times"]),
+        helper.make_node("Unsqueeze", [lengths, "axis_one"], ["lengths_column"]),
+        helper.make_node("Less", ["times", "lengths_column"], ["valid"]),
+        helper.make_node("Unsqueeze", ["valid", "axis_two"], ["valid_steps"]),
+    ]
+    constants = [
+        helper.make_tensor("zero", TensorProto.INT64, [], [0]),
+        helper.make_tensor("one", TensorProto.INT64, [], [1]),
+        helper.make_tensor("axis_one", TensorProto.INT64, [1], [1]),
+        helper.make_tensor("axis_two", TensorProto.INT64, [1], [2]),
+    ]
+    return nodes, constants
+
+
+def _patched(parts: Parts, stride: int) -> Before:
+    """What stands in front where a step takes a patch; ``groups`` becomes the number of patches of each sequence."""
+    read, end_aligned = parts.read, parts.end_aligned
     nodes = [
         helper.make_node("Shape", ["x"], ["samples"], start=1, end=2),
         helper.make_node("Squeeze", ["samples"], ["samples_scalar"]),
@@ -112,11 +170,11 @@ def _patched(read: Sequence[onnx.ValueInfoProto], end_aligned: bool) -> tuple[li
         helper.make_node("Mod", ["samples_below", "stride_vector"], ["rest"]),
         *(_places() if end_aligned else []),
     ]
-    names = []
+    constants = _patch_constants(read, stride)
+    sequences = []
     for value in read:
         name, rank = value.name, len(value.type.tensor_type.shape.dim)
         valid = "valid_values" if rank == 3 else "valid_samples"
-        names.append(f"{name}_patches")
         unpadded = ["pads_zero"] * rank
         pads = [*unpadded, "pads_zero", "rest", *unpadded[2:]]
         nodes += [
@@ -124,11 +182,18 @@ def _patched(read: Sequence[onnx.ValueInfoProto], end_aligned: bool) -> tuple[li
             helper.make_node("Concat", pads, [f"{name}_pads"], axis=0),
             helper.make_node("Pad", [f"{name}_valid", f"{name}_pads", f"{name}_absent"], [f"{name}_padded"]),
             *(_moved_to_the_end(name, rank) if end_aligned else []),
-            helper.make_node(
-                "Reshape", [f"{name}_moved" if end_aligned else f"{name}_padded", f"{name}_shape"], [names[-1]]
-            ),
         ]
-    return nodes, names
+        whole = f"{name}_moved" if end_aligned else f"{name}_padded"
+        if name == "x" and parts.intake is not None:
+            intake = parts.intake.of_sequence(whole)
+            nodes += intake.nodes
+            constants += intake.constants
+            sequences.append(intake.features)
+        else:
+            nodes.append(helper.make_node("Reshape", [whole, f"{name}_shape"], [f"{name}_patches"]))
+            sequences.append(f"{name}_patches")
+    valid_nodes, valid_constants = _valid(sequences[0], "groups")
+    return [*nodes, *valid_nodes], [*constants, *valid_constants], sequences
 
 
 def _places() -> list[onnx.NodeProto]:
@@ -179,36 +244,43 @@ def _patch_constants(read: Sequence[onnx.ValueInfoProto], stride: int) -> list[o
     return constants
 
 
-def _scan_body(transition: onnx.ModelProto, names: Sequence[str], emission: onnx.ModelProto | None) -> onnx.GraphProto:
-    body = _prefixed(transition, "transition.", keep=[])
+def _scan_body(parts: Parts, *, padded: bool) -> onnx.GraphProto:
+    """The recurrence and, where every step has an output, the emission; states are held where a step is padding."""
+    names = _layer_states(parts)
+    body = _prefixed(parts.recurrence, "transition.", keep=[])
     count = len(body.input) - len(names)
     read, states = body.input[:count], body.input[count:]
     keep = helper.make_tensor_value_info("transition.keep", TensorProto.BOOL, ["batch", 1])
-    held, outputs = [], []
-    for name, before, after in zip(names, states, body.output, strict=True):
-        output = onnx.ValueInfoProto()
-        output.CopyFrom(after)
-        output.name = f"transition.{name}_kept"
+    held, outputs = [], list(body.output)
+    for place, (before, after) in enumerate(zip(states, body.output, strict=True) if padded else ()):
+        output = _copy(after)
+        output.name = f"{after.name}_kept"
         held.append(helper.make_node("Where", [keep.name, after.name, before.name], [output.name]))
-        outputs.append(output)
+        outputs[place] = output
     tail = onnx.GraphProto()
-    if emission is not None:
+    if parts.every_step:
         # Over padding this is the output of the last valid step again, whatever stands there.
-        tail = _tail(emission, {name: f"transition.{name}_kept" for name in names})
+        written = dict(zip(names, (output.name for output in outputs), strict=True))
+        tail = _tail(parts, written, is_inner=True)
     return helper.make_graph(
         [*body.node, *held, *tail.node],
         "transition",
-        [*states, *read, keep],
+        [*states, *read, *([keep] if padded else [])],
         [*outputs, *tail.output],
         [*body.initializer, *tail.initializer],
     )
 
 
-def _tail(emission: onnx.ModelProto, states: Mapping[str, str]) -> onnx.GraphProto:
-    """The emission graph, reading each state under the name that is given for it, and what is known."""
-    kept = [value.name for value in (*emission.graph.output, *_known(emission, list(states)))]
-    tail = _prefixed(emission, "emission.", keep=kept)
-    read = {f"emission.{name}": written for name, written in states.items()}
+def _tail(parts: Parts, written: Mapping[str, str], *, is_inner: bool = False) -> onnx.GraphProto:
+    """The emission graph, reading each state under the name that is given for it, and what is known.
+
+    Outputs have the model's names, but for those inside a body: a name stands for one value in all nested graphs.
+    """
+    kept = [value.name for value in _known(parts)]
+    if not is_inner:
+        kept += [value.name for value in parts.emission.graph.output]
+    tail = _prefixed(parts.emission, "emission.", keep=kept)
+    read = {f"emission.{name}": given for name, given in written.items()}
     for node in tail.node:
         node.input[:] = [read.get(name, name) for name in node.input]
     return tail
@@ -227,18 +299,33 @@ def _prefixed(model: onnx.ModelProto, prefix: str, keep: Sequence[str]) -> onnx.
     return graph
 
 
-def _states(transition: onnx.ModelProto) -> list[str]:
-    return [value.name.removesuffix("_out") for value in transition.graph.output]
+def _layer_states(parts: Parts) -> list[str]:
+    """The states that the recurrence has: all but that of the intake."""
+    return [value.name.removesuffix("_out") for value in parts.recurrence.graph.output]
 
 
-def _read(transition: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """What a step reads beside the states: ``x``, and ``dt`` where the model takes it."""
-    return list(transition.graph.input)[: -len(transition.graph.output)]
+def _state_inputs(parts: Parts) -> list[onnx.ValueInfoProto]:
+    return [value for value in parts.emission.graph.input if value.name in parts.states]
 
 
-def _known(emission: onnx.ModelProto, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
+def _state_outputs(parts: Parts) -> list[onnx.ValueInfoProto]:
+    outputs = []
+    for value in _state_inputs(parts):
+        output = _copy(value)
+        output.name = f"{value.name}_out"
+        outputs.append(output)
+    return outputs
+
+
+def _known(parts: Parts) -> list[onnx.ValueInfoProto]:
     """What the outputs are made from beside the states."""
-    return [value for value in emission.graph.input if value.name not in names]
+    return [value for value in parts.emission.graph.input if value.name not in parts.states]
+
+
+def _copy(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    copied = onnx.ValueInfoProto()
+    copied.CopyFrom(value)
+    return copied
 
 
 def _over_time(value: onnx.ValueInfoProto, *, patched: bool = False) -> onnx.ValueInfoProto:
@@ -249,9 +336,8 @@ def _over_time(value: onnx.ValueInfoProto, *, patched: bool = False) -> onnx.Val
     )
 
 
-def _model(graph: onnx.GraphProto, source: onnx.ModelProto) -> onnx.ModelProto:
-    model = helper.make_model(
-        graph, producer_name="stablernn", ir_version=IR_VERSION, opset_imports=list(source.opset_import)
-    )
+def _model(graph: onnx.GraphProto, parts: Parts) -> onnx.ModelProto:
+    opsets = list(parts.recurrence.opset_import)
+    model = helper.make_model(graph, producer_name="stablernn", ir_version=IR_VERSION, opset_imports=opsets)
     onnx.checker.check_model(model, full_check=True)
     return model

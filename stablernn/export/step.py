@@ -1,4 +1,4 @@
-"""The two graphs that everything is built from: one step of the state, and the outputs that a state stands for."""
+"""What both graphs are made of: one step of the state, and the outputs that a state stands for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -13,9 +14,35 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ExportError
+from stablernn.export.gemm import with_sums
+from stablernn.export.intake import Intake
 from stablernn.models import SequenceModel
 
 OPSET = 20
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the step graph and the sequence graph of a model are made of.
+
+    Attributes:
+        read: What a step reads beside the states: ``x`` or ``tokens``, and ``dt`` where the model takes it.
+        states: Names of all states, the intake's first.
+        intake: What stands in front of the recurrence and takes no step by step, where there is such a part.
+        recurrence: One step: inputs ``x[, dt], state_0, ..``, outputs ``state_0_out, ..``. Behind an intake ``x`` are
+            the first layer's channels, and states are those from ``state_1`` on.
+        emission: Inputs ``state_0, ..[, static, future]``, outputs the model's ``output_names``.
+        every_step: Whether a sequence has outputs at every step.
+        end_aligned: Whether the last patch of a sequence is the whole one.
+    """
+
+    read: list[onnx.ValueInfoProto]
+    states: list[str]
+    intake: Intake | None
+    recurrence: onnx.ModelProto
+    emission: onnx.ModelProto
+    every_step: bool
+    end_aligned: bool
 
 
 class Transition(nn.Module):
@@ -23,11 +50,13 @@ class Transition(nn.Module):
 
     Args:
         model: In evaluation mode.
+        from_channels: Whether ``x`` are the first layer's channels, and the states of scaling are none of these.
     """
 
-    def __init__(self, model: SequenceModel) -> None:
+    def __init__(self, model: SequenceModel, *, from_channels: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.from_channels = from_channels
         self.counts = []
         for depth, weights in enumerate(model.materialize()):
             self.counts.append(len(weights))
@@ -40,7 +69,8 @@ class Transition(nn.Module):
             tuple(getattr(self, f"weight_{depth}_{part}") for part in range(count))
             for depth, count in enumerate(self.counts)
         ]
-        return self.model.transition(weights, x, state, dt)
+        step = self.model.advance if self.from_channels else self.model.transition
+        return step(weights, x, state, dt)
 
 
 class Emission(nn.Module):
@@ -79,18 +109,27 @@ def known_samples(model: SequenceModel) -> dict[str, Tensor]:
     return {name: model.scaling.mean.new_zeros(2, *shape) for name, shape in model.known_inputs.items()}
 
 
-def transition_graph(model: SequenceModel) -> onnx.ModelProto:
-    """ONNX of :class:`Transition`: inputs ``x[, dt], state_0, ..``, outputs ``state_0_out, ..``."""
-    names, samples = state_names(model), sample_inputs(model)
-    arguments = (*samples.values(), *model.initial_state(2))
-    return _exported(Transition(model), arguments, [*samples, *names], [f"{name}_out" for name in names])
-
-
-def emission_graph(model: SequenceModel) -> onnx.ModelProto:
-    """ONNX of :class:`Emission`: inputs ``state_0, ..[, static, future]``, outputs the model's ``output_names``."""
+def parts(model: SequenceModel) -> Parts:
+    """Export what the graphs of a model are made of; it is on the CPU, in float32 and evaluation mode."""
+    intake = Intake.of(model)
+    names, samples, state = state_names(model), sample_inputs(model), model.initial_state(2)
+    read = [_value(name, sample) for name, sample in samples.items()]
+    rest, first = names, samples
+    if intake is not None:
+        rest, state = names[1:], state[1:]
+        first = {**samples, "x": model.scaling.mean.new_zeros(2, model.patches.output_size)}
+    step = Transition(model, from_channels=intake is not None)
+    recurrence = _exported(step, (*first.values(), *state), [*first, *rest], [f"{name}_out" for name in rest])
     known = known_samples(model)
-    arguments = (*model.initial_state(2), *known.values())
-    return _exported(Emission(model), arguments, [*state_names(model), *known], list(model.output_names))
+    emission = _exported(
+        Emission(model), (*model.initial_state(2), *known.values()), [*names, *known], list(model.output_names)
+    )
+    return Parts(read, names, intake, with_sums(recurrence), emission, model.every_step, model.patches.end_aligned)
+
+
+def _value(name: str, sample: Tensor) -> onnx.ValueInfoProto:
+    kind = onnx.TensorProto.INT64 if sample.dtype == torch.int64 else onnx.TensorProto.FLOAT
+    return onnx.helper.make_tensor_value_info(name, kind, ["batch", *sample.shape[1:]])
 
 
 def _exported(

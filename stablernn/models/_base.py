@@ -1,8 +1,8 @@
 """Whole models: scaling, recurrent layers, readout, head. Raw units in and out; NaN is a missing value.
 
 A model is a recurrence with one flat tuple of states: what scaling holds, every layer's state, what the readout keeps.
-:meth:`SequenceModel.transition` is one step of it and :meth:`SequenceModel.emit` the outputs that a state stands for;
-export freezes these two. :meth:`SequenceModel.run` is the same recurrence over whole sequences, by an engine.
+:meth:`SequenceModel.transition` is one step of it and :meth:`SequenceModel.emit` the outputs that a state stands for:
+what export freezes. :meth:`SequenceModel.run` is the same recurrence over whole sequences, by an engine.
 """
 
 from __future__ import annotations
@@ -187,13 +187,27 @@ class SequenceModel(nn.Module):
             state: The flat state before.
             dt: The time from the sample before to each sample, ``(batch,)`` or ``(batch, patch_stride)``.
         """
-        patch_state, layer_state, kept = self._split(state)
-        single = self.patches.size == 1
-        features, patch_state = self.patches.step(x[:, None] if single else x, patch_state)
+        patch_state, *_ = self._split(state)
+        features, patch_state = self.patches.step(x[:, None] if self.patches.size == 1 else x, patch_state)
+        return (*patch_state, *self.advance(weights, features, state[len(patch_state) :], dt))
+
+    def advance(
+        self, weights: Sequence[tuple[Tensor, ...]], features: Tensor, state: States, dt: Tensor | None = None
+    ) -> States:
+        """The part of :meth:`transition` behind scaling and patches: the states of the layers and of the readout.
+
+        Args:
+            weights: What :meth:`materialize` gave.
+            features: The first layer's channels, ``(batch, patches.output_size)``.
+            state: The flat state without that of the patches.
+            dt: As :meth:`transition` takes it.
+        """
+        layers = len(self.rnn.state_roles())
         if dt is not None:
-            dt = dt[:, None] if single else dt.mean(dim=1, keepdim=True)
-        following = self.rnn.advance(weights, features, layer_state, dt)
+            dt = dt[:, None] if self.patches.size == 1 else dt.mean(dim=1, keepdim=True)
+        following = self.rnn.advance(weights, features, state[:layers], dt)
         h = self.rnn.output(following)
+        kept = state[layers:]
         if kept:
             *running, seen = kept
             after = [
@@ -203,7 +217,7 @@ class SequenceModel(nn.Module):
                 for word, before in zip(_RUNNING[self.readout], running, strict=True)
             ]
             kept = (*after, seen + 1)
-        return (*patch_state, *following, *kept)
+        return (*following, *kept)
 
     def emit(self, state: States, **known: Tensor) -> tuple[Tensor, ...]:
         """The outputs that a state and the ``known_inputs`` stand for, in the order of ``output_names``."""

@@ -85,7 +85,10 @@ class Scaling(nn.Module):
         self.scale.copy_(torch.from_numpy(deviation))
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Channels for the first layer from one raw sample ``(batch, F)``, and the next state."""
+        """Channels for the first layer from one raw sample ``(batch, F)``, and the next state.
+
+        :class:`stablernn.export.intake.Intake` does the same in graphs.
+        """
         (held,) = state
         observed = ~torch.isnan(x)
         held = torch.where(observed, (x - self.mean) / self.scale, held)

@@ -20,7 +20,8 @@ from stablernn import Classifier, StableRNN, create_cell
 from stablernn.cells import StableCell
 from stablernn.cells.kru import factor_sizes
 from stablernn.export.parity import session
-from stablernn.export.step import state_names, transition_graph
+from stablernn.export.scan import step_graph
+from stablernn.export.step import parts, state_names
 from stablernn.parametrizations import complex_modrelu, haar_unitary, real_form, skew_hermitian
 
 every_stage = pytest.mark.parametrize("stage", STAGES)
@@ -202,7 +203,8 @@ class TestUnitary:
         x, zeros = torch.ones(3, 1), model.initial_state(3)
         expected = model.transition(model.materialize(), x, zeros)
         feed = {"x": x.numpy()} | {name: part.numpy() for name, part in zip(state_names(model), zeros, strict=True)}
-        got = session(transition_graph(model).SerializeToString()).run(None, feed)
+        graph = session(step_graph(parts(model)).SerializeToString())
+        got = graph.run([f"{name}_out" for name in state_names(model)], feed)
         for have, want in zip(got, expected, strict=True):
             np.testing.assert_allclose(have, want.numpy(), rtol=1e-4)
 

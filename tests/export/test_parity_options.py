@@ -17,7 +17,7 @@ from stablernn.errors import ParityError
 from stablernn.export import model_signature, torchscript
 from stablernn.export.parity import _inputs, _known, check_parity, session
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import emission_graph, transition_graph
+from stablernn.export.step import parts
 from stablernn.models import READOUTS, SequenceModel
 
 CONTEXT: dict[str, Any] = {"scaling": "context", "window": 12, "season": 4}
@@ -39,11 +39,8 @@ def prepared(model: SequenceModel) -> SequenceModel:
 
 
 def graphs(model: SequenceModel) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    transition, emission = transition_graph(model), emission_graph(model)
-    return (
-        step_graph(transition, emission),
-        sequence_graph(transition, emission, end_aligned=model.patches.end_aligned),
-    )
+    exported = parts(model)
+    return step_graph(exported), sequence_graph(exported)
 
 
 VARIANTS: dict[str, Any] = {

@@ -168,7 +168,7 @@ def test_aliases_that_are_not_served_are_shown_as_they_are_now(stock: Stock) -> 
 def test_the_old_version_answers_what_it_has_in_hand(stock: Stock, opened: dict[str, OnnxModel]) -> None:
     stock.copy(stock.published.registry.get("flow:1"))
     stock.registry.set_alias("flow", "production", 1)
-    x = noise(1, 60_000, 3)
+    x = noise(1, 500_000, 3)
     body = {
         "inputs": [{"name": "x", "shape": list(x.shape), "datatype": "FP32", "parameters": {"binary_data_size": 0}}]
     }
@@ -186,7 +186,8 @@ def test_the_old_version_answers_what_it_has_in_hand(stock: Stock, opened: dict[
         assert answer.status_code == 200, answer.text
         return answer.json()["model_version"], answer.json()["outputs"][0]["data"]
 
-    with stock.served("flow@production", request_timeout_seconds=60) as (running, client), ThreadPoolExecutor() as pool:
+    settings = {"request_timeout_seconds": 60, "max_steps": len(x[0])}
+    with stock.served("flow@production", **settings) as (running, client), ThreadPoolExecutor() as pool:
         context = running.app.state.context
         long = pool.submit(ask)
         until(lambda: context.scheduler.pending == 1)

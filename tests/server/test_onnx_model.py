@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+from exports import scan_bodies
 from server_helpers import Published, torch_answer
 from stablernn_registry import IntegrityError, Registry
 from stablernn_server import DeviceError, InputError, ModelLoadError, OnnxModel, ServerError, Settings, create_app
@@ -254,8 +255,7 @@ def _external_initializer(model: onnx.ModelProto) -> None:
 
 
 def _external_in_the_scan_body(model: onnx.ModelProto) -> None:
-    scan = next(node for node in model.graph.node if node.op_type == "Scan")
-    body = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+    body = scan_bodies(model)[0]
     body.node.append(helper.make_node("Constant", [], ["k"], value=_external(onnx.TensorProto(dims=[1], data_type=1))))
 
 

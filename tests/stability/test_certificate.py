@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from stability.test_soundness import drawn
 from stablernn import Classifier, Forecaster, StableRNN, create_cell
 from stablernn.errors import CertificateError, ConfigError
-from stablernn.export.step import state_names, transition_graph
+from stablernn.export.scan import step_graph
+from stablernn.export.step import parts, state_names
 from stablernn.models import SequenceModel
 from stablernn.stability.certificate import KINDS, certify
 
@@ -139,7 +140,7 @@ class TestStates:
 def test_names_are_inputs_of_the_exported_graph() -> None:
     built = model("cornn", "overlapping patches")
     inputs = {
-        value.name: value.type.tensor_type.shape.dim[1].dim_value for value in transition_graph(built).graph.input
+        value.name: value.type.tensor_type.shape.dim[1].dim_value for value in step_graph(parts(built)).graph.input
     }
     certificate = certify(built)
     assert {inputs[name] for name in certificate.states} == {6}

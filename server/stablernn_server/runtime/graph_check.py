@@ -13,7 +13,7 @@ from stablernn_server.errors import ModelLoadError
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 MINIMUM_OPSET = 18
-MAXIMUM_DEPTH = 16  # graphs inside attributes of nodes; ours has two levels
+MAXIMUM_DEPTH = 16  # graphs inside attributes of nodes; ours has three levels
 
 
 def check_graph(content: bytes, what: str) -> None:
