@@ -55,12 +55,15 @@ def graph(root: Path, file: str = "sequence.onnx", version: int = 1) -> bytes:
 class Offline:
     """The ONNX file in ONNX Runtime, one thread: where the numbers come from that answers are held against."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, *, arena: bool = False) -> None:
         import onnxruntime as ort
 
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # With its arena, as it comes, two threads in one session are slower than one.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = arena
+        self.content = content
         self.session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self.states = {
             state.name: state.shape[1:] for state in self.session.get_inputs() if state.name.startswith("state")

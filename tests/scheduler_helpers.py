@@ -123,7 +123,10 @@ def on_loop(server: Running, function: Callable[[], T]) -> T:
 
 @contextmanager
 def busy(server: Running, model: str = "flow") -> Iterator[Blocker]:
-    """The only runner thread of a server on a port is busy for this block; it counts as a run of ``model``."""
+    """The only runner thread of a server on a port is busy for this block; it counts as a run of ``model``.
+
+    What was measured is forgotten: short runs need no runner.
+    """
     context, blocker = server.app.state.context, Blocker()
     loop = context.scheduler._loop
 
@@ -133,6 +136,7 @@ def busy(server: Running, model: str = "flow") -> Iterator[Blocker]:
         )
         return answer
 
+    on_loop(server, context.scheduler._sequence_ns.clear)
     running: Future[Answer] = asyncio.run_coroutine_threadsafe(block(), loop)
     try:
         wait(blocker.started.is_set)

@@ -28,7 +28,7 @@ Message = MutableMapping[str, Any]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_BODIES = frozenset({"POST", "PUT", "PATCH"})
+_BODIES = frozenset({"DELETE", "PATCH", "POST", "PUT"})
 WORKING_PATHS = ("/v1/", "/v2/")
 
 
@@ -47,9 +47,9 @@ class Front:
         """
         self._context = context
         self._framework = framework
-        self._origins = Origins(
-            context.settings.allowed_origins, is_local=not context.auth.is_on and context.settings.auth == "auto"
-        )
+        settings = context.settings
+        is_local = not context.auth.is_on and settings.auth == "auto"
+        self._origins = Origins(settings.allowed_origins, is_local=is_local, name=settings.host)
         self._log = AccessLog(context.settings.access_log)
         # Two processes that share a port must not give one id twice.
         self._prefix = os.urandom(4).hex()
@@ -65,7 +65,7 @@ class Front:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
-        item = InHand(receive, asyncio.current_task(), time.perf_counter())
+        item = InHand(receive, asyncio.current_task(self._context.loop), time.perf_counter())
         item.request_id = self._request_id(scope)
         scope["stablernn"] = item
         sender = _Sender(send, item.request_id)
@@ -120,7 +120,7 @@ class Front:
             del scope["stablernn"]
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        item = InHand(receive, asyncio.current_task(), time.perf_counter())
+        item = InHand(receive, asyncio.current_task(self._context.loop), time.perf_counter())
         item.request_id = self._request_id(scope)
         scope["stablernn"] = item
         try:

@@ -37,8 +37,8 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
     """
     if scope["method"] != "POST":
         raise MethodError(scope["method"], scope["path"], ["POST"])
-    model = await context.models.find_open(match[1], match[2])
-    item.model = model
+    # Whoever names what is not served need not send the body.
+    item.model = context.models.get(*context.models.resolve(match[1], match[2]))
     header = accepted = None
     for name, value in scope["headers"]:
         if name == b"inference-header-content-length":
@@ -48,16 +48,23 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
     settings = context.settings
     limit = settings.json_limit if header is None else settings.max_body_bytes
     body = await context.read(item, scope, limit)
-    request = await context.offload(len(body), lambda: _decode(body, header, model, settings.json_limit))
+    request: InferRequest | None = None
+    if header == "0":
+        caller = context.caller(item)
+    else:
+        request = await context.offload(len(body), lambda: _decode(body, header, settings.json_limit))
+        caller = context.caller(item, request.timeout_us, request.priority)
+    item.model = model = await context.models.find_open(match[1], match[2], caller.deadline)
+    if request is None:
+        request = raw_request(body, model.sequence.inputs[model.input_name])
     x = request.inputs.get(model.input_name)
     if x is not None and x.ndim == len(model.sequence.inputs[model.input_name].shape):
         check_size(model, x.shape[0], x.shape[1], settings)
     names = None if request.outputs is None else [output.name for output in request.outputs]
-    caller = context.caller(item, request.timeout_us, request.priority)
     if request.sequence is None:
         answer = await context.scheduler.run(model, request.inputs, names, caller=caller, from_client=True)
     else:
-        by_version = match[2] is not None or "@" in match[1] or ":" in match[1]
+        by_version = match[2] is not None or ":" in match[1]
         model, answer = await _run_in_sequence(context, model, by_version, request, names, caller)
         item.model = model
     item.answered(answer, 1 if x is None else len(x))
@@ -121,9 +128,7 @@ async def _run_in_sequence(
         return answering, answer
 
 
-def _decode(body: bytes, header: str | None, model: OnnxModel, json_limit: int) -> InferRequest:
-    if header == "0":
-        return raw_request(body, model.sequence.inputs[model.input_name])
+def _decode(body: bytes, header: str | None, json_limit: int) -> InferRequest:
     head = json_bytes(body, header)
     if head > json_limit:
         raise too_large(json_limit)

@@ -1,4 +1,8 @@
-"""Which pages in a browser may call this server: its own, and those that the settings list."""
+"""Which pages in a browser may call this server: its own, and those that the settings list.
+
+A page is told by its ``Origin``, which a browser leaves out where it takes page and server for one, as it does when the
+name of the page's host has been made to resolve to this machine; such a page is told by the ``Host`` that it asks for.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +20,30 @@ SENT = b"authorization, content-type, content-encoding, inference-header-content
 READABLE = b"inference-header-content-length, retry-after, x-request-id"
 PREFLIGHT_SECONDS = b"600"
 DEFAULT_PORTS = {"http": 80, "https": 443}
-_ADDRESS = re.compile(rb"(localhost|[0-9.]+|\[[0-9a-f:.]+\])(:[0-9]+)?", re.IGNORECASE)
+_ADDRESS = re.compile(rb"([0-9.]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
+_PORT = re.compile(rb":[0-9]*$")
 
 
 class Origins:
-    """The check of the ``Origin`` header, and the CORS headers for those that pass it from elsewhere."""
+    """The check of the headers ``Origin`` and ``Host``, and the CORS headers for pages that pass it from elsewhere."""
 
-    def __init__(self, allowed: Iterable[str] = (), *, is_local: bool = False) -> None:
+    def __init__(self, allowed: Iterable[str] = (), *, is_local: bool = False, name: str = "localhost") -> None:
         """Take the listed origins.
 
         Args:
             allowed: Such as ``https://app.example``.
-            is_local: Whether nothing but the address of this machine keeps others out. Then a page counts as the
-                server's own only under that address: any name can be made to point to it by whoever owns the name.
+            is_local: Whether nothing but the address of this machine keeps others out. Then requests must ask for an
+                address, for ``name``, or for the host of a listed origin: any other name can be made to point here by
+                whoever owns it.
+            name: That the server listens on.
 
         Raises:
             SettingsError: If one is no origin.
         """
         self._allowed = frozenset(_checked(origin) for origin in allowed)
         self._is_local = is_local
+        self._names = {b"localhost", name.lower().encode()}
+        self._hosts = frozenset(host for origin in self._allowed for host in _hosts(origin))
 
     def check(self, scope: Scope) -> Headers:
         """The headers that the answer gets, none for most.
@@ -42,25 +51,30 @@ class Origins:
         A request without an ``Origin`` is no page's, or one that its browser lets through for itself.
 
         Raises:
-            ForbiddenError: If a page of another host asks.
+            ForbiddenError: If a page of another host asks, or somebody for a name that may not be this server's.
         """
-        origin = _header(scope, b"origin")
-        if origin is None:
-            return ()
-        if origin.lower() in self._allowed:
+        origin, host = _header(scope, b"origin"), (_header(scope, b"host") or b"").lower()
+        if origin is not None and origin.lower() in self._allowed:
             return (
                 (b"access-control-allow-origin", origin),
                 (b"access-control-expose-headers", READABLE),
                 (b"vary", b"Origin"),
             )
-        host = _header(scope, b"host")
-        is_own = host is not None and origin.lower().partition(b"://")[2] == host.lower()
-        if not is_own or (self._is_local and _ADDRESS.fullmatch(host or b"") is None):
+        if origin is not None and (not host or origin.lower().partition(b"://")[2] != host):
             raise ForbiddenError(
                 f"Pages of {cut(origin.decode('latin-1'))!r} may not call this server; "
                 "whoever runs it can list them in allowed_origins."
             )
+        if self._is_local and host and not self._is_known(host):
+            raise ForbiddenError(
+                f"This server asks for no token and answers under the address of its machine alone, got the host "
+                f"{cut(host.decode('latin-1'))!r}; ask for 127.0.0.1 or localhost. Whoever runs it can list the "
+                "origins of other names in allowed_origins, or configure tokens."
+            )
         return ()
+
+    def _is_known(self, host: bytes) -> bool:
+        return _ADDRESS.fullmatch(host) is not None or host in self._hosts or _PORT.sub(b"", host) in self._names
 
     def preflight(self, scope: Scope) -> Headers | None:
         """The headers of the answer (204, no body, no token asked for) to a preflight request; None if it is none.
@@ -88,6 +102,12 @@ def _header(scope: Scope, wanted: bytes) -> bytes | None:
         if name == wanted:
             return bytes(value)
     return None
+
+
+def _hosts(origin: bytes) -> tuple[bytes, ...]:
+    """What stands in ``Host`` when this origin is asked: some name the default port, too."""
+    scheme, _, host = origin.partition(b"://")
+    return (host, host + b":%d" % DEFAULT_PORTS[scheme.decode()])
 
 
 def _checked(origin: str) -> bytes:

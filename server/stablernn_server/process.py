@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from stablernn_server.access_log import quieten_uvicorn
+from stablernn_server.gathered import GatheringProtocol
 from stablernn_server.settings import Settings
 from stablernn_server.tls import tls_context
 
@@ -49,7 +50,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=GatheringProtocol,
                 ws="websockets-sansio",
                 loop="auto" if sys.platform == "win32" else "uvloop",
                 log_level="warning" if quiet else "info",
@@ -57,6 +58,8 @@ class Server(uvicorn.Server):
                 # The front writes its own lines.
                 access_log=False,
                 server_header=False,
+                # By default it believes the X-Forwarded-For of whoever asks from this machine.
+                proxy_headers=False,
                 # Numbers do not shrink enough to be worth the time of every frame.
                 ws_per_message_deflate=False,
                 # A little more, so that a frame that is too long gets our sentence and not only a code.

@@ -46,7 +46,9 @@ PATIENCE_RUNS = 3.0
 """A batch that has waited for 20 ms, and for three times as long as it usually runs, gets a further thread: behind a
 run of many steps, short ones would wait for all of it. Batches of one kind behind each other do not."""
 INLINE_NS = 500_000
-"""Steps that take no longer are run on the event loop itself: to hand them to a thread and back takes longer."""
+"""Runs that take no longer are made on the event loop itself: to hand them to a thread and back costs more."""
+ALONE_NS = 2_000_000
+"""The same where nothing else is in hand that would have to wait for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +145,8 @@ class Scheduler:
         self._rate = 0.0
         # By kind, version and about the length: how long a batch runs.
         self._usual_seconds: dict[tuple[Any, ...], float] = {}
+        # By version and about the rows: how long a time step of whole sequences takes.
+        self._sequence_ns: dict[tuple[str, int], float] = {}
         self._in_runs: dict[asyncio.Future[Answer], _Batch] = {}
 
     def start(self) -> None:
@@ -373,14 +377,15 @@ class Scheduler:
             if self._is_dropped(first):
                 heapq.heappop(queue.heap)
                 continue
-            if first.kind == "step" and self._step_ns(queue) <= INLINE_NS:
-                batch = self._take(queue)
-                _execute(batch)
-                self._settle(batch)
+            if first.kind == "step" and self._expected_ns(queue) <= INLINE_NS:
+                self._run_inline(queue)
                 continue
             left = self._settings.max_queue_delay_ms / 1e3 - self._oldest_seconds(queue, now_ns)
             if left > 0 and not self._is_full(queue):
                 return left
+            if first.kind == "sequence" and self._expected_ns(queue) <= (ALONE_NS if self.pending == 1 else INLINE_NS):
+                self._run_inline(queue)
+                continue
             if self._running >= self._most:
                 break
             waited = (now_ns - first.queued_ns) / 1e9
@@ -392,6 +397,11 @@ class Scheduler:
             self._running += 1
             self._pool.submit(self._run_on_thread, batch)
         return math.inf
+
+    def _run_inline(self, queue: _Queue) -> None:
+        batch = self._take(queue)
+        _execute(batch)
+        self._settle(batch)
 
     def _is_dropped(self, job: _Job) -> bool:
         """Whether nobody waits for ``job`` any more: it was cancelled, its time is over, or its client is gone."""
@@ -437,17 +447,20 @@ class Scheduler:
                 return True
         return queue.heap[0][2].kind == "call"
 
-    def _step_ns(self, queue: _Queue) -> float:
-        """About how long the next batch of steps takes."""
+    def _expected_ns(self, queue: _Queue) -> float:
+        """About how long the next batch of steps or sequences takes; for ever where no such one was run."""
         rows = longest = 0
-        most = self._settings.max_step_batch_size
+        first = queue.heap[0][2]
+        most = self._most_rows(first)
         for _, _, job in queue.heap:
             rows += job.part.rows
             longest = max(longest, job.part.time)
             if rows >= most:
                 break
-        first = queue.heap[0][2]
-        return first.model.step_ns(max(first.part.rows, min(rows, most))) * longest
+        rows = max(first.part.rows, min(rows, most))
+        if first.kind == "step":
+            return first.model.step_ns(rows) * longest
+        return self._sequence_ns.get((first.model.ref, rows.bit_length()), math.inf) * longest
 
     def _take(self, queue: _Queue) -> _Batch:
         """The next batch: as many as fit within the limits of rows and numbers, the first alone whatever its size."""
@@ -505,13 +518,20 @@ class Scheduler:
         self._telemetry.executed(first.model, first.kind, len(batch.jobs), rows, steps, queued, compute)
         if first.model.guard.balls:
             self._telemetry.norm_ratio(first.model, first.model.guard.ratio)
-        usual = self._key(first)[:3]
-        self._usual_seconds[usual] = 0.8 * self._usual_seconds.get(usual, compute / 1e9) + 0.2 * compute / 1e9
         rate = len(batch.jobs) / max(compute / 1e9, 1e-6)
         self._rate = rate if self._rate == 0 else 0.9 * self._rate + 0.1 * rate
+        if not any(isinstance(share, Exception) for share in batch.shares):
+            self._learn(first, rows, max(job.part.time for job in batch.jobs), compute)
+
+    def _learn(self, first: _Job, rows: int, longest: int, compute: int) -> None:
+        """Note how long a batch ran, to which nothing happened."""
+        usual = self._key(first)[:3]
+        self._usual_seconds[usual] = 0.8 * self._usual_seconds.get(usual, compute / 1e9) + 0.2 * compute / 1e9
         if first.kind == "step":
-            longest = max(job.part.time for job in batch.jobs)
             first.model.step_took(rows, compute / longest)
+        elif first.kind == "sequence":
+            size, took = (first.model.ref, rows.bit_length()), compute / longest
+            self._sequence_ns[size] = 0.8 * self._sequence_ns.get(size, took) + 0.2 * took
 
 
 def _execute(batch: _Batch) -> None:

@@ -84,7 +84,7 @@ class SequenceTable:
             caller: Who waits.
             start: Whether it begins; what was kept under the name is forgotten.
             end: Whether it ends, so that nothing is kept afterwards.
-            by_version: Whether the request itself named the version or alias.
+            by_version: Whether the request itself named the version by its number.
 
         Raises:
             UnknownSequenceError: If it was not begun, has ended or has expired, and this is no start.

@@ -193,11 +193,12 @@ class Conversation:
             raise InputError(sentence_of(error, "the frame")) from error
         number = frame.stream
         head: dict[str, Any] = {"stream": number} | ({} if frame.id is None else {"id": frame.id})
-        if frame.close:
-            step = self.streams.drop(number)
-            if step is None:
+        if frame.close and frame.values is None:
+            _check_close(frame)
+            if number not in self.streams:
                 raise InputError(f"The stream {number} is not open on this socket; there is nothing to close.")
-            return json_body(head | {"step": step, "closed": True}).decode()
+            if not frame.token:
+                return json_body(head | {"step": self.streams.drop(number), "closed": True}).decode()
         began = len(self.streams)
         try:
             stream = self.streams.stream(number)
@@ -205,7 +206,10 @@ class Conversation:
                 (stream,) = await self._resumed([frame.state_token])
             stepped = await self._moved(frame, stream, size)
             answer = self._described(head, frame, stream, stepped)
-            self.streams.put(number, stream)
+            if frame.close:
+                self.streams.drop(number)
+            else:
+                self.streams.put(number, stream)
         except BaseException:
             self.streams.shrink(began)
             raise
@@ -237,6 +241,8 @@ class Conversation:
         head["step"] = stream.step
         if frame.token:
             head["state_token"] = self._token(stream)
+        if frame.close:
+            head["closed"] = True
         return json_body(head).decode()
 
     async def _resumed(self, tokens: Sequence[str]) -> list[Stream]:
@@ -267,6 +273,14 @@ class Conversation:
             if not self.streams.steps[row]:
                 flat[place, 0] = 1.0  # of the first reading of a stream there is none
         return dt
+
+
+def _check_close(frame: TextFrame) -> None:
+    """Raise if a frame without values says something that the end of the stream would make void."""
+    said = frame.model_dump(exclude_defaults=True).keys() - {"stream", "id", "token", "close"}
+    for name in TextFrame.model_fields:
+        if name in said:
+            raise InputError(f"close ends the stream, and without values {name} has no effect; leave it out.")
 
 
 def parse_frame(text: str) -> dict[str, Any]:

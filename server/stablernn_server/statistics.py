@@ -81,7 +81,8 @@ class ModelStatistics:
             (self.fail, other.fail),
             (self.queue, other.queue),
             (self.compute, other.compute),
-            *((self.sizes.setdefault(size, [0, 0]), entry) for size, entry in other.sizes.items()),
+            # A copy: runs are counted while this is summed up on a thread.
+            *((self.sizes.setdefault(size, [0, 0]), entry) for size, entry in other.sizes.copy().items()),
         ):
             mine[0] += its[0]
             mine[1] += its[1]

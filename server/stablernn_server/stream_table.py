@@ -35,6 +35,9 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._rows
+
     @property
     def numbers(self) -> list[int]:
         """Of the open streams."""

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 class Versions(Protocol):
     """Where a token finds its model again."""
 
-    async def by_digest(self, digest: str, name: str, version: int) -> OnnxModel: ...
+    async def by_digest(self, digest: str, name: str, version: int, deadline: float | None = None) -> OnnxModel: ...
 
 
 class StreamPlan:
@@ -167,19 +167,20 @@ class Stream:
         return Portable(self.model.ref, self.model.digest, self.step, self.clock, static, states)
 
 
-async def restored(portable: Portable, versions: Versions) -> Stream:
+async def restored(portable: Portable, versions: Versions, deadline: float | None = None) -> Stream:
     """The stream of a token.
 
     Args:
         portable: From :meth:`StateTokens.read`.
         versions: The models of this server.
+        deadline: Until when to wait for the version to be opened, on the clock of the event loop.
 
     Raises:
         VersionGoneError: If the version that it belongs to is not there any more.
         BadTokenError: If its states are not those of the version.
     """
     name, _, number = portable.model.rpartition(":")
-    return resumed(portable, await versions.by_digest(portable.digest, name, int(number)))
+    return resumed(portable, await versions.by_digest(portable.digest, name, int(number), deadline))
 
 
 def resumed(portable: Portable, model: OnnxModel) -> Stream:

@@ -31,21 +31,48 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS = 12.0
 """After which a process that was told to stop is killed: its own grace, and a little."""
 RESTART_SECONDS = 1.0
-"""Between the end of a process and the beginning of the one that takes its place; doubled for each that ends early."""
+"""Between the end of a process that ended early and the beginning of the next in its place; doubled each time."""
 MAX_RESTART_SECONDS = 32.0
 EARLY_SECONDS = 30.0
 """A process that ends sooner will most likely do so again."""
+LOOK_SECONDS = 0.5
+"""How long the supervisor waits at most before it looks whether it was told to stop."""
 
 
 class WorkerFailedError(ServerError, RuntimeError):
     """A process ended before it was ready, and could not say why itself."""
 
 
-@dataclass(frozen=True)
+@dataclass
+class Place:
+    """One of the places of a server's processes, which each have their own pause.
+
+    Attributes:
+        pause_seconds: What the last process that ended here was followed by.
+        due: When the next one begins, on the monotonic clock.
+    """
+
+    pause_seconds: float = 0.0
+    due: float = 0.0
+
+    def vacate(self, now: float, *, was_well: bool) -> None:
+        """A process has ended.
+
+        Args:
+            now: On the monotonic clock.
+            was_well: Whether it answered for long enough that another can follow at once.
+        """
+        longer = min(max(RESTART_SECONDS, 2 * self.pause_seconds), MAX_RESTART_SECONDS)
+        self.pause_seconds = 0.0 if was_well else longer
+        self.due = now + self.pause_seconds
+
+
+@dataclass
 class _Worker:
     process: BaseProcess
     pipe: Connection
     since: float
+    is_ready: bool = False
 
     def said(self) -> tuple[list[str], Exception | None]:
         """What it serves, or why it cannot; an end without a word is an error, too."""
@@ -57,7 +84,12 @@ class _Worker:
                 f"A server process ended with exit code {self.process.exitcode} before it was ready; the lines above "
                 "say why."
             )
+        self.is_ready = error is None
         return served, error
+
+    def was_well(self, now: float) -> bool:
+        """Whether it was ready, and did not end early."""
+        return self.is_ready and now - self.since > EARLY_SECONDS
 
 
 class Supervisor:
@@ -86,8 +118,9 @@ class Supervisor:
         self._listener = listener
         self._quiet = quiet
         self._context = multiprocessing.get_context("spawn")
-        self._workers: list[_Worker] = []
-        self._pause_seconds = RESTART_SECONDS
+        self._places = [Place() for _ in range(settings.workers)]
+        # By place; none between the end of one and the beginning of the next.
+        self._workers: dict[int, _Worker] = {}
         self._is_stopping = False
 
     def run(self, on_ready: Callable[[list[str], list[int]], None]) -> None:
@@ -102,18 +135,18 @@ class Supervisor:
         """
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            for _ in range(self._settings.workers):
-                self._workers.append(self._start())
+            self._fill_places()
             served: list[str] = []
-            for worker in self._workers:
+            for worker in self._workers.values():
                 served = self._first_word(worker)
                 if self._is_stopping:
                     return
-            on_ready(served, [worker.process.pid or 0 for worker in self._workers])
+            on_ready(served, [worker.process.pid or 0 for worker in self._workers.values()])
             while not self._is_stopping:
-                wait([worker.process.sentinel for worker in self._workers], timeout=0.5)
+                self._wait()
                 if not self._is_stopping:
-                    self._replace_ended()
+                    self._clear_ended()
+                    self._fill_places()
         finally:
             self._end_all()
             for number, handler in before.items():
@@ -140,40 +173,50 @@ class Supervisor:
                 return served
         return []
 
-    def _replace_ended(self) -> None:
-        for place, worker in enumerate(self._workers):
-            process = worker.process
+    def _wait(self) -> None:
+        """Until a process ends or another is due, but not for long."""
+        now = time.monotonic()
+        due = [place.due - now for number, place in enumerate(self._places) if number not in self._workers]
+        seconds = max(0.0, min([LOOK_SECONDS, *due]))
+        if self._workers:
+            wait([worker.process.sentinel for worker in self._workers.values()], timeout=seconds)
+        else:
+            time.sleep(seconds)
+
+    def _clear_ended(self) -> None:
+        for number, worker in list(self._workers.items()):
+            process, place = worker.process, self._places[number]
             if process.is_alive():
                 continue
-            # What it says of itself, if it is one that took the place of another and could not start.
-            _, error = worker.said() if worker.pipe.poll() else ([], None)
+            # What it says of itself, if it is one that took the place of another.
+            _, error = worker.said() if not worker.is_ready and worker.pipe.poll() else ([], None)
             why = "" if error is None or isinstance(error, WorkerFailedError) else f" ({error})"
+            now = time.monotonic()
+            place.vacate(now, was_well=worker.was_well(now))
             logger.error(
-                "server process %s ended with exit code %s%s; another takes its place",
+                "server process %s ended with exit code %s%s; another takes its place %s",
                 process.pid,
                 process.exitcode,
                 why,
+                f"in {place.pause_seconds:g} s" if place.pause_seconds else "now",
             )
             worker.pipe.close()
             assert self._metrics_dir is not None
             forget_worker(self._metrics_dir, process.pid or 0)
-            now = time.monotonic()
-            if now - worker.since > EARLY_SECONDS:
-                self._pause_seconds = RESTART_SECONDS
-            deadline = now + self._pause_seconds
-            self._pause_seconds = min(2 * self._pause_seconds, MAX_RESTART_SECONDS)
-            while time.monotonic() < deadline:
-                if self._is_stopping:
-                    return
-                time.sleep(0.1)
-            self._workers[place] = self._start()
+            del self._workers[number]
+
+    def _fill_places(self) -> None:
+        now = time.monotonic()
+        for number, place in enumerate(self._places):
+            if number not in self._workers and place.due <= now:
+                self._workers[number] = self._start()
 
     def _end_all(self) -> None:
-        for worker in self._workers:
+        for worker in self._workers.values():
             if worker.process.is_alive():
                 worker.process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
-        for worker in self._workers:
+        for worker in self._workers.values():
             process = worker.process
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():

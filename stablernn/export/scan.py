@@ -67,14 +67,16 @@ def sequence_graph(parts: Parts) -> onnx.ModelProto:
     if parts.recurrence.ByteSize() > TWICE_BYTES:
         scanned = [_scan(parts, sequences, results, padded=True)]
     else:
-        branches = {
-            "then_branch": _branch(parts, sequences, results, padded=True),
-            "else_branch": _branch(parts, sequences, results, padded=False),
-        }
         scanned = [
             helper.make_node("ReduceMin", ["groups" if stride else "lengths"], ["shortest"], keepdims=0),
             helper.make_node("Less", ["shortest", "time_scalar"], ["padded"]),
-            helper.make_node("If", ["padded"], results, **branches),
+            helper.make_node(
+                "If",
+                ["padded"],
+                results,
+                then_branch=_branch(parts, sequences, results, padded=True),
+                else_branch=_branch(parts, sequences, results, padded=False),
+            ),
         ]
     inputs = [
         *(_over_time(value, patched=stride > 0) for value in parts.read),

@@ -146,7 +146,7 @@ def test_a_long_inference_does_not_hold_the_stop(
         concurrent.futures.ThreadPoolExecutor() as pool,
         socket.create_connection(("127.0.0.1", int(running.ready["url"].rpartition(":")[2]))) as unfinished,
     ):
-        unfinished.sendall(b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        unfinished.sendall(b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n{")
         answer = pool.submit(ask)
         time.sleep(4)
         assert not answer.done()

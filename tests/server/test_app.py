@@ -75,7 +75,7 @@ def test_only_what_routes_raise_has_a_status() -> None:
 
 async def _get(app: Any, path: str) -> httpx.Response:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         return await client.get(path)
 
 
@@ -140,13 +140,13 @@ def opened(published: Published, *models: str) -> ModelTable:
 
 def test_without_models_every_one_is_served_at_its_highest_version(published: Published) -> None:
     table = opened(published)
-    assert [(model.name, model.version) for model in table] == [("animals", 2), ("co2", 1), ("flow", 1)]
+    assert table.keys() == [("animals", 2), ("co2", 1), ("flow", 1)]
     assert table.resolve("animals") == ("animals", 2)
 
 
 def test_a_version_that_was_named_twice_is_opened_once(published: Published) -> None:
     table = opened(published, "animals@production", "animals:1")
-    assert [model.version for model in table] == [1]
+    assert table.keys() == [("animals", 1)]
 
 
 def test_the_highest_version_answers_where_no_alias_was_named(published: Published) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -372,21 +373,73 @@ def test_preflight_requests_need_no_token(guarded: Running) -> None:
     assert answer.status_code == 403
 
 
-@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:8080", "LOCALHOST"])
-def test_on_loopback_without_tokens_its_own_page_has_the_address_of_this_machine(host: str) -> None:
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:8080", "LOCALHOST", "192.0.2.7:80", "own:8080"])
+def test_on_loopback_without_tokens_its_own_page_has_a_name_that_stands_for_this_machine(host: str) -> None:
     headers = [(b"host", host.encode()), (b"origin", b"http://" + host.encode())]
-    assert Origins(is_local=True).check(scope_of() | {"headers": headers}) == ()
+    origins = Origins(is_local=True, name="Own")
+    assert origins.check(scope_of() | {"headers": headers}) == ()
+    assert origins.check(scope_of() | {"headers": headers[:1]}) == ()
 
 
-def test_a_name_that_was_made_to_point_here_is_no_page_of_its_own(guarded: Running, server: Running) -> None:
-    # A page of rebound.example, whose owner has it resolve to 127.0.0.1, is of the same origin for the browser.
-    named = {"Host": f"rebound.example:{server.port}", "Origin": f"http://rebound.example:{server.port}"}
-    answer = httpx.post(f"{server.url}/v2/models/animals/infer", json={}, headers=named)
+@pytest.mark.parametrize(
+    ("host", "is_let_in"),
+    [
+        (None, True),
+        ("", True),
+        ("app.example", True),
+        ("App.Example:443", True),
+        ("gateway.example:8080", True),
+        ("app.example:80", False),
+        ("app.example:8080", False),
+        ("gateway.example", False),
+        ("rebound.example", False),
+        ("localhost.example", False),
+        ("127.0.0.1.example", False),
+        ("example.localhost:8080@127.0.0.1", False),
+    ],
+)
+def test_on_loopback_without_tokens_other_names_are_let_in_where_they_are_listed(
+    host: str | None, is_let_in: bool
+) -> None:
+    listed = ("https://app.example", "http://gateway.example:8080")
+    scope = scope_of() | {"headers": [] if host is None else [(b"host", host.encode())]}
+    assert Origins().check(scope) == ()
+    if is_let_in:
+        assert Origins(listed, is_local=True).check(scope) == ()
+        return
+    with pytest.raises(ForbiddenError, match=r"This server asks for no token and answers under the address") as caught:
+        Origins(listed, is_local=True).check(scope)
+    assert f"got the host '{host}'; ask for 127.0.0.1 or localhost." in str(caught.value)
+
+
+# A page of rebound.example, whose owner has it resolve to 127.0.0.1, is of the same origin for the browser, which then
+# names it in what the page sends, and leaves it out where the page only reads.
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v2/models/animals/infer"), ("GET", "/v2/models/animals")])
+def test_a_name_that_was_made_to_point_here_is_no_page_of_its_own(
+    guarded: Running, server: Running, method: str, path: str
+) -> None:
+    named = {"Host": f"rebound.example:{server.port}"}
+    if method == "POST":
+        named["Origin"] = f"http://rebound.example:{server.port}"
+    answer = httpx.request(method, f"{server.url}{path}", headers=named)
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
     # It has no token, so that where one is needed the name may be any.
-    assert httpx.post(f"{guarded.url}/v2/models/animals/infer", json={}, headers=named).status_code == 401
+    assert httpx.request(method, f"{guarded.url}{path}", headers=named).status_code == 401
     allowed = {**named, **headers_of("infer")}
-    assert httpx.post(f"{guarded.url}/v2/models/animals/infer", json={}, headers=allowed).status_code == 400
+    assert (
+        httpx.request(method, f"{guarded.url}{path}", headers=allowed).status_code == {"POST": 400, "GET": 200}[method]
+    )
+
+
+def test_a_name_that_was_made_to_point_here_opens_no_socket(server: Running) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        url = f"ws://rebound.example:{server.port}/v1/stream?model=animals"
+        assert handshake(url, sock=connection) == 403
+
+
+def test_everybody_let_in_on_purpose_may_use_any_name(published: Published) -> None:
+    for running in serve(create_app(Settings(registry=published.root, models=("animals:1",), auth="off"))):
+        assert httpx.get(f"{running.url}/v2", headers={"Host": "models.example"}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -485,7 +485,7 @@ TOO_LONG = "The body is longer than the limit of 1048576 bytes; send fewer or sh
 @pytest.mark.parametrize("path", ["/v2/models/animals/infer", "/v1/timeseries/forecast", "/v1/timeseries/classify"])
 def test_a_body_above_the_limit_is_refused_by_its_stated_length_before_it_is_sent(server: Running, path: str) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {2**40}\r\n\r\n".encode())
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {2**40}\r\n\r\n".encode())
         # The server closes the connection, for it will not read the rest of this request.
         answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     assert answer.startswith("HTTP/1.1 413 ")

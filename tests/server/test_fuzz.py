@@ -18,7 +18,7 @@ from server_helpers import Published
 from stablernn_server import InputError, OnnxModel, ServerError, Settings
 from stablernn_server.answers import json_body
 from stablernn_server.body import decompressed
-from stablernn_server.codec import encode_response
+from stablernn_server.codec import encode_response, raw_request
 from stablernn_server.errors import STATUS_AND_CODE
 from stablernn_server.infer import _decode
 from stablernn_server.routes.timeseries import _checked
@@ -141,7 +141,7 @@ def is_refused_well(error: ServerError) -> bool:
 @given(INFER_BODIES, HEADERS)
 def test_infer(animals: OnnxModel, body: dict[str, Any], header: str | None) -> None:
     try:
-        request = _decode(json.dumps(body).encode(), header, animals, LIMITS.json_limit)
+        request = _decode(json.dumps(body).encode(), header, LIMITS.json_limit)
         names = None if request.outputs is None else [output.name for output in request.outputs]
         x = request.inputs.get("x")
         if x is not None and x.ndim == 3:
@@ -162,7 +162,7 @@ def test_infer(animals: OnnxModel, body: dict[str, Any], header: str | None) -> 
 @given(st.binary(max_size=64) | st.integers(0, 12).map(lambda count: np.ones(count, "<f4").tobytes()))
 def test_raw_infer(animals: OnnxModel, body: bytes) -> None:
     try:
-        request = _decode(body, "0", animals, LIMITS.json_limit)
+        request = raw_request(body, animals.sequence.inputs[animals.input_name])
         found = animals.run(animals.sequence, request.inputs)
     except ServerError as error:
         if not is_refused_well(error):

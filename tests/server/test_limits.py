@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from fastapi import Request
 
-from scheduler_helpers import busy, on_loop, wait
+from scheduler_helpers import PATIENT, busy, on_loop, wait
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_server import InputError, NotReadyError, OnnxModel, Settings, create_app
+from stablernn_server.context import UNFINISHED
 from stablernn_server.json_arrays import to_array
 from stablernn_server.runtime.batch import Share
 from stablernn_server.runtime.session import Stop
@@ -89,20 +90,51 @@ def test_outputs_count_as_numbers_too(animals: OnnxModel) -> None:
     assert animals.elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
 
 
-def test_a_body_that_does_not_come_is_given_up(small: Running) -> None:
-    with socket.create_connection(("127.0.0.1", small.port), timeout=10) as connection:
-        connection.sendall(b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-    assert answer.startswith("HTTP/1.1 408 ")
-    assert json.loads(answer.partition("\r\n\r\n")[2]) == {
-        "error": "The body did not arrive within 0.5 s; send it faster or in smaller parts.",
-        "code": "timeout",
-    }
+def opened_session(server: Running) -> str:
+    """Path of a session that was opened just now."""
+    answer = httpx.post(f"{server.url}/v1/sessions", json={"model": "animals"}).raise_for_status()
+    return f"/v1/sessions/{answer.json()['session_id']}"
+
+
+@contextmanager
+def stalled(server: Running, method: str, path: str, length: int = 100, sent: bytes = b"{") -> Iterator[socket.socket]:
+    """A request of which no more than the beginning of its body ever comes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENT) as connection:
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n\r\n"
+        connection.sendall(head.encode() + sent)
+        yield connection
+
+
+def answered(connection: socket.socket) -> tuple[int, dict[str, Any]]:
+    """Status and body of an answer after which the server closes the connection."""
+    head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_body_that_does_not_come_is_given_up(small: Running, method: str) -> None:
+    path = "/v1/timeseries/classify" if method == "POST" else opened_session(small)
+    with stalled(small, method, path) as connection:
+        assert answered(connection) == (
+            408,
+            {
+                "error": "The body did not arrive within 0.5 s; send it faster or in smaller parts.",
+                "code": "timeout",
+            },
+        )
+
+
+@pytest.mark.parametrize(("method", "end"), [("POST", "/step"), ("DELETE", "")])
+def test_the_body_for_a_session_that_is_not_there_is_not_waited_for(small: Running, method: str, end: str) -> None:
+    with stalled(small, method, f"/v1/sessions/none{end}") as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
 
 
 def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
-    with running(published, max_held_bytes=3000) as server, socket.create_connection(("127.0.0.1", server.port)) as one:
-        one.sendall(b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n" + b" " * 2900)
+    with (
+        running(published, max_held_bytes=3000) as server,
+        stalled(server, "POST", "/v1/timeseries/classify", 4000, b" " * 2900) as one,
+    ):
         context = server.app.state.context
         wait(lambda: context.held_bytes == 2900)
         body = {"model": "animals", "inputs": [{"series": [1] * 200}]}
@@ -119,7 +151,7 @@ def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
 
 def test_work_of_a_client_that_left_is_not_begun(published: Published) -> None:
     body = json.dumps({"model": "animals", "inputs": [{"series": [1, 2]}]}).encode()
-    head = f"POST /v1/timeseries/classify HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/timeseries/classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with running(published, inferences=1) as server:
         context = server.app.state.context
         with busy(server, "co2"):
@@ -157,7 +189,7 @@ def test_draining_ends_what_is_in_hand(published: Published) -> None:
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
         ):
             post = asyncio.create_task(client.post("/v2/models/animals/infer", content=content, headers=headers))
             while not context.scheduler.pending:
@@ -179,6 +211,17 @@ def test_draining_ends_what_is_in_hand(published: Published) -> None:
     wait(lambda: set(threading.enumerate()) <= threads)
 
 
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_draining_ends_bodies_that_do_not_come(published: Published, method: str) -> None:
+    with running(published) as server:
+        path = "/v1/timeseries/classify" if method == "POST" else opened_session(server)
+        context = server.app.state.context
+        with stalled(server, method, path) as connection:
+            wait(lambda: context.held_bytes == 1)
+            on_loop(server, lambda: context.drain(0.2))
+            assert answered(connection) == (503, {"error": UNFINISHED, "code": "not_ready"})
+
+
 def test_memory_that_is_not_there_is_a_413(published: Published) -> None:
     app = create_app(Settings(registry=published.root, models=("animals",)))
 
@@ -195,7 +238,7 @@ def test_memory_that_is_not_there_is_a_413(published: Published) -> None:
         app.add_api_route("/memory", endpoint, methods=["POST"])
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client,
         ):
             return await client.post("/memory")
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -63,7 +64,7 @@ class House:
 
     def other_client(self, address: str, **options: Any) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app, client=(address, 1))
-        return httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENT, **options)
+        return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=PATIENT, **options)
 
     def post(self, path: str, body: Any, client: httpx.AsyncClient | None = None) -> asyncio.Task[httpx.Response]:
         return asyncio.create_task((client or self.client).post(path, json=body))
@@ -89,7 +90,7 @@ def on_a_port(published: Published, *models: str, **settings: Any) -> Iterator[R
 def endless(server: Running) -> Iterator[None]:
     """A client waits for a run that goes on for this block; then it hangs up."""
     content, headers = raw(ENDLESS)
-    lines = [f"POST {INFER} HTTP/1.1", "Host: x", f"Content-Length: {len(content)}"]
+    lines = [f"POST {INFER} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(content)}"]
     head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""])
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode() + content)
@@ -117,6 +118,19 @@ def test_one_client_has_a_share_and_others_have_theirs(published: Published) -> 
             assert (await here.post(INFER, tensors())).status_code == 200
 
     asyncio.run(ask())
+
+
+def test_a_client_is_not_known_by_what_it_says_of_its_address(published: Published) -> None:
+    with on_a_port(published, "animals", "flow", inferences=1, max_client_requests=1) as server:
+        scheduler, url = server.app.state.context.scheduler, f"{server.url}{INFER}"
+        with ThreadPoolExecutor(1) as pool, busy(server):
+            waiting = pool.submit(httpx.post, url, json=tensors(), timeout=PATIENT)
+            wait(lambda: scheduler.pending == 2)
+            for header in ("X-Forwarded-For", "Forwarded", "X-Real-IP"):
+                value = "for=10.0.0.9" if header == "Forwarded" else "10.0.0.9"
+                refused = httpx.post(url, json=tensors(), headers={header: value})
+                assert (refused.status_code, refused.json()["code"]) == (429, "too_many"), header
+        assert waiting.result(PATIENT).status_code == 200
 
 
 def test_a_client_is_known_by_its_token_before_its_address(published: Published) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from scheduler_helpers import PATIENT, Desk, scheduling, turns, until
 from server_helpers import Published
-from stablernn_server import OnnxModel, TooLargeError
+from stablernn_server import InputError, OnnxModel, TooLargeError
 from stablernn_server import scheduler as scheduler_module
 from stablernn_server.runtime.batch import Share
 from stablernn_server.runtime.cpus import available_cpus
@@ -269,6 +269,62 @@ def test_cheap_steps_are_answered_while_every_runner_is_busy(
             answer = await asyncio.wait_for(desk.scheduler.step(animals, {"x": x}, {}, caller=Caller()), PATIENT)
             assert not blocker.released.is_set()
             assert np.array_equal(answer.outputs["logits"][:, -1], animals.run_numpy(x)["logits"])
+
+    asyncio.run(together())
+
+
+def test_short_sequences_are_answered_while_every_runner_is_busy(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow this machine is.
+    monkeypatch.setattr(scheduler_module, "INLINE_NS", 1e9)
+
+    async def together() -> None:
+        async with scheduling(inferences=1) as desk:
+            first = await all_of([run(desk, animals, series(1))])
+            async with desk.occupied(flow) as blocker:
+                (again,) = await all_of([run(desk, animals, series(1))])
+                assert not blocker.released.is_set()
+            assert np.array_equal(first[0].outputs["logits"], again.outputs["logits"])
+
+    asyncio.run(together())
+
+
+@pytest.mark.parametrize("x", [series(33), series(1, 5_000)], ids=["more rows", "more steps"])
+def test_what_was_short_for_others_is_not_taken_to_be_short_for_all(
+    animals: OnnxModel, flow: OnnxModel, x: np.ndarray
+) -> None:
+    """On the event loop a long run could be neither ended nor overtaken."""
+
+    async def together() -> None:
+        async with scheduling(inferences=1) as desk:
+            for _ in range(3):
+                await all_of([run(desk, animals, series(1))])
+            async with desk.occupied(flow):
+                waiting = run(desk, animals, x)
+                await turns()
+                assert desk.scheduler.pending == 2
+            assert (await waiting).batch_rows == len(x)
+
+    asyncio.run(together())
+
+
+def test_a_run_that_failed_teaches_nothing(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "INLINE_NS", 1e9)
+    # This model's states grow without end.
+    x = series(1, 60_000)
+
+    async def together() -> None:
+        async with scheduling(inferences=1) as desk:
+            with pytest.raises(InputError):
+                await all_of([run(desk, animals, x)])
+            async with desk.occupied(flow):
+                waiting = run(desk, animals, series(1))
+                await turns()
+                assert desk.scheduler.pending == 2
+            await waiting
 
     asyncio.run(together())
 

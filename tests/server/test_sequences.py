@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from stablernn_server import OnnxModel, Settings, create_app
 from stablernn_server.errors import ClientGoneError, DeadlineError, TooManyError, UnknownSequenceError
 from stablernn_server.scheduler import Caller
 from stablernn_server.sequences import SequenceTable
+from stock_helpers import Stock, noise, refusal, version
 
 
 @dataclass
@@ -305,9 +307,9 @@ def one_at_a_time(published: Published) -> Iterator[Running]:
     yield from serve(create_app(Settings(registry=published.root, models=("animals:1", "flow"), inferences=1)))
 
 
-def infer(server: Running, x: np.ndarray, **parameters: Any) -> httpx.Response:
+def infer(server: Running, x: np.ndarray, model: str = "animals", **parameters: Any) -> httpx.Response:
     body = {"inputs": [json_tensor("x", x)], "parameters": {"sequence_id": "seven", **parameters}}
-    return httpx.post(f"{server.url}/v2/models/animals/infer", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v2/models/{model}/infer", json=body, timeout=60)
 
 
 def probabilities(answer: httpx.Response) -> np.ndarray:
@@ -362,3 +364,27 @@ def test_a_sequence_times_out_in_its_turn(one_at_a_time: Running) -> None:
             late = infer(one_at_a_time, x, timeout=20_000)
             assert (late.status_code, late.json()["code"]) == (504, "deadline")
         assert first.result().status_code == 200
+
+
+def test_a_sequence_goes_on_with_the_version_that_it_began_with(
+    published: Published, animals: OnnxModel, tmp_path: Path
+) -> None:
+    """An alias that moves ends none, whether requests name it or not; only a number is meant as it is."""
+    stock, x = Stock(tmp_path / "registry", published), noise(1, 6, 1)
+    with stock.served("animals@production") as (server, client):
+        names = ("animals", "animals@production")
+        for name in names:
+            infer(server, x[:, :2], name, sequence_id=name, sequence_start=True).raise_for_status()
+        stock.point(2)
+        wait(lambda: version(client) == "2")
+        for name in names:
+            answer = infer(server, x[:, 2:4], name, sequence_id=name)
+            assert np.array_equal(probabilities(answer), animals.run_sequence(x[:, :4])["probabilities"])
+            assert answer.json()["model_version"] == "1"
+            for numbered in ("animals:2", "animals/versions/2"):
+                assert refusal(infer(server, x[:, 4:], numbered, sequence_id=name)) == (
+                    409,
+                    "other_model",
+                    f"The sequence '{name}' belongs to model 'animals:1', the request names version 2; leave the "
+                    "version out, or begin with sequence_start=true.",
+                )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ import pytest
 from scheduler_helpers import PATIENT, on_loop, scheduling, wait
 from server_helpers import Published, Running, serve
 from stablernn_server import OnnxModel, Settings, create_app
+from stablernn_server.context import UNFINISHED
 from stablernn_server.errors import ServerError
 from stablernn_server.scheduler import Caller
 from stablernn_server.schemas.sessions import Samples
@@ -293,16 +295,33 @@ def test_a_turn_is_waited_for_no_longer_than_a_request_may_take(published: Publi
             assert step(client, session).json()["step"] == 1
 
 
+def test_draining_ends_an_end_that_waits_for_its_turn(published: Published) -> None:
+    for running in serving(published, models=("classes",)):
+        with httpx.Client(base_url=running.url, timeout=PATIENT) as client, ThreadPoolExecutor(1) as pool:
+            session, context = opened(client), running.app.state.context
+            with held(running, session):
+                end = pool.submit(client.delete, f"/v1/sessions/{session}")
+                wait_for(running, session, 1)
+                on_loop(running, partial(context.drain, 0.1))
+                assert refused(end.result(PATIENT), 503, "not_ready") == UNFINISHED
+
+
 def test_clients_that_leave_take_no_place_and_no_step(published: Published) -> None:
     for running in serving(published, models=("classes",), max_session_queue=2):
         with httpx.Client(base_url=running.url, timeout=PATIENT) as client:
             session = opened(client)
             with held(running, session):
                 body = b'{"values":[1,2]}'
-                head = f"POST /v1/sessions/{session}/step HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
+                lines = [
+                    f"POST /v1/sessions/{session}/step HTTP/1.1",
+                    "host: 127.0.0.1",
+                    f"content-length: {len(body)}",
+                    "",
+                    "",
+                ]
                 leaving = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(2)]
                 for connection in leaving:
-                    connection.sendall(head.encode() + body)
+                    connection.sendall("\r\n".join(lines).encode() + body)
                 wait_for(running, session, 2)
                 refused(step(client, session), 429, "too_many")
                 for connection in leaving:

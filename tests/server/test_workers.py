@@ -25,6 +25,7 @@ from server_helpers import Published, json_tensor
 from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, until
 from stablernn_registry import Registry, Version
 from stablernn_server import OnnxModel
+from stablernn_server.supervisor import Place
 
 QUICK = {"STABLERNN_RELOAD_SECONDS": "0.1"}
 TOKEN = "a-token-that-is-long-enough-for-this"
@@ -230,6 +231,28 @@ def test_a_process_that_is_killed_is_replaced_and_its_totals_stay(start: Start) 
     assert counted() == count + 1
     assert server.stop() == 0
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_processes_that_end_together_are_replaced_together(start: Start) -> None:
+    """None of them waits until those of other places have come back."""
+    server = start("--workers", 3, "--model", "animals:1")
+    killed = set(server.ready["workers"])
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: set(children(server.process.pid)) - killed)
+    for pid in killed:
+        assert f"server process {pid} ended with exit code -9; another takes its place" in server.told()
+    until(lambda: len({worker(httpx.get(f"{server.url}/v2")) for _ in range(30)}) == 3, 30)
+    assert server.stop() == 0
+
+
+def test_a_place_is_left_empty_for_longer_each_time_until_a_process_was_well() -> None:
+    place, pauses = Place(), []
+    for was_well in (True, *[False] * 8, True, False):
+        place.vacate(100.0, was_well=was_well)
+        assert place.due == 100.0 + place.pause_seconds
+        pauses.append(place.pause_seconds)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 32, 32, 0, 1]
 
 
 def children(pid: int) -> list[int]:

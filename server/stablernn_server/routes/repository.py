@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -26,7 +25,7 @@ EMPTY: dict[int | str, dict[str, Any]] = {200: {"description": "Done; the body i
 async def index(request: Request) -> list[IndexEntry]:
     """Every version of the registry, and whether it is served."""
     asked = await _body(request, IndexRequest)
-    entries = await asyncio.to_thread(context_of(request).models.index)
+    entries = await context_of(request).models.index()
     return [IndexEntry(**entry) for entry in entries if not asked.ready or entry["state"] == "READY"]
 
 

@@ -37,7 +37,7 @@ async def open_session(request: Request) -> Response:
     context, item = context_of(request), in_hand_of(request)
     body, _ = await _read(request, OpenSession)
     check_one_process(context.settings.workers, "Sessions are kept")
-    stream = await _stream(context, item, body)
+    stream = await _stream(context, item, body, context.caller(item))
     session = context.sessions.open(stream)
     return json_response(_about(context, session))
 
@@ -80,6 +80,7 @@ async def show_session(
 async def close_session(request: Request, session: str) -> Response:
     """Ends a session, after the requests of it that are in hand."""
     context, item = context_of(request), in_hand_of(request)
+    context.sessions.check(session)
     # It means nothing here; while it is not read, nobody can tell whether the client is still there.
     await context.read(item, request.scope, context.settings.json_limit)
     async with context.sessions.turn(session, context.caller(item)) as found:
@@ -93,9 +94,10 @@ async def step_token(request: Request) -> Response:
     """Takes samples of a stream that the client keeps: a state token comes with them, the next one with the answer."""
     context, item = context_of(request), in_hand_of(request)
     body, size = await _read(request, TokenStep)
-    stream = await _stream(context, item, body)
+    caller = context.caller(item)
+    stream = await _stream(context, item, body, caller)
     body = body.model_copy(update={"token": True})
-    answer, _ = await _advanced(context, item, stream, body, size, context.caller(item))
+    answer, _ = await _advanced(context, item, stream, body, size, caller)
     return json_response(answer)
 
 
@@ -110,21 +112,21 @@ async def _read(request: Request, schema: type[Body]) -> tuple[Body, int]:
     return body, len(content)
 
 
-async def _stream(context: Context, item: InHand, body: OpenSession | TokenStep) -> Stream:
+async def _stream(context: Context, item: InHand, body: OpenSession | TokenStep, caller: Caller) -> Stream:
     """The stream that a request begins or goes on with."""
     if body.state_token is None:
         if body.model is None:
             raise InputError("model is missing: name the model of a new stream, or give the state_token of one.")
-        item.model = model = await context.models.find_open(body.model)
+        item.model = model = await context.models.find_open(body.model, deadline=caller.deadline)
         plan = plan_of(model)
         takes_static = plan.static_size or body.static is not None
         return Stream(model, static=plan.static(body.static) if takes_static else None)
     if body.static is not None:
         raise InputError("static is for the beginning of a stream; its state_token holds what was given then.")
-    stream = await restored(context.state_keys.read(body.state_token), context.models)
+    stream = await restored(context.state_keys.read(body.state_token), context.models, caller.deadline)
     item.model = stream.model
     if body.model is not None:
-        asked = await context.models.find_open(body.model)
+        asked = await context.models.find_open(body.model, deadline=caller.deadline)
         if asked.digest != stream.model.digest:
             raise OtherModelError(
                 f"The state token is of {stream.model.described}, the request names {asked.described}; leave model "

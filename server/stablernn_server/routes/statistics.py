@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 
@@ -21,23 +22,22 @@ from stablernn_server.statistics import Key, ModelStatistics
 router = APIRouter(prefix="/v2/models", tags=["models"])
 
 
-# Plain functions, which the framework runs on a thread: with several workers, there are files to read.
 @router.get("/stats")
-def all_statistics(request: Request) -> StatisticsAnswer:
-    """Counts and times of every open version since the server started."""
-    return _answer(request, ((model.name, model.version) for model in context_of(request).models))
+async def all_statistics(request: Request) -> StatisticsAnswer:
+    """Counts and times of every served version since the server started."""
+    return await _answer(request, context_of(request).models.keys())
 
 
 @router.get("/{model}/stats")
 @router.get("/{model}/versions/{version}/stats", openapi_extra=VERSION_DOCS)
-def model_statistics(request: Request, model: str) -> StatisticsAnswer:
-    """Counts and times of one version; of every open version, if only the name is given."""
+async def model_statistics(request: Request, model: str) -> StatisticsAnswer:
+    """Counts and times of one version; of every served version, if only the name is given."""
     models = context_of(request).models
     version = request.path_params.get("version")
     found = models.resolve(model, version)
     if version is None and _is_name(model):
-        return _answer(request, ((found[0], number) for number in models.versions(found[0])))
-    return _answer(request, [found])
+        return await _answer(request, [(found[0], number) for number in models.versions(found[0])])
+    return await _answer(request, [found])
 
 
 def _is_name(reference: str) -> bool:
@@ -48,8 +48,9 @@ def _is_name(reference: str) -> bool:
     return ref.alias is None and ref.version is None
 
 
-def _answer(request: Request, keys: Iterable[Key]) -> StatisticsAnswer:
-    totals = context_of(request).telemetry.statistics.total(keys)
+async def _answer(request: Request, keys: Sequence[Key]) -> StatisticsAnswer:
+    # With several workers, there are files to read.
+    totals = await asyncio.to_thread(context_of(request).telemetry.statistics.total, keys)
     return StatisticsAnswer(model_stats=[_of(name, version, found) for (name, version), found in totals])
 
 

@@ -47,9 +47,9 @@ async def _answer(
     context, item = context_of(request), in_hand_of(request)
     body = await context.read(item, request.scope, context.settings.json_limit)
     checked = await context.offload(len(body), lambda: _checked(body, schema))
-    item.model = model = await context.models.find_open(checked.model)
-    prepared = await context.offload(len(body), lambda: prepare(model, checked, context.settings))
     caller = context.caller(item)
+    item.model = model = await context.models.find_open(checked.model, deadline=caller.deadline)
+    prepared = await context.offload(len(body), lambda: prepare(model, checked, context.settings))
     if model.rollout is None:
         answer = await context.scheduler.run(model, prepared.inputs, prepared.outputs, caller=caller)
     else:

@@ -134,8 +134,9 @@ async def infer(model: str) -> None:
 
 
 async def _find(request: Request, model: str) -> OnnxModel:
-    found = await context_of(request).models.find_open(model, request.path_params.get("version"))
-    in_hand_of(request).model = found
+    context, item = context_of(request), in_hand_of(request)
+    version, deadline = request.path_params.get("version"), context.caller(item).deadline
+    item.model = found = await context.models.find_open(model, version, deadline)
     return found
 
 

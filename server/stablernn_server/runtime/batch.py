@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,6 +186,7 @@ def run_graph(
         NotReadyError: If the run was ended.
     """
     fetched = [*names, *(name for name in model.guarded if name not in names)]
+    model.used = monotonic()
     try:
         values: Sequence[Any] = graph.session.run(fetched, feeds, None if stop is None else stop.options)
     except RUNTIME_ERRORS as error:

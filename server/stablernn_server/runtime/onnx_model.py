@@ -76,6 +76,7 @@ class OnnxModel:
         guarded: Those outputs that are states with a ball, and the inputs that they feed.
         step_numbers: Numbers in and out of one step of one stream.
         memory_bytes: About what the open version takes.
+        used: When it was last asked for or run, on the monotonic clock.
     """
 
     def __init__(self, version: Version, device: Device, threads: int, engine: str) -> None:
@@ -119,9 +120,11 @@ class OnnxModel:
         self.step_numbers: int = sum(prod(size for size in spec.shape if isinstance(size, int)) for spec in tensors)
         # By the power of two above the rows.
         self._step_ns: dict[int, float] = {}
-        # Measured with ONNX Runtime 1.31: six times the graphs' bytes at 128 units, most of it for the sessions.
+        # Measured with ONNX Runtime 1.31: four times the graphs' bytes at 128 units for the sessions; the rest is for
+        # runs.
         graphs = sum(entry.bytes for name, entry in self.manifest.files.items() if name.endswith(".onnx"))
         self.memory_bytes: int = 6 * graphs + 2**19
+        self.used: float = time.monotonic()
 
     @classmethod
     def load(cls, version: Version, device: Device = "auto", threads: int = 1, engine: str = ONNX) -> Self:
@@ -238,14 +241,24 @@ class OnnxModel:
                 raise self._refusal(
                     f"its manifest promises the output '{name}' in the shape {shape}, the graph gives {got}."
                 )
-        self._probe()
+        try:
+            self._probe()
+        except WARM_UP_ERRORS as error:
+            raise self._refusal(str(error)) from error
 
     def _probe(self) -> None:
         """One short series as a whole and step by step: two graphs that do not belong together are not served.
 
         Raises:
-            ModelLoadError: If the answers or the states differ by more than rounding.
+            ModelLoadError: If the sequence graph lacks an output of the step graph, or their answers or states differ
+                by more than rounding.
         """
+        for name in self.step.outputs:
+            if name not in self.sequence.outputs:
+                raise self._refusal(
+                    f"its step graph has the output '{name}', which its sequence graph lacks (it has "
+                    f"{_listing(self.sequence.outputs)}); export it anew."
+                )
         axes = self.step.inputs[self.input_name].shape[1:]
         shape = (_PROBE_STEPS, *(size for size in axes if isinstance(size, int)))
         noise = np.random.default_rng(0)
@@ -263,6 +276,11 @@ class OnnxModel:
             state = self.next_state(outputs)
         for name, value in outputs.items():
             other = whole[name][:, -1] if "time" in self.sequence.outputs[name].shape else whole[name]
+            if value.shape != other.shape:
+                raise self._refusal(
+                    f"the output '{name}' of its step graph has the shape {value.shape}, that of its sequence graph "
+                    f"{other.shape}; export it anew."
+                )
             if not np.allclose(value, other, rtol=_PROBE_TOLERANCE, atol=_PROBE_TOLERANCE):
                 raise self._refusal(
                     f"the output '{name}' of its step graph is not that of its sequence graph after {_PROBE_STEPS} "

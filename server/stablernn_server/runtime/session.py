@@ -135,6 +135,10 @@ def open_session(content: bytes, what: str, placement: Placement, threads: int) 
     # Spinning threads burn the CPU that other requests need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    # Every allocation of the arena takes one lock: two runs at a time are slower than one after the other. And what it
+    # has once taken it never gives back.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     options.log_severity_level = 3
     providers: list[str | tuple[str, dict[str, str]]] = [CPU]
     if placement.device == "cuda":

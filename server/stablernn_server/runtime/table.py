@@ -8,38 +8,46 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+from weakref import WeakSet, WeakValueDictionary
 
-from stablernn_registry import Ref, RefError, Registry, RegistryError, UnknownRefError, Version, parse_ref
+from stablernn_registry import AliasEntry, Ref, RefError, Registry, RegistryError, UnknownRefError, Version, parse_ref
 from stablernn_registry.errors import near
 from stablernn_server.errors import (
+    DeadlineError,
     DeviceError,
     InputError,
     ModelLoadError,
     OneProcessError,
+    ServerError,
+    SettingsError,
     UnknownModelError,
     VersionGoneError,
     cut,
 )
 from stablernn_server.runtime.onnx_model import OnnxModel
+from stablernn_server.runtime.opened import first_line
 from stablernn_server.settings import Settings
 from stablernn_server.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Key = tuple[str, int]
 RETRY_SECONDS = 60.0
 """After which a version that could not be opened is tried again for an alias that points at it."""
 KEPT_FOR_TOKENS = 2
-"""Versions that are no longer served, and are kept open because tokens of their streams still come."""
+"""Versions that are not served, and are kept open because tokens of their streams come."""
+CLOSED = "closed to make room; it is opened again when it is asked for"
 
 
 class ModelTable:
     """Open models by name and version.
 
     Without a version, a name answers with the version that was asked for by alias (the first, if several were), else
-    with its highest one. A version that was closed to make room is opened again when it is asked for.
+    with its highest one. A version that was closed to make room is opened again when it is asked for, unless a session
+    or a request still holds its model, which then answers.
 
     Attributes:
         registry: Where versions come from.
@@ -51,17 +59,22 @@ class ModelTable:
         self._telemetry = telemetry
         # None: served, but closed to make room.
         self._models: dict[str, dict[int, OnnxModel | None]] = {}
+        self._digests: dict[Key, str] = {}
         # What a version is served for: references of the settings, and "load" for those that were loaded by hand.
         self._wanted: dict[Key, set[str]] = {}
         self._targets: dict[Ref, int] = {}
         self._reasons: dict[Key, str] = {}
-        self._failed: dict[Key, float] = {}
-        self._used: dict[Key, float] = {}
+        # Until when a version that could not be opened is not tried again, and why it could not.
+        self._failed: dict[Key, tuple[float, str]] = {}
         self._aliases: dict[Key, tuple[str, ...]] = {}
         self._said: dict[Ref | str, str] = {}
+        # Whoever holds them: this table, sessions, sockets, requests in hand.
+        self._living: WeakSet[OnnxModel] = WeakSet()
         self._by_digest: WeakValueDictionary[str, OnnxModel] = WeakValueDictionary()
+        # The last used at the end.
         self._for_tokens: dict[str, OnnxModel] = {}
         self._lock = asyncio.Lock()
+        self._work: set[asyncio.Task[Any]] = set()
 
     @classmethod
     def open(cls, settings: Settings, telemetry: Telemetry) -> ModelTable:
@@ -88,68 +101,61 @@ class ModelTable:
         return table
 
     def get(self, name: str, version: int) -> OnnxModel | None:
-        return self._models.get(name, {}).get(version)
-
-    def __iter__(self) -> Iterator[OnnxModel]:
-        """Every open model, by name and version."""
-        for name in sorted(self._models):
-            for version in sorted(self._models[name]):
-                if (model := self._models[name][version]) is not None:
-                    yield model
+        """The model of a version that is served; None where it would have to be opened."""
+        model = self._models.get(name, {}).get(version)
+        return model or self._by_digest.get(self._digests.get((name, version), ""))
 
     def names(self) -> list[str]:
         return sorted(self._models)
 
+    def keys(self) -> list[Key]:
+        """Name and number of everything that answers, what is closed to make room included."""
+        return [(name, number) for name in self.names() for number in self.versions(name)]
+
     def served(self) -> list[str]:
-        """``NAME:VERSION`` of everything that answers, what is closed to make room included."""
-        return [f"{name}:{number}" for name in self.names() for number in self.versions(name)]
+        """``NAME:VERSION`` of :meth:`keys`."""
+        return [f"{name}:{number}" for name, number in self.keys()]
 
     def versions(self, name: str) -> list[int]:
         """Numbers of the versions that are served under a name, those included that are closed to make room."""
         return sorted(self._models.get(name, {}))
 
-    async def find_open(self, reference: str, version: str | None = None) -> OnnxModel:
+    async def find_open(self, reference: str, version: str | None = None, deadline: float | None = None) -> OnnxModel:
         """The model that answers for ``reference``, opened again where it was closed to make room.
 
         Args:
             reference: ``NAME``, ``NAME@ALIAS`` or ``NAME:VERSION``.
             version: A number as text, from the path of the request.
+            deadline: Until when to wait for one that has to be opened, on the clock of the event loop.
 
         Raises:
             InputError: If ``version`` is no number.
             UnknownModelError: If nothing that is served answers to these words.
             ModelLoadError: If it was closed, and cannot be opened again.
+            DeadlineError: If it is not open in time.
         """
-        name, number = self.resolve(reference, version)
-        self._used[name, number] = time.monotonic()
-        return self._models[name][number] or await self._reopen(name, number)
+        found = self._ready(*self.resolve(reference, version))
+        if found is None:
+            found = await self._alone(lambda: self._reopen(reference, version), deadline)
+        return found
 
-    async def by_digest(self, digest: str, name: str, version: int) -> OnnxModel:
+    async def by_digest(self, digest: str, name: str, version: int, deadline: float | None = None) -> OnnxModel:
         """The model of a stream that a client brings with it: any version of the registry, served or not.
+
+        Args:
+            digest: Of the version.
+            name: Name of the model.
+            version: Its number.
+            deadline: As in :meth:`find_open`.
 
         Raises:
             VersionGoneError: If the registry has it no more, or it cannot be opened.
+            DeadlineError: If it is not open in time.
         """
         found = self._by_digest.get(digest)
-        if found is not None:
-            return found
-        async with self._lock:
-            found = self._by_digest.get(digest)
-            if found is not None:
-                return found
-            try:
-                entry = await asyncio.to_thread(self.registry.get, Ref(name, version))
-                if entry.digest != digest:
-                    raise ModelLoadError(f"'{entry.ref}' is another model now")
-                found = await asyncio.to_thread(self._opened, entry)
-            except (RegistryError, ModelLoadError, DeviceError) as error:
-                raise VersionGoneError(
-                    f"The stream belongs to '{cut(name)}:{version}', which this server cannot open: {error} Begin a "
-                    "new stream."
-                ) from error
-            self._for_tokens[digest] = found
-            while len(self._for_tokens) > KEPT_FOR_TOKENS:
-                del self._for_tokens[next(iter(self._for_tokens))]
+        if found is None:
+            return await self._alone(lambda: self._open_for_token(digest, Ref(name, version)), deadline)
+        self._keep_for_tokens(found)
         return found
 
     async def load(self, reference: str) -> OnnxModel:
@@ -204,19 +210,22 @@ class ModelTable:
         for ref in list(self._targets):
             try:
                 await self._follow(ref)
-            except (RegistryError, ModelLoadError, DeviceError) as error:
-                self._say_once(ref, f"{ref} is still answered by version {self._targets.get(ref)}: {error}")
+            except Exception as error:
+                # Whatever it is, the other aliases are followed all the same.
+                self._say_once(ref, f"{ref} is still answered by version {self._targets.get(ref)}: ", error)
             else:
                 self._said.pop(ref, None)
-        for name in self.names():
-            for number in self.versions(name):
-                try:
-                    version = await asyncio.to_thread(self.registry.get, Ref(name, number))
-                except RegistryError as error:
-                    self._say_once(f"{name}:{number}", f"{name}:{number}: its aliases cannot be read: {error}")
-                else:
-                    self._said.pop(f"{name}:{number}", None)
-                    self._name(name, number, tuple(version.aliases))
+        async with self._lock:
+            names = self.names()
+            # All are read before one is applied: an alias that moves from one version to another is never at neither.
+            read = await asyncio.to_thread(lambda: [self._aliases_of(name) for name in names])
+            for name, found in zip(names, read, strict=True):
+                if isinstance(found, Exception):
+                    self._say_once(name, f"{name}: its aliases cannot be read: ", found)
+                    continue
+                self._said.pop(name, None)
+                for number in self.versions(name):
+                    self._name(name, number, tuple(alias for alias, target in found.items() if target == number))
 
     async def _follow(self, ref: Ref) -> None:
         async with self._lock:
@@ -225,42 +234,51 @@ class ModelTable:
                 # It was unloaded meanwhile.
                 return
             version = await asyncio.to_thread(self.registry.get, ref)
-            key = (version.name, version.version)
             if version.version == served:
                 return
-            model = self.get(*key)
+            model = self._by_digest.get(version.digest)
             if model is None:
-                if time.monotonic() < self._failed.get(key, 0.0):
-                    raise ModelLoadError(self._reasons[key])
+                self._check_not_failed(version)
                 model = await self._open_on_thread(version)
+            model.aliases = tuple(version.aliases)
             self._serve(model, str(ref))
             self._move(ref, version.version)
             logger.info("%s now answers with version %d", ref, version.version)
 
-    def _say_once(self, about: Ref | str, sentence: str) -> None:
+    def _aliases_of(self, name: str) -> dict[str, int] | Exception:
+        """Where the aliases of a model point, all at one time; or why that cannot be read."""
+        try:
+            entries = self.registry.log(name)
+        except Exception as error:
+            return error
+        found = {entry.alias: entry.to_version for entry in entries if isinstance(entry, AliasEntry)}
+        return dict(sorted(found.items()))
+
+    def _say_once(self, about: Ref | str, what: str, error: Exception) -> None:
         """Log a failure that lasts when it begins, not at each look."""
+        is_known = isinstance(error, RegistryError | ServerError)
+        sentence = what + (str(error) if is_known else f"{type(error).__name__}: {error}")
         if self._said.get(about) != sentence:
             self._said[about] = sentence
-            logger.error("%s", sentence)
+            logger.error("%s", sentence, exc_info=None if is_known else error)
 
     def _name(self, name: str, number: int, aliases: tuple[str, ...]) -> None:
-        if number in self._models.get(name, {}):
-            self._aliases[name, number] = aliases
+        self._aliases[name, number] = aliases
         model = self.get(name, number)
         if model is not None:
             model.aliases = aliases
 
-    def index(self) -> list[dict[str, str]]:
+    async def index(self) -> list[dict[str, str]]:
         """Every version of the registry and whether it is served, as Triton's repository index says it.
 
         Raises:
             ModelLoadError: If the registry cannot be read.
         """
-        found = []
         try:
-            entries = self.registry.list()
+            entries = await asyncio.to_thread(self.registry.list)
         except RegistryError as error:
             raise ModelLoadError(str(error)) from error
+        found = []
         for entry in entries:
             for number in entry.versions:
                 is_open = self.get(entry.name, number) is not None
@@ -269,7 +287,7 @@ class ModelTable:
                     {
                         "name": entry.name,
                         "version": str(number),
-                        "state": "READY" if is_open else "UNAVAILABLE",
+                        "state": "READY" if is_open or reason == CLOSED else "UNAVAILABLE",
                         "reason": reason,
                     }
                 )
@@ -277,18 +295,48 @@ class ModelTable:
 
     def _serve(self, model: OnnxModel, wanted_for: str) -> None:
         """Let ``model`` answer from now on; one of the same version that did so drains by itself."""
-        self._wanted.setdefault((model.name, model.version), set()).add(wanted_for)
+        key = (model.name, model.version)
+        self._wanted.setdefault(key, set()).add(wanted_for)
+        self._aliases[key] = model.aliases
         self._put(model)
 
     def _put(self, model: OnnxModel) -> None:
         key = (model.name, model.version)
         self._models.setdefault(model.name, {})[model.version] = model
-        self._aliases[key] = model.aliases
-        self._by_digest[model.digest] = model
+        self._digests[key] = model.digest
+        model.aliases = self._aliases[key]
         self._for_tokens.pop(model.digest, None)
-        self._used[key] = time.monotonic()
         self._reasons.pop(key, None)
-        self._make_room(key)
+        self._enter(model)
+
+    def _enter(self, model: OnnxModel) -> None:
+        self._living.add(model)
+        self._by_digest[model.digest] = model
+        model.used = time.monotonic()
+        self._make_room(model)
+
+    def _ready(self, name: str, number: int) -> OnnxModel | None:
+        """The model of a version that is served, as used now; None where it has to be opened."""
+        model = self.get(name, number)
+        if model is not None:
+            model.used = time.monotonic()
+            if self._models[name][number] is None:
+                self._put(model)
+        return model
+
+    def _keep_for_tokens(self, model: OnnxModel) -> None:
+        if self._digests.get((model.name, model.version)) == model.digest:
+            # It is served: what was closed to make room is open again.
+            if self._ready(model.name, model.version) is None:
+                self._put(model)
+            return
+        kept = self._for_tokens.pop(model.digest, None)
+        self._for_tokens[model.digest] = model
+        while len(self._for_tokens) > KEPT_FOR_TOKENS:
+            del self._for_tokens[next(iter(self._for_tokens))]
+        model.used = time.monotonic()
+        if kept is not model:
+            self._enter(model)
 
     def _move(self, ref: Ref, number: int) -> None:
         """Let an alias answer with another version; the one before goes unless it is served for something else."""
@@ -303,38 +351,99 @@ class ModelTable:
 
     def _drop(self, name: str, number: int, reason: str) -> None:
         self._models[name].pop(number, None)
-        for kept in (self._wanted, self._aliases, self._used):
+        for kept in (self._wanted, self._aliases, self._digests):
             kept.pop((name, number), None)
-        self._said.pop(f"{name}:{number}", None)
         self._reasons[name, number] = reason
         if not self._models[name]:
             del self._models[name]
+            self._said.pop(name, None)
 
-    def _make_room(self, needed: Key) -> None:
-        """Close versions that were not used for longest until the rest fits the memory budget; ``needed`` stays."""
+    def _make_room(self, needed: OnnxModel) -> None:
+        """Let go of what was not used for longest until all that lives fits the memory budget; ``needed`` stays.
+
+        What sessions and requests hold lives on until they let go of it, and counts as long as it does.
+        """
         budget = self._settings.memory_budget_bytes
         if budget is None:
             return
-        held = {(model.name, model.version): model.memory_bytes for model in self}
-        for key in sorted(held, key=lambda key: self._used.get(key, 0.0)):
-            if sum(held.values()) <= budget:
-                return
-            if key != needed:
-                del held[key]
-                self._models[key[0]][key[1]] = None
-                self._reasons[key] = "closed to make room; it is opened again when it is asked for"
-                logger.info("%s:%d is closed to make room", *key)
-        give_back_memory()
+        before = self._living_bytes()
+        served = (model for versions in self._models.values() for model in versions.values() if model is not None)
+        # Not the models themselves, or they would live as long as this list.
+        idle = sorted(
+            (model.used, model.digest, (model.name, model.version))
+            for model in (*served, *self._for_tokens.values())
+            if model is not needed
+        )
+        for _, digest, (name, number) in idle:
+            if self._living_bytes() <= budget:
+                break
+            if self._for_tokens.pop(digest, None) is None:
+                self._models[name][number] = None
+                self._reasons[name, number] = CLOSED
+                logger.info("%s:%d is closed to make room", name, number)
+        if self._living_bytes() < before:
+            give_back_memory()
 
-    async def _reopen(self, name: str, number: int) -> OnnxModel:
-        async with self._lock:
-            found = self.get(name, number)
-            if found is None:
-                if number not in self._models.get(name, {}):
-                    raise UnknownModelError(f"The model '{name}' with version {number} was unloaded on request.")
-                found = await self._open_on_thread(await self._version(Ref(name, number)))
-                self._put(found)
+    def _living_bytes(self) -> int:
+        return sum(model.memory_bytes for model in self._living)
+
+    async def _alone(self, work: Callable[[], Coroutine[Any, Any, T]], deadline: float | None) -> T:
+        """What ``work`` gives while nobody else changes the table; it goes on for others if its caller gives up.
+
+        Raises:
+            DeadlineError: If ``deadline`` passes first.
+        """
+        if deadline is not None and asyncio.get_running_loop().time() >= deadline:
+            raise _late()
+        limit = asyncio.timeout_at(deadline)
+        try:
+            async with limit:
+                await self._lock.acquire()
+                task = asyncio.create_task(self._then_unlocked(work))
+                self._work.add(task)
+                task.add_done_callback(self._work.discard)
+                return await asyncio.shield(task)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise _late() from error
+
+    async def _then_unlocked(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        try:
+            return await work()
+        finally:
+            self._lock.release()
+
+    async def _reopen(self, reference: str, version: str | None) -> OnnxModel:
+        # The words may mean another version than before the wait for the lock.
+        name, number = self.resolve(reference, version)
+        found = self._ready(name, number)
+        if found is None:
+            found = await self._open_on_thread(await self._version(Ref(name, number)))
+            self._put(found)
         return found
+
+    async def _open_for_token(self, digest: str, ref: Ref) -> OnnxModel:
+        found = self._by_digest.get(digest)
+        if found is None:
+            try:
+                version = await asyncio.to_thread(self.registry.get, ref)
+                if version.digest != digest:
+                    raise ModelLoadError(f"'{version.ref}' is another model now")
+                self._check_not_failed(version)
+                found = await self._open_on_thread(version)
+            except (RegistryError, ModelLoadError, DeviceError) as error:
+                raise VersionGoneError(
+                    f"The stream belongs to '{cut(ref.name)}:{ref.version}', which this server cannot open: {error} "
+                    "Begin a new stream."
+                ) from error
+        self._keep_for_tokens(found)
+        return found
+
+    def _check_not_failed(self, version: Version) -> None:
+        until, reason = self._failed.get((version.name, version.version), (0.0, ""))
+        if time.monotonic() < until:
+            raise ModelLoadError(reason)
 
     async def _version(self, ref: Ref) -> Version:
         try:
@@ -348,19 +457,36 @@ class ModelTable:
         return await asyncio.to_thread(self._opened, version)
 
     def _opened(self, version: Version) -> OnnxModel:
-        """Open a version: its hashes, a warm-up run, and its two graphs against each other."""
+        """Open a version: its hashes, a warm-up run, and its two graphs against each other.
+
+        Raises:
+            ModelLoadError: If it cannot be served, whatever the reason.
+            DeviceError, SettingsError: As :meth:`OnnxModel.load`.
+        """
         started = time.perf_counter()
         try:
-            model = OnnxModel.load(version, self._settings.device, self._settings.threads, self._settings.engine)
-        except (ModelLoadError, DeviceError) as error:
+            model = self._loaded(version)
+        except ServerError as error:
             self._telemetry.loaded(version.name, version.version, False, time.perf_counter() - started)
             self._reasons[version.name, version.version] = str(error)
-            self._failed[version.name, version.version] = time.monotonic() + RETRY_SECONDS
+            self._failed[version.name, version.version] = (time.monotonic() + RETRY_SECONDS, str(error))
             give_back_memory()
             raise
         self._failed.pop((version.name, version.version), None)
         self._telemetry.loaded(version.name, version.version, True, time.perf_counter() - started)
         return model
+
+    def _loaded(self, version: Version) -> OnnxModel:
+        try:
+            return OnnxModel.load(version, self._settings.device, self._settings.threads, self._settings.engine)
+        except (ModelLoadError, DeviceError, SettingsError):
+            raise
+        except Exception as error:
+            logger.exception("%s could not be opened", version.ref)
+            raise ModelLoadError(
+                f"'{version.ref}' cannot be served: opening it failed with {type(error).__name__}: "
+                f"{first_line(error)} The server's log says where."
+            ) from error
 
     def _check_one_process(self) -> None:
         if self._settings.workers > 1:
@@ -416,6 +542,10 @@ def give_back_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def _late() -> DeadlineError:
+    return DeadlineError("The deadline passed before the model was open; give more time or retry.")
 
 
 @functools.lru_cache(1024)

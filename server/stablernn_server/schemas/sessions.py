@@ -148,7 +148,7 @@ class TextFrame(Samples):
         id: Anything; comes back with the answer.
         state_token: Without ``values``: the stream goes on from here.
         static: Of a stream that begins.
-        close: Forget the stream.
+        close: Forget the stream, after its values are taken and its token is given.
     """
 
     stream: int = Field(default=0, ge=0, lt=2**32)

@@ -1,0 +1,76 @@
+"""Answers in one piece: what is written in one turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from server_helpers import Running
+from stablernn_server.gathered import GatheredTransport
+
+
+def received(write: Callable[[GatheredTransport], None]) -> list[bytes]:
+    """The pieces that the other side of a connection got, in the turn in which they were written and after it."""
+    ours, theirs = socket.socketpair()
+    pieces = []
+
+    async def send() -> None:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        gathered = GatheredTransport(transport, loop)
+        write(gathered)
+        theirs.setblocking(False)
+        for _ in range(2):
+            try:
+                pieces.append(theirs.recv(1000))
+            except BlockingIOError:
+                pieces.append(b"nothing yet")
+            await asyncio.sleep(0.01)
+        transport.close()
+
+    with ours, theirs:
+        asyncio.run(send())
+    return pieces
+
+
+def parts(gathered: GatheredTransport) -> None:
+    gathered.write(b"head ")
+    gathered.writelines([b"body ", b"more"])
+
+
+def parts_and_close(gathered: GatheredTransport) -> None:
+    parts(gathered)
+    gathered.close()
+    assert gathered.is_closing()
+
+
+def parts_and_abort(gathered: GatheredTransport) -> None:
+    parts(gathered)
+    gathered.abort()
+
+
+@pytest.mark.parametrize(
+    ("write", "pieces"),
+    [
+        (parts, [b"nothing yet", b"head body more"]),
+        (parts_and_close, [b"head body more", b""]),
+        (parts_and_abort, [b"nothing yet", b""]),
+    ],
+)
+def test_what_is_written_in_one_turn_goes_out_together(
+    write: Callable[[GatheredTransport], None], pieces: list[bytes]
+) -> None:
+    assert received(write) == pieces
+
+
+def test_the_servers_answers_come_in_one_piece(server: Running) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        for _ in range(20):
+            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            answer = connection.recv(10_000)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            assert len(body) == int(length.split(b":")[1])
