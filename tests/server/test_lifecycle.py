@@ -388,7 +388,7 @@ def test_what_was_closed_and_is_damaged_since_says_so(stock: Stock, opened: dict
 def test_a_server_that_stops_answers_what_it_has_and_hands_out_tokens(
     stock: Stock, opened: dict[str, OnnxModel], tmp_path: Path
 ) -> None:
-    x, steps = noise(1, 60_000, 3), noise(6, 1, seed=5)
+    x, steps = noise(1, 500_000, 3), noise(6, 1, seed=5)
     server = start_serve(
         *(stock.registry.root, tmp_path / "log", "--model", "animals:1", "--model", "flow"),
         environment={"STABLERNN_STATE_KEY": STATE_KEY, "STABLERNN_MAX_STEPS": "1000000"},
