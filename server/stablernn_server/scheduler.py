@@ -43,8 +43,8 @@ DEFAULT_PRIORITY = 100
 """Of a request that names none; 1 is served first."""
 PATIENCE_SECONDS = 0.02
 PATIENCE_RUNS = 3.0
-"""A batch that has waited for 20 ms, and for three times as long as it usually runs, gets a further thread: behind a
-run of many steps, short ones would wait for all of it. Batches of one kind behind each other do not."""
+"""A batch that has waited for 20 ms, and for three times as long as it usually runs, gets a thread more than there are
+CPUs: behind runs of many steps, short ones would wait for all of them. Batches of one kind behind each other do not."""
 INLINE_NS = 500_000
 """Runs that take no longer are made on the event loop itself: to hand them to a thread and back costs more."""
 ALONE_NS = 2_000_000
@@ -130,9 +130,8 @@ class Scheduler:
         self._settings = settings
         self._telemetry = telemetry
         cpus = available_cpus()
-        self._most = settings.inferences or max(2, cpus)
-        # One CPU is left to the event loop: a second batch in the same time would be two smaller ones.
-        self._usual = settings.inferences or max(1, cpus - 1)
+        self._most = settings.inferences or cpus + 1
+        self._usual = settings.inferences or cpus
         self._pool: ThreadPoolExecutor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[tuple[Any, ...], _Queue] = {}

@@ -227,7 +227,7 @@ def test_a_delay_that_passed_while_the_runner_was_busy_does_not_begin_again(
 def test_a_short_request_gets_a_further_thread_behind_a_long_one(
     animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
+    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 1)
 
     async def together() -> None:
         async with scheduling() as desk, desk.occupied(flow) as blocker:
@@ -241,7 +241,7 @@ def test_a_short_request_gets_a_further_thread_behind_a_long_one(
 def test_work_of_the_kind_that_runs_is_patient_for_as_long_as_that_usually_takes(
     flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
+    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 1)
 
     async def together() -> None:
         async with scheduling() as desk:
