@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from exports import exported
 from server_helpers import Published, Running, serve
+from stablernn import Forecaster
+from stablernn.data.covariates import calendar_periods
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 from stablernn_server.routes import page as page_routes
@@ -35,7 +39,7 @@ CERTIFICATE = {
     "states": ["state_2"],
     "hypotheses": [{"name": "contraction rate", "value": 0.875, "bound": 1.0, "holds": True}],
 }
-METRICS = {"test": {"accuracy": 0.75, "ridge": {"accuracy": 0.5}}, "validation": {"accuracy": 0.625}}
+METRICS = {"test": {"accuracy": 0.75, "log_loss": 0.7, "ridge": {"log_loss": 0.5}}, "validation": {"accuracy": 0.625}}
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +236,9 @@ def test_figures_of_a_version(server: Running, visit: Callable[..., Visit]) -> N
     page = visit(server, "/#/markup").page
     table = page.get_by_role("group", name="Metrics, test split")
     playwright.expect(table.locator("thead th")).to_have_text(["Figure", "This version", "ridge"])
-    playwright.expect(table.locator("tbody tr")).to_have_text(["accuracy0.750.5"])
+    playwright.expect(table.locator("tbody tr")).to_have_text(["accuracy0.75", "log loss0.70.5"])
+    # Heads stand over their numbers, of methods that have fewer figures too.
+    playwright.expect(table.locator("thead th")).to_have_class(["", "number", "number"])
     playwright.expect(page.get_by_role("group", name="Metrics, validation split")).to_be_hidden()
 
 
@@ -435,6 +441,35 @@ def test_stream(server: Running, visit: Callable[..., Visit]) -> None:
     body = {"model": "animals:1", "inputs": [{"series": series}]}
     [content] = httpx.post(f"{server.url}/v1/timeseries/classify", json=body).json()["outputs"][0]["content"]
     assert shown == pytest.approx(content["probabilities"], rel=5e-3)
+
+
+@pytest.fixture
+def hourly(tmp_path: Path) -> Iterator[Running]:
+    """A server of one model, which takes three hours at a time and knows the time of day."""
+    features = ["load", "calendar_day_sin", "calendar_day_cos"]
+    model = Forecaster("lem", 3, 4, 4, patch_size=3, future_indices=(1, 2))
+    model.fit_scaling([np.random.default_rng(0).normal(5, 3, (60, 3)).astype(np.float32)])
+    report = exported(model.eval(), tmp_path / "export")
+    fields = {"task": "forecast", "cell": "lem", "signature": report.signature, "features": features}
+    told = {"targets": ["load"], "future": features[1:], "calendar": calendar_periods(["day"]), "frequency": "h"}
+    registry = Registry(tmp_path / "registry")
+    registry.publish("hourly", report.files, {**fields, **told, "horizon": 4, "metrics": METRICS})
+    yield from serve(create_app(Settings(registry=registry.root)))
+
+
+@needs_browser
+def test_stream_of_patches_in_a_calendar(hourly: Running, visit: Callable[..., Visit]) -> None:
+    page = visit(hourly, "/").page
+    sent: list[Any] = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda frame: sent.append(json.loads(frame))))
+    page.get_by_label("A second").fill("50")
+    page.get_by_role("button", name="Start").click()
+    playwright.expect(page.locator(".stream [role=status]")).to_contain_text("50 steps of 3 samples a second")
+    playwright.expect(page.locator(".stream .lead")).to_contain_text(re.compile(r"Step \d\d+\."))
+    page.get_by_role("button", name="Stop").click()
+    playwright.expect(page.locator(".stream [role=alert]")).to_be_empty()
+    assert [frame["time"] for frame in sent[:3]] == [f"2024-01-01T0{hour}:00:00.000Z" for hour in (0, 3, 6)]
+    assert {len(frame["values"]) for frame in sent} == {3}
 
 
 @needs_browser

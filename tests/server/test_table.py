@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import json
 import socket
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from engine_helpers import write_plugin
 from scheduler_helpers import PATIENT
@@ -183,7 +187,9 @@ def waits(running: Running) -> Callable[[], bool]:
     return lambda: [item.is_read for item in list(in_hand)] == [True]
 
 
-def test_a_request_that_waits_while_its_alias_moves_is_answered_by_the_new_version(stock: Stock, gated: Any) -> None:
+@contextmanager
+def moving(stock: Stock, gated: Any) -> Iterator[tuple[Running, httpx.Client, ThreadPoolExecutor]]:
+    """A server of which the first version of ``animals`` is closed while the second is opened in its place."""
     with (
         stock.served("animals@production", "flow", engine="gated", **FAST, **TIGHT) as (running, client),
         ThreadPoolExecutor() as pool,
@@ -191,7 +197,11 @@ def test_a_request_that_waits_while_its_alias_moves_is_answered_by_the_new_versi
         shut(gated)
         stock.point(2)
         assert gated.reached.wait(PATIENT)
-        # The first version is closed, and the second is being opened.
+        yield running, client, pool
+
+
+def test_a_request_that_waits_while_its_alias_moves_is_answered_by_the_new_version(stock: Stock, gated: Any) -> None:
+    with moving(stock, gated) as (running, client, pool):
         waiting = pool.submit(version, client, "animals@production")
         until(waits(running))
         gated.gate.set()
@@ -200,13 +210,7 @@ def test_a_request_that_waits_while_its_alias_moves_is_answered_by_the_new_versi
 
 
 def test_a_request_for_a_version_that_goes_while_it_waits_is_told_what_is_served(stock: Stock, gated: Any) -> None:
-    with (
-        stock.served("animals@production", "flow", engine="gated", **FAST, **TIGHT) as (running, client),
-        ThreadPoolExecutor() as pool,
-    ):
-        shut(gated)
-        stock.point(2)
-        assert gated.reached.wait(PATIENT)
+    with moving(stock, gated) as (running, client, pool):
         waiting = pool.submit(infer, client, "animals:1", noise(1, 2, 1))
         until(waits(running))
         gated.gate.set()
@@ -246,6 +250,18 @@ def test_a_model_is_waited_for_no_longer_than_a_request_may_take(
         until(lambda: index(client)["animals", 1] == ("READY", ""))
         assert version(client) == "1"
         assert loads(client, "animals", 1) == 2
+
+
+def test_a_websocket_waits_for_its_model_no_longer_than_a_request(stock: Stock, gated: Any) -> None:
+    limits = {"request_timeout_seconds": 0.3}
+    with stock.served("animals:1", "flow", engine="gated", **STILL, **TIGHT, **limits) as (running, _):
+        shut(gated)
+        with pytest.raises(InvalidStatus) as caught, connect(f"ws://127.0.0.1:{running.port}/v1/stream?model=animals"):
+            pass
+        gated.gate.set()
+    answer = caught.value.response
+    told = json.loads(answer.body)
+    assert (answer.status_code, told["code"], told["error"]) == LATE
 
 
 def test_a_token_is_no_reason_to_wait_longer(stock: Stock, gated: Any) -> None:

@@ -65,7 +65,7 @@ export function table(caption, heads, rows, className = "") {
     el(
       "table",
       {},
-      el("thead", {}, el("tr", {}, heads.map((head, place) => el("th", { scope: "col", class: typeof rows[0]?.[place] === "number" ? "number" : "" }, head)))),
+      el("thead", {}, el("tr", {}, heads.map((head, place) => el("th", { scope: "col", class: rows.some((row) => typeof row[place] === "number") ? "number" : "" }, head)))),
       el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))),
     ),
   );

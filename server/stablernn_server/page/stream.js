@@ -83,7 +83,7 @@ export class Stream {
     this.patch = hello.sample_shape.length > 1 ? hello.sample_shape[0] : 1;
     this.next = sampler(hello, this.facts, this.shape.control.value, numberIn(this.period.control) ?? 24);
     const rate = Math.min(100, Math.max(1, numberIn(this.rate.control) ?? 20));
-    this.say(`Streaming ${rate} samples a second.`);
+    this.say(this.patch > 1 ? `Streaming ${rate} steps of ${this.patch} samples a second.` : `Streaming ${rate} samples a second.`);
     this.figure.hidden = false;
     this.timer = setInterval(() => this.send(), 1000 / rate);
     this.drawing = setInterval(() => this.draw(), DRAW_EVERY_MS);
@@ -96,7 +96,7 @@ export class Stream {
     const { values, samples } = this.next();
     const request = { values };
     if (this.facts.head === "recursive") request.horizon = this.facts.horizon;
-    if (this.facts.calendar !== null) request.time = timeOf(this.sent, this.facts.frequency);
+    if (this.facts.calendar !== null) request.time = timeOf(this.sent * this.patch, this.facts.frequency);
     this.sent += 1;
     this.kept.push(...samples);
     this.socket.send(JSON.stringify(request));
@@ -224,10 +224,10 @@ function aheadOf(output, { targets, quantiles }, start) {
   return { mean, bands: bandsOf(levels, start) };
 }
 
-/** The time of a step, for models that are told where each step lies in the calendar. */
-function timeOf(step, frequency) {
+/** The time of a sample, for models that are told where each step lies in the calendar: that of its first sample. */
+function timeOf(sample, frequency) {
   const [, times, word] = /^(\d*)([A-Za-z]+)/.exec(frequency ?? "D") ?? [null, "", "D"];
-  const steps = step * (Number(times) || 1);
+  const steps = sample * (Number(times) || 1);
   const seconds = { S: 1, T: 60, min: 60, H: 3600, h: 3600, D: 86400, W: 604800 }[word];
   if (seconds !== undefined) return new Date(Date.UTC(2024, 0, 1) + 1000 * seconds * steps).toISOString();
   const months = { M: 1, MS: 1, ME: 1, Q: 3, QS: 3, QE: 3 }[word] ?? 12;

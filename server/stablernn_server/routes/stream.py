@@ -244,7 +244,7 @@ class StreamRoute:
             raise InputError(f"Unknown query parameter '{cut(strange[0])}'; /v1/stream takes model and outputs.")
         if not query.get("model"):
             raise InputError("The query parameter model is missing: /v1/stream?model=NAME.")
-        item.model = model = await context.models.find_open(query["model"])
+        item.model = model = await context.models.find_open(query["model"], deadline=context.caller(item).deadline)
         outputs = query["outputs"].split(",") if "outputs" in query else None
         return Conversation(model, outputs, context, item.client)
 
