@@ -8,9 +8,8 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol (``ext
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -20,6 +19,7 @@ from stablernn_registry import TensorSignature
 from stablernn_server.body import json_type, parse_object, whole_number
 from stablernn_server.errors import InputError, cut
 from stablernn_server.json_arrays import MAX_LEVELS, to_array
+from stablernn_server.runtime.checks import cast
 
 Array = NDArray[Any]
 
@@ -39,8 +39,7 @@ REFUSED = {"shared_memory_region": "shared memory"}
 LONGEST_ID = 128
 
 
-@dataclass(frozen=True)
-class SequenceControl:
+class SequenceControl(NamedTuple):
     """Triton's sequence extension: which sequence a request belongs to.
 
     Attributes:
@@ -54,8 +53,7 @@ class SequenceControl:
     end: bool
 
 
-@dataclass(frozen=True)
-class WantedOutput:
+class WantedOutput(NamedTuple):
     """One entry of a request's ``outputs``.
 
     Attributes:
@@ -69,8 +67,7 @@ class WantedOutput:
     classes: int = 0
 
 
-@dataclass(frozen=True)
-class InferRequest:
+class InferRequest(NamedTuple):
     """A decoded request.
 
     Attributes:
@@ -145,10 +142,13 @@ def decode_request(body: bytes, json_length: int) -> InferRequest:
     if at != len(tail):
         left = "1 byte that belongs" if len(tail) - at == 1 else f"{len(tail) - at} bytes that belong"
         raise InputError(f"The body ends with {left} to no input; check binary_data_size.")
+    wanted = _wanted(request.get("outputs"), binary)
+    if not parameters:
+        return InferRequest(identity, inputs, wanted, binary)
     return InferRequest(
         identity,
         inputs,
-        _wanted(request.get("outputs"), binary),
+        wanted,
         binary,
         _sequence(parameters),
         _whole(parameters, "timeout", "microseconds"),
@@ -237,10 +237,10 @@ def _decode_input(entry: Any, tail: memoryview) -> tuple[str, Array, int]:
     what = f"input '{cut(name)}'"
     shape = entry.get("shape")
     # bool is an int in Python, and `true` is no size.
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+    if not isinstance(shape, list) or not {int}.issuperset(map(type, shape)) or min(shape, default=0) < 0:
         raise InputError(f"The shape of {what} must be an array of whole numbers from 0, got {shape!r:.80}.")
     # numpy refuses more, with a 0 among the sizes too.
-    if len(shape) > MAX_LEVELS or prod(max(size, 1) for size in shape) >= MAX_NUMBERS:
+    if len(shape) > MAX_LEVELS or prod([size or 1 for size in shape]) >= MAX_NUMBERS:
         raise InputError(
             f"The shape of {what} must have at most {MAX_LEVELS} sizes and fewer than {MAX_NUMBERS} numbers, "
             f"got {shape!r:.80}."
@@ -277,10 +277,8 @@ def _shaped(array: Array, shape: list[int], dtype: np.dtype[Any], what: str) -> 
             raise InputError(
                 f"The data of {what} must be whole numbers from {limits.min} to {limits.max}, written without a point."
             )
-    if dtype.itemsize == array.dtype.itemsize:
-        return array.astype(dtype, copy=False).reshape(shape)
-    with np.errstate(over="ignore"):  # becomes infinite, which the model refuses with its place
-        return array.astype(dtype).reshape(shape)
+    # What is beyond float32 becomes infinite, which the model refuses with its place.
+    return (cast(array, dtype) if dtype.itemsize < array.dtype.itemsize else array.astype(dtype)).reshape(shape)
 
 
 def _wanted(entries: Any, binary: bool) -> list[WantedOutput] | None:
@@ -318,8 +316,6 @@ def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
 
 def _sequence(parameters: Mapping[str, Any]) -> SequenceControl | None:
     """What the request says of a sequence; the id 0 and the empty one are those of none, as in Triton."""
-    if not parameters:
-        return None
     name = parameters.get("sequence_id", 0)
     if not isinstance(name, int | str) or isinstance(name, bool):
         raise InputError(f"The parameter sequence_id must be a whole number or text, got {json_type(name)}.")

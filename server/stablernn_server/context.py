@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 from stablernn_server.auth import NOBODY, Auth, Identity
 from stablernn_server.body import body_of
 from stablernn_server.errors import BusyError, NotReadyError, ReadTimeoutError, ServerError
+from stablernn_server.gathered import is_closed
 from stablernn_server.offloading import offload
 from stablernn_server.open_sockets import OpenSockets
 from stablernn_server.runtime.onnx_model import OnnxModel
@@ -89,8 +90,12 @@ class InHand:
     def is_gone(self) -> bool:
         """Whether the client has closed the connection; only to be asked once the body is read.
 
-        It lets the server's ``receive`` run up to where it would wait, which costs less than a task that waits for it.
+        A server that does not tell has its ``receive`` run up to where it would wait, which costs less than a task that
+        waits for it.
         """
+        closed = is_closed(self.receive)
+        if closed is not None:
+            return closed
         waiting = self.receive()
         try:
             waiting.send(None)  # type: ignore[attr-defined]

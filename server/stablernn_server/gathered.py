@@ -7,9 +7,10 @@ and would wake the client: a tenth of the time of a short answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 
 class GatheredTransport:
@@ -52,6 +53,19 @@ class GatheredTransport:
             self._transport.write(pieces[0])
         elif pieces:
             self._transport.writelines(pieces)
+
+
+def is_closed(receive: Callable[..., Any]) -> bool | None:
+    """Whether the client of a request that is not answered yet has closed the connection.
+
+    Args:
+        receive: Of the ASGI call.
+
+    Returns:
+        None where it is not this HTTP server's, which knows without being asked for the next message.
+    """
+    cycle = getattr(receive, "__self__", None)
+    return cycle.disconnected if isinstance(cycle, RequestResponseCycle) else None
 
 
 class GatheringProtocol(HttpToolsProtocol):

@@ -11,10 +11,12 @@ import heapq
 import itertools
 import logging
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -45,6 +47,9 @@ PATIENCE_SECONDS = 0.02
 PATIENCE_RUNS = 3.0
 """A batch that has waited for 20 ms, and for three times as long as it usually runs, gets a thread more than there are
 CPUs: behind runs of many steps, short ones would wait for all of them. Batches of one kind behind each other do not."""
+SHORT_SECONDS = 0.01
+"""The last CPU is the event loop's as long as one of the runs should be over within this time: what comes meanwhile
+makes one batch instead of several small ones, and is decoded at the same time."""
 INLINE_NS = 500_000
 """Runs that take no longer are made on the event loop itself: to hand them to a thread and back costs more."""
 ALONE_NS = 2_000_000
@@ -99,6 +104,7 @@ class _Job:
     queued_ns: int
     function: Callable[[Stop], Share] | None = None
     is_queued: bool = True
+    key: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +112,7 @@ class _Batch:
     jobs: list[_Job]
     stop: Stop | None
     left: int
+    thread: SimpleQueue[_Batch | None] | None = None
     started_ns: int = 0
     ended_ns: int = 0
     shares: Sequence[Share | Exception] = ()
@@ -132,11 +139,14 @@ class Scheduler:
         cpus = available_cpus()
         self._most = settings.inferences or cpus + 1
         self._usual = settings.inferences or cpus
-        self._pool: ThreadPoolExecutor | None = None
+        self._unshared = settings.inferences or max(1, cpus - 1)
+        self._threads: list[SimpleQueue[_Batch | None]] = []
+        self._idle: list[SimpleQueue[_Batch | None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[tuple[Any, ...], _Queue] = {}
         self._numbers = itertools.count()
-        self._running = 0
+        self._running: set[_Batch] = set()
+        self._ended: deque[_Batch] = deque()
         self._pump_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._by_client: dict[str, int] = {}
@@ -151,7 +161,9 @@ class Scheduler:
     def start(self) -> None:
         """Take work; called on the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="runner")
+        self._threads = [self._start_thread() for _ in range(self._most)]
+        # The last comes first: the thread of the last run is awake, and its caches are full.
+        self._idle = list(self._threads)
 
     def stop(self) -> None:
         """Take no more work, and end what runs."""
@@ -163,9 +175,9 @@ class Scheduler:
         for batch in set(self._in_runs.values()):
             if batch.stop is not None:
                 batch.stop.set()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = None
+        for thread in self._threads:
+            thread.put(None)
+        self._threads.clear()
 
     @property
     def retry_after_seconds(self) -> int:
@@ -258,7 +270,7 @@ class Scheduler:
         function: Callable[[Stop], Share] | None = None,
     ) -> Answer:
         loop = self._loop
-        if loop is None or self._pool is None:
+        if loop is None or not self._threads:
             raise _shutting_down()
         self._admit(caller)
         future: asyncio.Future[Answer] = loop.create_future()
@@ -277,13 +289,19 @@ class Scheduler:
         self._waiting += 1
         if self._settings.max_client_requests:
             self._by_client[job.caller.client] = self._by_client.get(job.caller.client, 0) + 1
-        queue = self._queues.setdefault(self._key(job), _Queue())
+        job.key = key = self._key(job)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue()
         if len(queue.heap) > 2 * self._settings.max_queue:
             # Those that were given up are taken out when their turn comes, or here when it does not.
             queue.heap = [entry for entry in queue.heap if not entry[2].future.done()]
             heapq.heapify(queue.heap)
         heapq.heappush(queue.heap, (job.caller.priority, next(self._numbers), job))
         self._pump_soon()
+        if self._ended:
+            # A turn of the event loop may decode many requests, and a thread would be idle until its end.
+            self._collect()
 
     def _leave(self, job: _Job) -> None:
         """Forget a job that has its answer, or that nobody waits for any more."""
@@ -334,17 +352,18 @@ class Scheduler:
         return (job.kind, job.model.ref, length, id(job.model))
 
     def _pump_soon(self) -> None:
-        # Not at once: what has arrived in the same turn of the event loop joins.
+        # Not at once: what arrives in this turn of the event loop and in the next joins. In the next come the requests
+        # whose bytes were read while those of this one were decoded.
         if not self._pump_is_due:
             self._pump_is_due = True
             assert self._loop is not None
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._loop.call_soon, self._pump)
 
     def _pump(self) -> None:
         """Start whatever can be started."""
         self._pump_is_due = False
         loop = self._loop
-        if loop is None or self._pool is None:
+        if loop is None or not self._threads:
             return
         wake: float = math.inf
         for _, _, key in sorted(
@@ -369,7 +388,6 @@ class Scheduler:
 
     def _serve(self, key: tuple[Any, ...], queue: _Queue) -> float:
         """Start the batches of one queue that can be started; after how many seconds to look again."""
-        assert self._pool is not None
         now_ns = time.perf_counter_ns()
         while queue.heap:
             first = queue.heap[0][2]
@@ -385,17 +403,27 @@ class Scheduler:
             if first.kind == "sequence" and self._expected_ns(queue) <= (ALONE_NS if self.pending == 1 else INLINE_NS):
                 self._run_inline(queue)
                 continue
-            if self._running >= self._most:
+            if not self._idle:
                 break
-            waited = (now_ns - first.queued_ns) / 1e9
-            patience = max(PATIENCE_SECONDS, PATIENCE_RUNS * self._usual_seconds.get(key[:3], 0.0))
-            if self._running >= self._usual and waited < patience:
-                return patience - waited
+            left = self._patience(key) - (now_ns - first.queued_ns) / 1e9
+            if left > 0:
+                return left
             batch = self._take(queue)
             batch.stop = Stop()
-            self._running += 1
-            self._pool.submit(self._run_on_thread, batch)
+            self._running.add(batch)
+            batch.thread = self._idle.pop()
+            batch.thread.put(batch)
         return math.inf
+
+    def _patience(self, key: tuple[Any, ...]) -> float:
+        """For how many seconds a batch waits for a run to end before it gets a thread beside those that run."""
+        if len(self._running) >= self._usual:
+            return max(PATIENCE_SECONDS, PATIENCE_RUNS * self._usual_seconds.get(key[:3], 0.0))
+        if len(self._running) >= self._unshared and any(
+            self._usual_seconds.get(batch.jobs[0].key[:3], math.inf) <= SHORT_SECONDS for batch in self._running
+        ):
+            return SHORT_SECONDS
+        return 0.0
 
     def _run_inline(self, queue: _Queue) -> None:
         batch = self._take(queue)
@@ -484,18 +512,42 @@ class Scheduler:
             self._in_runs[job.future] = batch
         return batch
 
+    def _start_thread(self) -> SimpleQueue[_Batch | None]:
+        """A thread that runs what is put into the queue, until None comes.
+
+        An executor would keep the interpreter busy for longer around each run than the event loop can spare.
+        """
+        work: SimpleQueue[_Batch | None] = SimpleQueue()
+
+        def run() -> None:
+            while (batch := work.get()) is not None:
+                self._run_on_thread(batch)
+                # It would keep the model of the last run until the next.
+                del batch
+
+        threading.Thread(target=run, name="runner", daemon=True).start()
+        return work
+
     def _run_on_thread(self, batch: _Batch) -> None:
         _execute(batch)
         loop = self._loop
+        self._ended.append(batch)
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._finished, batch)
+            loop.call_soon_threadsafe(self._collect)
 
-    def _finished(self, batch: _Batch) -> None:
-        self._running -= 1
+    def _collect(self) -> None:
+        """Hand out what the runs gave that have ended, and start the next in their places."""
+        if not self._ended:
+            return
         try:
-            self._settle(batch)
+            while self._ended:
+                batch = self._ended.popleft()
+                self._running.remove(batch)
+                if batch.thread is not None:
+                    self._idle.append(batch.thread)
+                self._settle(batch)
         finally:
-            self._pump_soon()
+            self._pump()
 
     def _settle(self, batch: _Batch) -> None:
         """Hand out what a run gave."""
@@ -524,7 +576,7 @@ class Scheduler:
 
     def _learn(self, first: _Job, rows: int, longest: int, compute: int) -> None:
         """Note how long a batch ran, to which nothing happened."""
-        usual = self._key(first)[:3]
+        usual = first.key[:3]
         self._usual_seconds[usual] = 0.8 * self._usual_seconds.get(usual, compute / 1e9) + 0.2 * compute / 1e9
         if first.kind == "step":
             first.model.step_took(rows, compute / longest)

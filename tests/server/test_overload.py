@@ -94,7 +94,7 @@ def endless(server: Running) -> Iterator[None]:
     head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""])
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode() + content)
-        wait(lambda: server.app.state.context.scheduler._running == 1)
+        wait(lambda: len(server.app.state.context.scheduler._running) == 1)
         yield
 
 
@@ -320,7 +320,7 @@ def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: OnnxMod
             steps = 20_000 if kind == "sequence" else 5_000
             for _ in range(20):
                 tasks = [work(steps), work(steps)]
-                await until(lambda tasks=tasks: scheduler._running == 1 or tasks[0].done())
+                await until(lambda tasks=tasks: len(scheduler._running) == 1 or tasks[0].done())
                 if tasks[0].cancel():
                     break
                 # This process was held up for as long as the whole run took.
@@ -333,10 +333,10 @@ def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: OnnxMod
             assert np.array_equal(found, expected["mean"])
 
             tasks = [work(ENDLESS), work(ENDLESS)]
-            await until(lambda: scheduler._running == 1)
+            await until(lambda: len(scheduler._running) == 1)
             for task in tasks:
                 task.cancel()
-            await until(lambda: scheduler._running == 0)
+            await until(lambda: len(scheduler._running) == 0)
 
     asyncio.run(ask())
 
@@ -345,7 +345,7 @@ def test_a_run_whose_client_hung_up_is_ended(published: Published) -> None:
     with on_a_port(published, "animals", inferences=1, max_steps=ENDLESS) as server:
         with endless(server):
             pass
-        wait(lambda: server.app.state.context.scheduler._running == 0)
+        wait(lambda: len(server.app.state.context.scheduler._running) == 0)
         assert httpx.post(f"{server.url}{INFER}", json=tensors(), timeout=PATIENT).status_code == 200
 
 

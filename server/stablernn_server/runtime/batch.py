@@ -220,15 +220,20 @@ def _finite_rows(value: Array) -> Array | None:
 def _stacked(name: str, spec: TensorSignature, parts: Sequence[Part], rows: int, time: int) -> Array:
     """The input ``name`` of all parts, with what stands for it where it was left out."""
     given = [part.feeds.get(name) for part in parts]
-    if len(parts) == 1 and given[0] is not None:
-        return given[0]
+    values = [value for value in given if value is not None]
+    timed = "time" in spec.shape
+    if len(values) == len(parts) and not (timed and any(part.time != time for part in parts)):
+        return values[0] if len(parts) == 1 else np.concatenate(values)
     if name == "lengths":
-        made = np.empty(rows, np.int64)
+        made = np.full(rows, time, np.int64)
     else:
         shape = [{"batch": rows, "time": time}.get(size, 0) if isinstance(size, str) else size for size in spec.shape]
-        made = np.full(shape, 1 if name == "dt" else np.nan if name in KNOWN else 0, np.dtype(spec.dtype))
+        made = np.zeros(shape, spec.dtype)
+        if name == "dt" or name in KNOWN:
+            made.fill(1 if name == "dt" else np.nan)
+        if not values:
+            return made
     at = 0
-    timed = "time" in spec.shape
     for part, value in zip(parts, given, strict=True):
         place = slice(at, at + part.rows)
         at += part.rows

@@ -51,10 +51,15 @@ def converted(name: str, value: Array, dtype: np.dtype[Any]) -> Array:
     if value.dtype.kind not in ("iu" if dtype.kind == "i" else "iuf"):
         kind = "whole numbers" if dtype.kind == "i" else "numbers"
         raise InputError(f"{name} must hold {kind} ({dtype}), got {value.dtype}.")
-    if value.dtype == dtype:
-        return np.require(value, None, ["C", "A"])
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which is reported by the caller
-        return np.require(value, dtype, ["C", "A"])
+    if value.dtype == dtype and value.flags.c_contiguous and value.flags.aligned:
+        return value
+    return np.require(cast(value, dtype), None, ["C", "A"])
+
+
+@np.errstate(over="ignore")
+def cast(value: Array, dtype: np.dtype[Any]) -> Array:
+    """``value`` in another dtype; a float64 beyond float32 becomes infinite, which is for the caller to report."""
+    return value.astype(dtype, copy=False)
 
 
 def check_lengths(lengths: Array, time: int, main: str) -> None:

@@ -538,7 +538,7 @@ class OnnxModel:
                 f"{what} has {count(values.shape[-1], 'feature')}, {self.described} expects {len(features)}{names}."
             )
         values = converted(what, values, np.dtype(np.float32))
-        if np.isinf(values).any():
+        if np.count_nonzero(np.isinf(values)):
             where = tuple(int(i) for i in np.argwhere(np.isinf(values))[0])
             raise InputError(
                 f"{what} holds an infinite value at {where}; values must be finite within float32, and a missing one "
