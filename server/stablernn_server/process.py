@@ -24,8 +24,8 @@ GRACE_SECONDS = 8.0
 MAX_CONNECTIONS = 10_000
 """Connections at a time; above it, uvicorn answers 503 by itself."""
 SWITCH_SECONDS = 2e-5
-"""How long a thread keeps the interpreter while another wants it. A thread needs it before a run and after it, and would
-wait for the event loop for as long as a run takes: with .5 ms it took almost 1 ms to begin a run of 3 ms."""
+"""How long a thread keeps the interpreter while another wants it. A run needs it before and after its graph, and would
+wait for the event loop as long as it takes itself: with .5 ms here, it was almost 1 ms until one of 3 ms began."""
 
 
 class Server(uvicorn.Server):
