@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import chain
 from typing import Any
 
@@ -32,7 +33,7 @@ def to_array(data: Any, what: str) -> NDArray[Any]:
         raise InputError(f"{what} must be an array of numbers, got {json_type(data)}.")
     # Level by level, so that numpy only ever sees numbers: it would pad every text to the length of the longest.
     shape, level = [len(data)], data
-    while (types := set(map(type, level))) == {list}:
+    while (kinds := list(map(type, level))) and kinds.count(list) == len(level):
         sizes = set(map(len, level))
         if len(sizes) > 1:
             raise _ragged(what)
@@ -40,6 +41,12 @@ def to_array(data: Any, what: str) -> NDArray[Any]:
             raise InputError(f"{what} nests arrays deeper than {MAX_LEVELS} levels.")
         shape.append(sizes.pop())
         level = list(chain.from_iterable(level))
+    if kinds.count(float) == len(level):
+        # A third of the time of `np.array`, which looks at each number to find out what it is.
+        packed = bytearray(8 * len(level))
+        struct.pack_into(f"{len(level)}d", packed, 0, *level)
+        return np.frombuffer(packed).reshape(shape)
+    types = set(kinds)
     if list in types:
         raise _ragged(what)
     if not types <= {int, float, type(None)}:

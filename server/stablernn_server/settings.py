@@ -42,7 +42,9 @@ class Settings(BaseSettings):
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0: any free one.")
     threads: int = Field(1, ge=1, description="Threads inside one inference. More than 1 gives up bit equality.")
     inferences: int | None = Field(
-        None, ge=1, description="Inferences at a time; default: the CPUs, and one more behind long runs."
+        None,
+        ge=1,
+        description="Inferences at a time; default: as many as CPUs, one less while runs are short, one more behind long.",
     )
     workers: int = Field(1, ge=1, description="Server processes that share the port, the models and the state key.")
     max_batch_size: int = Field(64, ge=1, description="Sequences that one run takes at most, of all requests together.")

@@ -100,6 +100,18 @@ def test_batching_does_not_change_what_a_request_alone_gets(animals: OnnxModel) 
         assert all(np.array_equal(answer.outputs[name], value) for name, value in expected.items())
 
 
+def test_a_request_that_arrives_while_another_is_decoded_joins_it(animals: OnnxModel) -> None:
+    async def together() -> None:
+        async with scheduling() as desk:
+            first = run(desk, animals, series())
+            await asyncio.sleep(0)
+            assert desk.scheduler.pending == 1
+            await all_of([first, run(desk, animals, series())])
+            assert desk.sizes(animals) == {2: 1}
+
+    asyncio.run(together())
+
+
 @pytest.mark.parametrize("limit", [1, 64])
 def test_without_a_delay_a_request_alone_goes_at_once(animals: OnnxModel, limit: int) -> None:
     async def together() -> None:
@@ -254,6 +266,28 @@ def test_work_of_the_kind_that_runs_is_patient_for_as_long_as_that_usually_takes
                 answer = await asyncio.wait_for(work, PATIENT)
                 assert answer.queue_ns >= 0.1 * PATIENCE_RUNS * 1e9
                 assert not blocker.released.is_set()
+
+    asyncio.run(together())
+
+
+def test_the_last_cpu_is_the_event_loops_while_a_short_run_is_under_way(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
+    monkeypatch.setattr(scheduler_module, "SHORT_SECONDS", PATIENT)
+
+    async def together() -> None:
+        async with scheduling() as desk:
+            # Nobody knows yet how long this takes.
+            async with desk.occupied(flow) as blocker:
+                await asyncio.wait_for(run(desk, animals, series(steps=40)), PATIENT)
+                assert not blocker.released.is_set()
+            async with desk.occupied(flow):
+                work = [run(desk, animals, series()), run(desk, animals, series())]
+                await asyncio.wait(work, timeout=0.1)
+                assert desk.executions(animals) == 1
+            await all_of(work)
+            assert desk.sizes(animals) == {1: 1, 2: 1}
 
     asyncio.run(together())
 

@@ -227,13 +227,14 @@ class StreamRoute:
         await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": headers})
         socket = Socket(conversation, context, item, receive, send)
         context.sockets.add(socket)
+        # A task of its own, or each frame would wake a dozen coroutines of the framework on its way here.
+        item.task = asyncio.create_task(socket.run())
         try:
-            await socket.run()
+            await item.task
         except asyncio.CancelledError:
             # The server stops, and the client does not take what it was sent.
-            if item.reason is None or item.task is None:
+            if item.reason is None:
                 raise
-            item.task.uncancel()
         finally:
             context.sockets.remove(socket)
 
