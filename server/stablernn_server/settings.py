@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     inferences: int | None = Field(
         None,
         ge=1,
-        description="Inferences at a time; default: as many as CPUs, one less while runs are short, one more behind long.",
+        description="Inferences at a time; default: the CPUs, one less while runs are short, one more behind long.",
     )
     workers: int = Field(1, ge=1, description="Server processes that share the port, the models and the state key.")
     max_batch_size: int = Field(64, ge=1, description="Sequences that one run takes at most, of all requests together.")
