@@ -109,17 +109,18 @@ def parse_json(content: bytes | memoryview) -> Any:
     Raises:
         InputError: If it is not JSON.
     """
+    # Of the errors only the words: an error that is kept keeps this frame, and that the body, in a circle.
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        failure = error
+        failure = f"{error.msg} (line {error.lineno}, column {error.colno})"
     text = bytes(content)
     if b"NaN" in text or b"Infinity" in text:
         try:
             return orjson.loads(_TEXT_OR_WORD.sub(_replace_word, text))
         except orjson.JSONDecodeError as error:
-            failure = error
-    raise InputError(f"The body is not JSON: {failure.msg} (line {failure.lineno}, column {failure.colno}).")
+            failure = f"{error.msg} (line {error.lineno}, column {error.colno})"
+    raise InputError(f"The body is not JSON: {failure}.")
 
 
 # Texts come first so that a word inside one is left alone. The closing quote is optional, or every quote of an

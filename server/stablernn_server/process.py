@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import socket
 import sys
@@ -26,6 +27,10 @@ MAX_CONNECTIONS = 10_000
 SWITCH_SECONDS = 2e-5
 """How long a thread keeps the interpreter while another wants it. A run needs it before and after its graph, and would
 wait for the event loop as long as it takes itself: with .5 ms here, it was almost 1 ms until one of 3 ms began."""
+GARBAGE = 10_000
+"""Objects that may come to be before circles among the young are looked for. With Python's 700, the collector looked
+through what thousands of frames had in hand again and again, a fifth of the time; the server itself leaves no circles
+behind."""
 
 
 class Server(uvicorn.Server):
@@ -90,6 +95,7 @@ class Server(uvicorn.Server):
     def serve_on(self, listener: socket.socket) -> None:
         """Answer on a bound socket until told to stop."""
         sys.setswitchinterval(SWITCH_SECONDS)
+        gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
         raise_file_limit()
         self.run(sockets=[listener])
 

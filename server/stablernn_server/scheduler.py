@@ -283,6 +283,8 @@ class Scheduler:
             if timer is not None:
                 timer.cancel()
             self._leave(job)
+            # What it failed with knows this frame, and would be known by it, in a circle.
+            del future, job
 
     def _enqueue(self, job: _Job) -> None:
         self.pending += 1

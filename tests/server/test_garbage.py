@@ -1,0 +1,148 @@
+"""Requests and frames leave nothing that only the collector would free: it comes by rarely, and a body may be large."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server_helpers import Published, json_tensor
+from stablernn_server import Settings, create_app
+
+COUNT = 20
+INFER = "/v2/models/animals/infer"
+X = json_tensor("x", np.ones((1, 4, 1), np.float32))
+
+
+def infer(**entries: Any) -> bytes:
+    return json.dumps({"inputs": [X], **entries}).encode()
+
+
+REQUESTS: dict[str, tuple[str, bytes, int]] = {
+    "answered": (INFER, infer(), 200),
+    "in a sequence": (INFER, infer(parameters={"sequence_id": 3, "sequence_start": True, "sequence_end": True}), 200),
+    "no JSON": (INFER, b"{", 400),
+    "no JSON, with a NaN": (INFER, b'{"inputs": NaN', 400),
+    "two features": (INFER, infer(inputs=[X | {"shape": [1, 2, 2]}]), 400),
+    "text": (INFER, infer(inputs=[X | {"data": ["a", "b", "c", "d"]}]), 400),
+    "an unknown output": (INFER, infer(outputs=[{"name": "none"}]), 400),
+    "an unknown model": ("/v2/models/none/infer", infer(), 404),
+    "too late": (INFER, infer(parameters={"timeout": 1}), 504),
+    "a step": ("/v1/step", json.dumps({"model": "animals", "values": [[1.0]]}).encode(), 200),
+    "a step of text": ("/v1/step", json.dumps({"model": "animals", "values": [["a"]]}).encode(), 400),
+    "no forecast": ("/v1/timeseries/forecast", b"{}", 400),
+}
+FRAMES: dict[str, str] = {
+    "answered": '{"stream": 0, "values": [[1.0]]}',
+    "with a token": '{"stream": 0, "values": [[1.0]], "token": true}',
+    "no JSON": "{",
+    "text": '{"stream": 0, "values": [["a"]]}',
+    "a false token": '{"stream": 0, "values": [[1.0]], "state_token": "none"}',
+}
+
+
+class Connection:
+    """The application as its HTTP server calls it, without the server, whose own objects would be counted."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    def scope(self, kind: str, path: str, query: bytes = b"") -> dict[str, Any]:
+        head = {"type": kind, "http_version": "1.1", "path": path, "raw_path": path.encode(), "query_string": query}
+        where = {"root_path": "", "scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1)}
+        return head | where | {"headers": [(b"host", b"127.0.0.1:80"), (b"content-type", b"application/json")]}
+
+    async def post(self, path: str, body: bytes) -> int:
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            if not messages:
+                await asyncio.Event().wait()
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        await self.app(self.scope("http", path) | {"method": "POST"}, receive, send)
+        return statuses[0]
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncIterator[tuple[asyncio.Queue[Any], asyncio.Queue[Any]]]:
+        """What the client sends and what it gets, over one WebSocket that is open for this block."""
+        sent: asyncio.Queue[Any] = asyncio.Queue()
+        got: asyncio.Queue[Any] = asyncio.Queue()
+        sent.put_nowait({"type": "websocket.connect"})
+        scope = self.scope("websocket", "/v1/stream", b"model=animals") | {"subprotocols": [], "extensions": {}}
+        task = asyncio.create_task(self.app(scope, sent.get, got.put))
+        assert (await got.get())["type"] == "websocket.accept"
+        await got.get()
+        yield sent, got
+        sent.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        await task
+
+
+@contextmanager
+def garbage() -> Iterator[list[Any]]:
+    """What this block leaves to the collector; filled at its end."""
+    found: list[Any] = []
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found.extend(gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@asynccontextmanager
+async def connected(published: Published) -> AsyncIterator[Connection]:
+    app = create_app(Settings(registry=published.root, models=("animals",)))
+    async with app.router.lifespan_context(app):
+        yield Connection(app)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_leaves_none(published: Published, name: str) -> None:
+    path, body, status = REQUESTS[name]
+
+    async def ask() -> None:
+        async with connected(published) as connection:
+            # The first of a kind makes what all later ones share.
+            assert await connection.post(path, body) == status
+            await asyncio.sleep(0.05)
+            with garbage() as left:
+                for _ in range(COUNT):
+                    assert await connection.post(path, body) == status
+                await asyncio.sleep(0.05)
+            assert len(left) < COUNT, [type(each).__name__ for each in left]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_frame_leaves_none(published: Published, name: str) -> None:
+    async def ask() -> None:
+        async with connected(published) as connection, connection.stream() as (sent, got):
+
+            async def frame() -> dict[str, Any]:
+                sent.put_nowait({"type": "websocket.receive", "text": FRAMES[name]})
+                return dict(json.loads((await got.get())["text"]))
+
+            assert ("error" in await frame()) == (name not in ("answered", "with a token"))
+            with garbage() as left:
+                for _ in range(COUNT):
+                    await frame()
+            assert len(left) < COUNT, [type(each).__name__ for each in left]
+
+    asyncio.run(ask())
