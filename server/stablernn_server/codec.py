@@ -278,7 +278,7 @@ def _shaped(array: Array, shape: list[int], dtype: np.dtype[Any], what: str) -> 
                 f"The data of {what} must be whole numbers from {limits.min} to {limits.max}, written without a point."
             )
     # What is beyond float32 becomes infinite, which the model refuses with its place.
-    return (cast(array, dtype) if dtype.itemsize < array.dtype.itemsize else array.astype(dtype)).reshape(shape)
+    return cast(array, dtype).reshape(shape)
 
 
 def _wanted(entries: Any, binary: bool) -> list[WantedOutput] | None:

@@ -189,7 +189,7 @@ class Context:
         self.is_started = False
         for task in self._tasks:
             task.cancel()
-        self.scheduler.stop()
+        await asyncio.to_thread(self.scheduler.stop())
         self.telemetry.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)

@@ -65,7 +65,11 @@ def is_closed(receive: Callable[..., Any]) -> bool | None:
         None where it is not this HTTP server's, which knows without being asked for the next message.
     """
     cycle = getattr(receive, "__self__", None)
-    return cycle.disconnected if isinstance(cycle, RequestResponseCycle) else None
+    if not isinstance(cycle, RequestResponseCycle):
+        return None
+    # Nothing is read behind a large body whose end came at once, and a connection that is not read is not seen to end.
+    cycle.flow.resume_reading()
+    return cycle.disconnected
 
 
 class GatheringProtocol(HttpToolsProtocol):

@@ -30,7 +30,7 @@ wait for the event loop as long as it takes itself: with .5 ms here, it was almo
 GARBAGE = 10_000
 """Objects that may come to be before circles among the young are looked for. With Python's 700, the collector looked
 through what thousands of frames had in hand again and again, a fifth of the time; the server itself leaves no circles
-behind."""
+behind, unless it fails."""
 
 
 class Server(uvicorn.Server):

@@ -15,7 +15,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -26,6 +28,7 @@ from stablernn_server.errors import (
     ClientGoneError,
     DeadlineError,
     NotReadyError,
+    ServerError,
     TooLargeError,
     TooManyError,
 )
@@ -47,6 +50,8 @@ PATIENCE_SECONDS = 0.02
 PATIENCE_RUNS = 3.0
 """A batch that has waited for 20 ms, and for three times as long as it usually runs, gets a thread more than there are
 CPUs: behind runs of many steps, short ones would wait for all of them. Batches of one kind behind each other do not."""
+END_SECONDS = 1.0
+"""How long runs that were told to end are waited for; ONNX Runtime looks for that between two nodes of a graph."""
 SHORT_SECONDS = 0.01
 """The last CPU is the event loop's as long as one of the runs should be over within this time: what comes meanwhile
 makes one batch instead of several small ones, and is decoded at the same time."""
@@ -140,7 +145,7 @@ class Scheduler:
         self._most = settings.inferences or cpus + 1
         self._usual = settings.inferences or cpus
         self._unshared = settings.inferences or max(1, cpus - 1)
-        self._threads: list[SimpleQueue[_Batch | None]] = []
+        self._threads: list[tuple[SimpleQueue[_Batch | None], threading.Thread]] = []
         self._idle: list[SimpleQueue[_Batch | None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[tuple[Any, ...], _Queue] = {}
@@ -161,12 +166,19 @@ class Scheduler:
     def start(self) -> None:
         """Take work; called on the event loop."""
         self._loop = asyncio.get_running_loop()
+        # Whatever a run before has left behind belongs to its event loop.
+        self._running, self._ended, self._timer, self._pump_is_due = set(), deque(), None, False
         self._threads = [self._start_thread() for _ in range(self._most)]
         # The last comes first: the thread of the last run is awake, and its caches are full.
-        self._idle = list(self._threads)
+        self._idle = [work for work, _ in self._threads]
 
-    def stop(self) -> None:
-        """Take no more work, and end what runs."""
+    def stop(self) -> Callable[[], None]:
+        """Take no more work, and end what runs.
+
+        Returns:
+            Waits until the runs have ended, for :data:`END_SECONDS` at most; for another thread. A process that ends in
+            the middle of one may be aborted.
+        """
         for queue in self._queues.values():
             for _, _, job in queue.heap:
                 if not job.future.done():
@@ -175,9 +187,15 @@ class Scheduler:
         for batch in set(self._in_runs.values()):
             if batch.stop is not None:
                 batch.stop.set()
-        for thread in self._threads:
-            thread.put(None)
-        self._threads.clear()
+            for job in batch.jobs:
+                if not job.future.done():
+                    job.future.set_exception(_shutting_down())
+        if self._timer is not None:
+            self._timer.cancel()
+        threads, self._threads, self._idle = self._threads, [], []
+        for work, _ in threads:
+            work.put(None)
+        return partial(_join, [thread for _, thread in threads])
 
     @property
     def retry_after_seconds(self) -> int:
@@ -276,8 +294,8 @@ class Scheduler:
         future: asyncio.Future[Answer] = loop.create_future()
         job = _Job(kind, model, part, caller, future, time.perf_counter_ns(), function)
         timer = None if caller.deadline is None else loop.call_at(caller.deadline, _expire, future)
-        self._enqueue(job)
         try:
+            self._enqueue(job)
             return await future
         finally:
             if timer is not None:
@@ -514,7 +532,7 @@ class Scheduler:
             self._in_runs[job.future] = batch
         return batch
 
-    def _start_thread(self) -> SimpleQueue[_Batch | None]:
+    def _start_thread(self) -> tuple[SimpleQueue[_Batch | None], threading.Thread]:
         """A thread that runs what is put into the queue, until None comes.
 
         An executor would keep the interpreter busy for longer around each run than the event loop can spare.
@@ -527,29 +545,39 @@ class Scheduler:
                 # It would keep the model of the last run until the next.
                 del batch
 
-        threading.Thread(target=run, name="runner", daemon=True).start()
-        return work
+        thread = threading.Thread(target=run, name="runner", daemon=True)
+        thread.start()
+        return work, thread
 
     def _run_on_thread(self, batch: _Batch) -> None:
         _execute(batch)
         loop = self._loop
         self._ended.append(batch)
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._collect)
+        # Of a loop that was closed meanwhile nobody waits.
+        with suppress(RuntimeError):
+            if loop is not None:
+                loop.call_soon_threadsafe(self._collect)
 
     def _collect(self) -> None:
         """Hand out what the runs gave that have ended, and start the next in their places."""
         if not self._ended:
             return
-        try:
-            while self._ended:
-                batch = self._ended.popleft()
-                self._running.remove(batch)
-                if batch.thread is not None:
-                    self._idle.append(batch.thread)
+        while self._ended:
+            batch = self._ended.popleft()
+            if batch not in self._running:
+                continue
+            self._running.remove(batch)
+            if batch.thread is not None and self._threads:
+                self._idle.append(batch.thread)
+            try:
                 self._settle(batch)
-        finally:
-            self._pump()
+            except Exception as error:
+                # A fault of ours is for those who wait for this batch, and for nobody else.
+                logger.exception("the answers of a run could not be handed out")
+                for job in batch.jobs:
+                    if not job.future.done():
+                        job.future.set_exception(error)
+        self._pump()
 
     def _settle(self, batch: _Batch) -> None:
         """Hand out what a run gave."""
@@ -626,11 +654,20 @@ def _run(jobs: Sequence[_Job], stop: Stop | None) -> Sequence[Share | Exception]
 
 
 def _translated(error: Exception) -> Exception:
+    if isinstance(error, ServerError):
+        # The frames that it came through know the list in which it is handed on: a circle, with all that was run.
+        return error.with_traceback(None)
     if isinstance(error, MemoryError):
         return TooLargeError(
             "The request needs more memory than this server has left; send fewer or shorter series at a time."
         )
     return error
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    ended = time.monotonic() + END_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, ended - time.monotonic()))
 
 
 def _expire(future: asyncio.Future[Answer]) -> None:

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scheduler_helpers import scheduling
 from server_helpers import Published, json_tensor
-from stablernn_server import Settings, create_app
+from stablernn_server import NotReadyError, OnnxModel, Settings, create_app
+from stablernn_server.runtime.batch import Share
+from stablernn_server.runtime.session import Stop
+from stablernn_server.scheduler import Caller
 
 COUNT = 20
 INFER = "/v2/models/animals/infer"
@@ -125,6 +129,50 @@ def test_a_request_leaves_none(published: Published, name: str) -> None:
                 for _ in range(COUNT):
                     assert await connection.post(path, body) == status
                 await asyncio.sleep(0.05)
+            assert len(left) < COUNT, [type(each).__name__ for each in left]
+
+    asyncio.run(ask())
+
+
+def test_a_client_that_does_not_take_its_answer_leaves_none(published: Published) -> None:
+    async def leave(connection: Connection) -> None:
+        messages = [{"type": "websocket.receive", "text": FRAMES["answered"]}, {"type": "websocket.connect"}]
+        scope = connection.scope("websocket", "/v1/stream", b"model=animals") | {"subprotocols": [], "extensions": {}}
+        sent = 0
+
+        async def receive() -> dict[str, Any]:
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            nonlocal sent
+            sent += 1
+            if sent == 3:  # after the handshake and what the server says first
+                raise OSError("The client has left.")
+
+        with pytest.raises(OSError, match=r"^The client has left\.$"):
+            await connection.app(scope, receive, send)
+
+    async def ask() -> None:
+        async with connected(published) as connection:
+            await leave(connection)
+            with garbage() as left:
+                for _ in range(COUNT):
+                    await leave(connection)
+            assert len(left) < COUNT, [type(each).__name__ for each in left]
+
+    asyncio.run(ask())
+
+
+def test_a_run_that_is_ended_leaves_none(animals: OnnxModel) -> None:
+    def ended(stop: Stop) -> Share:
+        raise NotReadyError("The run was ended.")
+
+    async def ask() -> None:
+        async with scheduling(inferences=1) as desk:
+            with garbage() as left:
+                for _ in range(COUNT):
+                    with pytest.raises(NotReadyError):
+                        await desk.scheduler.call(animals, ended, 1, caller=Caller())
             assert len(left) < COUNT, [type(each).__name__ for each in left]
 
     asyncio.run(ask())

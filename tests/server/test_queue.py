@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_helpers import PATIENT, Desk, scheduling, turns, until
+from scheduler_helpers import PATIENT, Blocker, Desk, scheduling, turns, until
 from server_helpers import Published
-from stablernn_server import InputError, OnnxModel, TooLargeError
+from stablernn_server import InputError, NotReadyError, OnnxModel, TooLargeError
 from stablernn_server import scheduler as scheduler_module
 from stablernn_server.runtime.batch import Share
 from stablernn_server.runtime.cpus import available_cpus
@@ -266,6 +266,39 @@ def test_work_of_the_kind_that_runs_is_patient_for_as_long_as_that_usually_takes
                 answer = await asyncio.wait_for(work, PATIENT)
                 assert answer.queue_ns >= 0.1 * PATIENCE_RUNS * 1e9
                 assert not blocker.released.is_set()
+
+    asyncio.run(together())
+
+
+def test_a_scheduler_that_was_stopped_can_be_started_again(animals: OnnxModel, flow: OnnxModel) -> None:
+    async def together() -> None:
+        async with scheduling(inferences=1) as desk:
+            blocker = Blocker()
+            first = asyncio.create_task(desk.scheduler.call(flow, blocker, 1, caller=Caller()))
+            await until(blocker.started.is_set)
+            end = desk.scheduler.stop()
+            desk.scheduler.start()
+            with pytest.raises(NotReadyError):
+                await asyncio.wait_for(first, PATIENT)
+            await asyncio.to_thread(end)
+            # On a thread that is there, and not on that of the run before.
+            await all_of([run(desk, animals, series()), run(desk, animals, series(steps=40))])
+
+    asyncio.run(together())
+
+
+def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def together() -> None:
+        async with scheduling(inferences=1) as desk:
+            with monkeypatch.context() as broken:
+                broken.setattr(desk.telemetry, "executed", lambda *given: 1 / 0)
+                work = run(desk, animals, series())
+                await asyncio.wait([work], timeout=PATIENT)
+                assert isinstance(work.exception() or work.result(), Answer | ZeroDivisionError)
+            await all_of([run(desk, animals, series())])
+            assert desk.scheduler.pending == 0
 
     asyncio.run(together())
 

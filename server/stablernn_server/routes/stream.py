@@ -236,6 +236,8 @@ class StreamRoute:
             if item.reason is None:
                 raise
         finally:
+            # A task keeps what it failed with, which keeps this frame.
+            item.task = None
             context.sockets.remove(socket)
 
     async def _begin(self, websocket: WebSocket, context: Context, item: InHand) -> Conversation:
