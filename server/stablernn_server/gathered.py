@@ -62,7 +62,7 @@ def is_closed(receive: Callable[..., Any]) -> bool | None:
         receive: Of the ASGI call.
 
     Returns:
-        None where it is not this HTTP server's, which knows without being asked for the next message.
+        None where another HTTP server answers, of which this is only known by asking for the next message.
     """
     cycle = getattr(receive, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):

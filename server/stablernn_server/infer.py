@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from stablernn_server.body import too_large
 from stablernn_server.codec import InferRequest, decode_request, encode_response, json_bytes, raw_request
 from stablernn_server.context import Context, InHand, Scope
 from stablernn_server.errors import InputError, MethodError
-from stablernn_server.offloading import OFFLOAD_BYTES
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.scheduler import Answer as Work
 from stablernn_server.scheduler import Caller
@@ -54,10 +52,7 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
     if header == "0":
         caller = context.caller(item)
     else:
-        if len(body) <= OFFLOAD_BYTES:
-            request = _decode(body, header, settings.json_limit)
-        else:
-            request = await asyncio.to_thread(_decode, body, header, settings.json_limit)
+        request = await context.offload(len(body), lambda: _decode(body, header, settings.json_limit))
         caller = context.caller(item, request.timeout_us, request.priority)
     item.model = model = await context.models.find_open(match[1], match[2], caller.deadline)
     if request is None:
@@ -85,12 +80,10 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
         parameters["states_outside_ball"] = ", ".join(sorted(answer.outside))
     if parameters:
         about["parameters"] = parameters
-    if sum([value.nbytes for value in answer.outputs.values()]) <= OFFLOAD_BYTES:
-        content, json_length, encoding = _encode(about, request, answer.outputs, model, accepted)
-    else:
-        content, json_length, encoding = await asyncio.to_thread(
-            _encode, about, request, answer.outputs, model, accepted
-        )
+    size = sum(value.nbytes for value in answer.outputs.values())
+    content, json_length, encoding = await context.offload(
+        size, lambda: _encode(about, request, answer.outputs, model, accepted)
+    )
     headers = {}
     if json_length is not None:
         headers["Inference-Header-Content-Length"] = str(json_length)

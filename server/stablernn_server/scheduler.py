@@ -569,18 +569,20 @@ class Scheduler:
             self._running.remove(batch)
             if batch.thread is not None and self._threads:
                 self._idle.append(batch.thread)
-            try:
-                self._settle(batch)
-            except Exception as error:
-                # A fault of ours is for those who wait for this batch, and for nobody else.
-                logger.exception("the answers of a run could not be handed out")
-                for job in batch.jobs:
-                    if not job.future.done():
-                        job.future.set_exception(error)
+            self._settle(batch)
         self._pump()
 
     def _settle(self, batch: _Batch) -> None:
-        """Hand out what a run gave."""
+        """Hand out what a run gave; a fault of ours is for those who wait for it, and for nobody else."""
+        try:
+            self._hand_out(batch)
+        except Exception as error:
+            logger.exception("the answers of a run could not be handed out")
+            for job in batch.jobs:
+                if not job.future.done():
+                    job.future.set_exception(error)
+
+    def _hand_out(self, batch: _Batch) -> None:
         first = batch.jobs[0]
         compute = batch.ended_ns - batch.started_ns
         rows = sum(job.part.rows for job in batch.jobs)

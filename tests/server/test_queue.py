@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -287,16 +288,20 @@ def test_a_scheduler_that_was_stopped_can_be_started_again(animals: OnnxModel, f
     asyncio.run(together())
 
 
+@pytest.mark.parametrize("inline_ns", [-math.inf, math.inf], ids=["on a thread", "on the event loop"])
 def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    animals: OnnxModel, monkeypatch: pytest.MonkeyPatch, inline_ns: float
 ) -> None:
+    monkeypatch.setattr(scheduler_module, "INLINE_NS", inline_ns)
+    monkeypatch.setattr(scheduler_module, "ALONE_NS", inline_ns)
+
     async def together() -> None:
         async with scheduling(inferences=1) as desk:
             with monkeypatch.context() as broken:
-                broken.setattr(desk.telemetry, "executed", lambda *given: 1 / 0)
-                work = run(desk, animals, series())
-                await asyncio.wait([work], timeout=PATIENT)
-                assert isinstance(work.exception() or work.result(), Answer | ZeroDivisionError)
+                broken.setattr(scheduler_module, "Answer", lambda *given: 1 / 0)
+                for work in [run(desk, animals, series()), run(desk, animals, series())]:
+                    with pytest.raises(ZeroDivisionError):
+                        await asyncio.wait_for(work, PATIENT)
             await all_of([run(desk, animals, series())])
             assert desk.scheduler.pending == 0
 
