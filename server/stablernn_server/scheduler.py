@@ -11,14 +11,9 @@ import heapq
 import itertools
 import logging
 import math
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -32,6 +27,7 @@ from stablernn_server.errors import (
     TooLargeError,
     TooManyError,
 )
+from stablernn_server.runners import Runners
 from stablernn_server.runtime.batch import Part, Share, run_parts, run_steps
 from stablernn_server.runtime.cpus import available_cpus
 from stablernn_server.runtime.onnx_model import OnnxModel
@@ -50,11 +46,10 @@ PATIENCE_SECONDS = 0.02
 PATIENCE_RUNS = 3.0
 """A batch that has waited for 20 ms, and for three times as long as it usually runs, gets a thread more than there are
 CPUs: behind runs of many steps, short ones would wait for all of them. Batches of one kind behind each other do not."""
-END_SECONDS = 1.0
-"""How long runs that were told to end are waited for; ONNX Runtime looks for that between two nodes of a graph."""
 SHORT_SECONDS = 0.01
 """The last CPU is the event loop's as long as one of the runs should be over within this time: what comes meanwhile
-makes one batch instead of several small ones, and is decoded at the same time."""
+makes one batch instead of several small ones, and is decoded at the same time. That batch is lined up: its run begins
+as the other ends, without waiting for the event loop."""
 INLINE_NS = 500_000
 """Runs that take no longer are made on the event loop itself: to hand them to a thread and back costs more."""
 ALONE_NS = 2_000_000
@@ -107,6 +102,7 @@ class _Job:
     caller: Caller
     future: asyncio.Future[Answer]
     queued_ns: int
+    number: int
     function: Callable[[Stop], Share] | None = None
     is_queued: bool = True
     key: tuple[Any, ...] = ()
@@ -116,8 +112,9 @@ class _Job:
 class _Batch:
     jobs: list[_Job]
     stop: Stop | None
-    left: int
-    thread: SimpleQueue[_Batch | None] | None = None
+    left: int = 0
+    rows: int = 0
+    longest: int = 0
     started_ns: int = 0
     ended_ns: int = 0
     shares: Sequence[Share | Exception] = ()
@@ -142,16 +139,12 @@ class Scheduler:
         self._settings = settings
         self._telemetry = telemetry
         cpus = available_cpus()
-        self._most = settings.inferences or cpus + 1
         self._usual = settings.inferences or cpus
         self._unshared = settings.inferences or max(1, cpus - 1)
-        self._threads: list[tuple[SimpleQueue[_Batch | None], threading.Thread]] = []
-        self._idle: list[SimpleQueue[_Batch | None]] = []
+        self._runners = Runners[_Batch](_execute, self._collect, settings.inferences or cpus + 1)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[tuple[Any, ...], _Queue] = {}
         self._numbers = itertools.count()
-        self._running: set[_Batch] = set()
-        self._ended: deque[_Batch] = deque()
         self._pump_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._by_client: dict[str, int] = {}
@@ -166,19 +159,17 @@ class Scheduler:
     def start(self) -> None:
         """Take work; called on the event loop."""
         self._loop = asyncio.get_running_loop()
-        # Whatever a run before has left behind belongs to its event loop.
-        self._running, self._ended, self._timer, self._pump_is_due = set(), deque(), None, False
-        self._threads = [self._start_thread() for _ in range(self._most)]
-        # The last comes first: the thread of the last run is awake, and its caches are full.
-        self._idle = [work for work, _ in self._threads]
+        # Whatever was left behind belongs to the event loop before.
+        self._timer, self._pump_is_due = None, False
+        self._runners.start(self._loop)
 
     def stop(self) -> Callable[[], None]:
         """Take no more work, and end what runs.
 
         Returns:
-            Waits until the runs have ended, for :data:`END_SECONDS` at most; for another thread. A process that ends in
-            the middle of one may be aborted.
+            As :meth:`Runners.stop`.
         """
+        self._recall()
         for queue in self._queues.values():
             for _, _, job in queue.heap:
                 if not job.future.done():
@@ -192,10 +183,7 @@ class Scheduler:
                     job.future.set_exception(_shutting_down())
         if self._timer is not None:
             self._timer.cancel()
-        threads, self._threads, self._idle = self._threads, [], []
-        for work, _ in threads:
-            work.put(None)
-        return partial(_join, [thread for _, thread in threads])
+        return self._runners.stop()
 
     @property
     def retry_after_seconds(self) -> int:
@@ -288,11 +276,11 @@ class Scheduler:
         function: Callable[[Stop], Share] | None = None,
     ) -> Answer:
         loop = self._loop
-        if loop is None or not self._threads:
+        if loop is None or not self._runners.is_started:
             raise _shutting_down()
         self._admit(caller)
         future: asyncio.Future[Answer] = loop.create_future()
-        job = _Job(kind, model, part, caller, future, time.perf_counter_ns(), function)
+        job = _Job(kind, model, part, caller, future, time.perf_counter_ns(), next(self._numbers), function)
         timer = None if caller.deadline is None else loop.call_at(caller.deadline, _expire, future)
         try:
             self._enqueue(job)
@@ -309,19 +297,22 @@ class Scheduler:
         self._waiting += 1
         if self._settings.max_client_requests:
             self._by_client[job.caller.client] = self._by_client.get(job.caller.client, 0) + 1
-        job.key = key = self._key(job)
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._queues[key] = _Queue()
+        job.key = self._key(job)
+        queue = self._push(job)
         if len(queue.heap) > 2 * self._settings.max_queue:
             # Those that were given up are taken out when their turn comes, or here when it does not.
             queue.heap = [entry for entry in queue.heap if not entry[2].future.done()]
             heapq.heapify(queue.heap)
-        heapq.heappush(queue.heap, (job.caller.priority, next(self._numbers), job))
         self._pump_soon()
-        if self._ended:
-            # A turn of the event loop may decode many requests, and a thread would be idle until its end.
-            self._collect()
+        # A turn of the event loop may decode many requests, and a thread would be idle until its end.
+        self._collect()
+
+    def _push(self, job: _Job) -> _Queue:
+        queue = self._queues.get(job.key)
+        if queue is None:
+            queue = self._queues[job.key] = _Queue()
+        heapq.heappush(queue.heap, (job.caller.priority, job.number, job))
+        return queue
 
     def _leave(self, job: _Job) -> None:
         """Forget a job that has its answer, or that nobody waits for any more."""
@@ -337,6 +328,9 @@ class Scheduler:
         batch = self._in_runs.pop(job.future, None)
         if batch is not None and batch.ended_ns == 0:
             batch.left -= 1
+            if batch is self._runners.lined_up:
+                self._recall()
+                self._pump_soon()
             if batch.left == 0 and batch.stop is not None:
                 batch.stop.set()
 
@@ -383,9 +377,9 @@ class Scheduler:
         """Start whatever can be started."""
         self._pump_is_due = False
         loop = self._loop
-        if loop is None or not self._threads:
+        if loop is None or not self._runners.is_started:
             return
-        wake: float = math.inf
+        wake = self._line_up_again()
         for _, _, key in sorted(
             (queue.heap[0][0], queue.heap[0][1], key) for key, queue in self._queues.items() if queue.heap
         ):
@@ -423,30 +417,62 @@ class Scheduler:
             if first.kind == "sequence" and self._expected_ns(queue) <= (ALONE_NS if self.pending == 1 else INLINE_NS):
                 self._run_inline(queue)
                 continue
-            if not self._idle:
-                break
             left = self._patience(key) - (now_ns - first.queued_ns) / 1e9
-            if left > 0:
-                return left
-            batch = self._take(queue)
-            batch.stop = Stop()
-            self._running.add(batch)
-            batch.thread = self._idle.pop()
-            batch.thread.put(batch)
+            is_one_idle = self._runners.is_one_idle
+            if not is_one_idle or left > 0:
+                if self._runners.lined_up is None and self._ends_soon():
+                    self._runners.line_up(self._take(queue, Stop()))
+                return left if is_one_idle else math.inf
+            self._runners.begin(self._take(queue, Stop()))
         return math.inf
 
     def _patience(self, key: tuple[Any, ...]) -> float:
         """For how many seconds a batch waits for a run to end before it gets a thread beside those that run."""
-        if len(self._running) >= self._usual:
+        running = len(self._runners.running)
+        if running >= self._usual:
             return max(PATIENCE_SECONDS, PATIENCE_RUNS * self._usual_seconds.get(key[:3], 0.0))
-        if len(self._running) >= self._unshared and any(
-            self._usual_seconds.get(batch.jobs[0].key[:3], math.inf) <= SHORT_SECONDS for batch in self._running
-        ):
+        if running >= self._unshared and self._ends_soon():
             return SHORT_SECONDS
         return 0.0
 
+    def _ends_soon(self) -> bool:
+        """Whether one of the runs should be over soon."""
+        return any(
+            self._usual_seconds.get(batch.jobs[0].key[:3], math.inf) <= SHORT_SECONDS for batch in self._runners.running
+        )
+
+    def _line_up_again(self) -> float:
+        """Let what has come join the batch that is lined up, or go before it; after how many seconds to look again."""
+        batch = self._runners.recall()
+        if batch is None:
+            return math.inf
+        first, last = batch.jobs[0], batch.jobs[-1]
+        left = self._patience(first.key) - (time.perf_counter_ns() - first.queued_ns) / 1e9
+        place = (last.caller.priority, last.number)
+        if left > 0 and all(queue.heap[0][:2] > place for queue in self._queues.values() if queue.heap):
+            if first.key in self._queues:
+                self._fill(batch, self._queues[first.key])
+            self._runners.line_up(batch)
+            return left
+        self._dissolve(batch)
+        return math.inf
+
+    def _recall(self) -> None:
+        """Put what is lined up back to what waits."""
+        batch = self._runners.recall()
+        if batch is not None:
+            self._dissolve(batch)
+
+    def _dissolve(self, batch: _Batch) -> None:
+        for job in batch.jobs:
+            self._in_runs.pop(job.future, None)
+            if not job.future.done():
+                job.is_queued = True
+                self._waiting += 1
+                self._push(job)
+
     def _run_inline(self, queue: _Queue) -> None:
-        batch = self._take(queue)
+        batch = self._take(queue, None)
         _execute(batch)
         self._settle(batch)
 
@@ -468,12 +494,14 @@ class Scheduler:
     def drop_abandoned(self) -> None:
         """Give up the work of clients that have gone; called now and then, for nothing else looks at what waits long or
         runs."""
+        self._recall()
         for queue in self._queues.values():
             for _, _, job in queue.heap:
                 self._is_dropped(job)
         for batch in set(self._in_runs.values()):
             for job in batch.jobs:
                 self._is_dropped(job)
+        self._pump_soon()
 
     def _most_rows(self, job: _Job) -> int:
         return self._settings.max_batch_size if job.kind == "sequence" else self._settings.max_step_batch_size
@@ -509,68 +537,42 @@ class Scheduler:
             return first.model.step_ns(rows) * longest
         return self._sequence_ns.get((first.model.ref, rows.bit_length()), math.inf) * longest
 
-    def _take(self, queue: _Queue) -> _Batch:
+    def _take(self, queue: _Queue, stop: Stop | None) -> _Batch:
         """The next batch: as many as fit within the limits of rows and numbers, the first alone whatever its size."""
-        _, _, first = heapq.heappop(queue.heap)
-        jobs, rows, longest = [first], first.part.rows, first.part.time
-        most = self._most_rows(first)
-        while queue.heap and rows < most:
-            job = queue.heap[0][2]
-            if self._is_dropped(job):
-                heapq.heappop(queue.heap)
-                continue
-            total, time_ = rows + job.part.rows, max(longest, job.part.time)
-            if total > most or _numbers(first, total, time_) > self._settings.max_elements:
-                break
-            heapq.heappop(queue.heap)
-            jobs.append(job)
-            rows, longest = total, time_
-        self._waiting -= len(jobs)
-        batch = _Batch(jobs, None, len(jobs))
-        for job in jobs:
-            job.is_queued = False
-            self._in_runs[job.future] = batch
+        batch = _Batch([], stop)
+        self._add(batch, heapq.heappop(queue.heap)[2])
+        self._fill(batch, queue)
         return batch
 
-    def _start_thread(self) -> tuple[SimpleQueue[_Batch | None], threading.Thread]:
-        """A thread that runs what is put into the queue, until None comes.
+    def _fill(self, batch: _Batch, queue: _Queue) -> None:
+        """Add what still fits."""
+        first = batch.jobs[0]
+        most = self._most_rows(first)
+        while queue.heap and batch.rows < most:
+            job = queue.heap[0][2]
+            if not self._is_dropped(job):
+                rows, longest = batch.rows + job.part.rows, max(batch.longest, job.part.time)
+                if rows > most or _numbers(first, rows, longest) > self._settings.max_elements:
+                    break
+                self._add(batch, job)
+            heapq.heappop(queue.heap)
 
-        An executor would keep the interpreter busy for longer around each run than the event loop can spare.
-        """
-        work: SimpleQueue[_Batch | None] = SimpleQueue()
-
-        def run() -> None:
-            while (batch := work.get()) is not None:
-                self._run_on_thread(batch)
-                # It would keep the model of the last run until the next.
-                del batch
-
-        thread = threading.Thread(target=run, name="runner", daemon=True)
-        thread.start()
-        return work, thread
-
-    def _run_on_thread(self, batch: _Batch) -> None:
-        _execute(batch)
-        loop = self._loop
-        self._ended.append(batch)
-        # Of a loop that was closed meanwhile nobody waits.
-        with suppress(RuntimeError):
-            if loop is not None:
-                loop.call_soon_threadsafe(self._collect)
+    def _add(self, batch: _Batch, job: _Job) -> None:
+        batch.jobs.append(job)
+        batch.left += 1
+        batch.rows += job.part.rows
+        batch.longest = max(batch.longest, job.part.time)
+        job.is_queued = False
+        self._waiting -= 1
+        self._in_runs[job.future] = batch
 
     def _collect(self) -> None:
         """Hand out what the runs gave that have ended, and start the next in their places."""
-        if not self._ended:
-            return
-        while self._ended:
-            batch = self._ended.popleft()
-            if batch not in self._running:
-                continue
-            self._running.remove(batch)
-            if batch.thread is not None and self._threads:
-                self._idle.append(batch.thread)
+        ended = self._runners.ended()
+        for batch in ended:
             self._settle(batch)
-        self._pump()
+        if ended:
+            self._pump()
 
     def _settle(self, batch: _Batch) -> None:
         """Hand out what a run gave; a fault of ours is for those who wait for it, and for nobody else."""
@@ -585,7 +587,6 @@ class Scheduler:
     def _hand_out(self, batch: _Batch) -> None:
         first = batch.jobs[0]
         compute = batch.ended_ns - batch.started_ns
-        rows = sum(job.part.rows for job in batch.jobs)
         queued = 0
         for job, share in zip(batch.jobs, batch.shares, strict=True):
             waited = batch.started_ns - job.queued_ns
@@ -596,15 +597,15 @@ class Scheduler:
             if isinstance(share, Exception):
                 job.future.set_exception(share)
             else:
-                job.future.set_result(Answer(share.outputs, share.states, share.outside, waited, compute, rows))
+                job.future.set_result(Answer(share.outputs, share.states, share.outside, waited, compute, batch.rows))
         steps = sum(job.part.rows * job.part.time for job in batch.jobs)
-        self._telemetry.executed(first.model, first.kind, len(batch.jobs), rows, steps, queued, compute)
+        self._telemetry.executed(first.model, first.kind, len(batch.jobs), batch.rows, steps, queued, compute)
         if first.model.guard.balls:
             self._telemetry.norm_ratio(first.model, first.model.guard.ratio)
         rate = len(batch.jobs) / max(compute / 1e9, 1e-6)
         self._rate = rate if self._rate == 0 else 0.9 * self._rate + 0.1 * rate
         if not any(isinstance(share, Exception) for share in batch.shares):
-            self._learn(first, rows, max(job.part.time for job in batch.jobs), compute)
+            self._learn(first, batch.rows, batch.longest, compute)
 
     def _learn(self, first: _Job, rows: int, longest: int, compute: int) -> None:
         """Note how long a batch ran, to which nothing happened."""
@@ -664,12 +665,6 @@ def _translated(error: Exception) -> Exception:
             "The request needs more memory than this server has left; send fewer or shorter series at a time."
         )
     return error
-
-
-def _join(threads: Sequence[threading.Thread]) -> None:
-    ended = time.monotonic() + END_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, ended - time.monotonic()))
 
 
 def _expire(future: asyncio.Future[Answer]) -> None:

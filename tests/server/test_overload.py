@@ -100,7 +100,7 @@ def endless(server: Running, last_bytes: int = 0) -> Iterator[None]:
             server.app.state.context.loop.call_soon_threadsafe(time.sleep, 0.2)
             time.sleep(0.05)
         connection.sendall(content[len(content) - last_bytes :])
-        wait(lambda: len(server.app.state.context.scheduler._running) == 1)
+        wait(lambda: len(server.app.state.context.scheduler._runners.running) == 1)
         yield
 
 
@@ -326,7 +326,7 @@ def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: OnnxMod
             steps = 20_000 if kind == "sequence" else 5_000
             for _ in range(20):
                 tasks = [work(steps), work(steps)]
-                await until(lambda tasks=tasks: len(scheduler._running) == 1 or tasks[0].done())
+                await until(lambda tasks=tasks: len(scheduler._runners.running) == 1 or tasks[0].done())
                 if tasks[0].cancel():
                     break
                 # This process was held up for as long as the whole run took.
@@ -339,10 +339,10 @@ def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: OnnxMod
             assert np.array_equal(found, expected["mean"])
 
             tasks = [work(ENDLESS), work(ENDLESS)]
-            await until(lambda: len(scheduler._running) == 1)
+            await until(lambda: len(scheduler._runners.running) == 1)
             for task in tasks:
                 task.cancel()
-            await until(lambda: len(scheduler._running) == 0)
+            await until(lambda: len(scheduler._runners.running) == 0)
 
     asyncio.run(ask())
 
@@ -353,7 +353,7 @@ def test_a_run_whose_client_hung_up_is_ended(published: Published, last_bytes: i
     with on_a_port(published, "animals", inferences=1, max_steps=ENDLESS, request_timeout_seconds=600) as server:
         with endless(server, last_bytes):
             pass
-        wait(lambda: len(server.app.state.context.scheduler._running) == 0)
+        wait(lambda: len(server.app.state.context.scheduler._runners.running) == 0)
         assert httpx.post(f"{server.url}{INFER}", json=tensors(), timeout=PATIENT).status_code == 200
 
 

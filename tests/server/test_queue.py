@@ -501,7 +501,12 @@ def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
     assert "a batch of 4 requests for model 'animals:1' failed, they are run one by one" in caplog.messages
 
 
-def test_nothing_is_lost_when_requests_come_and_go(animals: OnnxModel) -> None:
+@pytest.mark.parametrize("inline_ns", [-math.inf, scheduler_module.INLINE_NS], ids=["on threads", "as usual"])
+def test_nothing_is_lost_when_requests_come_and_go(
+    animals: OnnxModel, monkeypatch: pytest.MonkeyPatch, inline_ns: float
+) -> None:
+    monkeypatch.setattr(scheduler_module, "INLINE_NS", inline_ns)
+    monkeypatch.setattr(scheduler_module, "ALONE_NS", inline_ns)
     random = np.random.default_rng(0)
     requests = [series(int(random.integers(1, 4)), int(random.integers(1, 40)), seed=seed) for seed in range(300)]
     doomed = set(random.choice(300, 100, replace=False).tolist())
@@ -516,7 +521,7 @@ def test_nothing_is_lost_when_requests_come_and_go(animals: OnnxModel) -> None:
                 if random.random() < 0.3:
                     await asyncio.sleep(0)
             answers = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), PATIENT)
-            assert desk.scheduler.pending == 0
+            assert (desk.scheduler.pending, desk.scheduler._waiting) == (0, 0)
             return answers
 
     for number, (x, answer) in enumerate(zip(requests, asyncio.run(together()), strict=True)):

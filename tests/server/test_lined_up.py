@@ -1,0 +1,220 @@
+"""The batch that waits for a short run to end: who may join it, what goes before it, and who begins it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_helpers import PATIENT, Blocker, Desk, scheduling, turns, until
+from stablernn_server import NotReadyError, OnnxModel
+from stablernn_server import scheduler as scheduler_module
+from stablernn_server.runners import Runners
+from stablernn_server.runtime.batch import Share
+from stablernn_server.scheduler import Answer, Caller
+
+
+def run(desk: Desk, model: OnnxModel, seed: int = 0, priority: int = 100) -> asyncio.Task[Answer]:
+    x = np.random.default_rng(seed).normal(size=(1, 10, 1)).astype(np.float32)
+    return asyncio.create_task(desk.scheduler.run(model, {"x": x}, caller=Caller(priority=priority)))
+
+
+def lined_up(desk: Desk) -> int:
+    batch = desk.scheduler._runners.lined_up
+    return 0 if batch is None else len(batch.jobs)
+
+
+async def answers(tasks: Sequence[asyncio.Task[Answer]]) -> list[Answer]:
+    return await asyncio.wait_for(asyncio.gather(*tasks), PATIENT)
+
+
+@asynccontextmanager
+async def behind_a_short_run(flow: OnnxModel, **settings: Any) -> AsyncIterator[tuple[Desk, Blocker]]:
+    """A scheduler whose one run should be over at once, as the one before, and goes on until it is released."""
+    async with scheduling(**settings) as desk:
+        short = desk.scheduler.call(flow, lambda stop: Share({}), 1, caller=Caller())
+        await asyncio.wait_for(short, PATIENT)
+        async with desk.occupied(flow) as blocker:
+            yield desk, blocker
+        assert desk.scheduler._waiting == 0
+
+
+def test_what_arrives_joins_the_batch_that_is_lined_up(animals: OnnxModel, flow: OnnxModel) -> None:
+    async def ask() -> None:
+        async with behind_a_short_run(flow, inferences=1, max_batch_size=3) as (desk, blocker):
+            tasks = []
+            for count in (1, 2, 3, 3):
+                tasks.append(run(desk, animals, count))
+                await turns()
+                assert lined_up(desk) == count
+            blocker.released.set()
+            assert [answer.batch_rows for answer in await answers(tasks)] == [3, 3, 3, 1]
+
+    asyncio.run(ask())
+
+
+def test_what_is_more_urgent_goes_before_it(animals: OnnxModel, flow: OnnxModel) -> None:
+    order = []
+
+    async def ask() -> None:
+        async with behind_a_short_run(flow, inferences=1, max_batch_size=1) as (desk, blocker):
+            tasks = []
+            for priority in (100, 3, 200, 1):
+                tasks.append(run(desk, animals, priority=priority))
+                tasks[-1].add_done_callback(lambda _, priority=priority: order.append(priority))
+                await turns()
+                assert lined_up(desk) == 1
+            blocker.released.set()
+            await answers(tasks)
+
+    asyncio.run(ask())
+    assert order == [1, 3, 100, 200]
+
+
+def test_what_is_given_up_leaves_it(animals: OnnxModel, flow: OnnxModel) -> None:
+    async def ask() -> None:
+        async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
+            tasks = [run(desk, animals, seed) for seed in range(3)]
+            await turns()
+            assert lined_up(desk) == 3
+            tasks[1].cancel()
+            await turns()
+            assert lined_up(desk) == 2
+            blocker.released.set()
+            assert [answer.batch_rows for answer in await answers([tasks[0], tasks[2]])] == [2, 2]
+
+    asyncio.run(ask())
+
+
+def test_a_client_that_has_gone_leaves_it(animals: OnnxModel, flow: OnnxModel) -> None:
+    async def ask() -> None:
+        async with behind_a_short_run(flow, inferences=1) as (desk, _):
+            gone = threading.Event()
+            x = np.zeros((1, 10, 1), np.float32)
+            task = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=gone.is_set)))
+            await turns()
+            assert lined_up(desk) == 1
+            gone.set()
+            desk.scheduler.drop_abandoned()
+            await turns()
+            assert (lined_up(desk), task.done()) == (0, True)
+            assert isinstance(task.exception(), Exception)
+
+    asyncio.run(ask())
+
+
+def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: OnnxModel) -> None:
+    ran = threading.Event()
+
+    def follow(stop: object) -> Share:
+        ran.set()
+        return Share({})
+
+    async def ask() -> None:
+        async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
+            task = asyncio.create_task(desk.scheduler.call(flow, follow, 1, caller=Caller()))
+            await turns()
+            assert lined_up(desk) == 1
+            blocker.released.set()
+            # The event loop does nothing meanwhile.
+            assert ran.wait(PATIENT)
+            await asyncio.wait_for(task, PATIENT)
+            assert lined_up(desk) == 0
+
+    asyncio.run(ask())
+
+
+def test_it_begins_beside_a_run_that_is_not_over_soon_after_all(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
+
+    async def ask() -> None:
+        async with behind_a_short_run(flow) as (desk, blocker):
+            task = run(desk, animals)
+            await turns()
+            assert lined_up(desk) == 1
+            (answer,) = await answers([task])
+            assert answer.queue_ns >= scheduler_module.SHORT_SECONDS * 1e9
+            assert not blocker.released.is_set()
+
+    asyncio.run(ask())
+
+
+def test_nothing_is_lined_up_behind_a_run_of_which_nothing_is_known(animals: OnnxModel, flow: OnnxModel) -> None:
+    """Its end may be far away, and until then what waits can still be ordered, joined and given up."""
+
+    async def ask() -> None:
+        async with scheduling(inferences=1) as desk:
+            async with desk.occupied(flow):
+                task = run(desk, animals)
+                await turns()
+                assert lined_up(desk) == 0
+            await answers([task])
+
+    asyncio.run(ask())
+
+
+def test_it_is_not_run_by_a_server_that_stops(flow: OnnxModel) -> None:
+    ran = threading.Event()
+
+    def follow(stop: object) -> Share:
+        ran.set()
+        return Share({})
+
+    async def ask() -> None:
+        async with scheduling(inferences=1) as desk:
+            await desk.scheduler.call(flow, lambda stop: Share({}), 1, caller=Caller())
+            blocker = Blocker()
+            first = asyncio.create_task(desk.scheduler.call(flow, blocker, 1, caller=Caller()))
+            await until(blocker.started.is_set)
+            second = asyncio.create_task(desk.scheduler.call(flow, follow, 1, caller=Caller()))
+            await turns()
+            assert lined_up(desk) == 1
+            end = desk.scheduler.stop()
+            for task in (first, second):
+                with pytest.raises(NotReadyError):
+                    await asyncio.wait_for(task, PATIENT)
+            await asyncio.to_thread(end)
+            assert blocker.is_stopped
+
+    asyncio.run(ask())
+    assert not ran.is_set()
+
+
+def test_a_thread_of_a_start_before_takes_nothing_that_was_lined_up_later() -> None:
+    first, second, third = threading.Event(), threading.Event(), threading.Event()
+    ended: list[threading.Event] = []
+    began: list[threading.Event] = []
+
+    def work(thing: threading.Event) -> None:
+        began.append(thing)
+        assert thing.wait(PATIENT)
+
+    async def start_twice() -> None:
+        loop = asyncio.get_running_loop()
+        runners = Runners[threading.Event](work, lambda: ended.extend(runners.ended()), 1)
+        runners.start(loop)
+        runners.begin(first)
+        await until(lambda: len(began) == 1)
+        end = runners.stop()
+        runners.start(loop)
+        runners.begin(second)
+        await until(lambda: len(began) == 2)
+        runners.line_up(third)
+        first.set()
+        await asyncio.to_thread(end)
+        assert (began, runners.lined_up) == ([first, second], third)
+        assert runners.running == {second}
+        third.set()
+        second.set()
+        await until(lambda: ended == [second, third])
+        assert (runners.lined_up, len(runners.running), runners.is_one_idle) == (None, 0, True)
+        await asyncio.to_thread(runners.stop())
+
+    asyncio.run(start_twice())
