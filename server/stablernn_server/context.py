@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
@@ -15,7 +15,6 @@ from stablernn_server.auth import NOBODY, Auth, Identity
 from stablernn_server.body import body_of
 from stablernn_server.errors import BusyError, NotReadyError, ReadTimeoutError, ServerError
 from stablernn_server.gathered import is_closed
-from stablernn_server.offloading import offload
 from stablernn_server.open_sockets import OpenSockets
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.runtime.table import ModelTable
@@ -29,7 +28,6 @@ from stablernn_server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -93,11 +91,11 @@ class InHand:
         A server that does not tell has its ``receive`` run up to where it would wait, which costs less than a task that
         waits for it.
         """
-        closed = is_closed(self.receive)
-        if closed is not None:
-            return closed
-        waiting = self.receive()
         try:
+            closed = is_closed(self.receive)
+            if closed is not None:
+                return closed
+            waiting = self.receive()
             waiting.send(None)  # type: ignore[attr-defined]
         except StopIteration as message:
             return bool(message.value["type"] == "http.disconnect")
@@ -285,10 +283,6 @@ class Context:
         # Asking asyncio for the loop is a system call.
         now = (self.loop or asyncio.get_running_loop()).time()
         return Caller(item.client, now + seconds, item.is_gone, priority or DEFAULT_PRIORITY)
-
-    async def offload(self, size: int, function: Callable[[], T]) -> T:
-        """``function`` at once where it reads or writes ``size`` bytes that are few, else on a thread."""
-        return await offload(size, function)
 
     async def _follow(self) -> None:
         while True:

@@ -13,6 +13,7 @@ from stablernn_server.body import too_large
 from stablernn_server.codec import InferRequest, decode_request, encode_response, json_bytes, raw_request
 from stablernn_server.context import Context, InHand, Scope
 from stablernn_server.errors import InputError, MethodError
+from stablernn_server.offloading import offload
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.scheduler import Answer as Work
 from stablernn_server.scheduler import Caller
@@ -52,7 +53,7 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
     if header == "0":
         caller = context.caller(item)
     else:
-        request = await context.offload(len(body), lambda: _decode(body, header, settings.json_limit))
+        request = await offload(len(body), lambda: _decode(body, header, settings.json_limit))
         caller = context.caller(item, request.timeout_us, request.priority)
     item.model = model = await context.models.find_open(match[1], match[2], caller.deadline)
     if request is None:
@@ -81,7 +82,7 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
     if parameters:
         about["parameters"] = parameters
     size = sum(value.nbytes for value in answer.outputs.values())
-    content, json_length, encoding = await context.offload(
+    content, json_length, encoding = await offload(
         size, lambda: _encode(about, request, answer.outputs, model, accepted)
     )
     headers = {}

@@ -449,13 +449,13 @@ class Scheduler:
         first, last = batch.jobs[0], batch.jobs[-1]
         left = self._patience(first.key) - (time.perf_counter_ns() - first.queued_ns) / 1e9
         place = (last.caller.priority, last.number)
-        if left > 0 and all(queue.heap[0][:2] > place for queue in self._queues.values() if queue.heap):
-            if first.key in self._queues:
-                self._fill(batch, self._queues[first.key])
-            self._runners.line_up(batch)
-            return left
-        self._dissolve(batch)
-        return math.inf
+        if left <= 0 or any(queue.heap[0][:2] < place for queue in self._queues.values() if queue.heap):
+            self._dissolve(batch)
+            return math.inf
+        if first.key in self._queues:
+            self._fill(batch, self._queues[first.key])
+        self._runners.line_up(batch)
+        return left
 
     def _recall(self) -> None:
         """Put what is lined up back to what waits."""
@@ -485,11 +485,17 @@ class Scheduler:
         if job.caller.deadline is not None and self._loop.time() >= job.caller.deadline:
             _expire(job.future)
             return True
-        if job.caller.is_gone is not None and job.caller.is_gone():
-            job.future.set_exception(ClientGoneError("The client closed the connection before it was answered."))
+        try:
+            is_gone = job.caller.is_gone is not None and job.caller.is_gone()
+        except Exception as error:
+            # A fault of ours is for this one alone: others wait behind it.
+            job.future.set_exception(error)
+            is_gone = True
+        if is_gone:
+            if not job.future.done():
+                job.future.set_exception(ClientGoneError("The client closed the connection before it was answered."))
             self._unqueue(job)
-            return True
-        return False
+        return is_gone
 
     def drop_abandoned(self) -> None:
         """Give up the work of clients that have gone; called now and then, for nothing else looks at what waits long or

@@ -108,6 +108,30 @@ def test_a_client_that_has_gone_leaves_it(animals: OnnxModel, flow: OnnxModel) -
     asyncio.run(ask())
 
 
+def test_a_fault_about_one_that_would_join_it_is_for_that_one_alone(animals: OnnxModel, flow: OnnxModel) -> None:
+    class FaultError(Exception):
+        pass
+
+    def fail() -> bool:
+        raise FaultError
+
+    async def ask() -> None:
+        async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
+            x = np.zeros((1, 10, 1), np.float32)
+            first = run(desk, animals)
+            await turns()
+            assert lined_up(desk) == 1
+            second = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=fail)))
+            third = run(desk, animals)
+            with pytest.raises(FaultError):
+                await asyncio.wait_for(second, PATIENT)
+            assert lined_up(desk) == 2
+            blocker.released.set()
+            assert [answer.batch_rows for answer in await answers([first, third])] == [2, 2]
+
+    asyncio.run(ask())
+
+
 def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: OnnxModel) -> None:
     ran = threading.Event()
 

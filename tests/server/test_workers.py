@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from client_helpers import Both
 from server_helpers import Published, json_tensor
 from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, until
 from stablernn_registry import Registry, Version
 from stablernn_server import OnnxModel
+from stablernn_server.client import ConnectionFailed
 from stablernn_server.supervisor import Place
 
 QUICK = {"STABLERNN_RELOAD_SECONDS": "0.1"}
@@ -371,6 +374,27 @@ def test_tls(certificate: tuple[Path, Path], start: Start, opened: OnnxModel, wo
     assert infer(server.url, x, verify=trust).status_code == 200
     assert server.stop() == 0
     assert "Traceback" not in server.told()
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_the_client_over_tls(certificate: tuple[Path, Path], start: Start, opened: OnnxModel, kind: str) -> None:
+    server = start("--model", "animals:1", "--tls-cert-file", certificate[0], "--tls-key-file", certificate[1])
+    x = noise(1, 4, 1)
+    expected = opened.run_sequence(x)["logits"][0]
+    with Both.of(kind, server.url, ssl_context=ssl.create_default_context(cafile=str(certificate[0]))) as client:
+        assert np.array_equal(client.infer("animals", {"x": x}, ["logits"])["logits"][0], expected)
+        with client.stream("animals") as stream:
+            for value in x[0]:
+                answer = stream.step(value)
+        assert np.array_equal(answer.outputs["logits"], expected)
+    with Both.of(kind, server.url) as client:
+        for call in (client.models, partial(client.stream, "animals")):
+            with pytest.raises(ConnectionFailed) as refused:
+                call()
+            assert str(refused.value) == (
+                f"The certificate of {server.url} is not trusted (self-signed certificate); give an ssl_context that "
+                "does."
+            )
 
 
 def test_tls_files_that_cannot_be_used(certificate: tuple[Path, Path], registry: Registry) -> None:

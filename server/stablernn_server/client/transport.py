@@ -260,6 +260,11 @@ def _explained(url: str, seconds: float) -> Iterator[None]:
     except (httpx.TimeoutException, TimeoutError) as error:
         raise Timeout(f"No answer from {url} within {seconds:.3g} s; try again, or with a longer timeout.") from error
     except (httpx.ConnectError, OSError) as error:
+        distrust = _distrust(error)
+        if distrust is not None:
+            raise ConnectionFailed(
+                f"The certificate of {url} is not trusted ({distrust.verify_message}); give an ssl_context that does."
+            ) from error
         raise ConnectionFailed(
             f"Cannot connect to {url} ({error}); check the address and whether the server runs."
         ) from error
@@ -272,6 +277,13 @@ def _explained(url: str, seconds: float) -> Iterator[None]:
         raise _strange(url, error) from error
     except (httpx.HTTPError, websockets.exceptions.WebSocketException) as error:
         raise _strange(url, error) from error
+
+
+def _distrust(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Why a connection was refused, if it was for the server's certificate."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _lost(url: str, error: Exception) -> ConnectionLost:

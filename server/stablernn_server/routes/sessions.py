@@ -11,6 +11,7 @@ from stablernn_server.answers import json_response
 from stablernn_server.body import parse_object
 from stablernn_server.context import Context, InHand, context_of, in_hand_of
 from stablernn_server.errors import InputError, OtherModelError, sentence_of
+from stablernn_server.offloading import offload
 from stablernn_server.scheduler import Caller
 from stablernn_server.schemas.common import json_request
 from stablernn_server.schemas.sessions import (
@@ -106,7 +107,7 @@ async def _read(request: Request, schema: type[Body]) -> tuple[Body, int]:
     context, item = context_of(request), in_hand_of(request)
     content = await context.read(item, request.scope, context.settings.json_limit)
     try:
-        body = await context.offload(len(content), lambda: schema.model_validate(parse_object(content)))
+        body = await offload(len(content), lambda: schema.model_validate(parse_object(content)))
     except ValidationError as error:
         raise InputError(sentence_of(error, "the body")) from error
     return body, len(content)

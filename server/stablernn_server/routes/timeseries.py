@@ -12,6 +12,7 @@ from stablernn_server.answers import JSON, compressed, json_body
 from stablernn_server.body import parse_object
 from stablernn_server.context import context_of, in_hand_of
 from stablernn_server.errors import InputError, sentence_of
+from stablernn_server.offloading import offload
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.schemas.common import json_request
 from stablernn_server.schemas.timeseries import ClassifyRequest, ClassifyResponse, ForecastRequest, ForecastResponse
@@ -46,10 +47,10 @@ async def _answer(
 ) -> Response:
     context, item = context_of(request), in_hand_of(request)
     body = await context.read(item, request.scope, context.settings.json_limit)
-    checked = await context.offload(len(body), lambda: _checked(body, schema))
+    checked = await offload(len(body), lambda: _checked(body, schema))
     caller = context.caller(item)
     item.model = model = await context.models.find_open(checked.model, deadline=caller.deadline)
-    prepared = await context.offload(len(body), lambda: prepare(model, checked, context.settings))
+    prepared = await offload(len(body), lambda: prepare(model, checked, context.settings))
     if model.rollout is None:
         answer = await context.scheduler.run(model, prepared.inputs, prepared.outputs, caller=caller)
     else:
@@ -57,7 +58,7 @@ async def _answer(
     item.answered(answer, prepared.rows)
     size = sum(value.nbytes for value in answer.outputs.values())
     accepted = request.headers.get("accept-encoding", "")
-    content, encoding = await context.offload(
+    content, encoding = await offload(
         size, lambda: compressed(json_body(prepared.finish(answer.outputs, answer.outside)), accepted)
     )
     headers = {} if encoding is None else {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
