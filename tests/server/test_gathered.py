@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable
 
+import httpx
 import pytest
 
+from scheduler_helpers import wait
 from server_helpers import Running
+from stablernn_server.access_log import AccessLog
 from stablernn_server.gathered import GatheredTransport
 
 
@@ -52,10 +56,16 @@ def parts_and_abort(gathered: GatheredTransport) -> None:
     gathered.abort()
 
 
+def parts_and_flush(gathered: GatheredTransport) -> None:
+    parts(gathered)
+    gathered.flush()
+
+
 @pytest.mark.parametrize(
     ("write", "pieces"),
     [
         (parts, [b"nothing yet", b"head body more"]),
+        (parts_and_flush, [b"head body more", b"nothing yet"]),
         (parts_and_close, [b"head body more", b""]),
         (parts_and_abort, [b"nothing yet", b""]),
     ],
@@ -74,3 +84,15 @@ def test_the_servers_answers_come_in_one_piece(server: Running) -> None:
             head, _, body = answer.partition(b"\r\n\r\n")
             length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
             assert len(body) == int(length.split(b":")[1])
+
+
+def test_a_client_alone_has_its_answer_before_it_is_written_down(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    noticed = []
+    monkeypatch.setattr(AccessLog, "http", lambda *about: noticed.append(answered.wait(10)))
+    assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
+    answered.set()
+    wait(lambda: bool(noticed))
+    assert noticed == [True]
