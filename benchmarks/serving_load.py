@@ -86,7 +86,7 @@ def measure(load: Load) -> Row:
 class Client:
     """One connection and the answer that is arriving on it."""
 
-    __slots__ = ("buffer", "index", "sent_ns", "sock", "unsent")
+    __slots__ = ("arrived_ns", "buffer", "index", "sent_ns", "sock", "unsent")
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -95,11 +95,15 @@ class Client:
         self.buffer = b""
         self.unsent = b""
         self.index = -1
+        self.arrived_ns = 0
         self.sent_ns = 0
 
 
 class Generator:
-    """Sends, receives and judges; :attr:`idle` holds the clients without a request in flight."""
+    """Sends, receives and judges; :attr:`idle` holds the clients without a request in flight.
+
+    Times count from a request's arrival, which is before it is sent where every client waits for an answer then.
+    """
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -108,6 +112,7 @@ class Generator:
         self.idle: deque[Client] = deque()
         self.known: list[set[bytes]] = [set() for _ in load.requests]
         self.latencies = array("q")
+        self.service = array("q")
         self.statuses: Counter[int] = Counter()
         self.facts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -159,6 +164,7 @@ class Generator:
             "p50_ms": percentile(self.latencies, 0.50),
             "p99_ms": percentile(self.latencies, 0.99),
             "max_ms": percentile(self.latencies, 1.0),
+            "p99_from_sending_ms": percentile(self.service, 0.99),
             "seconds": seconds,
             "ended": latest,
             "sent": int(sent),
@@ -189,10 +195,10 @@ class Generator:
         self.poller.register(client.sock, select.EPOLLIN)
         self.idle.append(client)
 
-    def _send(self, client: Client, at_ns: int) -> None:
+    def _send(self, client: Client, arrived_ns: int) -> None:
         client.index = self.turn
         self.turn = (self.turn + 1) % len(self.load.requests)
-        client.sent_ns = at_ns
+        client.arrived_ns, client.sent_ns = arrived_ns, time.perf_counter_ns()
         request = self.load.requests[client.index]
         self.in_flight += 1
         self.facts["sent"] += 1
@@ -235,7 +241,8 @@ class Generator:
         status, head, body = found
         self.in_flight -= 1
         if self.counting:
-            self.latencies.append(now - client.sent_ns)
+            self.latencies.append(now - client.arrived_ns)
+            self.service.append(now - client.sent_ns)
         self.statuses[status] += self.counting
         if status == 200:
             key = key_of(self.load.form, body)
