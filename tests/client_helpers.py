@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from cli_helpers import first_document
+from serving_helpers import giving_up
 from stablernn_server.client import AsyncClient, Client
 
 STATE_KEY = "a key of at least thirty-two bytes"
@@ -109,11 +110,17 @@ class ServerProcess:
         environment = {"STABLERNN_REGISTRY": str(self.registry), "STABLERNN_STATE_KEY": state_key}
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *words], env=os.environ | environment, stdout=subprocess.PIPE, stderr=log, text=True
+                [sys.executable, *words],
+                env=os.environ | environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
             )
         assert self.process.stdout is not None
         try:
-            self.url: str = first_document(self.process.stdout)["url"]
+            with giving_up(self.process):
+                self.url: str = first_document(self.process.stdout)["url"]
         except ValueError:
             raise AssertionError(f"The server did not start:\n{self.log.read_text()}") from None
         self.port = int(self.url.rpartition(":")[2])

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,12 +51,8 @@ class ServeProcess:
 
     def kill(self) -> None:
         """End it and its workers, whatever they do."""
-        workers = [pid for pid in self.ready.get("workers", ()) if pid != self.process.pid]
-        self.process.kill()
+        end_all(self.process)
         self.process.communicate()
-        for pid in workers:
-            if is_alive(pid):
-                os.kill(pid, signal.SIGKILL)
 
 
 def command(*words: object) -> list[str]:
@@ -73,14 +71,34 @@ def start_serve(
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            start_new_session=True,
         )
     assert process.stdout is not None
     text = ""
-    for line in process.stdout:
-        text += line
-        if line == "}\n":
-            return ServeProcess(process, json.loads(text), log)
+    # A server that hangs ends here, with its last words below.
+    with giving_up(process):
+        for line in process.stdout:
+            text += line
+            if line == "}\n":
+                return ServeProcess(process, json.loads(text), log)
     raise AssertionError(f"the server ended with {process.wait(30)}: {log.read_text()[-2000:]}")
+
+
+def end_all(process: subprocess.Popen[str]) -> None:
+    """Kill a process that leads a session, and all that it has started there: also those that nobody knows of."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def giving_up(process: subprocess.Popen[str], seconds: float = 60) -> Iterator[None]:
+    """Kill such a process if this block takes longer."""
+    timer = threading.Timer(seconds, end_all, [process])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def failed_serve(

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from scheduler_helpers import wait
-from server_helpers import Running
+from server_helpers import Published, Running, serve
+from stablernn_server import Settings, create_app
 from stablernn_server.access_log import AccessLog
 from stablernn_server.gathered import GatheredTransport
 
@@ -87,12 +88,14 @@ def test_the_servers_answers_come_in_one_piece(server: Running) -> None:
 
 
 def test_a_client_alone_has_its_answer_before_it_is_written_down(
-    server: Running, monkeypatch: pytest.MonkeyPatch
+    published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = threading.Event()
     noticed = []
     monkeypatch.setattr(AccessLog, "http", lambda *about: noticed.append(answered.wait(10)))
-    assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
-    answered.set()
-    wait(lambda: bool(noticed))
-    assert noticed == [True]
+    # A server of its own: others may still be writing down what tests before have asked.
+    for server in serve(create_app(Settings(registry=published.root, models=("animals:1",)))):
+        assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
+        answered.set()
+        wait(lambda: bool(noticed))
+    assert all(noticed)

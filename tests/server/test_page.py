@@ -371,6 +371,28 @@ def test_token(guarded: Running, visit: Callable[..., Visit]) -> None:
 
 
 @needs_browser
+def test_who_gives_no_token_is_not_asked_again_for_what_was_under_way(
+    guarded: Running, visit: Callable[..., Visit]
+) -> None:
+    made = visit(guarded, "/")
+    made.expected = {401}
+    page, held = made.page, []
+    page.route("**/v2/repository/index", lambda route: held.append(route))
+    with page.expect_request("**/v2/repository/index"):
+        page.reload()
+    dialog = page.get_by_role("dialog", name="This server wants a token")
+    playwright.expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    playwright.expect(dialog).to_be_hidden()
+    for route in held:
+        route.continue_()
+    playwright.expect(page.locator("#list-problem [role=alert]")).to_contain_text("This server needs a token")
+    playwright.expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Try again").click()
+    playwright.expect(dialog).to_be_visible()
+
+
+@needs_browser
 def test_keyboard_alone(server: Running, visit: Callable[..., Visit]) -> None:
     page = visit(server, "/").page
     page.locator("#model-title").wait_for()

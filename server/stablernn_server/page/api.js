@@ -1,6 +1,6 @@
 // Requests to this server, and to no other; what goes wrong becomes an ApiError with the server's own sentence.
 
-import { askToken, token } from "./token.js";
+import { askToken, timesRefused, token } from "./token.js";
 
 const ROOT = new URL(".", document.baseURI);
 
@@ -38,6 +38,7 @@ export async function postJson(path, body) {
 async function send(path, { method = "GET", body = undefined, quiet = false } = {}) {
   for (;;) {
     const held = token();
+    const refusals = timesRefused();
     const headers = new Headers();
     if (held !== null) headers.set("Authorization", `Bearer ${held}`);
     if (body !== undefined) headers.set("Content-Type", "application/json");
@@ -50,8 +51,8 @@ async function send(path, { method = "GET", body = undefined, quiet = false } = 
     if (response.ok) return response;
     const error = await errorOf(response);
     if (response.status !== 401 || quiet) throw error;
-    // Another request may have got a token while this one was on its way.
-    if (token() === held && !(await askToken(error.message))) throw error;
+    // Another request may have got a token while this one was on its way, or may have been given none.
+    if (token() === held && (timesRefused() > refusals || !(await askToken(error.message)))) throw error;
   }
 }
 

@@ -4,6 +4,7 @@ import { byId } from "./dom.js";
 
 const KEY = "stablernn-token";
 let asking = null;
+let refusals = 0;
 
 export function token() {
   return sessionStorage.getItem(KEY);
@@ -12,6 +13,11 @@ export function token() {
 export function forgetToken() {
   sessionStorage.removeItem(KEY);
   show();
+}
+
+/** How often somebody was asked for a token and gave none. */
+export function timesRefused() {
+  return refusals;
 }
 
 /** Asks for a token, once for all requests that need it. Resolves to false when nobody gave one. */
@@ -28,6 +34,7 @@ export function askToken(sentence) {
         const given = dialog.returnValue === "use" ? field.value.trim() : "";
         field.value = "";
         if (given) sessionStorage.setItem(KEY, given);
+        else refusals += 1;
         show();
         asking = null;
         resolve(given !== "");
