@@ -270,7 +270,7 @@ and whatever else the machine did shared its cores. Every answer was compared wi
 """
 _COMPARE = """Sequences of 784 steps, or of 64 where it says so, of one feature; a request holds one of them and asks
 for the probabilities. 16 clients, each sending its next request when the one before is answered. The limit is the best
-of three ways to use ONNX Runtime without any server. Servers ran one after the other in {rounds}; medians, the
+of the ways below to use ONNX Runtime without any server. Servers ran one after the other in {rounds}; medians, the
 smallest and the largest behind them. Peers serve the same ONNX file by the programs in `benchmarks/serving_peers/`, one
 server process each, with batching where they have it. Access logs are off everywhere; `stablernn serve` asks for a
 token, checks every request and counts it in its metrics."""

@@ -83,7 +83,7 @@ class GatheringProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on with the next request of this connection."""
         # Where others wait for the event loop, clients that wake up now would take a CPU from it; else nobody gains by
-        # the wait until this request is written down.
+        # the wait until this request is written down. An open WebSocket is one of the others.
         if len(self.tasks) <= 1:
             cast("GatheredTransport", self.transport).flush()
         super().on_response_complete()

@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -388,9 +388,7 @@ class Scheduler:
                 wake = min(wake, self._serve(key, queue))
             except Exception as error:
                 # A fault of ours in one queue must neither leave its callers waiting nor hold up the others.
-                for _, _, job in queue.heap:
-                    if not job.future.done():
-                        job.future.set_exception(error)
+                _fail([job for _, _, job in queue.heap], error)
                 queue.heap.clear()
             if not queue.heap:
                 del self._queues[key]
@@ -420,7 +418,7 @@ class Scheduler:
             left = self._patience(key) - (now_ns - first.queued_ns) / 1e9
             is_one_idle = self._runners.is_one_idle
             if not is_one_idle or left > 0:
-                if self._runners.lined_up is None and self._ends_soon():
+                if self._runners.lined_up is None and self._may_follow():
                     self._runners.line_up(self._take(queue, Stop()))
                 return left if is_one_idle else math.inf
             self._runners.begin(self._take(queue, Stop()))
@@ -431,15 +429,23 @@ class Scheduler:
         running = len(self._runners.running)
         if running >= self._usual:
             return max(PATIENCE_SECONDS, PATIENCE_RUNS * self._usual_seconds.get(key[:3], 0.0))
-        if running >= self._unshared and self._ends_soon():
+        if running >= self._unshared and self._end_soon():
             return SHORT_SECONDS
         return 0.0
 
-    def _ends_soon(self) -> bool:
-        """Whether one of the runs should be over soon."""
-        return any(
+    def _end_soon(self) -> int:
+        """How many of the runs should be over soon."""
+        return sum(
             self._usual_seconds.get(batch.jobs[0].key[:3], math.inf) <= SHORT_SECONDS for batch in self._runners.running
         )
+
+    def _may_follow(self) -> bool:
+        """Whether a batch could begin at once where the next of the runs that should be over soon has ended.
+
+        Else as many as came to run at a time by chance would go on to do so.
+        """
+        running, soon = len(self._runners.running), self._end_soon()
+        return running <= self._usual and (soon == 1 or (soon > 1 and running <= self._unshared))
 
     def _line_up_again(self) -> float:
         """Let what has come join the batch that is lined up, or go before it; after how many seconds to look again."""
@@ -449,11 +455,19 @@ class Scheduler:
         first, last = batch.jobs[0], batch.jobs[-1]
         left = self._patience(first.key) - (time.perf_counter_ns() - first.queued_ns) / 1e9
         place = (last.caller.priority, last.number)
-        if left <= 0 or any(queue.heap[0][:2] < place for queue in self._queues.values() if queue.heap):
+        is_next = all(queue.heap[0][:2] > place for queue in self._queues.values() if queue.heap)
+        if left <= 0 or not is_next or not self._may_follow():
             self._dissolve(batch)
             return math.inf
-        if first.key in self._queues:
-            self._fill(batch, self._queues[first.key])
+        queue = self._queues.get(first.key)
+        if queue is not None:
+            try:
+                self._fill(batch, queue)
+            except Exception:
+                # Those in the batch know; those in the queue will, when it is served.
+                return math.inf
+            if not queue.heap:
+                del self._queues[first.key]
         self._runners.line_up(batch)
         return left
 
@@ -500,14 +514,12 @@ class Scheduler:
     def drop_abandoned(self) -> None:
         """Give up the work of clients that have gone; called now and then, for nothing else looks at what waits long or
         runs."""
-        self._recall()
         for queue in self._queues.values():
             for _, _, job in queue.heap:
                 self._is_dropped(job)
         for batch in set(self._in_runs.values()):
             for job in batch.jobs:
                 self._is_dropped(job)
-        self._pump_soon()
 
     def _most_rows(self, job: _Job) -> int:
         return self._settings.max_batch_size if job.kind == "sequence" else self._settings.max_step_batch_size
@@ -551,17 +563,21 @@ class Scheduler:
         return batch
 
     def _fill(self, batch: _Batch, queue: _Queue) -> None:
-        """Add what still fits."""
+        """Add what still fits; a fault of ours is for those who are in the batch by then, too."""
         first = batch.jobs[0]
-        most = self._most_rows(first)
-        while queue.heap and batch.rows < most:
-            job = queue.heap[0][2]
-            if not self._is_dropped(job):
-                rows, longest = batch.rows + job.part.rows, max(batch.longest, job.part.time)
-                if rows > most or _numbers(first, rows, longest) > self._settings.max_elements:
-                    break
-                self._add(batch, job)
-            heapq.heappop(queue.heap)
+        try:
+            most = self._most_rows(first)
+            while queue.heap and batch.rows < most:
+                job = queue.heap[0][2]
+                if not self._is_dropped(job):
+                    rows, longest = batch.rows + job.part.rows, max(batch.longest, job.part.time)
+                    if rows > most or _numbers(first, rows, longest) > self._settings.max_elements:
+                        break
+                    self._add(batch, job)
+                heapq.heappop(queue.heap)
+        except Exception as error:
+            _fail(batch.jobs, error)
+            raise
 
     def _add(self, batch: _Batch, job: _Job) -> None:
         batch.jobs.append(job)
@@ -586,9 +602,7 @@ class Scheduler:
             self._hand_out(batch)
         except Exception as error:
             logger.exception("the answers of a run could not be handed out")
-            for job in batch.jobs:
-                if not job.future.done():
-                    job.future.set_exception(error)
+            _fail(batch.jobs, error)
 
     def _hand_out(self, batch: _Batch) -> None:
         first = batch.jobs[0]
@@ -671,6 +685,12 @@ def _translated(error: Exception) -> Exception:
             "The request needs more memory than this server has left; send fewer or shorter series at a time."
         )
     return error
+
+
+def _fail(jobs: Iterable[_Job], error: Exception) -> None:
+    for job in jobs:
+        if not job.future.done():
+            job.future.set_exception(error)
 
 
 def _expire(future: asyncio.Future[Answer]) -> None:

@@ -27,6 +27,9 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
             raise SettingsError(f"The TLS {name} {path} cannot be read: {error.strerror}.") from error
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
+    # Clients whose threads read and write at the same time, such as those of `websockets.sync`, can wait for ever when
+    # a session ticket comes between: it is read, and nothing follows. Connections are kept, so that few resume one.
+    context.num_tickets = 0
     try:
         # Without a password of its own, a key that has one would make OpenSSL ask on the terminal.
         context.load_cert_chain(certificate, key, password="")

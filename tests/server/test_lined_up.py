@@ -14,6 +14,7 @@ import pytest
 from scheduler_helpers import PATIENT, Blocker, Desk, scheduling, turns, until
 from stablernn_server import NotReadyError, OnnxModel
 from stablernn_server import scheduler as scheduler_module
+from stablernn_server.errors import ClientGoneError
 from stablernn_server.runners import Runners
 from stablernn_server.runtime.batch import Share
 from stablernn_server.scheduler import Answer, Caller
@@ -41,7 +42,8 @@ async def behind_a_short_run(flow: OnnxModel, **settings: Any) -> AsyncIterator[
         await asyncio.wait_for(short, PATIENT)
         async with desk.occupied(flow) as blocker:
             yield desk, blocker
-        assert desk.scheduler._waiting == 0
+        scheduler = desk.scheduler
+        assert (scheduler.pending, scheduler._waiting, scheduler._queues, scheduler._in_runs) == (0, 0, {}, {})
 
 
 def test_what_arrives_joins_the_batch_that_is_lined_up(animals: OnnxModel, flow: OnnxModel) -> None:
@@ -132,6 +134,82 @@ def test_a_fault_about_one_that_would_join_it_is_for_that_one_alone(animals: Onn
     asyncio.run(ask())
 
 
+def test_a_fault_while_it_is_made_up_is_told_to_all_that_are_in_it(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*about: object) -> int:
+        raise ArithmeticError("numbers")
+
+    async def ask() -> None:
+        async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
+            tasks = [run(desk, animals)]
+            await turns()
+            assert lined_up(desk) == 1
+            with monkeypatch.context() as broken:
+                broken.setattr(scheduler_module, "_numbers", fail)
+                tasks.append(run(desk, animals))
+                tasks.append(run(desk, animals))
+                for task in tasks:
+                    with pytest.raises(ArithmeticError, match="numbers"):
+                        await asyncio.wait_for(task, PATIENT)
+            task = run(desk, animals)
+            blocker.released.set()
+            assert [answer.batch_rows for answer in await answers([task])] == [1]
+
+    asyncio.run(ask())
+
+
+def test_the_place_of_a_client_that_has_gone_is_free_though_another_is_lined_up(
+    animals: OnnxModel, flow: OnnxModel
+) -> None:
+    async def ask() -> None:
+        async with behind_a_short_run(flow, inferences=1, max_batch_size=1, max_queue=1) as (desk, blocker):
+            first = run(desk, animals)
+            await turns()
+            gone = threading.Event()
+            x = np.zeros((1, 10, 1), np.float32)
+            second = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=gone.is_set)))
+            await turns()
+            assert (lined_up(desk), desk.scheduler.pending) == (1, 3)
+            gone.set()
+            third = run(desk, animals)
+            await turns()
+            blocker.released.set()
+            await answers([first, third])
+            with pytest.raises(ClientGoneError):
+                await second
+
+    asyncio.run(ask())
+
+
+def test_runs_that_came_to_go_on_at_a_time_fall_back_to_one(flow: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
+
+    async def ask() -> None:
+        async with behind_a_short_run(flow) as (desk, first):
+            blockers, tasks, counts = [first], [], []
+
+            def begin() -> None:
+                blockers.append(Blocker())
+                tasks.append(asyncio.create_task(desk.scheduler.call(flow, blockers[-1], 1, caller=Caller())))
+
+            begin()
+            # After the patience of the second.
+            await until(blockers[1].started.is_set)
+            counts.append(len(desk.scheduler._runners.running))
+            begin()
+            await turns()
+            blockers[1].released.set()
+            await asyncio.wait_for(tasks[0], PATIENT)
+            counts.append(len(desk.scheduler._runners.running))
+            for blocker in blockers:
+                blocker.released.set()
+            await answers(tasks)
+            assert counts == [2, 1]
+
+    asyncio.run(ask())
+
+
 def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: OnnxModel) -> None:
     ran = threading.Event()
 
@@ -160,11 +238,14 @@ def test_it_begins_beside_a_run_that_is_not_over_soon_after_all(
 
     async def ask() -> None:
         async with behind_a_short_run(flow) as (desk, blocker):
-            task = run(desk, animals)
-            await turns()
-            assert lined_up(desk) == 1
-            (answer,) = await answers([task])
-            assert answer.queue_ns >= scheduler_module.SHORT_SECONDS * 1e9
+            tasks = []
+            for count in (1, 2):
+                tasks.append(run(desk, animals))
+                await turns()
+                assert lined_up(desk) == count
+            first, second = await answers(tasks)
+            assert first.queue_ns >= scheduler_module.SHORT_SECONDS * 1e9
+            assert (first.batch_rows, second.batch_rows) == (2, 2)
             assert not blocker.released.is_set()
 
     asyncio.run(ask())

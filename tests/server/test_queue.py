@@ -521,7 +521,8 @@ def test_nothing_is_lost_when_requests_come_and_go(
                 if random.random() < 0.3:
                     await asyncio.sleep(0)
             answers = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), PATIENT)
-            assert (desk.scheduler.pending, desk.scheduler._waiting) == (0, 0)
+            scheduler = desk.scheduler
+            assert (scheduler.pending, scheduler._waiting, scheduler._queues, scheduler._in_runs) == (0, 0, {}, {})
             return answers
 
     for number, (x, answer) in enumerate(zip(requests, asyncio.run(together()), strict=True)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -142,6 +143,10 @@ class Address:
         return "ws" + self.url.removeprefix("http")
 
     @property
+    def is_encrypted(self) -> bool:
+        return self.url.startswith("https:")
+
+    @property
     def verify(self) -> ssl.SSLContext | bool:
         return True if self.context is None else self.context
 
@@ -171,7 +176,9 @@ class ThreadTransport:
             answer = self._http.request(method, path, content=content, headers=headers, timeout=seconds)
         return Reply(answer.status_code, answer.headers, answer.content)
 
-    async def open(self, path: str, seconds: float) -> ThreadLink:
+    async def open(self, path: str, seconds: float) -> Link:
+        if self._address.is_encrypted:
+            return BesideLink(self._address, path, seconds)
         with _explained(self._address.url, seconds):
             connect = websockets.sync.client.connect(
                 self._address.socket_url + path, **self._address.socket_options(seconds)
@@ -202,6 +209,51 @@ class ThreadLink:
         self._socket.close()
 
 
+class BesideLink:
+    """A WebSocket over TLS, on an event loop in a thread beside the caller's.
+
+    The connection that the library has for threads reads in one of them and writes in another. OpenSSL does not allow
+    that for one connection: now and then both wait for ever, past every timeout.
+    """
+
+    def __init__(self, address: Address, path: str, seconds: float) -> None:
+        self._url = address.url
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="stablernn stream", daemon=True)
+        self._thread.start()
+        try:
+            self._link = self._wait(open_link(address, path, seconds))
+        except BaseException:
+            self._end()
+            raise
+
+    async def send(self, data: str | bytes) -> None:
+        self._wait(self._link.send(data))
+
+    async def receive(self, seconds: float) -> str | bytes:
+        return self._wait(self._link.receive(seconds))
+
+    async def close(self) -> None:
+        if not self._loop.is_closed():
+            try:
+                self._wait(self._link.close())
+            finally:
+                self._end()
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError as error:
+            coroutine.close()
+            raise _lost(self._url, error) from error
+        return future.result()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 class TaskTransport:
     """For a task of asyncio, which lets others run."""
 
@@ -217,11 +269,7 @@ class TaskTransport:
         return Reply(answer.status_code, answer.headers, answer.content)
 
     async def open(self, path: str, seconds: float) -> TaskLink:
-        with _explained(self._address.url, seconds):
-            connect = websockets.asyncio.client.connect(
-                self._address.socket_url + path, **self._address.socket_options(seconds)
-            )
-            return TaskLink(await connect.__aenter__(), self._address.url)
+        return await open_link(self._address, path, seconds)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -246,6 +294,13 @@ class TaskLink:
 
     async def close(self) -> None:
         await self._socket.close()
+
+
+async def open_link(address: Address, path: str, seconds: float) -> TaskLink:
+    """A WebSocket of the running event loop; raises as :meth:`Transport.open`."""
+    with _explained(address.url, seconds):
+        connect = websockets.asyncio.client.connect(address.socket_url + path, **address.socket_options(seconds))
+        return TaskLink(await connect.__aenter__(), address.url)
 
 
 @contextmanager
