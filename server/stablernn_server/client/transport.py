@@ -246,7 +246,11 @@ class BesideLink:
         except RuntimeError as error:
             coroutine.close()
             raise _lost(self._url, error) from error
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            # Of a caller who was interrupted nothing goes on that would take the next message.
+            future.cancel()
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
