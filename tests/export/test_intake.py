@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,9 @@ class Graphs:
         return answers
 
 
+@functools.cache
 def made(kind: str) -> Graphs:
+    """The graphs of a model, exported once for all tests: they hold no state of their own."""
     torch.manual_seed(0)
     model = MODELS[kind]()
     model.fit_scaling([np.random.default_rng(0).normal(5, 3, (50, model.input_size))])
