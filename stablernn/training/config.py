@@ -266,6 +266,9 @@ class TrainingConfig(Section):
     """Epochs without a better validation metric after which training stops; None: never."""
     keep_epochs: bool = False
     """Whether the weights after each epoch stay in the run, as checkpoints/epoch-1 and so on, beside best and last."""
+    plots: bool = True
+    """Whether a run ends with pictures of its curves and predictions; drawing can take longer than training a small
+    model."""
     seed: Seed = 0
     """Of initial weights, order of samples and dropout."""
     device: DeviceName = "auto"

@@ -575,7 +575,8 @@ def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, s
         check_certified(trainer.model, certify(trainer.model, stored=False))
     predictor = TorchPredictor(trainer.model)
     position = trainer.position
-    draw_curves(place.plots, place.records(), trainer.task.headline, position.best_epoch, place.path.name)
+    if config.training.plots:
+        draw_curves(place.plots, place.records(), trainer.task.headline, position.best_epoch, place.path.name)
     if isinstance(data, StepData):
         scorers = {split: StepScorer(data, split) for split in ("validation", "test")}
         found = {split: scorer.score_of(predictor) for split, scorer in scorers.items() if scorer.samples}
@@ -595,7 +596,7 @@ def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, s
         fitted = Baselines(data)
         metrics = {split: scores | fitted.scores(split) for split, scores in metrics.items()}
         baselines = {"ridge": fitted.notes}
-    if scorer.samples:
+    if scorer.samples and config.training.plots:
         draw_predictions(place.plots, data, scorer, outputs, config.task.quantiles or (), drawn)
     return _summarize(place, config, data, trainer, metrics, baselines)
 

@@ -214,7 +214,13 @@ def test_fitting_again_finds_the_same() -> None:
     assert fit_offsets(model, data.windows("validation")) == first
 
 
-TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.max_steps=2"]
+TINY = [
+    "model.hidden_size=5",
+    "training.threads=1",
+    "training.device=cpu",
+    "training.plots=false",
+    "training.max_steps=2",
+]
 RUNS = {
     "classify": (["data.source=digits", "training.batch_size=500"], ["temperature"]),
     "forecast": (

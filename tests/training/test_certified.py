@@ -22,6 +22,7 @@ from training.test_resume import assert_same
 CONTRACTING = ("rnn", "identity_rnn", "rnn_orth", "soft_orth", "indrnn", "fastrnn", "noisy_rnn", "lipschitz_rk2", "lru")
 WILD = ("--hidden-size", 3, "--epochs", 2, "--lr", 0.5, "--batch-size", 8)
 """Steps that leave the region at once."""
+NO_PLOTS = ("--set", "training.plots=false")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def trained(place: Workplace, cell: str, name: str, *more: object) -> list[dict[
 
 @pytest.mark.parametrize("cell", CONTRACTING)
 def test_cells_that_contract_do_so_in_every_epoch(cell: str, place: Workplace) -> None:
-    for found in trained(place, cell, cell, "--certified", "--num-layers", 2):
+    for found in trained(place, cell, cell, "--certified", "--num-layers", 2, *NO_PLOTS):
         assert found["kind"] == "contracting"
         assert found["contraction_rate"] < 1
         assert found["exponent_bound"] == pytest.approx(math.log(found["contraction_rate"]))
@@ -55,7 +56,7 @@ def test_cells_that_contract_do_so_in_every_epoch(cell: str, place: Workplace) -
 
 @pytest.mark.parametrize("cell", sorted(key for key, kind in BY_CONSTRUCTION.items() if kind == "non-expansive"))
 def test_cells_that_keep_distances_are_non_expansive(cell: str, place: Workplace) -> None:
-    kinds = {found["kind"] for found in trained(place, cell, cell, "--certified")}
+    kinds = {found["kind"] for found in trained(place, cell, cell, "--certified", *NO_PLOTS)}
     assert kinds <= {"contracting", "non-expansive"}
     place.ok("certify", cell, "--require", "non-expansive")
 

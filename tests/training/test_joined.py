@@ -20,7 +20,7 @@ from stablernn.training.checkpoint import load_checkpoint
 from stablernn.training.joined import class_weights, without_validation
 from stablernn.training.plan import plan_training
 
-TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu"]
+TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.plots=false"]
 DIGITS = ["data.source=digits", "model.cell=rnn", "training.batch_size=256", "training.refit=true", *TINY]
 
 

@@ -536,7 +536,13 @@ def test_its_settings_are_refused_by_other_tasks(override: str, key: str, tmp_pa
 
 # --- a whole run -----------------------------------------------------------------------------------------------------
 
-TINY = ["model.hidden_size=6", "training.device=cpu", "training.batch_size=3", "training.schedule=plateau"]
+TINY = [
+    "model.hidden_size=6",
+    "training.device=cpu",
+    "training.plots=false",
+    "training.batch_size=3",
+    "training.schedule=plateau",
+]
 
 
 def write_text(path: Path) -> None:

@@ -18,7 +18,7 @@ from stablernn.training import Progress, load_config, train
 from stablernn.training.checkpoint import load_checkpoint
 
 SCRIPT = Path(__file__).parent / "stopped_run.py"
-TINY = ["model.hidden_size=6", "training.threads=1", "training.device=cpu"]
+TINY = ["model.hidden_size=6", "training.threads=1", "training.device=cpu", "training.plots=false"]
 # Two layers with dropout draw from torch's generator at each step; 9 steps make an epoch.
 DIGITS = [
     "data.source=digits",

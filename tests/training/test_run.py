@@ -27,6 +27,7 @@ from stablernn.training import evaluate, load_config, load_run, load_run_data, t
 TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.max_steps=2"]
 DIGITS = ["data.source=digits", "model.cell=lipschitz", "training.batch_size=500", *TINY]
 CO2 = ["data.source=co2", "task.horizon=6", "task.context_length=12", "model.cell=gru", *TINY]
+NO_PLOTS = "training.plots=false"
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,13 @@ def test_the_files_of_a_run(task: str, pictures: list[str], runs: dict[str, tupl
             "summary.json",
         ]
     )
+
+
+@pytest.mark.parametrize("overrides", [DIGITS, CO2], ids=["classify", "forecast"])
+def test_a_run_without_plots_has_none(overrides: list[str], tmp_path: Path) -> None:
+    train(load_config(overrides=[*overrides, NO_PLOTS]), tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert not list(tmp_path.rglob("*.png"))
 
 
 @pytest.mark.parametrize("task", ["classify", "forecast"])
@@ -278,7 +286,9 @@ def test_loading_a_damaged_run(tmp_path: Path, runs: dict[str, tuple[Path, dict[
 @pytest.mark.parametrize("cell", list_cells())
 def test_every_cell_trains_for_both_tasks(cell: str, source: str, tmp_path: Path) -> None:
     overrides = DIGITS if source == "digits" else CO2
-    summary = train(load_config(overrides=[*overrides, f"model.cell={cell}", "training.max_steps=1"]), tmp_path / "run")
+    summary = train(
+        load_config(overrides=[*overrides, f"model.cell={cell}", "training.max_steps=1", NO_PLOTS]), tmp_path / "run"
+    )
     headline = {"digits": "accuracy", "co2": "mae"}[source]
     assert np.isfinite(summary["metrics"]["test"][headline])
 

@@ -94,7 +94,7 @@ def test_without_a_warm_up_no_number_is_drawn() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "model.cell=rnn"]
+TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.plots=false", "model.cell=rnn"]
 MEMBERS = [
     *("data.source=co2", "task.horizon=6", "task.context_length=20", "task.season=4", "model.members=2"),
     *("model.head_dropout=0.2", "training.batch_size=400", "training.max_steps=9", "training.warm_up=12", *TINY),
