@@ -11,8 +11,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import pytest
+
 from server_helpers import Running
 from stablernn_server import NotReadyError, OnnxModel, Settings
+from stablernn_server import scheduler as scheduler_module
 from stablernn_server.runtime.batch import Share
 from stablernn_server.runtime.session import Stop
 from stablernn_server.scheduler import Answer, Caller, Scheduler
@@ -74,6 +77,35 @@ class Desk:
         finally:
             blocker.released.set()
         await asyncio.wait_for(task, PATIENT)
+
+
+class BeginRecorder:
+    """The order in which runs begin, by their first requests.
+
+    Two runs at a time may end in any order: what the scheduler promises is the order in which they begin.
+
+    Attributes:
+        priorities: Of the runs that have begun, oldest first.
+        numbers: Of the same requests, in the order that they came to the scheduler.
+        threads_may_begin: Cleared while worker threads are to wait before they begin, as on a machine whose CPUs are
+            busy; runs on the event loop are not held up.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.priorities: list[int] = []
+        self.numbers: list[int] = []
+        self.threads_may_begin = threading.Event()
+        self.threads_may_begin.set()
+        self._execute = scheduler_module._execute
+        # Schedulers that are created from now on hand this to their threads.
+        monkeypatch.setattr(scheduler_module, "_execute", self._record)
+
+    def _record(self, batch: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert self.threads_may_begin.wait(PATIENT)
+        self.priorities.append(batch.jobs[0].caller.priority)
+        self.numbers.append(batch.jobs[0].number)
+        self._execute(batch)
 
 
 @asynccontextmanager

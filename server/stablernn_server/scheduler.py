@@ -406,13 +406,18 @@ class Scheduler:
             if self._is_dropped(first):
                 heapq.heappop(queue.heap)
                 continue
-            if first.kind == "step" and self._expected_ns(queue) <= INLINE_NS:
+            if first.kind == "step" and self._is_for_the_loop(key, queue, INLINE_NS):
                 self._run_inline(queue)
                 continue
             left = self._settings.max_queue_delay_ms / 1e3 - self._oldest_seconds(queue, now_ns)
             if left > 0 and not self._is_full(queue):
                 return left
-            if first.kind == "sequence" and self._expected_ns(queue) <= (ALONE_NS if self.pending == 1 else INLINE_NS):
+            inline_ns = ALONE_NS if self.pending == 1 else INLINE_NS
+            if (
+                first.kind == "sequence"
+                and self._expected_ns(queue) <= inline_ns
+                and not self._has_unstarted_batch(key)
+            ):
                 self._run_inline(queue)
                 continue
             left = self._patience(key) - (now_ns - first.queued_ns) / 1e9
@@ -423,6 +428,22 @@ class Scheduler:
                 return left if is_one_idle else math.inf
             self._runners.begin(self._take(queue, Stop()))
         return math.inf
+
+    def _is_for_the_loop(self, key: tuple[Any, ...], queue: _Queue, limit_ns: int) -> bool:
+        """Return whether the next batch is cheap enough to be run on the event loop, and overtakes nothing there."""
+        return self._expected_ns(queue) <= limit_ns and not self._has_unstarted_batch(key)
+
+    def _has_unstarted_batch(self, key: tuple[Any, ...]) -> bool:
+        """Return whether a thread is about to run an earlier batch of a queue.
+
+        On a busy machine the thread may wait for a CPU for longer than a whole run on the event loop takes, and such a
+        run would overtake older or more urgent work for the same graph.
+        """
+        # A thread may have taken this batch already: that is only known once the end of its previous run is collected.
+        following = self._runners.lined_up
+        if following is not None and following.jobs[0].key == key:
+            return True
+        return any(batch.started_ns == 0 and batch.jobs[0].key == key for batch in self._runners.running)
 
     def _patience(self, key: tuple[Any, ...]) -> float:
         """For how many seconds a batch waits for a run to end before it gets a thread beside those that run."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_helpers import PATIENT, Blocker, Desk, scheduling, turns, until
+from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, scheduling, turns, until
 from stablernn_server import NotReadyError, OnnxModel
 from stablernn_server import scheduler as scheduler_module
 from stablernn_server.errors import ClientGoneError
@@ -60,22 +60,56 @@ def test_what_arrives_joins_the_batch_that_is_lined_up(animals: OnnxModel, flow:
     asyncio.run(ask())
 
 
-def test_what_is_more_urgent_goes_before_it(animals: OnnxModel, flow: OnnxModel) -> None:
-    order = []
+def test_what_is_more_urgent_goes_before_it(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = BeginRecorder(monkeypatch)
 
     async def ask() -> None:
         async with behind_a_short_run(flow, inferences=1, max_batch_size=1) as (desk, blocker):
             tasks = []
             for priority in (100, 3, 200, 1):
                 tasks.append(run(desk, animals, priority=priority))
-                tasks[-1].add_done_callback(lambda _, priority=priority: order.append(priority))
                 await turns()
                 assert lined_up(desk) == 1
+            recorder.priorities.clear()
             blocker.released.set()
             await answers(tasks)
 
     asyncio.run(ask())
-    assert order == [1, 3, 100, 200]
+    assert recorder.priorities == [1, 3, 100, 200]
+
+
+@pytest.mark.parametrize("is_taken", [True, False], ids=["taken by a thread", "lined up"])
+def test_cheap_work_does_not_overtake_a_batch_whose_thread_has_not_begun(
+    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    # However slow this machine is, what has run once is cheap enough for the event loop.
+    monkeypatch.setattr(scheduler_module, "INLINE_NS", 1e9)
+    recorder = BeginRecorder(monkeypatch)
+
+    async def ask() -> None:
+        async with behind_a_short_run(flow, inferences=1, max_batch_size=1) as (desk, blocker):
+            scheduler = desk.scheduler
+            urgent = run(desk, animals, priority=1)
+            await turns()
+            assert lined_up(desk) == 1
+            recorder.priorities.clear()
+            recorder.threads_may_begin.clear()
+            if is_taken:
+                blocker.released.set()
+                await until(lambda: lined_up(desk) == 0)
+            # Learned from a run that ended elsewhere.
+            scheduler._sequence_ns[(animals.ref, 1)] = 0.0
+            later = run(desk, animals, priority=200)
+            await turns()
+            assert not later.done()
+            recorder.threads_may_begin.set()
+            blocker.released.set()
+            await answers([urgent, later])
+
+    asyncio.run(ask())
+    assert recorder.priorities == [1, 200]
 
 
 def test_what_is_given_up_leaves_it(animals: OnnxModel, flow: OnnxModel) -> None:

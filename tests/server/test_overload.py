@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from scheduler_helpers import PATIENT, Blocker, Desk, busy, scheduling, until, wait
+from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, busy, scheduling, until, wait
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_server import ClientGoneError, DeadlineError, OnnxModel, Settings, create_app
 from stablernn_server.context import Context
@@ -357,23 +357,24 @@ def test_a_run_whose_client_hung_up_is_ended(published: Published, last_bytes: i
         assert httpx.post(f"{server.url}{INFER}", json=tensors(), timeout=PATIENT).status_code == 200
 
 
-def test_urgent_requests_are_served_first(published: Published) -> None:
-    order: list[int] = []
-    given = [100, 3, 200, 1, 0, 2]
+def test_urgent_requests_are_served_first(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = BeginRecorder(monkeypatch)
+    priorities = [100, 3, 200, 1, 0, 2]
 
     async def ask() -> None:
         async with house(published, max_batch_size=1) as here:
             tasks = []
             async with here.desk.occupied(here.flow):
-                for count, priority in enumerate(given, 1):
+                recorder.numbers.clear()
+                for count, priority in enumerate(priorities, 1):
                     tasks.append(here.post(INFER, tensors(priority=priority)))
-                    tasks[-1].add_done_callback(lambda _, priority=priority: order.append(priority))
                     await here.waiting(count)
             assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 6
 
     asyncio.run(ask())
+    first = min(recorder.numbers)
     # 0 is the default, which is 100; equals in the order that they came.
-    assert order == [1, 2, 3, 100, 0, 200]
+    assert [priorities[number - first] for number in recorder.numbers] == [1, 2, 3, 100, 0, 200]
 
 
 def test_bodies_of_requests_that_wait_are_held_and_given_back(published: Published) -> None:
