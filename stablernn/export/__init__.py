@@ -50,7 +50,7 @@ def export(
     """Write a model's weights, configuration, graphs, parity report and certificate into a folder.
 
     ONNX is always written: ``step.onnx`` (one step) and ``sequence.onnx`` (whole sequences). ``torchscript`` adds
-    ``model.torchscript``.
+    ``model.torchscript``, in a format that torch has deprecated.
 
     Args:
         model: Any model of :mod:`stablernn.models`, on any device; it is not changed.
@@ -61,7 +61,8 @@ def export(
     Raises:
         ConfigError: If a format is not one of ours, or this is not a model.
         ParityError: If a graph's numbers differ from the model's; no file is left.
-        ExportError: If the model has an operation that fixes the batch size.
+        ExportError: If the model has an operation that fixes the batch size, or the installed torch has no TorchScript
+            any more.
 
     Example:
         >>> import tempfile

@@ -1,16 +1,22 @@
-"""TorchScript: the traced step in a scripted loop, so that the length stays free.
+"""TorchScript: the traced step in a loop over time, so that the length stays free.
 
-TorchScript is deprecated in torch and kept as a format for other programs; ONNX is the first choice.
+Torch has deprecated TorchScript as a whole, tracing and loading included. The format is kept for programs that load
+nothing else, for as long as torch has it; ONNX is the first choice. Everything that computes is traced. A trace unrolls
+Python's loops, though, and would hold for sequences of one length only: the loop is written in TorchScript's own
+language and added to the traced module, which needs no ``torch.jit.script``.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from stablernn.errors import ExportError
 from stablernn.export.step import Emission, Transition, known_samples, sample_inputs, state_names
 from stablernn.models import SequenceModel
 
@@ -68,18 +74,27 @@ def script(model: SequenceModel) -> torch.jit.ScriptModule:
 
     Args:
         model: In evaluation mode, without gradients.
+
+    Raises:
+        ExportError: If the installed torch has no TorchScript any more.
     """
+    if not hasattr(torch.jit, "trace_module"):
+        raise ExportError(
+            f"torch {torch.__version__} cannot write TorchScript any more; export to onnx alone, whose sequence.onnx "
+            "takes the same inputs."
+        )
     names = state_names(model)
     after = [f"{name}_out" for name in names]
     outputs = list(model.output_names)
     state = model.initial_state(2)
     samples, known = sample_inputs(model), known_samples(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        parts = nn.Module()
-        parts.transition = _traced(Transition(model), (*samples.values(), *state))
-        parts.emission = _traced(Emission(model), (*state, *known.values()))
-        module: torch.jit.ScriptModule = torch.jit.script(parts)
+    with _deprecated():
+        # Comparing the trace with a second run would say nothing: parity is checked on whole sequences.
+        module: torch.jit.ScriptModule = torch.jit.trace_module(  # type: ignore[no-untyped-call]
+            _Parts(model).eval(),
+            {"transition": (*samples.values(), *state), "emission": (*state, *known.values())},
+            check_trace=False,
+        )
         module.define(
             (_LOOP_OF_EVERY_STEP if model.every_step else _LOOP).format(
                 first=model.input_name,
@@ -106,17 +121,34 @@ def script(model: SequenceModel) -> torch.jit.ScriptModule:
 
 def save(module: torch.jit.ScriptModule, path: Path) -> None:
     """Write the module to ``path``."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with _deprecated():
         torch.jit.save(module, str(path))
 
 
-def _traced(module: nn.Module, arguments: tuple[Tensor, ...]) -> torch.jit.ScriptModule:
-    # Checking a trace against a second run says nothing here: parity against the model is checked on whole sequences.
-    traced: torch.jit.ScriptModule = torch.jit.trace(  # type: ignore[no-untyped-call]
-        module.eval(), arguments, check_trace=False
-    )
-    return traced
+class _Parts(nn.Module):
+    """A step and the outputs of a model as two methods, to be traced into one module."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.step = Transition(model)
+        self.head = Emission(model)
+
+    def transition(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = self.step(*arguments)
+        return outputs
+
+    def emission(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = self.head(*arguments)
+        return outputs
+
+
+@contextmanager
+def _deprecated() -> Iterator[None]:
+    """Suppress torch's warnings that TorchScript is deprecated: whoever exports has asked for it by name."""
+    with warnings.catch_warnings():
+        # Python 3.14 has another text for the same category: "is not supported in Python 3.14+ and may break".
+        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", DeprecationWarning)
+        yield
 
 
 def _grouping(model: SequenceModel, names: list[str]) -> str:

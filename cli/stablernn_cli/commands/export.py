@@ -37,7 +37,7 @@ def export(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="onnx or torchscript, may be repeated; onnx is always written.",
+            help="onnx or torchscript (deprecated in torch), may be repeated; onnx is always written.",
             show_default="onnx",
         ),
     ] = None,
