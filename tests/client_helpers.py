@@ -106,6 +106,7 @@ class ServerProcess:
         self.start(state_key)
 
     def start(self, state_key: str = STATE_KEY) -> None:
+        self.state_key = state_key
         words = ["-m", "stablernn_cli", "serve", "--port", str(self.port), "--json", *self.arguments]
         environment = {"STABLERNN_REGISTRY": str(self.registry), "STABLERNN_STATE_KEY": state_key}
         with self.log.open("a") as log:
@@ -124,6 +125,16 @@ class ServerProcess:
         except ValueError:
             raise AssertionError(f"The server did not start:\n{self.log.read_text()}") from None
         self.port = int(self.url.rpartition(":")[2])
+
+    def ensure(self, *arguments: str, state_key: str = STATE_KEY) -> None:
+        """Run with these arguments and this key: start again only if the process has ended or runs with others."""
+        is_running = self.process.poll() is None
+        if is_running and (self.arguments, self.state_key) == (arguments, state_key):
+            return
+        if is_running:
+            self.kill()
+        self.arguments = arguments
+        self.start(state_key)
 
     def kill(self) -> None:
         """Without a word to anyone."""

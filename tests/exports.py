@@ -6,6 +6,7 @@ What is under test here is the server; that an export is right is for ``tests/ex
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import onnx
 from filelock import FileLock
+from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from stablernn.export import ExportReport, export
 from stablernn.export.weights import weights_file
@@ -25,6 +28,27 @@ def keep_in(folder: Path) -> None:
     """Keep exports in a folder that all workers of this run see."""
     folder.mkdir(exist_ok=True)
     _state["folder"] = folder
+    read_operators_once()
+
+
+def read_operators_once() -> None:
+    """Let torch read its table of ONNX operators once in a process, not twice in each export.
+
+    To parse the source of a thousand operators takes a third of the time of an export of a small model.
+    """
+    read = ONNXRegistry.from_torchlib.__func__
+
+    @functools.cache
+    def table(opset_version: int) -> ONNXRegistry:
+        return read(ONNXRegistry, opset_version)
+
+    def from_torchlib(cls: type[ONNXRegistry], opset_version: int = TORCHLIB_OPSET) -> ONNXRegistry:
+        registry = copy.copy(table(opset_version))
+        # An export may register operators of its own.
+        registry.functions = {name: list(functions) for name, functions in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = classmethod(from_torchlib)  # type: ignore[assignment]
 
 
 def exported(model: SequenceModel, folder: Path | str) -> ExportReport:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,12 +39,21 @@ def line(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Iter
     process.kill()
 
 
-@pytest.fixture
-def mortal(published: Published, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server that a test may stop."""
-    process = ServerProcess(published.root, tmp_path / "log", "--model", "animals:1", "--model", "flow:1")
+MORTAL = ("--model", "animals:1", "--model", "flow:1")
+
+
+@pytest.fixture(scope="module")
+def restartable(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    process = ServerProcess(published.root, tmp_path_factory.mktemp("mortal") / "log", *MORTAL)
     yield process
     process.kill()
+
+
+@pytest.fixture
+def mortal(restartable: ServerProcess) -> ServerProcess:
+    """A server that a test may stop; it runs on for the next where none does."""
+    restartable.ensure(*MORTAL)
+    return restartable
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -335,10 +344,13 @@ class TestServersThatGoAway:
         assert result.step == 6
         np.testing.assert_array_equal(result.outputs["probabilities"], offline[5])
 
-    def test_a_server_that_was_never_there(self, mortal: ServerProcess, kind: str) -> None:
-        mortal.kill()
-        with Both.of(kind, mortal.url) as client, pytest.raises(ConnectionFailed, match="check the address"):
-            client.stream("animals")
+    def test_a_server_that_was_never_there(self, kind: str) -> None:
+        # Bound, so that nobody else takes the port, but not listening.
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+            with Both.of(kind, url) as client, pytest.raises(ConnectionFailed, match="check the address"):
+                client.stream("animals")
 
 
 class TestLinesThatBreak:
