@@ -10,10 +10,10 @@ quickstart: $(VENV)/installed
 	$(BIN)/stablernn quickstart
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not slow" -n auto
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
 
 test-all: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

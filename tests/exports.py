@@ -9,15 +9,19 @@ import copy
 import functools
 import hashlib
 import json
+import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import onnx
+import pytest
 from filelock import FileLock
 from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from stablernn.export import ExportReport, export
+from stablernn.export.step import Parts
 from stablernn.export.weights import weights_file
 from stablernn.models import SequenceModel
 
@@ -29,6 +33,29 @@ def keep_in(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     _state["folder"] = folder
     read_operators_once()
+
+
+def share_graphs(patch: pytest.MonkeyPatch) -> None:
+    """Let exports of the same weights and configuration share their graphs in a run of the tests.
+
+    For tests of commands, which export the same run under other names again and again. Parity is checked each time.
+    """
+    module = sys.modules["stablernn.export"]
+    make = module.parts
+
+    def parts(model: SequenceModel) -> Parts:
+        shared = _state["folder"] / f"graphs-{_key(model)}"
+        with FileLock(f"{shared}.lock"):
+            if not shared.exists():
+                shared.write_bytes(pickle.dumps(make(model)))
+        exported: Parts = pickle.loads(shared.read_bytes())
+        return exported
+
+    patch.setattr(module, "parts", parts)
+
+
+def _key(model: SequenceModel) -> str:
+    return hashlib.sha256(weights_file(model) + json.dumps(model.config(), sort_keys=True).encode()).hexdigest()[:24]
 
 
 def read_operators_once() -> None:
@@ -54,8 +81,7 @@ def read_operators_once() -> None:
 def exported(model: SequenceModel, folder: Path | str) -> ExportReport:
     """:func:`stablernn.export.export`, made once for the same weights and configuration in a run of the tests."""
     frozen = copy.deepcopy(model).cpu().float().eval()
-    key = hashlib.sha256(weights_file(frozen) + json.dumps(frozen.config(), sort_keys=True).encode()).hexdigest()[:24]
-    shared = _state["folder"] / key
+    shared = _state["folder"] / _key(frozen)
     with FileLock(f"{shared}.lock"):
         if not (shared / "report.json").exists():
             report = export(model, shared)

@@ -65,13 +65,20 @@ def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
     }
 
 
-def publish(root: Path, folder: Path) -> Published:
-    """Version 1 of every model in a registry at ``root``; ``folder`` holds what is exported."""
+def fitted() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
+    """As :func:`built`, with scalings. The same weights each time, so that tests share the exports of these models."""
     models = built()
     noise = np.random.default_rng(1)
-    for name, (model, fields) in models.items():
+    for name, (model, _) in models.items():
         if name != "text":
             model.fit_scaling([noise.normal(5.0, 3.0, (60, model.input_size)).astype(np.float32)])
+    return models
+
+
+def publish(root: Path, folder: Path) -> Published:
+    """Version 1 of every model in a registry at ``root``; ``folder`` holds what is exported."""
+    models = fitted()
+    for name, (model, fields) in models.items():
         target = folder / name
         target.mkdir()
         report = exported(model.eval(), target)

@@ -7,6 +7,14 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import HORIZON, Workplace, write_load
+from exports import share_graphs
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shared_graphs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        share_graphs(patch)
+        yield
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+import stream_helpers
 from client_helpers import Both, BreakingLine
 from exports import exported
 from server_helpers import Running, serve
 from stablernn.data.covariates import calendar_periods
-from stablernn.models import Classifier, Forecaster, SequenceModel
+from stablernn.models import Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 from stablernn_server.client import BadRequest
@@ -30,6 +31,8 @@ def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
     torch.manual_seed(0)
     size: dict[str, Any] = {"hidden_size": 6, "quantiles": [0.1, 0.9]}
     told = Forecaster("lipschitz", 4, 3, future_indices=(3, 1, 2), static_size=2, **size)
+    told.fit_scaling([NOISE.normal(5.0, 3.0, (60, told.input_size)).astype(np.float32)])
+    shared = stream_helpers.fitted()
     facts = {
         "features": ["load", *WAVES, "price"],
         "calendar": calendar_periods(["day"]),
@@ -39,11 +42,9 @@ def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
     }
     return {
         "told": (told, facts),
-        "timed": (Forecaster("lipschitz", 1, 3, max_dt=4.0, **size), {"features": ["load"]}),
-        "patched": (
-            Classifier("lipschitz", 2, 3, 6, readout="all", patch_size=4, patch_stride=3),
-            {"task": "classify", "features": ["l", "r"], "labels": ["x", "y", "z"]},
-        ),
+        # These are shared with the tests of streams, and so exported once for both.
+        "timed": (shared["timed"][0], {"features": ["load"], "quantiles": [0.1, 0.5, 0.9]}),
+        "patched": shared["patched"],
     }
 
 
@@ -51,7 +52,6 @@ def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("registry")
     for name, (model, fields) in built().items():
-        model.fit_scaling([NOISE.normal(5.0, 3.0, (60, model.input_size)).astype(np.float32)])
         report = exported(model.eval(), tmp_path_factory.mktemp("export"))
         facts: dict[str, Any] = {"task": "forecast", "cell": "lipschitz", "signature": report.signature}
         if isinstance(model, Forecaster):

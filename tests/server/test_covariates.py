@@ -15,46 +15,38 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stream_helpers
 from exports import exported
 from server_helpers import Published, Running, json_tensor, serve
-from stablernn.data.covariates import calendar_periods, calendar_values
+from stablernn.data.covariates import calendar_values
 from stablernn.data.frequency import parse_frequency
-from stablernn.models import Classifier, Forecaster, SequenceModel
+from stablernn.models import Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_server import InputError, ModelLoadError, OnnxModel, Settings, create_app
 from stablernn_server.timestamps import spacing, times
 
 QUANTILES = [0.1, 0.5, 0.9]
 WAVES = ["calendar_day_sin", "calendar_day_cos", "calendar_week_sin", "calendar_week_cos"]
-NOISE = np.random.default_rng(0)
 
 
-def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
+def fitted() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
+    """The model and the facts of each name; all but ``single`` are those of the tests of streams."""
+    # The calendar of "told" stands between the columns, as it may in a file with channels in an order of its own.
+    models = {name: stream_helpers.fitted()[name] for name in ("told", "fed", "patched", "timed")}
+    timed, _ = models["timed"]
+    models["timed"] = timed, {"features": ["load"], "context_length": 5}
     torch.manual_seed(0)
-    size: dict[str, Any] = {"hidden_size": 6, "quantiles": QUANTILES}
-    # The calendar stands between the columns, as it may in a file with channels in an order of its own.
-    told = Forecaster("lipschitz", 6, 3, future_indices=(5, 1, 2, 3, 4), static_size=2, **size)
-    fed = Forecaster("gru", 3, 4, head="recursive", target_indices=(2, 0), future_indices=(1,), **size)
-    fed.offsets.copy_(torch.from_numpy(NOISE.normal(size=(4, 2, 3)).astype(np.float32)))
-    patched = Classifier("lipschitz", 2, 3, 6, readout="all", patch_size=4, patch_stride=3)
-    single = Forecaster("lipschitz", 1, 3, head="recursive", patch_size=2, patch_stride=1, **size)
-    timed = Forecaster("lipschitz", 1, 3, max_dt=4.0, **size)
-    waves = {"features": ["load", *WAVES, "price"], "calendar": calendar_periods(["day", "week"])}
-    return {
-        "told": (told, {**waves, "future": ["price", *WAVES], "static": ["size", "age"], "frequency": "h"}),
-        "fed": (fed, {"features": ["a", "b", "c"], "targets": ["c", "a"], "future": ["b"], "head": "recursive"}),
-        "patched": (patched, {"task": "classify", "features": ["l", "r"], "labels": ["x", "y", "z"]}),
-        "single": (single, {"features": ["load"], "head": "recursive"}),
-        "timed": (timed, {"features": ["load"], "context_length": 5}),
-    }
+    options: dict[str, Any] = {"hidden_size": 6, "quantiles": QUANTILES}
+    single = Forecaster("lipschitz", 1, 3, head="recursive", patch_size=2, patch_stride=1, **options)
+    single.fit_scaling([np.random.default_rng(0).normal(5.0, 3.0, (60, 1)).astype(np.float32)])
+    return models | {"single": (single, {"features": ["load"], "head": "recursive"})}
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     root = tmp_path_factory.mktemp("registry")
-    models = built()
+    models = fitted()
     for name, (model, fields) in models.items():
-        model.fit_scaling([NOISE.normal(5.0, 3.0, (60, model.input_size)).astype(np.float32)])
         folder = tmp_path_factory.mktemp("export")
         report = exported(model.eval(), folder)
         files = dict(report.files)

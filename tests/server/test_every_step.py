@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import stream_helpers
 from exports import exported
 from server_helpers import Published, Running, json_tensor, serve, torch_answer
 from stablernn.models import SequencePredictor
@@ -25,8 +26,9 @@ LETTERS = ["a", "b", "c", "d", "e"]
 def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     """``text:1`` follows tokens, ``frames:1`` two numbers a step."""
     root = tmp_path_factory.mktemp("registry")
+    # Shared with the tests of streams, and so exported once for both.
+    text, _ = stream_helpers.fitted()["text"]
     torch.manual_seed(0)
-    text = SequencePredictor("lstm", 5, 5, 8, tokens=True)
     frames = SequencePredictor("lipschitz", 2, 2, 8, output="real")
     noise = np.random.default_rng(0)
     for fit in (frames.fit_scaling, frames.fit_targets):
