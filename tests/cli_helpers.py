@@ -9,7 +9,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from stablernn_cli.main import run
+from stablernn_registry import ManifestFields, Registry, Version
 
 STEPS = 120
 HORIZON = 6
@@ -90,6 +91,26 @@ class Workplace:
             text=True,
             **options,
         )
+
+
+def republish(
+    workplace: Workplace, ref: str, files: Mapping[str, bytes | None] | None = None, **fields: object
+) -> Version:
+    """The next version of ``digits``, with the files and fields of another but for some; None leaves a file out."""
+    registry = Registry(workplace.registry)
+    source = registry.get(ref)
+    folder = workplace.path("republished")
+    content = {name: source.read(name) for name in source.manifest.files} | dict(files or {})
+    paths = {name: folder / name for name, data in content.items() if data is not None}
+    for name, path in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content[name] or b"")
+    stated = source.manifest.model_dump(include=set(ManifestFields.model_fields))
+    return registry.publish("digits", paths, {**stated, **fields})
+
+
+def encoded(document: object) -> bytes:
+    return json.dumps(document).encode()
 
 
 def command(*arguments: object) -> list[str]:

@@ -212,17 +212,30 @@ def _detail(error: Exception) -> str:
 
 def _certificate(stored: Mapping[str, Any], fresh: Mapping[str, Any], rules: PolicyRules) -> tuple[bool, str]:
     del rules
+    from stablernn_registry.certificates import WITHDRAWN_KIND
+
     differences = list(_differences(stored, fresh))
     if differences:
         return False, " and ".join(differences)
+    if stored.get("kind") == WITHDRAWN_KIND:
+        return True, f"'{fresh['kind']}', stored as the kind '{WITHDRAWN_KIND}', which was withdrawn"
     return True, f"'{fresh['kind']}', as stored"
 
 
 def _differences(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[str]:
+    from stablernn_registry.certificates import WITHDRAWN_KIND
+
+    # The withdrawn kind was stored, with `holds` true, of models that are computed to be none or bounded now. Norm,
+    # rate, states and balls never depended on it. Stronger kinds went before it then as now.
+    is_withdrawn = (
+        stored.get("kind") == WITHDRAWN_KIND and stored.get("holds") is True and fresh["kind"] in ("bounded", "none")
+    )
     for key in _COMPARED:
-        said, found = stored.get(key), fresh[key]
-        if not _is_same(said, found):
-            yield f"{key} {json.dumps(said)} is stored, {json.dumps(found)} is computed"
+        if is_withdrawn and key in ("kind", "holds"):
+            continue
+        before, computed = stored.get(key), fresh[key]
+        if not _is_same(before, computed):
+            yield f"{key} {json.dumps(before)} is stored, {json.dumps(computed)} is computed"
             if key == "kind":
                 # Of another kind, the rest differs too.
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from .certificates import in_words
+from .certificates import current_certificate, in_words
 from .manifest import ManifestFields
 from .reports import ROBUSTNESS, RobustnessReport
 
@@ -71,7 +71,7 @@ def _networks(fields: ManifestFields) -> str:
 
 
 def _certificate(fields: ManifestFields) -> str:
-    certificate = fields.certificate
+    certificate = current_certificate(fields.certificate)
     if not certificate:
         return "None was computed for this version."
     parts = [f"{_text(in_words(certificate))}."]
@@ -82,8 +82,12 @@ def _certificate(fields: ManifestFields) -> str:
         conditions = certificate.get(key)
         rows = [one for one in conditions if isinstance(one, Mapping)] if isinstance(conditions, list) else []
         if rows:
-            table = [(one.get("name"), one.get("value"), one.get("bound"), one.get("holds")) for one in rows]
-            parts.append(f"{title}:\n\n{_table(('condition', 'value', 'at most', 'holds'), table)}")
+            head: tuple[str, ...] = ("condition", "value", "at most", "holds")
+            table = [[row.get("name"), row.get("value"), row.get("bound"), row.get("holds")] for row in rows]
+            if any("of" in row for row in rows):
+                head = (*head, "of")
+                table = [[*cells, row.get("of", "")] for cells, row in zip(table, rows, strict=True)]
+            parts.append(f"{title}:\n\n{_table(head, table)}")
     if _setting(fields, "skip") == "linear":
         parts.append("A certificate is of the recurrent layers: it says nothing of the linear skip beside them.")
     return "\n\n".join(parts)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
-from .certificates import KINDS, Kind, is_as_strong
+from .certificates import KINDS, Kind, current_certificate, is_as_strong, kind_in_words
 from .policy import MetricRule, PolicyRules
 
 if TYPE_CHECKING:
@@ -65,18 +65,19 @@ def policy_results(rules: PolicyRules, candidate: Version, current: Version | No
 
 
 def _kind(required: Kind, candidate: Version) -> tuple[bool, str]:
-    certificate = candidate.manifest.certificate
+    certificate = current_certificate(candidate.manifest.certificate)
     if certificate is None:
         return False, f"no certificate is stored, kind '{required}' is required"
     kind = certificate.get("kind")
     if kind not in KINDS:
         return False, f"the certificate's kind must be one of {', '.join(KINDS)}, got {kind!r:.100}"
+    shown = kind_in_words(certificate)
     if not is_as_strong(kind, required):
-        what = f"certificate kind '{kind}' is weaker than '{required}'"
+        what = f"certificate kind '{shown}' is weaker than '{required}'"
         return False, f"{what}, see stablernn certify {candidate.ref}"
     if kind != "none" and certificate.get("holds") is not True:
         return False, f"the certificate does not say that its kind '{kind}' holds"
-    return True, f"certificate kind '{kind}', '{required}' is required"
+    return True, f"certificate kind '{shown}', '{required}' is required"
 
 
 def _parity(largest: float, candidate: Version) -> tuple[bool, str]:

@@ -6,18 +6,21 @@ for an alias counts. What is decided by them is in ``gates.py``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from . import journal
-from .certificates import Kind
+from .certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE, Kind
 from .errors import RESTORE, IntegrityError, PolicyError, RefError
 from .layout import POLICY, Layout
 from .manifest import is_text, sentence
 from .refs import check_alias
+
+logger = logging.getLogger(__name__)
 
 EVERY = "*"
 """In place of an alias: all that have no rules of their own."""
@@ -52,6 +55,13 @@ def _pattern(alias: str) -> str:
         raise ValueError(str(error).rstrip(".")) from error
 
 
+def _replace_withdrawn(kind: object) -> object:
+    if kind != WITHDRAWN_KIND:
+        return kind
+    logger.warning(WITHDRAWN_SENTENCE)
+    return REQUIRED_INSTEAD
+
+
 _Word = Annotated[str, AfterValidator(is_text), Field(min_length=1)]
 
 
@@ -79,14 +89,15 @@ class PolicyRules(_Rules):
     """What a version must show before an alias may point to it; None asks nothing.
 
     Attributes:
-        kind: The weakest kind of certificate that will do.
+        kind: The weakest kind of certificate that will do. The withdrawn kind ``local`` is taken for ``bounded``, and a
+            warning is logged.
         max_parity: The largest ``max_rel_error`` in the parity report that will do, 0 or more.
         metric: A figure that must not get worse.
         model_signature: True asks for a signature of both graphs; whoever can open these holds it against them. It says
             nothing of who published the version.
     """
 
-    kind: Kind | None = None
+    kind: Annotated[Kind | None, BeforeValidator(_replace_withdrawn)] = None
     max_parity: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     metric: MetricRule | None = None
     model_signature: Literal[True] | None = None
@@ -128,12 +139,15 @@ class Policy:
     """What a registry's aliases may point to.
 
     Attributes:
-        entries: The lines of ``policy.jsonl``, oldest first.
+        entries: The lines of ``policy.jsonl``, oldest first. A kind that was withdrawn since is replaced by what it
+            means now.
         head: Hash of the last line.
+        withdrawn: Numbers of the lines whose stored kind is the withdrawn one.
     """
 
     entries: tuple[PolicyEntry, ...] = ()
     head: str = journal.FIRST
+    withdrawn: frozenset[int] = frozenset()
 
     @property
     def in_force(self) -> dict[str, PolicyEntry]:
@@ -151,6 +165,22 @@ class Policy:
         entry = self.of(alias)
         return (entry.rules if entry is not None else None) or PolicyRules()
 
+    def warnings(self, alias: str | None = None) -> tuple[str, ...]:
+        """Return a sentence for each rule in force whose kind was withdrawn.
+
+        Args:
+            alias: Only the rules that this alias is under; None for all.
+        """
+        entry = None if alias is None else self.of(alias)
+        entries = self.in_force.values() if alias is None else [] if entry is None else [entry]
+        return tuple(
+            f"Line {entry.seq} of the policy asks for the kind '{WITHDRAWN_KIND}' for '{entry.alias}'. "
+            f"{WITHDRAWN_SENTENCE} Set the rule again: stablernn registry policy set --alias '{entry.alias}' --require "
+            f"{REQUIRED_INSTEAD} --why '...'."
+            for entry in entries
+            if entry.seq in self.withdrawn
+        )
+
 
 def decode(data: bytes, where: str) -> Policy:
     """Reads a whole policy and checks every line and the chain.
@@ -164,11 +194,16 @@ def decode(data: bytes, where: str) -> Policy:
         RegistryError: If a newer program wrote a line: rules that are not known here cannot be obeyed.
     """
     entries: list[PolicyEntry] = []
+    withdrawn: set[int] = set()
     head = journal.FIRST
     for number, tree, own in journal.lines(data, where):
         rules = tree.get("rules")
         if not isinstance(rules, dict | None) or (rules or {}).keys() - PolicyRules.model_fields.keys():
             raise journal.unknown_line(where, number)
+        if isinstance(rules, dict) and rules.get("kind") == WITHDRAWN_KIND:
+            # The hash was taken over the stored bytes, which stay as they are.
+            withdrawn.add(number)
+            tree["rules"] = {**rules, "kind": REQUIRED_INSTEAD}
         try:
             entry = PolicyEntry.model_validate(tree)
         except ValidationError as error:
@@ -182,4 +217,4 @@ def decode(data: bytes, where: str) -> Policy:
             raise IntegrityError(f"{where} is damaged: line {number} does not follow: {wrong}. {RESTORE}.")
         entries.append(entry)
         head = own
-    return Policy(tuple(entries), head)
+    return Policy(tuple(entries), head, frozenset(withdrawn))

@@ -13,6 +13,7 @@ Readers take no lock: a log is always whole, and what it names is already there 
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ from .refs import Ref, check_alias, check_name, check_version, is_name, parse_re
 from .verify import Verifier, VerifyReport
 from .version import ModelInfo, Record, Version, quoted, record_name
 from .writes import Place, Writer
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT = "STABLERNN_REGISTRY"
 
@@ -449,9 +452,12 @@ class Registry:
     def _judge(
         self, name: str, alias: str, version: int, current: int | None, checks: Sequence[Check]
     ) -> tuple[CheckResult, ...]:
-        rules = self.policy().rules(alias)
+        policy = self.policy()
+        rules = policy.rules(alias)
         if not checks and rules == PolicyRules():
             return ()
+        for sentence in policy.warnings(alias):
+            logger.warning(sentence)
         candidate = self.get(Ref(name, version))
         incumbent = self.get(Ref(name, current)) if current else None
         return (*policy_results(rules, candidate, incumbent), *(check(candidate, incumbent) for check in checks))

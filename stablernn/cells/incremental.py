@@ -199,7 +199,13 @@ class IncrementalRNNCell(StableCell):
             min(found, simple, key=lambda bound: bound.rate),
             balls=(Ball("hidden", "linf", reach / (1 - kept * safe)),) if bounded else (),
             conditions=(
-                Hypothesis("max of abs(1 - e leak) + abs(e) norm(U)", float(factors.max()) * safe, 1.0, strict=True),
+                Hypothesis(
+                    "max of abs(1 - e leak) + abs(e) norm(U)",
+                    float(factors.max()) * safe,
+                    1.0,
+                    strict=True,
+                    of="limit of many inner steps",
+                ),
             ),
             figures={"norm_U": pull},
         )

@@ -116,7 +116,7 @@ class SymmetricSkewCell(StableCell):
     title="Lipschitz RNN, forward Euler",
     paper=_PAPER,
     year=2021,
-    guarantee="conditional: exponentially stable where theorem 1 holds for the trained A and W; not by construction",
+    guarantee="conditional: contracting where certified; theorem 1 is about the differential equation, not the step",
     family="residual",
     equation=(
         "A, W = (1-b)(M + M^T) + b(M - M^T) - g I, each from its own M; "
@@ -138,19 +138,25 @@ class LipschitzRNNCell(SymmetricSkewCell):
     ``linear_scale`` (the paper's ablation, eq. 12; 1 is the model itself, 0 drops the linear term).
 
     Guarantee:
-        Conditional: none by construction, also not at our defaults. The continuous system is globally exponentially
-        stable where theorem 1 holds, for instance (a) sym(A) negative definite, W nonsingular, smallest singular value
-        of sym(A) above the largest of W. The parametrization confines the spectrum (proposition 1) but does not enforce
-        this: at the published MNIST settings and at our default step it does not hold even at the start, and an
-        untrained state grows over tens of thousands of steps. For streams that run on for ever raise
-        ``linear_damping``, or take ``lvf_mid``.
+        Conditional: none by construction, also not at our defaults. The step contracts where
+        ``||I + step_size A|| + step_size ||W|| < 1``, and where its certificate proves it by less.
+
+        Theorem 1 is about the differential equation: it is globally exponentially stable if sym(A) is negative
+        definite, W is nonsingular and (a) the smallest singular value of sym(A) is above the largest of W.
+        Where it holds, the Euler step can still explode: with ``step_size linear_damping = 2.5`` it multiplies the
+        state by about -1.5.
+
+        The parametrization confines the spectrum (proposition 1) but enforces nothing of this: at the published MNIST
+        settings and at our defaults theorem 1 does not hold even at the start, and an untrained state grows over tens
+        of thousands of steps. For streams without an end raise ``linear_damping``, which helps only while
+        ``step_size linear_damping < 2`` (times ``linear_scale``), or take ``lvf_mid``.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
         step_size: Euler step, dimensionless, greater than 0. The default is ours.
         skew_weight: Share of the skew part, 0 to 1; 1 is purely skew-symmetric.
-        linear_damping: Shift of A's diagonal, 1/step.
+        linear_damping: Shift of A's diagonal, 1/step; the step can contract only while it is below 2 / step_size.
         recurrent_damping: Shift of W's diagonal, 1/step.
         init_scale: Standard deviation of the raw matrices' entries times hidden_size. The default is that of
             the released code.
@@ -227,7 +233,7 @@ class LipschitzRNNCell(SymmetricSkewCell):
     title="Lipschitz RNN, explicit midpoint",
     paper=_PAPER,
     year=2021,
-    guarantee="conditional: exponentially stable where theorem 1 holds for the trained A and W; not by construction",
+    guarantee="conditional: contracting where certified; theorem 1 is about the differential equation, not the step",
     family="two-stage",
     equation=(
         "f(h, x) = A h + tanh(W h + U x + bias), A and W as in lipschitz; "
@@ -246,7 +252,10 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
     Matrices and names are those of :class:`LipschitzRNNCell`.
 
     Guarantee:
-        Conditional, as for :class:`LipschitzRNNCell`; the midpoint rule needs its own bound on the step.
+        Conditional, as for :class:`LipschitzRNNCell`: theorem 1 is about the differential equation, and the midpoint
+        rule needs its own bound on the step. A larger ``linear_damping`` helps only while
+        ``step_size linear_damping < 2``, as for the Euler step; beyond it the step multiplies the state by
+        ``1 - z + z^2 / 2`` with ``z = step_size linear_damping``, which is above 1.
 
     Args:
         input_size: Features per time step.

@@ -87,7 +87,9 @@ class _LVFCell(PlainCell):
         divergence = float(float64(self.operator()).diagonal().max())
         return replace(
             super().step_bound(),
-            conditions=(Hypothesis("proposition 2: largest diagonal entry of D", divergence, 0.0),),
+            conditions=(
+                Hypothesis("proposition 2: largest diagonal entry of D", divergence, 0.0, of="differential equation"),
+            ),
             figures={"norm_propagator": norm_above(float64(self.recurrent_matrix()))},
         )
 

@@ -147,7 +147,9 @@ class UnICORNNCell(StableCell):
             gain=norm_above((length / scale)[:, None] * float64(self.weight_ih)) * (1 + 1e-12),
             output_gain=1.0,
             metric=np.block([[unit, 0 * unit], [np.diag(-length * kept / 2 / scale), np.diag(1 / scale)]]),
-            conditions=(Hypothesis(name, float((length**2 * stiffest).max()), 4.0, strict=True),),
+            conditions=(
+                Hypothesis(name, float((length**2 * stiffest).max()), 4.0, strict=True, of="single Jacobians"),
+            ),
         )
 
     def drive(self, x: Tensor) -> Tensor:

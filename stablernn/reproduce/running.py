@@ -244,12 +244,20 @@ def _rows(table: Table, runs: Sequence[Mapping[str, Any]], view: str) -> list[di
                 "seeds": [run["seed"] for run in mine if run["views"][view] is not None],
                 "seeds_left_out": [run["seed"] for run in mine if run["views"][view] is None],
                 "epochs": [one["epoch"] for one in found],
-                "kinds": sorted({one["kind"] for one in found}, key=KINDS.index),
+                "kinds": _kinds(found),
                 "figures": {name: _spread([one["figures"][name] for one in found]) for name in names},
                 "published": published or None,
             }
         )
     return rows
+
+
+def _kinds(measured: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the kinds of certificates in measurements, from the strongest to the weakest."""
+    kinds = {measurement["kind"] for measurement in measured}
+    # Measurements are kept, also those from before the kind 'local' was withdrawn.
+    withdrawn = [f"none (stored as {kind}; withdrawn)" for kind in sorted(kinds - set(KINDS))]
+    return [*(kind for kind in KINDS if kind in kinds), *withdrawn]
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, Any] | None:

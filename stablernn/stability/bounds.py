@@ -17,6 +17,9 @@ from stablernn.stability._linear import UNIT, Matrix
 from stablernn.stability.response import Response
 
 Norm = Literal["l2", "weighted-l2", "linf"]
+Subject = Literal["step", "single Jacobians", "differential equation", "limit of many inner steps"]
+"""What a condition is about. Only the first is the step that a model takes. Eigenvalues of the Jacobian at one state,
+and the differential equation that a step discretizes, decide nothing about a sequence of steps."""
 FLOAT32 = float(np.finfo(np.float32).eps)
 GELU_SLOPE = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi) + 4 * UNIT
 """The largest slope of GELU, at the root of 2, about 1.129; the smallest is 1 less this."""
@@ -40,12 +43,14 @@ class Hypothesis:
         value: Its value.
         bound: What it must not exceed; with ``strict`` what it must be below.
         strict: Whether equality fails.
+        of: What it is about. Proofs of this package rest on conditions about the step alone.
     """
 
     name: str
     value: float
     bound: float
     strict: bool = False
+    of: Subject = "step"
 
     @property
     def holds(self) -> bool:
@@ -88,8 +93,8 @@ class StepBound:
         weights: ``(n,)``, what coordinates are divided by in ``linf``; None for ones.
         balls: Sets that states stay in, one for each tensor of which that is known.
         hypotheses: What the proof rests on.
-        local: Whether conditions on the Jacobian hold that say nothing of two states far apart.
-        conditions: What papers ask for and what else is worth knowing, of which the rate is independent.
+        conditions: What papers ask for and what else is worth knowing. Neither the rate nor the kind of a certificate
+            depends on them.
         figures: Further numbers that describe the step, by name.
         response: Of a linear layer what its inputs do, which tells more than ``gain`` and the rest.
     """
@@ -104,7 +109,6 @@ class StepBound:
     weights: Matrix | None = None
     balls: tuple[Ball, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()
-    local: bool = False
     conditions: tuple[Hypothesis, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     response: Response | None = None

@@ -28,7 +28,7 @@ from stablernn.stability.bounds import FLOAT32, Hypothesis, StepBound
 from stablernn.stability.cascade import Cascade, cascade
 from stablernn.stability.stored import FORMATS, Format, StorageBound, storage_bound
 
-KINDS = ("contracting", "non-expansive", "bounded", "local", "none")
+KINDS = ("contracting", "non-expansive", "bounded", "none")
 """From the strongest to the weakest: the order in which ``--require`` and gates compare."""
 SCHEMA = 1
 CONTRACTING = 1 - 2 * FLOAT32
@@ -165,9 +165,9 @@ class Certificate:
             "state_balls": list(self.balls),
             "hypotheses": [_shown(one) for one in self.hypotheses()],
             "conditions": [
-                _shown(replace(one, name=f"{place}{one.name}"))
+                {**_shown(replace(condition, name=f"{place}{condition.name}")), "of": condition.of}
                 for place, bound in self._layers()
-                for one in bound.conditions
+                for condition in bound.conditions
             ],
             "figures": self.figures(),
             "time": {"steps": "regular"} if self.max_dt is None else {"steps": "irregular", "longest": self.max_dt},
@@ -250,15 +250,12 @@ def _stored(
 
 
 def _kind(proved: tuple[Cascade, ...], tolerance: float, is_bounded: bool) -> str:
-    bounds = [bound for stack in proved for bound in stack.bounds]
     if all(stack.is_contracting and stack.rate < CONTRACTING for stack in proved):
         return "contracting"
     # What a layer above does with the differences that one below keeps for ever is not bounded by its own rate.
     if all(len(stack.bounds) == 1 and stack.rate <= 1 + tolerance for stack in proved):
         return "non-expansive"
-    if is_bounded:
-        return "bounded"
-    return "local" if all(bound.local for bound in bounds) else "none"
+    return "bounded" if is_bounded else "none"
 
 
 def _stacks(module: nn.Module) -> tuple[list[list[StableCell]], int]:

@@ -1,7 +1,8 @@
 """The differential equation ``h' = A h + f(W h + U x + b)`` behind residual steps, slopes of ``f`` within 0 to 1.
 
 Theorem 1 is of Erichson and others, "Lipschitz recurrent neural networks" (ICLR 2021); the rates and the largest step
-are ours, docs/stability.md derives them.
+are ours, docs/stability.md derives them. Nothing that holds of the equation alone holds of a step of any length: a step
+of length 0.5 along ``h' = -5 h`` multiplies the state by -1.5.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stablernn.stability.sector import Sector, sector_rate
 
 
 def theorem_1(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
-    """The conditions of theorem 1: the first two together with (a) or with both lines of (b).
+    """Return the conditions of theorem 1: the first two together with (a) or with both lines of (b).
 
     Args:
         linear: A, ``(n, n)``.
@@ -29,27 +30,34 @@ def theorem_1(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
     growth, pull = log_norm_above(linear), norm_above(recurrent)
     product = linear.T @ recurrent
     return (
-        Hypothesis("theorem 1: largest eigenvalue of sym(A)", growth, 0.0, strict=True),
-        Hypothesis("theorem 1: -(smallest singular value of W)", -smallest_below(recurrent), 0.0, strict=True),
-        Hypothesis("theorem 1 (a): mu2(A) + norm(W)", growth + pull, 0.0, strict=True),
-        Hypothesis("theorem 1 (b): largest eigenvalue of sym(W)", log_norm_above(recurrent), 0.0, strict=True),
-        Hypothesis(
-            "theorem 1 (b): -(smallest eigenvalue of sym(A^T W))",
-            log_norm_above(-product) + slack(linear, recurrent),
-            0.0,
-            strict=True,
+        _condition("theorem 1: largest eigenvalue of sym(A)", growth),
+        _condition("theorem 1: -(smallest singular value of W)", -smallest_below(recurrent)),
+        _condition("theorem 1 (a): mu2(A) + norm(W)", growth + pull),
+        _condition("theorem 1 (b): largest eigenvalue of sym(W)", log_norm_above(recurrent)),
+        _condition(
+            "theorem 1 (b): -(smallest eigenvalue of sym(A^T W))", log_norm_above(-product) + slack(linear, recurrent)
         ),
     )
 
 
+def _condition(name: str, value: float, *, strict: bool = True) -> Hypothesis:
+    return Hypothesis(name, value, 0.0, strict=strict, of="differential equation")
+
+
 def theorem_1_holds(conditions: tuple[Hypothesis, ...]) -> bool:
-    """Whether what :func:`theorem_1` gave makes the equilibrium globally exponentially stable."""
-    first, second, a, *b = (one.holds for one in conditions)
-    return first and second and (a or all(b))
+    """Return whether the equilibrium of the differential equation is globally exponentially stable by theorem 1.
+
+    False does not mean that it is unstable, and True says nothing about the step of a cell.
+
+    Args:
+        conditions: As :func:`theorem_1` returns them.
+    """
+    negative, regular, a, *b = (condition.holds for condition in conditions)
+    return negative and regular and (a or all(b))
 
 
 def with_continuous(bound: StepBound, linear: Matrix, recurrent: Matrix) -> StepBound:
-    """A step's bound with what holds of its differential equation beside it."""
+    """Return a step's bound with conditions and figures of its differential equation, which leave its rate alone."""
     conditions = theorem_1(linear, recurrent)
     figures = {
         "mu2_A": log_norm_above(linear),
@@ -57,7 +65,7 @@ def with_continuous(bound: StepBound, linear: Matrix, recurrent: Matrix) -> Step
         "norm_W": norm_above(recurrent),
         "continuous_rate": continuous_rate(linear, recurrent),
     }
-    return replace(bound, local=theorem_1_holds(conditions), conditions=conditions, figures=figures)
+    return replace(bound, conditions=conditions, figures=figures)
 
 
 def continuous_rate(linear: Matrix, recurrent: Matrix) -> float:

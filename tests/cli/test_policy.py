@@ -6,14 +6,14 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_helpers import Workplace, command
-from stablernn_registry import Manifest, ManifestFields, Registry, Version
+from cli_helpers import Workplace, command, encoded, republish
+from stablernn_registry import Manifest, Registry
 
 STABLE, UNSTABLE = "digits:1", "digits:2"
 """Of an lru, contracting by construction; of a tanh network that was trained for five steps, bounded."""
@@ -61,22 +61,6 @@ def bytes_of(workplace: Workplace) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in workplace.registry.rglob("*") if path.is_file()}
 
 
-def republish(
-    workplace: Workplace, ref: str, files: Mapping[str, bytes | None] | None = None, **fields: object
-) -> Version:
-    """The next version of ``digits``, with the files and fields of another but for some; None leaves a file out."""
-    registry = Registry(workplace.registry)
-    source = registry.get(ref)
-    folder = workplace.path("republished")
-    content = {name: source.read(name) for name in source.manifest.files} | dict(files or {})
-    paths = {name: folder / name for name, data in content.items() if data is not None}
-    for name, path in paths.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content[name] or b"")
-    stated = source.manifest.model_dump(include=set(ManifestFields.model_fields))
-    return registry.publish("digits", paths, {**stated, **fields})
-
-
 def instead(action: str, version: int | str = "") -> str:
     """What a refusal says last."""
     command = f"stablernn registry {action} digits@production {version}".strip()
@@ -87,10 +71,6 @@ def weaker(version: int) -> str:
     """What a refusal says of a version that is bounded only."""
     what = "certificate kind 'bounded' is weaker than 'contracting'"
     return f"check 'policy kind' failed ({what}, see stablernn certify digits:{version})"
-
-
-def encoded(document: object) -> bytes:
-    return json.dumps(document).encode()
 
 
 def test_from_two_trainings_to_a_gate_with_its_history(empty: Workplace) -> None:
@@ -549,19 +529,19 @@ def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
             "Whether more or less of 'coverage_0.9' is better is not known. Add --better higher or --better lower.",
         ),
         (
-            ["--require", "local", "--clear", "kind"],
+            ["--require", "bounded", "--clear", "kind"],
             "The rule 'kind' is both set and dropped. Leave out one of the two.",
         ),
         (
-            ["--require", "local", "--clear", "all"],
+            ["--require", "bounded", "--clear", "all"],
             "--clear all drops every rule of the alias. Leave out the other rules.",
         ),
         (["--clear", "rules"], "--clear must be one of kind, max-parity, metric, model-signature, all, got 'rules'."),
         (["--clear", "all"], "'*' has no rules of its own to drop. See `stablernn registry policy show`."),
         (["--max-parity", "nan"], None),
         (["--require", "stable"], None),
-        (["--require", "local", "--alias", "latest"], None),
-        (["--require", "local", "--why", " "], "--why needs a reason, got none. Say why the rules are as they are."),
+        (["--require", "bounded", "--alias", "latest"], None),
+        (["--require", "bounded", "--why", " "], "--why needs a reason, got none. Say why the rules are as they are."),
     ],
 )
 def test_rules_that_make_no_sense(empty: Workplace, arguments: list[str], sentence: str | None) -> None:
@@ -572,6 +552,6 @@ def test_rules_that_make_no_sense(empty: Workplace, arguments: list[str], senten
 
 
 def test_rules_need_a_reason(empty: Workplace) -> None:
-    result = empty("registry", "policy", "set", "--require", "local")
+    result = empty("registry", "policy", "set", "--require", "bounded")
     assert result.code == 2
     assert "--why" in result.sentence

@@ -85,15 +85,15 @@ def test_the_last_line_for_an_alias_counts_and_the_star_for_those_without(regist
     def kinds() -> list[str | None]:
         return [registry.policy().rules(alias).kind for alias in ("production", "canary")]
 
-    registry.set_policy({"kind": "bounded"}, why="w")
-    assert kinds() == ["bounded", "bounded"]
+    registry.set_policy({"kind": "none"}, why="w")
+    assert kinds() == ["none", "none"]
     registry.set_policy({"kind": "contracting"}, alias="production", why="w")
-    registry.set_policy({"kind": "local"}, why="w")
-    assert kinds() == ["contracting", "local"]
+    registry.set_policy({"kind": "bounded"}, why="w")
+    assert kinds() == ["contracting", "bounded"]
     registry.set_policy({}, alias="production", why="free on purpose")
-    assert kinds() == [None, "local"]
+    assert kinds() == [None, "bounded"]
     registry.set_policy(None, alias="production", why="w")
-    assert kinds() == ["local", "local"]
+    assert kinds() == ["bounded", "bounded"]
     registry.set_policy(None, why="w")
     assert kinds() == [None, None]
     assert registry.policy().in_force == {}
@@ -118,13 +118,13 @@ def test_the_last_line_for_an_alias_counts_and_the_star_for_those_without(regist
             "check 'policy kind' failed (no certificate is stored, kind 'none' is required)",
         ),
         (
-            {"kind": "local"},
+            {"kind": "bounded"},
             {"certificate": {"kind": "splendid", "holds": True}},
             "check 'policy kind' failed (the certificate's kind must be one of contracting, non-expansive, bounded, "
-            "local, none, got 'splendid')",
+            "none, got 'splendid')",
         ),
         (
-            {"kind": "local"},
+            {"kind": "bounded"},
             {"certificate": CONTRACTING | {"holds": False}},
             "check 'policy kind' failed (the certificate does not say that its kind 'contracting' holds)",
         ),
@@ -271,11 +271,11 @@ def test_rollback_and_force_are_under_the_policy_too(registry: Registry, publish
     [
         (
             {"kind": "stable"},
-            "field 'kind': input should be 'contracting', 'non-expansive', 'bounded', 'local' or 'none', got 'stable'",
+            "field 'kind': input should be 'contracting', 'non-expansive', 'bounded' or 'none', got 'stable'",
         ),
         ({"max_parity": -1.0}, "field 'max_parity': input should be greater than or equal to 0, got -1.0"),
         ({"max_parity": float("nan")}, "field 'max_parity': input should be a finite number, got nan"),
-        ({"knd": "local"}, "unknown field 'knd'; did you mean 'kind'"),
+        ({"knd": "bounded"}, "unknown field 'knd'; did you mean 'kind'"),
         ({"metric": {"name": "mse", "better": "lower"}}, "the field 'metric.worse_by' is missing"),
     ],
 )
@@ -322,7 +322,7 @@ def ruled(registry: Registry, publish: Publish) -> Registry:
     """A version and a policy of two lines."""
     publish()
     registry.set_policy({"kind": "none"}, alias="gated", why="first reason", who="ada")
-    registry.set_policy({"kind": "local"}, alias="gated", why="second reason", who="ada")
+    registry.set_policy({"kind": "bounded"}, alias="gated", why="second reason", who="ada")
     return registry
 
 
@@ -344,7 +344,7 @@ def assert_nothing_moves(registry: Registry, sentence: str, error: type[Registry
 
 def test_a_damaged_policy_moves_nothing(ruled: Registry) -> None:
     path = ruled.root / "policy.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"kind":"local"', b'"kind":"lokal"'))
+    path.write_bytes(path.read_bytes().replace(b'"kind":"bounded"', b'"kind":"boundet"'))
     assert_nothing_moves(
         ruled,
         "The policy (policy.jsonl) is damaged: line 2 does not match its own sha256. Restore it from a copy of the "

@@ -165,6 +165,16 @@ def test_what_is_done_is_not_done_again(short: Made, tmp_path: Path) -> None:
     assert (again["runs"], again["views"]) == (short.results["runs"], short.results["views"])
 
 
+def test_a_kind_that_was_measured_before_it_was_withdrawn_is_shown_as_none(short: Made, tmp_path: Path) -> None:
+    place = copied(short, tmp_path)
+    for path in place.glob("measured/lipschitz-*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "kind": "local"}))
+    results = reproduce("robustness", SHORT, place)
+    kinds = {row["cell"]: row["kinds"] for row in results["views"]["whole"]}
+    assert kinds == {"lipschitz": ["none (stored as local; withdrawn)"], "lstm": ["none"]}
+    assert "none (stored as local; withdrawn)" in (place / "table.md").read_text()
+
+
 def test_what_is_missing_is_done_and_joins_the_rest(full: Made, tmp_path: Path) -> None:
     place = copied(full, tmp_path)
     shutil.move(place / "runs" / "lstm-0", place / "runs" / "lstm-7")

@@ -55,6 +55,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
         registry.publish(name, report.files, {**facts, "certificate": true})
         if true["state_balls"]:
             registry.publish(f"{name}-tight", report.files, {**facts, "certificate": tight})
+        if name == "free":
+            stored = {**true, "kind": "local", "holds": True}
+            registry.publish("withdrawn", report.files, {**facts, "certificate": stored})
     return registry
 
 
@@ -273,6 +276,15 @@ def test_metadata_shows_the_certificate_and_whether_there_is_a_guard(client: htt
         "note": "none: the certificate knows no ball for any state",
     }
     assert ask(client, "free", 100.0).status_code == 200
+
+
+def test_metadata_shows_a_certificate_of_the_withdrawn_kind_as_none(client: httpx.Client, registry: Registry) -> None:
+    stored = registry.get("withdrawn").manifest.certificate
+    assert stored is not None
+    assert (stored["kind"], stored["holds"]) == ("local", True)
+    shown = parameters(client, "withdrawn")["certificate"]
+    assert shown == {**stored, "kind": "none", "holds": False, "stored_kind": "local"}
+    assert "stored_kind" not in parameters(client, "free")["certificate"]
 
 
 def test_a_certificate_of_other_states_does_not_open(tmp_path: Path) -> None:

@@ -38,6 +38,14 @@ CERTIFICATE = {
     "step_rate": 0.875,
     "states": ["state_2"],
     "hypotheses": [{"name": "contraction rate", "value": 0.875, "bound": 1.0, "holds": True}],
+    "conditions": [
+        {"name": "theorem 1 (a)", "value": 0.5, "bound": 0.0, "holds": False, "of": "differential equation"},
+    ],
+}
+WITHDRAWN = {
+    "kind": "local",
+    "holds": True,
+    "conditions": [{"name": "theorem 1 (a)", "value": 0.25, "bound": 0.5, "holds": True}],
 }
 METRICS = {"test": {"accuracy": 0.75, "log_loss": 0.7, "ridge": {"log_loss": 0.5}}, "validation": {"accuracy": 0.625}}
 
@@ -60,7 +68,7 @@ def registry(published: Published, tmp_path_factory: pytest.TempPathFactory) -> 
     copy("co2:1", "co2")
     copy("animals:1", "markup", labels=MARKUP, certificate=CERTIFICATE, metrics=METRICS)
     for number in range(26):
-        copy("animals:1", f"sensor-{number:02}")
+        copy("animals:1", f"sensor-{number:02}", certificate=WITHDRAWN if number == 25 else None)
     return registry
 
 
@@ -210,6 +218,18 @@ def test_markup_in_labels_stays_text(server: Running, visit: Callable[..., Visit
 
 
 @needs_browser
+def test_a_certificate_of_the_withdrawn_kind_proves_nothing(server: Running, visit: Callable[..., Visit]) -> None:
+    page = visit(server, "/#/sensor-25").page
+    card = page.get_by_role("region", name="Stability certificate")
+    badge = card.locator(".kind")
+    playwright.expect(badge).to_have_text("none (stored as local; withdrawn)")
+    playwright.expect(badge).not_to_have_class(re.compile("proved"))
+    playwright.expect(card).to_contain_text("No rate, and no bound of all states, is proved of these weights.")
+    card.get_by_text("What papers ask for").click()
+    playwright.expect(card.get_by_role("row").last).to_have_text("theorem 1 (a)0.250.5✓ yes")
+
+
+@needs_browser
 def test_the_facts_of_a_version(server: Running, visit: Callable[..., Visit]) -> None:
     page = visit(server, "/#/markup").page
     card = page.get_by_role("region", name="Stability certificate")
@@ -218,6 +238,8 @@ def test_the_facts_of_a_version(server: Running, visit: Callable[..., Visit]) ->
     )
     card.get_by_text("What the proof rests on").click()
     playwright.expect(card.locator(".holds")).to_have_text("✓ yes")
+    card.get_by_text("What papers ask for").click()
+    playwright.expect(card.get_by_role("row").last).to_have_text("theorem 1 (a)0.50✗ nodifferential equation")
     page.get_by_role("link", name="animals", exact=False).click()
     playwright.expect(page.locator("#model-title")).to_have_text("animals")
     playwright.expect(page.locator("#model-title")).to_be_focused()

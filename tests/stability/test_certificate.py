@@ -68,13 +68,6 @@ class TestKinds:
         }
         assert {case: certify(drawn(case[0], 16, case[1])).kind for case in kinds} == kinds
 
-    def test_local_is_a_criterion_without_a_rate_below_1(self) -> None:
-        cell = create_cell("lipschitz", 1, 8, step_size=0.9, linear_damping=3.0)
-        bound = cell.step_bound()
-        assert bound.local
-        assert bound.rate > 1
-        assert certify(cell).kind == "local"
-
     def test_a_stack_of_layers_that_never_forget_is_not_non_expansive(self) -> None:
         assert certify(StableRNN("exprnn", 1, 6)).kind == "non-expansive"
         assert certify(StableRNN("exprnn", 1, 6, num_layers=2)).kind == "none"
@@ -102,7 +95,7 @@ class TestKinds:
         assert failing == ["member 1 contraction rate"]
 
     def test_they_stand_from_the_strongest_to_the_weakest(self) -> None:
-        assert KINDS == ("contracting", "non-expansive", "bounded", "local", "none")
+        assert KINDS == ("contracting", "non-expansive", "bounded", "none")
 
 
 @pytest.mark.parametrize("options", MODELS)
@@ -233,6 +226,7 @@ class TestDocument:
             "layer 0 largest bias of modReLU",
             "layer 1 largest bias of modReLU",
         ]
+        assert {one["of"] for one in document["conditions"]} == {"step"}
         assert set(document["figures"]) == {f"layer {depth} steepest slope of modReLU" for depth in range(2)}
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stablernn_cli.errors import REFUSED, CommandError
-from stablernn_cli.options import Kind, TargetArgument
+from stablernn_cli.options import KIND_METAVAR, Kind, TargetArgument, complete_kind, parse_kind
 from stablernn_cli.output import JsonOption, Output
 from stablernn_cli.targets import certified
 
@@ -17,16 +17,23 @@ def certify(
     context: typer.Context,
     target: TargetArgument,
     require: Annotated[
-        Kind | None, typer.Option(help="Exit with code 3 unless at least this is proved.", show_default=False)
+        Kind | None,
+        typer.Option(
+            parser=parse_kind,
+            metavar=KIND_METAVAR,
+            autocompletion=complete_kind,
+            help="Exit with code 3 unless at least this is proved.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute what is proved of a model's stability
 
     From the weights, in float64, for all states and inputs: how fast two states under one input approach, in which
-    norm, and where states stay. The kinds, from the strongest to the weakest, are contracting, non-expansive, bounded,
-    local and none. docs/stability.md says what each means and how it is proved. Exit code 3: less is proved than
-    --require asks for.
+    norm, and where states stay. The kinds, from the strongest to the weakest, are contracting, non-expansive, bounded
+    and none. docs/stability.md says what each means and how it is proved. Exit code 3: less is proved than --require
+    asks for.
 
     Example: stablernn certify digits@production --require contracting
     """
@@ -90,10 +97,15 @@ def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
         **{f"weights in {form}": _stored(bound) for form, bound in certificate["stored_weights"].items()},
     }
     output.facts({word: value for word, value in facts.items() if value is not None})
-    for title, key in (("Hypotheses", "hypotheses"), ("Conditions beside the proof", "conditions")):
-        if certificate[key]:
-            output.text()
-            rows = [
-                [one["name"], one["value"], one["bound"], "yes" if one["holds"] else "no"] for one in certificate[key]
-            ]
-            output.table(("condition", "value", "at most", "holds"), rows, title=title)
+    columns = ("condition", "value", "at most", "holds")
+    if certificate["hypotheses"]:
+        output.text()
+        output.table(columns, [_row(condition) for condition in certificate["hypotheses"]], title="Hypotheses")
+    if certificate["conditions"]:
+        output.text()
+        rows = [[*_row(condition), condition["of"]] for condition in certificate["conditions"]]
+        output.table((*columns, "of"), rows, title="Conditions beside the proof")
+
+
+def _row(condition: Mapping[str, Any]) -> list[object]:
+    return [condition["name"], condition["value"], condition["bound"], "yes" if condition["holds"] else "no"]

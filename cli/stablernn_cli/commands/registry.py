@@ -281,7 +281,13 @@ def _show_robustness(output: Output, version: Version, records: Sequence[Record]
 
 
 def describe(version: Version, records: Sequence[Record]) -> dict[str, Any]:
-    """A version as ``registry show --json`` prints it, with what was recorded of it."""
+    """A version as ``registry show --json`` prints it, with what was recorded of it.
+
+    The certificate in ``manifest`` is the one that counts today: of a kind that was withdrawn since it is not proved.
+    """
+    from stablernn_registry.certificates import current_certificate
+
+    manifest = version.manifest.model_dump(mode="json")
     return {
         "name": version.name,
         "version": version.version,
@@ -291,7 +297,7 @@ def describe(version: Version, records: Sequence[Record]) -> dict[str, Any]:
             filename: {"bytes": entry.bytes, "sha256": entry.sha256, "path": str(version.path(filename))}
             for filename, entry in version.manifest.files.items()
         },
-        "manifest": version.manifest.model_dump(mode="json"),
+        "manifest": {**manifest, "certificate": current_certificate(manifest["certificate"])},
         "records": [described(record) for record in records],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import Kind, Split
+from stablernn_cli.options import KIND_METAVAR, Kind, Split, complete_kind, parse_kind
 from stablernn_cli.output import JsonOption, Output, figure
 from stablernn_cli.usage import folded
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from stablernn_registry import Policy, PolicyEntry, PolicyRules
 
 app = typer.Typer(help="Say what an alias may point to", no_args_is_help=True)
+
+logger = logging.getLogger(__name__)
 
 _RULES = ("kind", "max-parity", "metric", "model-signature", "all")
 _HIGHER = frozenset({"accuracy", "macro_f1", "roc_auc"})
@@ -30,7 +33,8 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
     """Show what each alias may point to
 
     Rules for `*` are for every alias that has none of its own, in every model of the registry. With --json the earlier
-    rules are there, too.
+    rules are there, too. A rule that was stored with the withdrawn kind `local` asks for `bounded`, and a warning says
+    so; with --json its line has `stored_kind`.
 
     Example: stablernn registry policy show
     """
@@ -39,12 +43,14 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
     output = Output.of(context, as_json)
     registry = Registry()
     policy = registry.policy()
+    for sentence in policy.warnings():
+        logger.warning(sentence)
     if as_json:
         output.document(
             {
                 "registry": str(registry.root),
-                "policy": {alias: _document(entry) for alias, entry in policy.in_force.items()},
-                "history": [_document(entry) for entry in policy.entries],
+                "policy": {alias: _document(entry, policy) for alias, entry in policy.in_force.items()},
+                "history": [_document(entry, policy) for entry in policy.entries],
             }
         )
         return
@@ -60,7 +66,14 @@ def set_(
         str, typer.Option(metavar="ALIAS", help="The alias; * is every one that has no rules of its own.")
     ] = "*",
     require: Annotated[
-        Kind | None, typer.Option(help="The weakest kind of certificate that will do.", show_default=False)
+        Kind | None,
+        typer.Option(
+            parser=parse_kind,
+            metavar=KIND_METAVAR,
+            autocompletion=complete_kind,
+            help="The weakest kind of certificate that will do.",
+            show_default=False,
+        ),
     ] = None,
     max_parity: Annotated[
         float | None,
@@ -145,7 +158,7 @@ def set_(
         raise UsageError(f"'{alias}' has no rules of its own to drop. See `stablernn registry policy show`.")
     entry = registry.set_policy(rules, alias=alias, why=why)
     if as_json:
-        output.document(_document(entry))
+        output.document(_document(entry, registry.policy()))
     else:
         _show(output, registry.policy())
 
@@ -184,8 +197,11 @@ def _better(metric: str) -> str:
     )
 
 
-def _document(entry: PolicyEntry) -> dict[str, Any]:
-    return entry.model_dump(mode="json", exclude={"previous"})
+def _document(entry: PolicyEntry, policy: Policy) -> dict[str, Any]:
+    from stablernn_registry.certificates import WITHDRAWN_KIND
+
+    stored = {"stored_kind": WITHDRAWN_KIND} if entry.seq in policy.withdrawn else {}
+    return {**entry.model_dump(mode="json", exclude={"previous"}), **stored}
 
 
 def _show(output: Output, policy: Policy) -> None:

@@ -6,13 +6,14 @@ const MEANT = {
   contracting: "Two states under one input approach",
   "non-expansive": "No step drives two states under one input apart.",
   bounded: "No input drives the state out of a known ball; two states under one input may part.",
-  local: "The criterion of the cell's paper holds, which says nothing of two states far apart.",
   none: "No rate, and no bound of all states, is proved of these weights.",
 };
 
 /** The kind as a badge has room for it. */
 export function kindOf(certificate) {
   if (certificate === null || certificate === undefined) return "no certificate";
+  // Versions of before the kind was withdrawn are stored with it; the server answers `none` and names what is stored.
+  if (certificate.stored_kind !== undefined) return `${certificate.kind} (stored as ${certificate.stored_kind}; withdrawn)`;
   return certificate.kind === "none" ? "nothing proved" : certificate.kind;
 }
 
@@ -67,11 +68,15 @@ function factsOf(certificate, guard) {
 
 function conditionsView(title, conditions) {
   if (conditions.length === 0) return [];
-  const rows = conditions.map(({ name, value, bound, holds }) => [
+  // Only conditions of papers say what they are about, and not those of versions from before it was stored.
+  const subjects = conditions.some((condition) => condition.of !== undefined);
+  const rows = conditions.map(({ name, value, bound, holds, of }) => [
     name,
     value,
     bound,
     el("span", { class: holds ? "holds" : "fails" }, holds ? "✓ yes" : "✗ no"),
+    ...(subjects ? [of ?? ""] : []),
   ]);
-  return [el("details", {}, el("summary", {}, title), table(title, ["Condition", "Value", "At most", "Holds"], rows))];
+  const head = ["Condition", "Value", "At most", "Holds", ...(subjects ? ["Of"] : [])];
+  return [el("details", {}, el("summary", {}, title), table(title, head, rows))];
 }

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from stablernn_registry import TensorSignature
+from stablernn_registry.certificates import current_certificate
 from stablernn_server.codec import DATATYPES
 from stablernn_server.context import context_of, in_hand_of
 from stablernn_server.runtime.onnx_model import OnnxModel
@@ -74,7 +75,7 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "static": manifest.static,
             "calendar": None if manifest.calendar is None else [period.model_dump() for period in manifest.calendar],
             "states": [state.model_dump() for state in found.states],
-            "certificate": manifest.certificate,
+            "certificate": current_certificate(manifest.certificate),
             "metrics": manifest.metrics,
             "preprocessing": manifest.preprocessing,
             "state_guard": {
