@@ -142,9 +142,11 @@ class LipschitzRNNCell(SymmetricSkewCell):
         ``||I + step_size A|| + step_size ||W|| < 1``, and where its certificate proves it by less.
 
         Theorem 1 is about the differential equation: it is globally exponentially stable if sym(A) is negative
-        definite, W is nonsingular and (a) the smallest singular value of sym(A) is above the largest of W.
-        Where it holds, the Euler step can still explode: with ``step_size linear_damping = 2.5`` it multiplies the
-        state by about -1.5.
+        definite, W is nonsingular and (a) the smallest singular value of sym(A) is above the largest of W. The paper's
+        alternative (b), sym(W) negative and A^T W + W^T A positive definite, is true of a symmetric W
+        (``skew_weight=0``) and false of others in general: ``tests/stability/test_false_claims.py``. Where theorem 1
+        holds, the Euler step can still explode: with ``step_size linear_damping = 2.5`` it multiplies the state by
+        about -1.5.
 
         The parametrization confines the spectrum (proposition 1) but enforces nothing of this: at the published MNIST
         settings and at our defaults theorem 1 does not hold even at the start, and an untrained state grows over tens

@@ -146,6 +146,10 @@ class LVFRNNCell(_LVFCell):
         only the implicit midpoint (:class:`LVFMidpointRNNCell`) preserves norms. With tanh the state stays within 1
         in every coordinate; with modReLU and softshrink nothing bounds it.
 
+        ``hard`` also gives up ``D 1 = 0``. The paper says that its fields without divergence, which have both, are the
+        skew matrices of expRNN; they are those whose rows sum to zero, of (N - 1)(N - 2)/2 dimensions and not
+        N(N - 1)/2.
+
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.

@@ -154,10 +154,17 @@ class NoisyRNNCell(SymmetricSkewCell):
         forwards = Hypothesis(
             "-(smallest of the units' steps)", -float(lengths.min()), 0.0, strict=True, of="differential equation"
         )
+        # (a) holds for units of different steps too, in a norm that knows them; (b) has one norm, that of -W.
+        equal = Hypothesis(
+            "theorem 1 (b): largest difference of the units' steps",
+            float(np.ptp(lengths)),
+            0.0,
+            of="differential equation",
+        )
         bound = dominance_bound(step, sector_bound(step, metrics=own))
         return replace(
             bound,
-            conditions=(forwards, *theorem_1(linear, step.V)),
+            conditions=(forwards, *theorem_1(linear, step.V), equal),
             figures={
                 "mu2_A": log_norm_above(linear),
                 "norm_A": norm_above(linear),

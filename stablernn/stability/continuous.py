@@ -21,7 +21,11 @@ from stablernn.stability.sector import Sector, sector_rate
 
 
 def theorem_1(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
-    """Return the conditions of theorem 1: the first two together with (a) or with both lines of (b).
+    """Return the conditions of theorem 1: the first two together with (a) or with all three lines of (b).
+
+    The paper's (b) has no condition on ``W - W^T`` and is false without it; docs/stability.md has a counterexample. It
+    is true of a symmetric ``W``: then ``-W`` is positive definite, and ``e^T (-W) e`` decreases along the difference
+    ``e`` of any two solutions.
 
     Args:
         linear: A, ``(n, n)``.
@@ -36,6 +40,12 @@ def theorem_1(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
         _condition("theorem 1 (b): largest eigenvalue of sym(W)", log_norm_above(recurrent)),
         _condition(
             "theorem 1 (b): -(smallest eigenvalue of sym(A^T W))", log_norm_above(-product) + slack(linear, recurrent)
+        ),
+        # The difference of two equal numbers is exactly 0, so that no rounding is allowed for.
+        _condition(
+            "theorem 1 (b), not in the paper: largest entry of abs(W - W^T)",
+            float(np.abs(recurrent - recurrent.T).max()),
+            strict=False,
         ),
     )
 

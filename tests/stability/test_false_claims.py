@@ -6,11 +6,14 @@ docs/stability.md tells of each claim.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from scipy.linalg import expm
+from scipy.integrate import solve_ivp
+from scipy.linalg import expm, null_space
 
 from stablernn import create_cell
 from stablernn.stability.certificate import certify
@@ -18,6 +21,10 @@ from stablernn.stability.continuous import theorem_1, theorem_1_holds
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
+
+
+def symmetric_part(matrix: Matrix) -> Matrix:
+    return (matrix + matrix.T) / 2
 
 
 class TestTheoremOneOfTheEquationAndTheStep:
@@ -65,6 +72,82 @@ class TestTheoremOneOfTheEquationAndTheStep:
     def test_conditions_on_eigenvalues_say_that_they_are_about_single_jacobians(self, key: str) -> None:
         conditions = certify(create_cell(key, 1, 4)).document()["conditions"]
         assert {condition["of"] for condition in conditions} == {"single Jacobians"}
+
+
+class TestTheoremOneCaseB:
+    """Case (b) as printed: sym(A) and sym(W) negative definite, W regular, A^T W + W^T A positive definite."""
+
+    A = np.array([[-0.03, -1.31, 1.13], [1.45, -0.43, 0.21], [-0.97, -1.13, -0.53]])
+    W = np.array([[-0.02, -3.98, 4.21], [4.0, -0.28, -0.49], [-4.19, -0.07, -0.32]])
+    SLOPES = np.array([0.52, 0.89, 0.45])
+
+    def test_the_matrices_meet_every_condition_of_the_paper(self) -> None:
+        assert np.linalg.eigvalsh(symmetric_part(self.A)).max() < -0.015
+        assert np.linalg.eigvalsh(symmetric_part(self.W)).max() < -0.015
+        assert np.linalg.svd(self.W, compute_uv=False).min() > 0.5
+        assert np.linalg.eigvalsh(self.A.T @ self.W + self.W.T @ self.A).min() > 0.03
+
+    def test_a_trajectory_leaves_the_equilibrium(self) -> None:
+        eigenvalues = np.linalg.eigvals(self.A + np.diag(self.SLOPES) @ self.W)
+        growing = eigenvalues[eigenvalues.real.argmax()]
+        assert (growing.real, abs(growing.imag)) == pytest.approx((0.0382, 5.174), abs=1e-4)
+        # tanh has these slopes at +-inside; a bias puts the equilibrium there.
+        inside = np.arctanh(np.sqrt(1 - self.SLOPES))
+        equilibrium = -np.linalg.solve(self.A, np.tanh(inside))
+        bias = inside - self.W @ equilibrium
+
+        def velocity(_: float, h: Vector) -> Vector:
+            return self.A @ h + np.tanh(self.W @ h + bias)
+
+        assert np.abs(velocity(0, equilibrium)).max() < 1e-14
+        start = equilibrium + np.array([1e-6, 0, 0])
+        solution: Any = solve_ivp(velocity, (0, 321), start, method="DOP853", rtol=1e-9, atol=1e-12)
+        assert np.linalg.norm(solution.y[:, -1] - equilibrium) == pytest.approx(0.2, abs=0.02)
+
+    def test_the_proof_loses_what_complex_vectors_add(self) -> None:
+        # The frequency condition asks for sym(A^T W) + i w skew(W) > 0 at every w; the paper looks at the first term.
+        first = symmetric_part(self.A.T @ self.W)
+        assert np.linalg.eigvalsh(first).min() > 0.015
+        whole = first + 5.174j * (self.W - self.W.T) / 2
+        assert np.linalg.eigvalsh(whole).min() < -20
+
+    def test_it_does_not_count(self) -> None:
+        conditions = theorem_1(self.A, self.W)
+        assert [condition.holds for condition in conditions] == [True, True, False, True, True, False]
+        assert conditions[-1].name == "theorem 1 (b), not in the paper: largest entry of abs(W - W^T)"
+        assert not theorem_1_holds(conditions)
+
+    def test_it_counts_where_the_recurrent_matrix_is_symmetric(self) -> None:
+        linear = np.array([[-0.1, 0.05], [-0.05, -0.2]])
+        recurrent = np.array([[-3.0, 1.0], [1.0, -2.0]])
+        conditions = theorem_1(linear, recurrent)
+        assert [condition.holds for condition in conditions] == [True, True, False, True, True, True]
+        assert theorem_1_holds(conditions)
+        # The Lyapunov function of the proof decreases along the difference of two solutions under one input.
+        generator = np.random.default_rng(0)
+        ends = generator.normal(scale=3.0, size=4)
+
+        def velocity(t: float, both: Vector) -> Vector:
+            u = 2 * np.sin(t) * np.ones(2)
+            return np.concatenate([linear @ h + np.tanh(recurrent @ h + u) for h in (both[:2], both[2:])])
+
+        times = np.linspace(0, 20, 200)
+        solution: Any = solve_ivp(velocity, (0, 20), ends, t_eval=times, rtol=1e-9, atol=1e-12)
+        differences = solution.y[:2] - solution.y[2:]
+        energies = np.einsum("it,ij,jt->t", differences, -recurrent, differences)
+        assert (np.diff(energies) < 0).all()
+
+    def test_symmetry_by_a_hair_is_not_symmetry(self) -> None:
+        recurrent = np.array([[-3.0, 1.0], [np.nextafter(1.0, 2), -2.0]])
+        assert not theorem_1_holds(theorem_1(-0.1 * np.eye(2), recurrent))
+
+    def test_units_of_different_steps_do_not_count_for_it(self) -> None:
+        cell = create_cell("noisy_rnn", 1, 2, skew_weight=0.0)
+        with torch.no_grad():
+            cell.get_parameter("unit_steps").copy_(torch.tensor([0.5, 0.25]))
+        condition = cell.step_bound().conditions[-1]
+        assert condition.name == "theorem 1 (b): largest difference of the units' steps"
+        assert (condition.value, condition.holds) == (0.25, False)
 
 
 class TestSingleJacobiansOfTheAntisymmetricRNN:
@@ -142,3 +225,33 @@ class TestSingleJacobiansOfTheAntisymmetricRNN:
             assert np.linalg.eigvals(velocity).real.max() <= 1e-15
             turn = expm(quarter * velocity) @ turn
         assert np.abs(np.linalg.eigvals(turn)).max() > 4
+
+
+class TestDivergenceFreeFields:
+    """The lvfRNN paper says that divergence-free fields coincide with the subspace of expRNN, the skew matrices."""
+
+    @pytest.mark.parametrize("size", range(2, 9))
+    def test_they_have_fewer_dimensions_than_skew_matrices(self, size: int) -> None:
+        # Every operator of the paper has D 1 = 0; without divergence it is skew, so that it is a skew matrix whose rows
+        # sum to zero.
+        rows, columns = np.triu_indices(size, 1)
+        sums = np.zeros((size, len(rows)))
+        sums[rows, np.arange(len(rows))] = 1
+        sums[columns, np.arange(len(rows))] = -1
+        assert len(rows) == size * (size - 1) // 2
+        assert len(rows) - np.linalg.matrix_rank(sums) == (size - 1) * (size - 2) // 2
+
+    @pytest.mark.parametrize(("constraint", "dimensions"), [("none", 6), ("hard", 10)])
+    def test_the_cell_has_either_row_sums_of_zero_or_all_skew_matrices(self, constraint: str, dimensions: int) -> None:
+        cell = create_cell("lvf_mid", 1, 5, constraint=constraint)
+        operators = []
+        for direction in torch.eye(10):
+            with torch.no_grad():
+                cell.get_parameter("weight_hh").copy_(direction)
+            operators.append(cell.operator().detach().double().numpy())
+        divergences = np.array([np.diagonal(operator) for operator in operators])
+        # Coordinates of the operators without divergence, one in each column.
+        free = null_space(divergences.T)
+        assert free.shape[1] == dimensions
+        row_sums = np.array([operator.sum(axis=1) for operator in operators])
+        assert (np.abs(free.T @ row_sums).max() < 1e-12) == (constraint == "none")

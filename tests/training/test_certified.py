@@ -77,7 +77,7 @@ def test_every_epoch_has_the_figures_and_conditions(place: Workplace) -> None:
         assert figures["mu2_A"] + figures["norm_W"] < 0
         assert figures["largest_euler_step"] > 0.5
         assert line["conditions"]["theorem 1 (a): mu2(A) + norm(W)"] is True
-        assert len(line["conditions"]) == 5
+        assert len(line["conditions"]) == 6
     assert (place.path("lipschitz") / "plots" / "stability.png").read_bytes()[:4] == b"\x89PNG"
     stored = load_config(place.path("lipschitz") / "config.yaml").training
     assert (stored.certified, stored.certified_margin) == (True, 0.05)
