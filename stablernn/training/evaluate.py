@@ -293,7 +293,8 @@ class Scorer:
         self._origins = np.array(found.origins, dtype=np.int64).reshape(-1, 2)[numbers]
         targets = list(data.target_indices)
         self._scale = np.stack([seasonal_scale(values[:, targets], data.season) for values in data.training_values()])
-        for name in ("seasonal_naive", "naive", "drift"):
+        # training.refit leaves no validation window, and of none there is no score.
+        for name in ("seasonal_naive", "naive", "drift") if len(numbers) else ():
             self.naive[name] = self.part({"mean": self.naive_forecast(name)})
 
     @property
@@ -337,7 +338,8 @@ class Scorer:
     def series_slices(self) -> Iterator[tuple[int, slice]]:
         """Each series that has windows, and where these are: windows are numbered series by series."""
         numbers, first = np.unique(self._origins[:, 0], return_index=True)
-        for number, start, stop in zip(numbers, first, [*first[1:], len(self._origins)], strict=True):
+        ends = np.append(first, len(self._origins))[1:]
+        for number, start, stop in zip(numbers, first, ends, strict=True):
             yield int(number), slice(int(start), int(stop))
 
     def part(

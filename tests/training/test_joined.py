@@ -132,6 +132,21 @@ def test_a_run_on_all_sequences(tmp_path: Path) -> None:
     assert str(caught.value) == "The split 'validation' of 'digits' is empty. Choose another split."
 
 
+def test_a_forecast_is_trained_on_all_steps_before_the_test(tmp_path: Path) -> None:
+    overrides = ["data.source=co2", "model.cell=rnn", "training.refit=true", "training.max_steps=2", *TINY]
+    summary = train(load_config(overrides=overrides), tmp_path / "run")
+    assert list(summary["metrics"]) == ["test"]
+    assert summary["metrics"]["test"]["relative_mae"] < 1
+    assert not (tmp_path / "run/calibration.json").exists()
+    run = load_run(tmp_path / "run")
+    data = run.load_data()
+    assert len(data.windows("validation")) == 0  # type: ignore[union-attr]
+    assert evaluate(run.predictor(), data, "test")["mae"] == summary["metrics"]["test"]["mae"]
+    with pytest.raises(DataError) as caught:
+        evaluate(run.predictor(), data, "validation")
+    assert str(caught.value) == "The split 'validation' of 'co2' is empty. Choose another split."
+
+
 def test_a_run_on_all_sequences_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     config = load_config(overrides=[*DIGITS, "training.max_steps=9"])
     train(config, tmp_path / "whole")
