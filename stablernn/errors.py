@@ -10,6 +10,8 @@ StableRNNError
 ├── InterruptedRun     (RuntimeError)  training that was stopped by its user and can be resumed
 └── ExportError        (RuntimeError)  a model that cannot be written in the format that was asked for
     └── ParityError                    an exported graph whose numbers differ from the model's
+
+UntrainedWarning     (UserWarning)   a model whose training left out a call that it depends on
 """
 
 from __future__ import annotations
@@ -59,6 +61,10 @@ class ParityError(ExportError):
 
 
 class CertificateError(StableRNNError, ValueError):
+    pass
+
+
+class UntrainedWarning(UserWarning):
     pass
 
 

@@ -46,9 +46,9 @@ class StableRNN(nn.Module):
         ConfigError: If ``dt`` or ``max_dt`` is given and the cell takes none, or a ``dt`` is longer than ``max_dt``.
         UnknownNameError: If there is no such cell or engine.
 
-    Whoever trains a layer by a loop of their own adds :meth:`penalty` to the loss, calls :meth:`after_step` after each
-    optimizer step, on which the guarantees of some cells rest, and may give the ``orthogonal`` parameters of
-    :meth:`parameter_groups` a smaller rate.
+    In a custom training loop, add :meth:`penalty` to the loss and call :meth:`after_step` after each optimizer step,
+    which moves base points and makes matrices sparse; constraints hold without it. The ``orthogonal`` parameters of
+    :meth:`parameter_groups` may need a smaller learning rate.
 
     Example:
         >>> rnn = StableRNN("lipschitz", input_size=3, hidden_size=8, num_layers=2)

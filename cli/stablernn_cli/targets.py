@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,10 +177,19 @@ def certified(text: str) -> tuple[str, dict[str, Any]]:
     Raises:
         As :func:`open_target`.
     """
+    from stablernn.errors import UntrainedWarning
     from stablernn.stability.certificate import certify
 
     name, model = open_weights(text)
-    return name, certify(model).document()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UntrainedWarning)
+        warnings.showwarning = _print_warning
+        return name, certify(model).document()
+
+
+def _print_warning(message: Warning | str, *_: object) -> None:
+    """Print a warning of the library as one line, without the place in its source."""
+    print(f"Warning: {message}", file=sys.stderr, flush=True)
 
 
 def open_weights(text: str) -> tuple[str, SequenceModel]:

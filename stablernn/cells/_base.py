@@ -57,6 +57,7 @@ class StableCell(nn.Module):
         self.input_size = input_size
         self.hidden_size = hidden_size
         self._kept: dict[bool, tuple[Tensor, ...]] | None = None
+        self._passes_since_schedule = 0
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
@@ -91,7 +92,9 @@ class StableCell(nn.Module):
         """
         build = self.materialize_timed if timed else self.materialize
         if self._kept is None:
-            return build()
+            built = build()
+            self._count_backward(built)
+            return built
         if timed not in self._kept:
             self._kept[timed] = build()
         return self._kept[timed]
@@ -132,10 +135,29 @@ class StableCell(nn.Module):
         return state
 
     def after_step(self, step: int, total_steps: int) -> None:
-        """Called by training, without gradients, after optimizer step ``step`` (from 1) of ``total_steps``.
+        """Update the parameters after optimizer step ``step`` (from 1) of ``total_steps``; called without gradients.
 
-        The place for projections onto a constraint and for schedules.
+        A constraint that the cell promises must not rest on this call: :meth:`materialize` returns matrices that meet
+        it, see :func:`pass_through`. Projecting the free parameters here as well keeps them from drifting away. What
+        follows a schedule can only happen here: such a cell calls this method of the base class first, and tells by
+        :meth:`missed_schedule` what was left out.
         """
+        self._passes_since_schedule = 0
+
+    def missed_schedule(self) -> str | None:
+        """Return what :meth:`after_step` should have done since it was last called, as "have ..."; None if nothing."""
+        return None
+
+    def _count_backward(self, built: tuple[Tensor, ...]) -> None:
+        """Count the backward passes of training, of which each is to be followed by :meth:`after_step`."""
+        if type(self).missed_schedule is StableCell.missed_schedule or not self.training:
+            return
+        trained = next((tensor for tensor in built if tensor.requires_grad), None)
+        if trained is not None:
+            trained.register_hook(self._note_backward)
+
+    def _note_backward(self, gradient: Tensor) -> None:
+        self._passes_since_schedule += 1
 
     def recurrent_matrix(self) -> Tensor:
         """The matrix K of the recurrent product ``K @ h``, column convention."""
@@ -267,6 +289,19 @@ def kept_weights(module: nn.Module) -> Iterator[None]:
     finally:
         for cell in cells:
             cell._kept = None
+
+
+def pass_through(free: Tensor, used: Tensor) -> Tensor:
+    """Return the values of ``used`` with the gradients of ``free`` (a straight-through estimator).
+
+    For a constraint that an optimizer step may leave: the step of the network uses the projected values, and the free
+    parameter is trained as if it were inside, where both are the same to the last bit.
+
+    Args:
+        free: The parameter.
+        used: Its projection, of the same shape.
+    """
+    return used.detach() + (free - free.detach())
 
 
 def longest_step(dt: Tensor) -> float:

@@ -221,7 +221,13 @@ class DynamicTrivializationRNNCell(_TrivializedCell):
     def recurrent_matrix(self) -> Tensor:
         return self.base_matrix() @ self.rotation()
 
+    def missed_schedule(self) -> str | None:
+        if not self.rebase or self._passes_since_schedule < self.rebase:
+            return None
+        return f"have moved the base of the recurrent matrix every {self.rebase} steps"
+
     def after_step(self, step: int, total_steps: int) -> None:
+        super().after_step(step, total_steps)
         if not self.rebase or step % self.rebase:
             return
         self.base.copy_(self.recurrent_matrix())

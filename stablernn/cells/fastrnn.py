@@ -111,7 +111,13 @@ class _FastCell(StableCell):
                 getattr(self, f"{name}_support").fill_(True)
         nn.init.ones_(self.bias_ih)
 
+    def missed_schedule(self) -> str | None:
+        if not self.plans_ahead or not self._passes_since_schedule:
+            return None
+        return "have set the smallest weights to zero, so that training sees the sparse matrices that evaluation uses"
+
     def after_step(self, step: int, total_steps: int) -> None:
+        super().after_step(step, total_steps)
         second, third = total_steps // 3 + 1, 2 * total_steps // 3 + 1
         if step < second:
             return

@@ -124,7 +124,13 @@ class FullCapacityUnitaryRNNCell(StartedComplexCell):
         moved = exponential(generator) if self.parametrization == "exp" else cayley(generator / 2)
         return moved @ self.base_matrix()
 
+    def missed_schedule(self) -> str | None:
+        if not self.rebase or self._passes_since_schedule < self.rebase:
+            return None
+        return f"have moved the base of the recurrent matrix every {self.rebase} steps"
+
     def after_step(self, step: int, total_steps: int) -> None:
+        super().after_step(step, total_steps)
         if self.rebase and step % self.rebase == 0:
             self._set_base(self.complex_matrix())
             self.weight_hh.zero_()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, State, uniform_
+from stablernn.cells._base import StableCell, State, pass_through, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.stability.bounds import float64
 from stablernn.stability.sector import Sector
@@ -26,7 +26,7 @@ class IndRNNWeights(NamedTuple):
     title="independent units, each with its own recurrent weight",
     paper="Li, Li, Cook, Zhu, Gao: Independently Recurrent Neural Network (IndRNN) (CVPR 2018)",
     year=2018,
-    guarantee="non-expansive while u is clamped to 1 (the default) after each optimizer step; the state can grow",
+    guarantee="non-expansive by construction: |u| is clamped to 1 (the default); the state can grow",
     family="plain",
     equation="h <- relu(u .* h + W x + b), |u| <= 2^(1/max_length)",
     paper_options={"max_length": 784},
@@ -47,10 +47,11 @@ class IndRNNCell(StableCell):
     In code: u is ``weight_hh``, one number a unit, W is ``weight_ih``, b is ``bias_ih``, T is ``max_length``.
 
     Guarantee:
-        Kept by clamping u after each optimizer step of our training loop, and at the start: one step multiplies the
-        distance of two states under the same input by at most 2^(1/T), hence T steps by at most 2; without a
-        ``max_length`` the bound is 1 and no number of steps drives states apart. A loop of one's own has to call
-        ``after_step``. The state itself is not bounded: at u = 1 a unit adds up its inputs.
+        By construction: the step uses u clamped to the bound, whatever the parameter is, and passes its gradient
+        through unchanged. One step multiplies the distance of two states under the same input by at most 2^(1/T),
+        hence T steps by at most 2; without a ``max_length`` the bound is 1 and no number of steps drives states apart.
+        ``after_step`` clamps the parameter itself, so that it does not drift beyond the bound. The state is not
+        bounded: at u = 1 a unit adds up its inputs.
 
     Args:
         input_size: Features per time step.
@@ -99,19 +100,23 @@ class IndRNNCell(StableCell):
     def after_step(self, step: int, total_steps: int) -> None:
         self.weight_hh.clamp_(-self.bound, self.bound)
 
+    def recurrent_weights(self) -> Tensor:
+        """Return u as the step uses it, (hidden,), within the bound."""
+        return pass_through(self.weight_hh, self.weight_hh.clamp(-self.bound, self.bound))
+
     def recurrent_matrix(self) -> Tensor:
         """The diagonal matrix of u."""
-        return torch.diag(self.weight_hh)
+        return torch.diag(self.recurrent_weights())
 
     def materialize(self) -> IndRNNWeights:
-        return IndRNNWeights(self.weight_hh)
+        return IndRNNWeights(self.recurrent_weights())
 
     def sector(self) -> Sector:
         size = self.hidden_size
         return Sector(
             np.zeros((size, size)),
             np.eye(size),
-            np.diag(float64(self.weight_hh)),
+            np.diag(float64(self.recurrent_weights())),
             float64(self.weight_ih),
             reach=math.inf,
         )

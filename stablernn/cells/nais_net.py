@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
+from stablernn.cells._base import StableCell, State, check_positive, pass_through, step_length, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.stability._linear import log_norm_above
 from stablernn.stability.bounds import Hypothesis, StepBound, float64
 from stablernn.stability.continuous import largest_euler_step
 from stablernn.stability.sector import Sector, dominance_bound, factors_of, sector_bound
+
+_ROUNDING = 1e-5
+"""Share by which ||R^T R||_F may exceed its bound with R still counted as projected: the rounding of a projection."""
 
 
 class NAISWeights(NamedTuple):
@@ -28,9 +31,9 @@ class NAISWeights(NamedTuple):
     title="Euler step with a symmetric negative definite matrix, projected",
     paper="Ciccone, Gallieri, Masci, Osendorfer, Gomez: NAIS-Net (NeurIPS 2018)",
     year=2018,
-    guarantee="non-expansive in the norm of -A where step_size ||A|| < 2, as projected; its 2-norm can exceed 1",
+    guarantee="non-expansive in the norm of -A by construction for step_size <= 2; its 2-norm can exceed 1",
     family="residual",
-    equation="A = -R^T R - margin I; h <- h + step_size tanh(A h + B x + b); after each optimizer step R is projected",
+    equation="A = -R^T R - margin I, R projected; h <- h + step_size tanh(A h + B x + b)",
     paper_options={"step_size": 1.0, "margin": 0.01},
     paper_source=(
         "step_size and margin as usual with this model. The paper has no sequential one: this is the cell that later "
@@ -46,16 +49,17 @@ class NAISNetCell(StableCell):
 
     .. math:: h_t = h_{t-1} + \epsilon \tanh(A h_{t-1} + B x_t + b), \quad A = -R^\top R - e I
 
-    After every optimizer step R is projected: with :math:`d = 1 - 2e`, if :math:`\|R^\top R\|_F > d` then
-    :math:`R \leftarrow \sqrt{d / \|R^\top R\|_F}\, R`.
+    R is projected: with :math:`d = 1 - 2e`, if :math:`\|R^\top R\|_F > d` then
+    :math:`R \leftarrow \sqrt{d / \|R^\top R\|_F}\, R`. The paper does so after every optimizer step, as ``after_step``
+    does here. A is made of the projected R in any case; the gradient passes to the parameter unchanged.
 
     In code: :math:`\epsilon` is ``step_size``, e is ``margin``, R is ``weight_hh``, B is ``weight_ih``, b is
     ``bias_ih``.
 
     Guarantee:
-        For a projected R, as every fresh and every trained cell has it, with step_size at most 1: A's eigenvalues lie
-        in [-(1 - e), -e], and those of the step's Jacobian I + step_size diag(tanh') A between 0 and 1 at every state,
-        which the input does not change. They are those of a matrix that is symmetric in coordinates scaled by
+        By construction A's eigenvalues lie in [-(1 - e), -e] and, with step_size at most 1, those of the step's
+        Jacobian I + step_size diag(tanh') A between 0 and 1 at every state, which the input does not change. They are
+        those of a matrix that is symmetric in coordinates scaled by
         tanh'^(-1/2), which differ from state to state: the 2-norm can exceed 1, and two trajectories can move apart for
         a while. ``tests/cells/test_guarantee_residual.py`` shows such a step. Eigenvalues of single Jacobians bound no
         trajectory; the norm ``|(-A)^(1/2) e|`` does, in which no step drives two states apart while
@@ -117,8 +121,15 @@ class NAISNetCell(StableCell):
     def after_step(self, step: int, total_steps: int) -> None:
         self.project()
 
+    def projected(self) -> Tensor:
+        """Return R as A is made of it: the parameter, scaled down where ||R^T R||_F exceeds 1 - 2 margin."""
+        r, bound = self.weight_hh.detach(), 1 - 2 * self.margin
+        size = torch.linalg.matrix_norm(r.T @ r)
+        share = torch.where(size > bound * (1 + _ROUNDING), torch.sqrt(bound / size), 1.0)
+        return pass_through(self.weight_hh, r * share)
+
     def recurrent_matrix(self) -> Tensor:
-        r = self.weight_hh
+        r = self.projected()
         return -r.T @ r - self.margin * torch.eye(self.hidden_size, dtype=r.dtype, device=r.device)
 
     def materialize(self) -> NAISWeights:

@@ -18,7 +18,8 @@ from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import parts, state_names
 from stablernn.export.weights import weights_file
 from stablernn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
-from stablernn.stability.certificate import certify
+from stablernn.stability.certificate import prove
+from stablernn.training_calls import warn_of_missing_calls
 
 __all__ = ["FORMATS", "ExportReport", "export"]
 
@@ -52,6 +53,9 @@ def export(
     ONNX is always written: ``step.onnx`` (one step) and ``sequence.onnx`` (whole sequences). ``torchscript`` adds
     ``model.torchscript``, in a format that torch has deprecated.
 
+    Warns (:class:`stablernn.errors.UntrainedWarning`) where a training loop left out a call that the model depends on,
+    such as :meth:`stablernn.models.SequenceModel.fit_scaling`.
+
     Args:
         model: Any model of :mod:`stablernn.models`, on any device; it is not changed.
         folder: Made if it does not exist.
@@ -79,6 +83,7 @@ def export(
     for name in formats:
         if name not in FORMATS:
             raise ConfigError(f"Unknown format '{name}'.{near(name, FORMATS)} It is one of {', '.join(FORMATS)}.")
+    warn_of_missing_calls(model, stacklevel=2)
     frozen = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     exported = parts(frozen)
     graphs = {
@@ -89,7 +94,7 @@ def export(
     parity = check_parity(
         frozen, graphs["step.onnx"], graphs["sequence.onnx"], scripted, lengths=parity_lengths(steps or 1)
     )
-    certificate = certify(frozen).document()
+    certificate = prove(frozen).document()
     signature = model_signature(frozen)
 
     folder = Path(folder)

@@ -12,7 +12,7 @@ from safetensors.torch import load
 from stablernn.errors import CheckpointError
 from stablernn.export.parity import check_parity
 from stablernn.models import SequenceModel, build_model
-from stablernn.stability.certificate import certify
+from stablernn.stability.certificate import prove
 
 
 def reload(config: bytes, weights: bytes) -> SequenceModel:
@@ -52,4 +52,4 @@ def recompute(files: Mapping[str, bytes], longest: int = 1) -> tuple[dict[str, A
 
     model = reload(files["config.json"], files["weights.safetensors"])
     parity = check_parity(model, files["step.onnx"], files["sequence.onnx"], lengths=parity_lengths(longest))
-    return certify(model).document(), parity
+    return prove(model).document(), parity

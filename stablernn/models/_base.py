@@ -171,6 +171,10 @@ class SequenceModel(nn.Module):
         """Take the scaling from the training split's sequences, each ``(time, input_size)``, NaN ignored."""
         self.scaling.fit(sequences)
 
+    def mark_fitted(self) -> None:
+        """Count every scaling as fitted: for weights of a training run, which may equal those of a new model."""
+        self.scaling.mark_fitted()
+
     def materialize(self) -> list[tuple[Tensor, ...]]:
         """Each layer's used matrices, for steps with ``dt`` where the model takes it."""
         timed = self.max_dt is not None
@@ -277,7 +281,10 @@ class SequenceModel(nn.Module):
         return self.rnn.penalty()
 
     def after_step(self, step: int, total_steps: int) -> None:
-        """Let the cells project their parameters after optimizer step ``step`` (from 1) of ``total_steps``."""
+        """Let the cells update their parameters after optimizer step ``step`` (from 1) of ``total_steps``.
+
+        See :meth:`stablernn.cells.StableCell.after_step`.
+        """
         self.rnn.after_step(step, total_steps)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:

@@ -132,6 +132,7 @@ class Forecaster(SequenceModel):
             for layer in [self.skip, *self._last_layers()]:
                 for parameter in layer.parameters():
                     nn.init.zeros_(parameter)
+        self._was_static_fitted = False
         self.register_buffer("static_mean", torch.zeros(static_size))
         self.register_buffer("static_scale", torch.ones(static_size))
         self.register_buffer("offsets", torch.zeros(horizon, len(targets), len(levels)))
@@ -181,6 +182,17 @@ class Forecaster(SequenceModel):
         deviation = np.sqrt((np.where(seen, values - mean, 0) ** 2).sum(axis=0) / count)
         self.static_mean.copy_(torch.from_numpy(mean))
         self.static_scale.copy_(torch.from_numpy(np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)))
+        self._was_static_fitted = True
+
+    @property
+    def is_static_fitted(self) -> bool:
+        """Whether :meth:`fit_static` was called, weights were loaded that differ from new ones, or there is nothing."""
+        moved = bool((self.static_mean != 0).any() or (self.static_scale != 1).any())
+        return self._was_static_fitted or moved or not self.static_size
+
+    def mark_fitted(self) -> None:
+        super().mark_fitted()
+        self._was_static_fitted = True
 
     def fit_skip(self, contexts: Iterable[tuple[np.ndarray, np.ndarray]], strength: float) -> None:
         """Set the linear skip to the ridge regression of the truth on the remembered values.

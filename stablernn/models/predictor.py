@@ -159,6 +159,10 @@ class SequencePredictor(SequenceModel):
         with torch.no_grad():
             self._linear.bias.copy_(torch.from_numpy(logits))
 
+    def mark_fitted(self) -> None:
+        super().mark_fitted()
+        self.targets.mark_fitted()
+
     def forward(self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None) -> Tensor:
         return self.answers(x, lengths, dt=dt)[0]
 

@@ -43,6 +43,7 @@ class Scaling(nn.Module):
         self.size = size
         self.mask_channel = mask_channel
         self.keep_missing = False
+        self._was_fitted = False
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
 
@@ -50,6 +51,15 @@ class Scaling(nn.Module):
     def output_size(self) -> int:
         """Channels that the first layer sees."""
         return self.size * (2 if self.mask_channel else 1)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether :meth:`fit` was called, or weights were loaded that differ from those of a new scaling."""
+        return self._was_fitted or bool((self.mean != 0).any() or (self.scale != 1).any()) or not self.size
+
+    def mark_fitted(self) -> None:
+        """Count the scaling as fitted, whatever its values are."""
+        self._was_fitted = True
 
     def state_roles(self) -> list[tuple[str, int]]:
         """Role and length of each state tensor; all start as zeros."""
@@ -83,6 +93,7 @@ class Scaling(nn.Module):
         deviation[deviation <= 1e-12 * np.abs(mean)] = 1
         self.mean.copy_(torch.from_numpy(mean))
         self.scale.copy_(torch.from_numpy(deviation))
+        self._was_fitted = True
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Channels for the first layer from one raw sample ``(batch, F)``, and the next state.

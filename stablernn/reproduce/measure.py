@@ -16,7 +16,7 @@ from stablernn.models import Classifier
 from stablernn.reproduce.table import Curvature, Protocol
 from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.report import robustness
-from stablernn.stability.certificate import certify
+from stablernn.stability.certificate import prove
 from stablernn.tasks import Batch
 from stablernn.training import TorchPredictor, load_run, predict
 from stablernn.training.device import torch_settings
@@ -51,7 +51,7 @@ def measure(run: Path, epoch: int, protocol: Protocol) -> dict[str, Any]:
             "epoch": epoch,
             "accuracy": scores["test"],
             "validation_accuracy": scores["validation"],
-            "kind": certify(model).kind,
+            "kind": prove(model).kind,
         }
         raw = in_raw_units(model)
         if protocol.attacks is not None:

@@ -27,6 +27,7 @@ from stablernn.stability._linear import Matrix
 from stablernn.stability.bounds import FLOAT32, Hypothesis, StepBound
 from stablernn.stability.cascade import Cascade, cascade
 from stablernn.stability.stored import FORMATS, Format, StorageBound, storage_bound
+from stablernn.training_calls import warn_of_missing_calls
 
 KINDS = ("contracting", "non-expansive", "bounded", "none")
 """From the strongest to the weakest: the order in which ``--require`` and gates compare."""
@@ -191,6 +192,9 @@ class Certificate:
 def certify(module: nn.Module, *, stored: bool = True) -> Certificate:
     """What is proved of a cell, of layers or of a model.
 
+    Warns (:class:`stablernn.errors.UntrainedWarning`) where a training loop left out a call that the model depends on:
+    the certificate is of the weights as they are.
+
     Args:
         module: A cell, a :class:`stablernn.StableRNN` or a model, on any device; it is not changed. Its matrices are
             those of float32, as every export has them.
@@ -200,6 +204,13 @@ def certify(module: nn.Module, *, stored: bool = True) -> Certificate:
         ConfigError: If it is none of these.
         CertificateError: If a weight is not finite.
     """
+    _stacks(module)
+    warn_of_missing_calls(module, stacklevel=2)
+    return prove(module, stored=stored)
+
+
+def prove(module: nn.Module, *, stored: bool = True) -> Certificate:
+    """:func:`certify` without warnings, for callers that have trained the model or warned already."""
     stacks, prefix = _stacks(module)
     for name, weight in module.named_parameters():
         if not bool(torch.isfinite(weight).all()):

@@ -18,7 +18,7 @@ from stablernn.data.steps import StepData
 from stablernn.data.windows import Samples
 from stablernn.errors import DataError
 from stablernn.models import SequenceModel
-from stablernn.stability.certificate import Certificate, certify
+from stablernn.stability.certificate import Certificate, prove
 from stablernn.stability.gradients import Gradients, gradients
 from stablernn.stability.lyapunov import LyapunovSpectrum, lyapunov_spectrum
 from stablernn.stability.spectra import Layers, Spectra, certified_radius, largest_factors, spectra
@@ -97,7 +97,7 @@ def observe(
         CertificateError: If a weight or a state is not finite.
     """
     samples, truth = chosen_samples(data, split, MOST_STEPS * model.patches.stride, labels)
-    certificate, layers = certify(model), Layers(model, samples)
+    certificate, layers = prove(model), Layers(model, samples)
     states, size = layers.trajectory(), len(layers.directions)
     found, factors = None, []
     if size <= LONGEST:

@@ -11,7 +11,7 @@ from stablernn.errors import CertificateError, TrainingError
 from stablernn.models import SequenceModel
 from stablernn.stability._linear import norm_above
 from stablernn.stability.bounds import float64
-from stablernn.stability.certificate import KINDS, Certificate, certify
+from stablernn.stability.certificate import KINDS, Certificate, prove
 from stablernn.stability.projection import certified_kind
 
 LARGEST = 256
@@ -78,7 +78,7 @@ def stability_figures(model: SequenceModel) -> dict[str, Any]:
     Raises:
         CertificateError: If a weight is not finite.
     """
-    certificate = certify(model, stored=False)
+    certificate = prove(model, stored=False)
     rate = certificate.rate
     if rate is None:
         return {}
@@ -97,7 +97,7 @@ def proved_in_short(model: SequenceModel) -> dict[str, Any] | None:
     if model.rnn.cells[0].hidden_size > LARGEST:
         return None
     try:
-        certificate = certify(model, stored=False)
+        certificate = prove(model, stored=False)
     except CertificateError:
         return None
     # The rate of a weaker kind bounds nothing that a reader would take it for.

@@ -28,7 +28,7 @@ from stablernn.data.steps import StepData
 from stablernn.data.types import score_notes
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun
 from stablernn.models import Classifier, Forecaster, SequenceModel, build_model
-from stablernn.stability.certificate import certify
+from stablernn.stability.certificate import prove
 from stablernn.tasks import ClassifyTask, ForecastTask, Task
 from stablernn.training._files import plain, read_json, write_bytes, write_json
 from stablernn.training.baselines import Baselines
@@ -279,6 +279,7 @@ def load_run(run_dir: str | Path, epoch: int | None = None) -> LoadedRun:
     checkpoint = load_checkpoint(place.checkpoint(name))
     model = build_model(checkpoint.state["model"])
     model.load_state_dict(checkpoint.group("model"))
+    model.mark_fitted()
     summary = {**read_json(place.summary), "run": str(run_dir)} if place.summary.is_file() else None
     return LoadedRun(place.path, model.eval(), load_config(place.config).as_stored(), read_json(place.data), summary)
 
@@ -572,7 +573,7 @@ def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, s
         write_json(place.calibration, calibration)
     place.save("best", trainer.best(trainer.model.state_dict()))
     if config.training.certified:
-        check_certified(trainer.model, certify(trainer.model, stored=False))
+        check_certified(trainer.model, prove(trainer.model, stored=False))
     predictor = TorchPredictor(trainer.model)
     position = trainer.position
     if config.training.plots:

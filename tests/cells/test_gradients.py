@@ -64,6 +64,8 @@ def _problem(key: str, options: dict[str, Any], time: int) -> tuple[Any, list[Te
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(std=0.5)
+        # Outside a constraint the gradient passes straight through the projection, and is no derivative.
+        layer.after_step(1, 100)
         _, reached = layer.run(torch.randn(2, 3, 2, dtype=torch.float64), layer.initial_state(2))
     names = [name for name, _ in layer.named_parameters()]
     points = [torch.randn(2, time, 2, dtype=torch.float64), *reached]
