@@ -52,8 +52,8 @@ The rest goes by task and data, with the preset `practical`. Formulas and source
 """
 
 _BEHIND = """
-The gate is not a setting: it is there with a linear skip, a direct head and a validation split. A recursive head goes
-sample by sample: `standard` scaling, no patches, no skip, unless they are set.
+The gate is not a setting: it is there with a linear skip and a validation split. A recursive head goes sample by
+sample: `standard` scaling, no patches, no skip, unless they are set.
 
 The preset `paper` recommends none of this: one sample a step, the last output, standard scores, no skip, no
 augmentation, no warm-up, and the cell's own length of training. The task `predict-next` has recommendations of its own
@@ -157,7 +157,7 @@ def _to_forecast() -> list[tuple[str, str, str]]:
             f"5, but from {FORECAST_STEPS[0]} to {FORECAST_STEPS[1]:,} steps",
             "likewise",
         ),
-        ("gate", "on", "what the layers have learned and does not carry over to later windows does harm"),
+        ("gate", "on", "layers that are not better than the linear skip by more than noise do harm later"),
         ("`calibrate`", "true: conformal offsets", "an interval of 80 % is to hold 80 %"),
     ]
 

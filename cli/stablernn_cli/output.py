@@ -57,6 +57,10 @@ class Output:
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def warn(self, text: str) -> None:
+        """A warning on stderr, also where notes are left out."""
+        print(f"Warning: {text}", file=sys.stderr, flush=True)
+
     def document(self, value: object) -> None:
         """One JSON document on stdout. Figures that JSON lacks become null."""
         print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)

@@ -108,6 +108,7 @@ def forecast_data(
         static=covariates.static,
         calendar=covariates.calendar,
         window_stride=window_stride,
+        has_default_context=context_length is None,
     )
     if grid is None:
         data = _dated(data)

@@ -165,6 +165,7 @@ class ForecastData:
         time_step: The regular step in seconds, or in the unit of integer time stamps; None where time stamps are on a
             grid, or their distances are not used.
         window_stride: Steps from a training window to the next.
+        has_default_context: Whether nobody gave the context length.
     """
 
     name: str
@@ -184,6 +185,7 @@ class ForecastData:
     calendar: tuple[str, ...] = ()
     time_step: float | None = None
     window_stride: int = 1
+    has_default_context: bool = False
     task: Literal["forecast"] = "forecast"
 
     @property

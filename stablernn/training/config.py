@@ -105,7 +105,7 @@ class TaskConfig(Section):
     horizon: Count | None = None
     """Steps to forecast; None: the dataset's."""
     context_length: Count | None = None
-    """Steps seen before a forecast; None: from the data."""
+    """Steps seen before a forecast; None: from the season, or chosen by validation where the season is 1."""
     season: Count | None = None
     """Steps of the main season, 1 = none; None: from the frequency."""
     quantiles: Levels | None = None

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from stablernn.cells import recommended_training
 from stablernn.data.windows import Samples, WindowSet
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.models import SequenceModel, States
@@ -34,6 +35,9 @@ from stablernn.training.evaluate_steps import StepScorer
 from stablernn.training.feed import Feed, Piece
 from stablernn.training.optim import Plateau, build_optimizer, build_schedule
 
+DIVERGED = 3.0
+"""Multiple of the first training loss, or of its unit, above which training counts as diverged at its end. Runs that
+learn nothing stay near 1; those whose rate is too high by orders of magnitude end above 10."""
 SAVE_SECONDS = 300.0
 """Longest time between two saves inside an epoch: what a power cut may cost."""
 
@@ -92,6 +96,10 @@ class Position:
     stale: int = 0
     """Epochs since the best value was last exceeded."""
     seconds: float = 0.0
+    first_loss: float | None = None
+    """Of the first step, before the parameters were changed."""
+    last_loss: float | None = None
+    """Mean of the last epoch, as far as it went."""
 
 
 class Batches:
@@ -267,7 +275,9 @@ class Trainer:
             # more steps goes on as if it had never stopped here.
             self._validate(report)
         if not self._best:
-            raise TrainingError(f"No epoch left a model that can be used: {self._missing()}. Set {self._calmer()}.")
+            raise TrainingError(
+                f"No epoch left a model that can be used: {self._missing()}. Set {self.stabilizing_advice()}."
+            )
         return True
 
     def _epoch(self, report: Callable[[Progress], None], stop: threading.Event) -> None:
@@ -277,7 +287,10 @@ class Trainer:
         started = time.monotonic()
         while position.batch < self.epoch_steps and position.step < self.total_steps:
             piece = self._feed.take(position.batch)
-            position.loss_sum += self._step(piece) * piece.weight
+            loss = self._step(piece)
+            if position.first_loss is None and piece.weight:
+                position.first_loss = loss
+            position.loss_sum += loss * piece.weight
             position.seen += piece.weight
             position.batch += 1
             position.step += 1
@@ -338,7 +351,7 @@ class Trainer:
         position, rate = self.position, self._optimizer.param_groups[0]["lr"]
         return (
             f"The training loss became {value} at step {position.step + 1} (epoch {position.epoch + 1}) at a learning "
-            f"rate of {rate:.3g}. Set {self._calmer()}."
+            f"rate of {rate:.3g}. Set {self.stabilizing_advice()}."
         )
 
     def _missing(self) -> str:
@@ -346,12 +359,25 @@ class Trainer:
             return "its weights are not finite"
         return f"the validation metric '{self.task.headline}' was never finite, last {self.position.metric}"
 
-    def _calmer(self) -> str:
+    @property
+    def is_diverged(self) -> bool:
+        """Whether the training loss ended far above where it began, and above its unit.
+
+        Losses are in units of the scaling, or nats: of a loss that begins near 0, a multiple says little.
+        """
+        first, last = self.position.first_loss, self.position.last_loss
+        return first is not None and last is not None and last > DIVERGED * max(first, 1.0)
+
+    def stabilizing_advice(self) -> str:
+        """Return the settings that keep the loss from growing, as the object of "Set ..."."""
         clip = "a smaller training.clip_norm" if self.settings.clip_norm else "training.clip_norm=1"
-        return f"a lower training.lr, such as {(self.settings.lr or 0) / 10:g}, or {clip}"
+        rate = (self.settings.lr or 0) / 10
+        recommended = recommended_training(self.model.rnn.first.cell, self.model.preset).get("lr")
+        return f"a lower training.lr, such as {min(rate, recommended or rate):g}, or {clip}"
 
     def _validate(self, report: Callable[[Progress], None]) -> None:
         position, name = self.position, self.task.headline
+        position.last_loss = position.loss_sum / max(1, position.seen)
         scores: dict[str, Any] = {}
         if self._scorer.samples:
             scores = self._scores()
@@ -370,7 +396,7 @@ class Trainer:
                 "epoch": self.epochs_begun,
                 "step": position.step,
                 "lr": position.lr,
-                "train_loss": position.loss_sum / max(1, position.seen),
+                "train_loss": position.last_loss,
                 "validation": {key: value for key, value in scores.items() if key not in self._scorer.naive},
                 "seconds": round(position.seconds, 3),
                 **self._log.entry(self.epochs_begun),

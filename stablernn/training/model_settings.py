@@ -149,11 +149,15 @@ def _scaling(chosen: dict[str, Any], config: Config, data: Data) -> dict[str, An
     season = chosen["season"]
     if season is None:
         season = _season(config, data) if isinstance(data, ForecastData) else 1
-    return {"window": window, "season": season, "log": _log(data) if chosen["log"] is None else chosen["log"]}
+    return {
+        "window": window,
+        "season": season,
+        "log": takes_logarithms(data) if chosen["log"] is None else chosen["log"],
+    }
 
 
-def _log(data: Data) -> bool:
-    """Whether all values are positive and differ by factors."""
+def takes_logarithms(data: Data) -> bool:
+    """Return True if all training values are positive and differ by factors, which logarithms make comparable."""
     if isinstance(data, ClassificationData):
         return False
     lowest, highest = np.inf, 0.0

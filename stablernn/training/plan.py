@@ -17,9 +17,8 @@ from stablernn.data.windows import SPLITS, Samples
 from stablernn.errors import StableRNNError
 from stablernn.models import SequenceModel
 from stablernn.training.config import Config
-from stablernn.training.joined import without_validation
 from stablernn.training.resolve import resolve, training_samples
-from stablernn.training.run import Data, create_model, data_options
+from stablernn.training.run import Data, create_model, data_options, prepared
 from stablernn.training.step_settings import step_epoch
 
 _FLOAT_BYTES = 4
@@ -69,8 +68,7 @@ def plan_training(config: Config, data: Data) -> dict[str, Any]:
         ConfigError: If a setting does not go with the data, or the model does not fit into memory.
         UnknownNameError: If the cell is not in the catalog.
     """
-    if config.training.refit:
-        data = without_validation(data)
+    data = prepared(data, config)
     settings = resolve(config, data)
     with torch.random.fork_rng(devices=[]):
         model = create_model(settings, data)

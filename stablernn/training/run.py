@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from stablernn.data.covariates import calendar_periods
 from stablernn.data.sequences import are_names
 from stablernn.data.steps import StepData
 from stablernn.data.types import score_notes
-from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun
+from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun, TrainingError
 from stablernn.models import Classifier, Forecaster, SequenceModel, build_model
 from stablernn.stability.certificate import prove
 from stablernn.tasks import ClassifyTask, ForecastTask, Task
@@ -37,6 +38,7 @@ from stablernn.training.certified import check_certified, proved_in_short
 from stablernn.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from stablernn.training.closed_form import fit_forecaster, gate
 from stablernn.training.config import Config, laid_over, load_config
+from stablernn.training.context_length import choose_context
 from stablernn.training.device import pick_device, torch_settings
 from stablernn.training.environment import environment
 from stablernn.training.evaluate import Scorer, TorchPredictor, predict
@@ -47,7 +49,9 @@ from stablernn.training.loop import Progress, SampleFeed, Trainer
 from stablernn.training.pictures import draw_curves, draw_predictions
 from stablernn.training.resolve import described_cell, enough_memory, resolve
 from stablernn.training.step_settings import build_predictor, describe_steps
+from stablernn.training.verdict import judge
 
+_LOG = logging.getLogger("stablernn.training")
 Data = ClassificationData | ForecastData | StepData
 Summary = dict[str, Any]
 
@@ -80,8 +84,9 @@ def train(
     Returns:
         What ``summary.json`` holds: ``run``, ``task``, ``cell``, ``parameters``, ``epochs``, ``steps``, ``seconds``,
         ``best_epoch``, ``metrics`` of the best weights on ``validation`` and, where there is one, ``test``,
-        ``baselines``, how those beside a classification's scores were fitted, and ``data_notes``, which files of the
-        data were missing (``partial``) or had no published checksum (``unchecked``).
+        ``baselines``, how those beside a classification's scores were fitted, ``data_notes``, which files of the
+        data were missing (``partial``) or had no published checksum (``unchecked``), ``diverged`` and ``warnings``,
+        sentences; of a forecast with a linear skip also ``gate``, and ``context_length`` where it was chosen.
 
     Raises:
         ConfigError: If a setting is wrong, the model does not fit into memory, there is a run in ``run_dir`` already,
@@ -89,8 +94,8 @@ def train(
         UnknownNameError: If the dataset or the cell is not there.
         DataError: If the data cannot be used, or is not that with which the run began.
         DeviceError: If the device is not there.
-        TrainingError: If the loss is not finite, no epoch left weights that give finite answers, or less is proved of
-            the best ones than ``training.certified`` asks for.
+        TrainingError: If the loss is not finite, no epoch left weights that give finite answers, the loss diverged and
+            the best weights are of no use, or less is proved of them than ``training.certified`` asks for.
         InterruptedRun: If the user stopped it; it can be resumed.
     """
     place = _place_to_resume(run_dir) if resume else None
@@ -143,12 +148,17 @@ def load_run_data(
         options["channels"] = features
     if targets and not melted and config.task.name == "forecast":
         options["target"] = targets
-    data = load_data(source or config.data.source, **options)
-    if config.training.refit:
-        data = without_validation(data)
+    data = prepared(load_data(source or config.data.source, **options), config)
     model = config.model
     # Before a run has begun its settings do not say yet what becomes of the times.
     return _timed(data, config) if model.time == "ignore" or (model.time == "dt" and model.max_dt) else data
+
+
+def prepared(data: Data, config: Config) -> Data:
+    """Return loaded data as it is trained on: with a context length, and without validation where all is trained on."""
+    if isinstance(data, ForecastData):
+        data = choose_context(data, config.model.skip_strength)
+    return without_validation(data) if config.training.refit else data
 
 
 def data_options(config: Config) -> dict[str, Any]:
@@ -419,7 +429,12 @@ def _open(
     write_json(place.environment, here)
     described = describe_data(data, model)
     if resume:
-        described["files"] = read_json(place.data).get("files", {})
+        before = read_json(place.data)
+        described["files"] = before.get("files", {})
+        # The length itself is among the settings of the run, so that it was not chosen again.
+        tried = before.get("notes", {}).get("context_length")
+        if tried is not None:
+            data.notes["context_length"] = tried
     else:
         described["files"] = {key: _from_run(file, path) for key, file in _files(config).items()}
     write_json(place.data, described)
@@ -556,8 +571,8 @@ def calibrate(model: SequenceModel, config: Config, data: Data, skip: Tensor | N
         windows = data.windows("validation")
         if not len(windows):
             return found
-        if skip is not None and model.head_kind == "direct":
-            found["gate"] = {"share": gate(model, skip, windows)}
+        if skip is not None:
+            found["gate"] = asdict(gate(model, skip, windows))
         if config.training.calibrate:
             found["intervals"] = fit_offsets(model, windows)
     elif isinstance(model, Classifier) and isinstance(data, ClassificationData) and config.training.calibrate:
@@ -581,7 +596,7 @@ def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, s
     if isinstance(data, StepData):
         scorers = {split: StepScorer(data, split) for split in ("validation", "test")}
         found = {split: scorer.score_of(predictor) for split, scorer in scorers.items() if scorer.samples}
-        return _summarize(place, config, data, trainer, found, {})
+        return _summarize(place, config, data, trainer, found, {}, calibration)
     metrics: dict[str, Any] = {}
     drawn = "validation"
     validation = scorer = Scorer(data, "validation", quantiles=config.task.quantiles)
@@ -599,7 +614,7 @@ def _finish(place: RunDirectory, config: Config, data: Data, trainer: Trainer, s
         baselines = {"ridge": fitted.notes}
     if scorer.samples and config.training.plots:
         draw_predictions(place.plots, data, scorer, outputs, config.task.quantiles or (), drawn)
-    return _summarize(place, config, data, trainer, metrics, baselines)
+    return _summarize(place, config, data, trainer, metrics, baselines, calibration)
 
 
 def _summarize(
@@ -609,9 +624,11 @@ def _summarize(
     trainer: Trainer,
     metrics: Mapping[str, Any],
     baselines: Mapping[str, Any],
+    calibration: Mapping[str, Any],
 ) -> Summary:
     position = trainer.position
-    summary = {
+    verdict = judge(trainer, data, metrics.get("validation"), calibration.get("gate"))
+    summary: Summary = {
         "run": str(place.path),
         "task": data.task,
         "cell": config.model.cell,
@@ -624,6 +641,16 @@ def _summarize(
         "baselines": baselines,
         "certificate": proved_in_short(trainer.model),
         "data_notes": score_notes(data.notes),
+        "diverged": verdict.diverged,
+        "warnings": [*verdict.warnings, *([verdict.failure] if verdict.failure is not None else [])],
     }
+    if "gate" in calibration:
+        summary["gate"] = calibration["gate"]
+    if "context_length" in data.notes:
+        summary["context_length"] = data.notes["context_length"]
     write_json(place.summary, summary)
+    for sentence in verdict.warnings:
+        _LOG.warning(sentence)
+    if verdict.failure is not None:
+        raise TrainingError(verdict.failure)
     return dict(plain(summary))

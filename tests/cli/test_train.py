@@ -98,6 +98,30 @@ def test_quiet_leaves_the_answer_only(empty: Workplace) -> None:
     assert result.json["run"] == "runs/digits-rnn-1"
 
 
+def test_a_diverged_run_fails_with_what_to_change(empty: Workplace) -> None:
+    result = empty("-q", "train", *TINY, "--epochs", 1, "--lr", "1e9", "--run-dir", "run")
+    assert result.code == 1
+    assert result.sentence.startswith("Training diverged: the training loss ended at ")
+    assert result.sentence.endswith(" Set a lower training.lr, such as 0.001, or a smaller training.clip_norm.")
+    summary = json.loads((empty.path("run") / "summary.json").read_text())
+    assert (summary["diverged"], summary["warnings"]) == (True, [result.sentence])
+
+
+def test_a_useless_model_is_warned_of_even_when_quiet(empty: Workplace) -> None:
+    result = empty.ok("-q", "train", *TINY, "--max-steps", 1, "--lr", "1e-9", "--run-dir", "run", "--json")
+    (sentence,) = result.json["warnings"]
+    assert sentence.startswith("The model is no better than the frequencies of the classes alone (validation log_loss ")
+    assert result.err == f"Warning: {sentence}\n"
+
+
+def test_a_forecast_says_what_is_kept_of_its_layers(empty: Workplace) -> None:
+    run = empty.ok("train", "--data", "co2", "--cell", "rnn", "--hidden-size", 2, "--max-steps", 1, "--run-dir", "run")
+    gate = json.loads((empty.path("run") / "summary.json").read_text())["gate"]
+    (line,) = [line for line in run.out.splitlines() if line.startswith("layers")]
+    assert ("left out" in line) is (gate["share"] == 0)
+    assert f"{gate['skip_error']:.4g} without" in line
+
+
 def test_a_run_is_not_written_over(workplace: Workplace) -> None:
     before = weights(workplace.path("digits-run"))
     result = workplace("train", *TINY, "--run-dir", "digits-run")

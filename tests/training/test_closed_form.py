@@ -12,7 +12,7 @@ from forecast_helpers import many_series
 from stablernn.data import ForecastData
 from stablernn.models import Forecaster
 from stablernn.training import closed_form
-from stablernn.training.closed_form import fit_forecaster, gate
+from stablernn.training.closed_form import fit_forecaster, gate, set_share
 
 CONTEXT, HORIZON = 12, 2
 
@@ -143,7 +143,7 @@ def test_noise_of_the_layers_is_left_out() -> None:
     model, start = fitted(data)
     before = answers(model, data)[0]
     moved(model, 1, head=3.0, skip=0.5)
-    assert gate(model, start, data.windows("validation")) == 0
+    assert gate(model, start, data.windows("validation")).share == 0
     torch.testing.assert_close(answers(model, data)[0], before)
     assert model.skip is not None
     assert torch.equal(model.skip.weight, start)
@@ -154,7 +154,7 @@ def test_layers_that_put_a_wrong_skip_right_stay() -> None:
     model, right = fitted(data)
     wrong = right + 3 * torch.randn(right.shape)
     before = answers(model, data)[0]
-    assert gate(model, wrong, data.windows("validation")) == 1
+    assert gate(model, wrong, data.windows("validation")).share == 1
     torch.testing.assert_close(answers(model, data)[0], before)
 
 
@@ -165,7 +165,7 @@ def test_half_a_step_too_far_is_taken_back() -> None:
     assert model.skip is not None
     with torch.no_grad():
         model.skip.weight.copy_(right + 0.5 * way)
-    assert gate(model, right - 0.5 * way, data.windows("validation")) == pytest.approx(0.5)
+    assert gate(model, right - 0.5 * way, data.windows("validation")).share == pytest.approx(0.5)
     torch.testing.assert_close(model.skip.weight, right)
 
 
@@ -182,17 +182,15 @@ def with_future(data: ForecastData) -> ForecastData:
 @pytest.mark.parametrize("future", [False, True])
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("share", [0.0, 0.35, 1.0])
-def test_the_weights_hold_the_blended_forecast(
-    share: float, members: int, future: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_weights_hold_the_blended_forecast(share: float, members: int, future: bool) -> None:
     data = with_future(recurrence()) if future else recurrence()
     model, start = fitted(data, members=members)
     first = answers(model, data)[0]
     moved(model, 2, head=0.2, skip=0.1)
     whole, spread = answers(model, data)
     assert not torch.allclose(whole, first)
-    monkeypatch.setattr(closed_form, "_SHARES", torch.tensor([share], dtype=torch.float64))
-    assert gate(model, start, data.windows("validation")) == share
+    assert model.skip is not None
+    set_share(model, start, model.skip.weight.detach().clone(), share)
     mean, quantiles = answers(model, data)
     torch.testing.assert_close(mean, first + share * (whole - first), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(quantiles - mean[..., None], spread - whole[..., None], rtol=1e-3, atol=1e-4)
@@ -205,7 +203,53 @@ def test_a_gate_is_no_worse_than_either_end(seed: int) -> None:
     first = error(model, data)
     moved(model, seed, head=0.3, skip=0.05)
     trained = error(model, data)
-    share = gate(model, start, data.windows("validation"))
+    share = gate(model, start, data.windows("validation")).share
     # One series: errors in units of the scaling differ from those of the data by the spread of each window alone.
     assert error(model, data) <= 1.02 * min(first, trained)
     assert 0 <= share <= 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_layers_are_kept_only_where_their_gain_exceeds_its_standard_error(seed: int) -> None:
+    data = recurrence(noise=0.3)
+    model, start = fitted(data)
+    moved(model, seed, head=0.02, skip=0.02)
+    found = gate(model, start, data.windows("validation"))
+    assert found.standard_error is not None
+    assert (found.share > 0) is (found.skip_error - found.layers_error > found.standard_error)
+    assert found.windows == len(data.windows("validation"))
+
+
+def test_a_gain_within_noise_ships_the_skip_alone() -> None:
+    data = recurrence(noise=0.3)
+    model, start = fitted(data)
+    before = answers(model, data)[0]
+    moved(model, 1, skip=0.02)
+    found = gate(model, start, data.windows("validation"))
+    assert found.standard_error is not None
+    assert 0 < found.skip_error - found.layers_error < found.standard_error
+    assert found.share == 0
+    torch.testing.assert_close(answers(model, data)[0], before)
+
+
+def test_one_window_is_no_evidence_for_the_layers() -> None:
+    data = recurrence(validation_steps=HORIZON)
+    model, right = fitted(data)
+    wrong = right + 3 * torch.randn(right.shape)
+    found = gate(model, wrong, data.windows("validation"))
+    assert (found.share, found.standard_error, found.windows) == (0, None, 1)
+    assert found.layers_error < found.skip_error
+
+
+@pytest.mark.parametrize(("head", "share"), [(0.0, 1.0), (3.0, 0.0)])
+def test_a_recursive_head_keeps_its_layers_or_none(head: float, share: float) -> None:
+    data = recurrence()
+    model, right = fitted(data, head="recursive")
+    wrong = right + 3 * torch.randn(right.shape)
+    moved(model, 1, head=head)
+    start = right if share == 0 else wrong
+    before = error(model, data)
+    assert gate(model, start, data.windows("validation")).share == share
+    assert model.skip is not None
+    torch.testing.assert_close(model.skip.weight.detach(), right)
+    assert error(model, data) == pytest.approx(before) if share else error(model, data) < before

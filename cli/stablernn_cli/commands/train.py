@@ -85,7 +85,8 @@ def train(
     ] = None,
     horizon: Annotated[int | None, _data("Steps to forecast; default: the dataset's, else one season.")] = None,
     context_length: Annotated[
-        int | None, _data("Steps seen before a forecast; default: twice the season or the horizon, as far as it fits.")
+        int | None,
+        _data("Steps seen before a forecast; default: twice the season or the horizon; without a season, chosen."),
     ] = None,
     season: Annotated[int | None, _data("Steps of the main season, 1 = none; default: from the frequency.")] = None,
     cell: Annotated[str | None, _model("Key of the recurrent cell (see `cells list`).")] = None,
@@ -162,6 +163,9 @@ def train(
     nobody sets takes values that are recommended for the cell and the data; the run's config.yaml holds all of them,
     docs/configuration.md says what they are. `stablernn data check` says what would be done with a file.
 
+    Exit code 1: the loss was not finite, or it diverged and left weights that are of no use. A model that is no better
+    than a trivial answer is a warning; both stand in summary.json.
+
     Ctrl-C stops with exit code 130 and leaves a run that --resume continues to the same numbers.
 
     Example: stablernn train --data digits --cell lipschitz --hidden-size 128
@@ -206,7 +210,7 @@ def fit(
         if resume and run_dir is not None and config is None and (run_dir / "config.yaml").is_file():
             config = run_dir / "config.yaml"
         settings = None if resume and config is None else read_settings(given, config, overrides)
-    with _counts_of_data(output), _progress(output) as report:
+    with _library_messages(output), _progress(output) as report:
         return dict(train_run(settings, run_dir=run_dir, resume=resume, progress=report))
 
 
@@ -223,6 +227,7 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
                     f"{summary['seconds']:.0f} s",
                 ]
             ),
+            **_layers_kept(summary.get("gate")),
             **_proved(summary.get("certificate")),
         }
     )
@@ -236,6 +241,19 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
     line = data_notes(summary["data_notes"])
     if line:
         output.text(line)
+
+
+def _layers_kept(gate: Mapping[str, Any] | None) -> dict[str, str]:
+    """How much of the layers a forecast keeps beside its linear skip, where the two were compared."""
+    if gate is None:
+        return {}
+    noise = gate["standard_error"]
+    compared = (
+        f"validation error {gate['layers_error']:.4g} with them, {gate['skip_error']:.4g} without, "
+        f"standard error of the difference {'unknown' if noise is None else format(noise, '.2g')}"
+    )
+    kept = f"{gate['share']:.0%} kept" if gate["share"] else "left out, the linear skip alone is no worse"
+    return {"layers": f"{kept} ({compared})"}
 
 
 def _proved(certificate: Mapping[str, Any] | None) -> dict[str, str]:
@@ -328,19 +346,22 @@ def _progress(output: Output) -> Iterator[Callable[[Position], None] | None]:
 
 
 @contextmanager
-def _counts_of_data(output: Output) -> Iterator[None]:
-    """Says what was filled, cut or skipped as soon as the data are read, which the library logs."""
-    logger, handler = logging.getLogger("stablernn.data"), _Notes(output)
-    level, propagate = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+def _library_messages(output: Output) -> Iterator[None]:
+    """Print what the library logs: what was filled, cut or skipped, what was chosen, and warnings of a run."""
+    handler = _Notes(output)
+    loggers = [logging.getLogger(name) for name in ("stablernn.data", "stablernn.training")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = propagate
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
 
 
 class _Notes(logging.Handler):
@@ -351,7 +372,10 @@ class _Notes(logging.Handler):
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._output.note(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            self._output.warn(record.getMessage())
+        else:
+            self._output.note(record.getMessage())
 
 
 class _Lines:

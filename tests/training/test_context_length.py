@@ -1,0 +1,140 @@
+"""A context length where no season says how far back to look: chosen by forecasts of the validation windows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forecast_helpers import many_series
+from stablernn.data import ForecastData
+from stablernn.errors import InterruptedRun
+from stablernn.training import Progress, load_config, train
+from stablernn.training.context_length import LONGEST, choose_context
+from stablernn.training.plan import check_run
+
+PERIOD = 13
+CHOSEN = 32
+"""Twice the period and more, over which the noise of the context is averaged."""
+
+
+def weekly(count: int = 3, steps: int = 150, *, amplitude: float = 1.0, **changes: Any) -> ForecastData:
+    """Series with a period that nobody names, and noise."""
+    random = np.random.default_rng(0)
+    time = np.arange(steps)
+    values = [
+        10 + amplitude * np.sin(2 * np.pi * (time + 4 * number) / PERIOD) + 0.1 * random.normal(size=steps)
+        for number in range(count)
+    ]
+    settings: dict[str, Any] = {"season": 1, "horizon": 2, "context_length": 4, "has_default_context": True}
+    settings |= {"validation_steps": 30, "test_steps": 20}
+    return many_series([series[:, None] for series in values], **(settings | changes))
+
+
+def test_a_context_that_holds_the_period_is_chosen() -> None:
+    data = weekly()
+    got = choose_context(data, 0.01)
+    assert got.context_length == CHOSEN > PERIOD
+    tried = got.notes["context_length"]
+    assert (tried["chosen"], tried["by"]) == (CHOSEN, "linear forecasts of the validation windows")
+    scores = {row["context_length"]: row["mase"] for row in tried["tried"]}
+    assert list(scores) == [4, 8, 16, 32]
+    assert scores[CHOSEN] < 0.7 * scores[4]
+    least = min(scores.values())
+    assert [row["context_length"] for row in tried["tried"] if row["mase"] - least <= row["standard_error"]][
+        0
+    ] == CHOSEN
+    assert {word: count["kept"] for word, count in got.notes["windows"].items()} == {
+        word: len(got.windows(word)) for word in ("train", "validation", "test")
+    }
+    assert len(got.windows("validation")) == len(data.windows("validation"))
+    assert len(got.windows("test")) == len(data.windows("test"))
+
+
+def test_a_longer_context_that_gains_nothing_is_not_taken() -> None:
+    values = weekly(amplitude=0.0).series
+    walks = [np.cumsum(one.values, axis=0) for one in values]
+    settings = {"season": 1, "context_length": 4, "has_default_context": True, "validation_steps": 30, "test_steps": 20}
+    assert choose_context(many_series(walks, **settings), 0.01).context_length == 4
+
+
+@pytest.mark.parametrize("changes", [{"has_default_context": False}, {"season": 3}])
+def test_a_given_context_and_a_known_season_stay(changes: dict[str, Any]) -> None:
+    data = weekly(**changes)
+    assert choose_context(data, 0.01) is data
+
+
+def test_a_choice_repeats_and_draws_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    first, second = (choose_context(weekly(), 0.01).notes["context_length"] for _ in range(2))
+    assert first == second
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_every_series_keeps_its_windows() -> None:
+    long = weekly(2, 400)
+    short = weekly(1, 70)
+    values = [one.values for one in (*long.series, *short.series)]
+    kept = {key: getattr(long, key) for key in ("season", "horizon", "context_length", "has_default_context")}
+    data = many_series(values, **kept, validation_steps=30, test_steps=20)
+    got = choose_context(data, 0.01)
+    # The short one has 20 steps before those held out.
+    assert [row["context_length"] for row in got.notes["context_length"]["tried"]] == [4, 8, 16]
+    assert len(got.windows("validation")) == len(data.windows("validation"))
+
+
+def test_contexts_are_tried_up_to_a_limit() -> None:
+    data = weekly(1, 6000, context_length=64)
+    rows = choose_context(data, 0.01).notes["context_length"]["tried"]
+    assert [row["context_length"] for row in rows] == [64, 128, 256, LONGEST]
+
+
+def test_one_time_of_one_series_cannot_choose() -> None:
+    assert choose_context(weekly(1, validation_steps=2), 0.01).context_length == 4
+
+
+def test_missing_values_and_a_constant_series_are_left_out_of_the_comparison() -> None:
+    data = weekly()
+    data.series[0].values[110:112] = np.nan
+    data.series[2].values[:] = 5.0
+    assert choose_context(data, 0.01).context_length == CHOSEN
+
+
+TINY = ["model.cell=rnn", "model.hidden_size=4", "training.max_steps=2", "training.device=cpu", "task.horizon=2"]
+
+
+def write(path: Path) -> Path:
+    rows = [
+        f"{one.unique_id},{time},{value:.4f}" for one in weekly().series for time, value in enumerate(one.values[:, 0])
+    ]
+    path.write_text("\n".join(["unique_id,ds,y", *rows]) + "\n")
+    return path
+
+
+def test_a_run_records_what_was_tried_and_resumes_with_it(tmp_path: Path) -> None:
+    overrides = [f"data.source={write(tmp_path / 'weekly.csv')}", *TINY]
+
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRun):
+        train(load_config(overrides=overrides), tmp_path / "run", progress=stop)
+    summary = train(None, tmp_path / "run", resume=True)
+    assert summary["context_length"]["chosen"] == CHOSEN
+    described = json.loads((tmp_path / "run/data.json").read_text())
+    assert described["context_length"] == CHOSEN
+    assert described["notes"]["context_length"] == summary["context_length"]
+    _, plan = check_run(load_config(overrides=overrides))
+    assert plan is not None
+    assert plan["context_length"] == CHOSEN
+
+
+def test_a_given_context_length_wins(tmp_path: Path) -> None:
+    overrides = [f"data.source={write(tmp_path / 'weekly.csv')}", "task.context_length=6", *TINY]
+    summary = train(load_config(overrides=overrides), tmp_path / "run")
+    assert "context_length" not in summary
+    assert json.loads((tmp_path / "run/data.json").read_text())["context_length"] == 6

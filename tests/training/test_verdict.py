@@ -1,0 +1,108 @@
+"""What a run says at its end of a loss that diverged and of a model that is of no use."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stablernn.errors import TrainingError
+from stablernn.training import load_config, train
+from stablernn.training import loop as loop_module
+
+NUMBER = r"-?[\d.]+(e[+-]?\d+)?"
+
+
+def sequences(path: Path, *, learnable: bool) -> str:
+    """Sixty sequences of two classes that differ by their level, or by nothing."""
+    random = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    level = y if learnable else np.zeros(60)
+    x = level[:, None, None] + 0.1 * random.normal(size=(60, 6, 1))
+    np.savez(path, x=x.astype(np.float32), y=y)
+    return f"data.source={path}"
+
+
+def run(folder: Path, source: str, *overrides: str) -> dict[str, Any]:
+    tiny = ["model.cell=rnn", "model.hidden_size=4", "training.device=cpu"]
+    return train(load_config(overrides=[source, *tiny, *overrides]), folder / "run")
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "run/summary.json").read_text())
+    return summary
+
+
+def test_a_model_that_learned_something_is_not_warned_of(tmp_path: Path) -> None:
+    summary = run(tmp_path, sequences(tmp_path / "a.npz", learnable=True), "training.max_steps=60", "training.lr=0.05")
+    assert (summary["diverged"], summary["warnings"]) == (False, [])
+
+
+def test_a_model_that_learned_nothing_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = ("training.max_steps=40", "training.calibrate=false", "training.label_smoothing=0")
+    summary = run(tmp_path, sequences(tmp_path / "a.npz", learnable=False), *options)
+    (sentence,) = summary["warnings"]
+    assert re.fullmatch(
+        rf"The model is no better than the frequencies of the classes alone \(validation log_loss {NUMBER}, the "
+        rf"frequencies of the classes 0\.6931\)\. Train it longer, or see docs/accuracy\.md\.",
+        sentence,
+    )
+    assert summary["diverged"] is False
+    assert stored(tmp_path)["warnings"] == [sentence]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [sentence]
+
+
+def test_a_rate_that_is_far_too_high_fails_the_run(tmp_path: Path) -> None:
+    source = sequences(tmp_path / "a.npz", learnable=False)
+    with pytest.raises(TrainingError) as caught:
+        run(tmp_path, source, "training.lr=1e9", "training.max_steps=40", "training.calibrate=false")
+    assert re.fullmatch(
+        rf"Training diverged: the training loss ended at {NUMBER}, from {NUMBER} at the first step, and the best "
+        rf"weights are no better than the frequencies of the classes alone \(validation log_loss {NUMBER}, the "
+        rf"frequencies of the classes 0\.6931\)\. Set a lower training\.lr, such as 0\.\d+, or "
+        rf"a smaller training\.clip_norm\.",
+        str(caught.value),
+    )
+    assert (stored(tmp_path)["diverged"], stored(tmp_path)["warnings"]) == (True, [str(caught.value)])
+
+
+def test_good_weights_of_an_early_epoch_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every loss then counts as diverged at its end.
+    monkeypatch.setattr(loop_module, "DIVERGED", 0.0)
+    summary = run(tmp_path, sequences(tmp_path / "a.npz", learnable=True), "training.max_steps=60", "training.lr=0.05")
+    (sentence,) = summary["warnings"]
+    assert summary["diverged"] is True
+    assert f" The weights of epoch {summary['best_epoch']} are kept, the best ones. Set a lower training.lr" in sentence
+
+
+def test_without_validation_a_diverged_loss_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "DIVERGED", 0.0)
+    source = sequences(tmp_path / "a.npz", learnable=True)
+    with pytest.raises(TrainingError) as caught:
+        run(tmp_path, source, "training.refit=true", "training.max_steps=4")
+    assert re.match(
+        rf"Training diverged: the training loss ended at {NUMBER}, from {NUMBER} at the first step\. Set a lower",
+        str(caught.value),
+    )
+
+
+FORECAST = ("task.horizon=6", "task.context_length=12", "task.season=1")
+
+
+def test_a_forecast_of_which_only_the_skip_is_left_fails(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as caught:
+        run(tmp_path, "data.source=co2", *FORECAST, "training.lr=1e6", "training.max_steps=20")
+    assert "and nothing but the linear skip is left of the model. Set a lower training.lr" in str(caught.value)
+    assert stored(tmp_path)["gate"]["share"] == 0
+
+
+def test_a_forecast_that_leaves_its_layers_out_is_told_in_the_summary(tmp_path: Path) -> None:
+    summary = run(tmp_path, "data.source=co2", *FORECAST, "training.lr=1e-9", "training.max_steps=2")
+    assert summary["gate"].keys() == {"share", "skip_error", "layers_error", "standard_error", "windows"}
+    assert summary["gate"]["share"] == 0
+    assert (summary["diverged"], summary["warnings"]) == (False, [])
+    assert json.loads((tmp_path / "run/calibration.json").read_text())["gate"] == summary["gate"]
