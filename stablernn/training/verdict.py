@@ -57,8 +57,8 @@ def judge(
 ) -> Verdict:
     """Judge a run by its training loss and by the validation scores of the weights that it keeps.
 
-    A run whose loss diverged fails if its weights are of no use: no better than the trivial answer (the frequencies of
-    the classes, the seasonal naive forecast), of a forecast also where nothing of the layers was kept beside the
+    A run whose loss diverged fails if its weights are of no use: no better than the trivial answer (the same one for
+    all sequences, the seasonal naive forecast), of a forecast also where nothing of the layers was kept beside the
     linear skip, or without a validation split. Weights of an epoch before the loss diverged can be good ones: then it
     is a warning. So is a model that is no better than the trivial answer without having diverged.
 
@@ -72,7 +72,7 @@ def judge(
     if not trainer.is_diverged:
         if comparison is None or not comparison.is_useless:
             return Verdict(diverged=False)
-        sentence = f"The model is no better than {comparison.trivial} alone ({comparison})."
+        sentence = f"The model is no better than {comparison.trivial} ({comparison})."
         return Verdict(diverged=False, warnings=(f"{sentence} Train it longer, or see docs/accuracy.md.",))
     position = trainer.position
     course = f"the training loss ended at {position.last_loss:.4g}, from {position.first_loss:.4g} at the first step"
@@ -80,7 +80,7 @@ def judge(
     if scores is None:
         return Verdict(diverged=True, failure=f"Training diverged: {course}. {advice}")
     if comparison is not None and comparison.is_useless:
-        useless = f"the best weights are no better than {comparison.trivial} alone ({comparison})"
+        useless = f"the best weights are no better than {comparison.trivial} ({comparison})"
         return Verdict(diverged=True, failure=f"Training diverged: {course}, and {useless}. {advice}")
     if gate is not None and gate["share"] == 0:
         useless = "nothing but the linear skip is left of the model"
@@ -93,7 +93,7 @@ def _compare(
     trainer: Trainer, data: ClassificationData | ForecastData | StepData, scores: Mapping[str, Any]
 ) -> _Comparison | None:
     if isinstance(data, ClassificationData):
-        return _Comparison("log_loss", scores["log_loss"], "the frequencies of the classes", _frequency_loss(data))
+        return _Comparison("log_loss", scores["log_loss"], "one answer for all sequences", _constant_loss(data))
     if isinstance(data, ForecastData):
         metric, trivial = "mae", "seasonal_naive"
     else:
@@ -106,8 +106,8 @@ def _compare(
     return _Comparison(metric, scores[metric], names.get(trivial, "the mean of the targets"), beside)
 
 
-def _frequency_loss(data: ClassificationData) -> float:
-    """Log loss on the validation split of answering every sequence with the frequencies of the training classes."""
+def _constant_loss(data: ClassificationData) -> float:
+    """Least log loss on the validation split of the frequencies of the training classes and of equal probabilities."""
     counts = np.bincount(data.train.y, minlength=len(data.labels))
     frequencies = np.maximum(counts / max(1, counts.sum()), _LEAST_PROBABILITY)
-    return float(-np.log(frequencies[data.validation.y]).mean())
+    return min(math.log(len(data.labels)), float(-np.log(frequencies[data.validation.y]).mean()))

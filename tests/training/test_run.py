@@ -90,6 +90,9 @@ def test_the_summary(task: str, runs: dict[str, tuple[Path, dict[str, Any]]]) ->
         "baselines",
         "certificate",
         "data_notes",
+        "diverged",
+        "warnings",
+        *(["gate"] if task == "forecast" else []),
     ]
     assert (summary["run"], summary["task"], summary["epochs"], summary["steps"]) == (str(run), task, 1, 2)
     assert summary["parameters"] == sum(parameter.numel() for parameter in load_run(run).model.parameters())

@@ -47,8 +47,8 @@ def test_a_model_that_learned_nothing_is_a_warning(tmp_path: Path, caplog: pytes
     summary = run(tmp_path, sequences(tmp_path / "a.npz", learnable=False), *options)
     (sentence,) = summary["warnings"]
     assert re.fullmatch(
-        rf"The model is no better than the frequencies of the classes alone \(validation log_loss {NUMBER}, the "
-        rf"frequencies of the classes 0\.6931\)\. Train it longer, or see docs/accuracy\.md\.",
+        rf"The model is no better than one answer for all sequences \(validation log_loss {NUMBER}, one answer for all "
+        rf"sequences 0\.6931\)\. Train it longer, or see docs/accuracy\.md\.",
         sentence,
     )
     assert summary["diverged"] is False
@@ -62,9 +62,8 @@ def test_a_rate_that_is_far_too_high_fails_the_run(tmp_path: Path) -> None:
         run(tmp_path, source, "training.lr=1e9", "training.max_steps=40", "training.calibrate=false")
     assert re.fullmatch(
         rf"Training diverged: the training loss ended at {NUMBER}, from {NUMBER} at the first step, and the best "
-        rf"weights are no better than the frequencies of the classes alone \(validation log_loss {NUMBER}, the "
-        rf"frequencies of the classes 0\.6931\)\. Set a lower training\.lr, such as 0\.\d+, or "
-        rf"a smaller training\.clip_norm\.",
+        rf"weights are no better than one answer for all sequences \(validation log_loss {NUMBER}, one answer for all "
+        rf"sequences 0\.6931\)\. Set a lower training\.lr, such as 0\.\d+, or a smaller training\.clip_norm\.",
         str(caught.value),
     )
     assert (stored(tmp_path)["diverged"], stored(tmp_path)["warnings"]) == (True, [str(caught.value)])
