@@ -181,15 +181,12 @@ def certified(text: str) -> tuple[str, dict[str, Any]]:
     from stablernn.stability.certificate import certify
 
     name, model = open_weights(text)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
-        warnings.showwarning = _print_warning
-        return name, certify(model).document()
-
-
-def _print_warning(message: Warning | str, *_: object) -> None:
-    """Print a warning of the library as one line, without the place in its source."""
-    print(f"Warning: {message}", file=sys.stderr, flush=True)
+        document = certify(model).document()
+    for entry in caught:
+        print(f"Warning: {entry.message}", file=sys.stderr, flush=True)
+    return name, document
 
 
 def open_weights(text: str) -> tuple[str, SequenceModel]:

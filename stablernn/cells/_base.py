@@ -154,7 +154,7 @@ class StableCell(nn.Module):
             return
         trained = next((tensor for tensor in built if tensor.requires_grad), None)
         if trained is not None:
-            trained.register_hook(self._note_backward)
+            trained.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
 
     def _note_backward(self, gradient: Tensor) -> None:
         self._passes_since_schedule += 1

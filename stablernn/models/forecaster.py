@@ -186,9 +186,9 @@ class Forecaster(SequenceModel):
 
     @property
     def is_static_fitted(self) -> bool:
-        """Whether :meth:`fit_static` was called, weights were loaded that differ from new ones, or there is nothing."""
-        moved = bool((self.static_mean != 0).any() or (self.static_scale != 1).any())
-        return self._was_static_fitted or moved or not self.static_size
+        """True if :meth:`fit_static` was called, loaded weights differ from a new model's, or there are none to fit."""
+        has_values = bool((self.static_mean != 0).any() or (self.static_scale != 1).any())
+        return self._was_static_fitted or has_values or not self.static_size
 
     def mark_fitted(self) -> None:
         super().mark_fitted()

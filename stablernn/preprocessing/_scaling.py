@@ -54,7 +54,7 @@ class Scaling(nn.Module):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether :meth:`fit` was called, or weights were loaded that differ from those of a new scaling."""
+        """True if :meth:`fit` was called, or loaded values differ from those of a new scaling."""
         return self._was_fitted or bool((self.mean != 0).any() or (self.scale != 1).any()) or not self.size
 
     def mark_fitted(self) -> None:

@@ -34,6 +34,7 @@ from stablernn.training.evaluate import Scorer, Source, TorchPredictor, predict
 from stablernn.training.evaluate_steps import StepScorer
 from stablernn.training.feed import Feed, Piece
 from stablernn.training.optim import Plateau, build_optimizer, build_schedule
+from stablernn.training.resolve import FALLBACK, FALLBACK_LR
 
 DIVERGED = 3.0
 """Multiple of the first training loss, or of its unit, above which training counts as diverged at its end. Runs that
@@ -371,9 +372,12 @@ class Trainer:
     def stabilizing_advice(self) -> str:
         """Return the settings that keep the loss from growing, as the object of "Set ..."."""
         clip = "a smaller training.clip_norm" if self.settings.clip_norm else "training.clip_norm=1"
-        rate = (self.settings.lr or 0) / 10
-        recommended = recommended_training(self.model.rnn.first.cell, self.model.preset).get("lr")
-        return f"a lower training.lr, such as {min(rate, recommended or rate):g}, or {clip}"
+        recommended = recommended_training(self.model.rnn.first.cell, self.model.preset)
+        optimizer = self.settings.optimizer or FALLBACK["optimizer"]
+        # A rate that was found for one optimizer says nothing about another.
+        is_recommended = "lr" in recommended and recommended.get("optimizer", FALLBACK["optimizer"]) == optimizer
+        usual = recommended["lr"] if is_recommended else FALLBACK_LR[optimizer]
+        return f"a lower training.lr, such as {min((self.settings.lr or usual) / 10, usual):g}, or {clip}"
 
     def _validate(self, report: Callable[[Progress], None]) -> None:
         position, name = self.position, self.task.headline

@@ -209,7 +209,7 @@ def test_a_loss_that_is_not_finite() -> None:
         ours.fit()
     assert str(caught.value) == (
         "The training loss became inf at step 2 (epoch 1) at a learning rate of 1e+38. "
-        "Set a lower training.lr, such as 1e+37, or training.clip_norm=1."
+        "Set a lower training.lr, such as 0.01, or training.clip_norm=1."
     )
     assert journal.saved == []
 
@@ -234,7 +234,7 @@ def test_weights_that_are_not_finite_are_never_the_best() -> None:
         ours.fit()
     assert str(caught.value) == (
         "No epoch left a model that can be used: its weights are not finite. "
-        "Set a lower training.lr, such as 1e+37, or training.clip_norm=1."
+        "Set a lower training.lr, such as 0.01, or training.clip_norm=1."
     )
     assert {name for name, _ in journal.saved} == {"last"}
 
