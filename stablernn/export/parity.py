@@ -42,6 +42,8 @@ def session(graph: bytes) -> ort.InferenceSession:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Else a file whose bytes 4 to 8 are ORTM would be read as a flatbuffer.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 

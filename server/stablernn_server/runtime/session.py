@@ -135,6 +135,8 @@ def open_session(content: bytes, what: str, placement: Placement, threads: int) 
     # Spinning threads burn the CPU that other requests need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    # Else a file whose bytes 4 to 8 are ORTM is read as a flatbuffer, which `check_graph` knows nothing of.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     # Every allocation of the arena takes one lock: two runs at a time are slower than one after the other. And what it
     # has once taken it never gives back.
     options.enable_cpu_mem_arena = False
