@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from . import disk, journal
+from . import disk, journal, plain_files
 from .errors import StorageError
 from .journal import History
-from .layout import MARKER, Layout
+from .layout import MARKER, MAX_LOG_BYTES, MAX_MANIFEST_BYTES, Layout
 from .manifest import FileEntry, checked
 from .refs import Ref
 from .store import Registry
@@ -59,15 +59,16 @@ def copy_versions(registry: Registry, versions: Sequence[Version], root: str | P
 def _copy_history(registry: Registry, source: Layout, target: Layout, name: str) -> None:
     """The log and every manifest that it names."""
     # Read once: what another process publishes in the meantime is not part of the copy.
-    data = disk.read_or_none(source.log(name))
+    data = plain_files.read_or_none(source.log(name), source.root, MAX_LOG_BYTES)
     if data is None:
+        # Says that there is no such model.
         registry.log(name)
-        data = source.log(name).read_bytes()
+        raise StorageError(f"Could not copy '{name}': its log came and went. Do it again.")
     history: History = journal.decode(data, f"The log of '{name}' ({source.relative(source.log(name))})")
     disk.make_folders(target.versions(name))
     for number, digest in history.digests.items():
         path = source.manifest(name, number)
-        manifest = disk.read_or_none(path)
+        manifest = plain_files.read_or_none(path, source.root, MAX_MANIFEST_BYTES)
         checked(manifest, name, number, digest, source.relative(path))
         disk.write_new(target.manifest(name, number), manifest or b"")
     disk.write_new(target.log(name), data)
@@ -78,4 +79,4 @@ def _copy_files(target: Layout, files: Iterable[tuple[str, FileEntry]], owner: V
         blob = target.blob(entry.sha256)
         if not blob.exists():
             disk.make_folders(blob.parent)
-            disk.write_new(blob, owner.read(filename))
+            owner._stored.copy(filename, blob)

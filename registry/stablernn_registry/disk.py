@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import RESTORE, IntegrityError, ManifestError, RegistryError, StorageError
 from .manifest import FileEntry
@@ -64,15 +66,34 @@ def copy_new(source: Path, path: Path, filename: str) -> FileEntry:
     """Copies a file to one that must not exist yet, hashing what is written, and syncs it.
 
     Raises:
-        ManifestError: If the source cannot be opened.
+        ManifestError: If the source cannot be opened, or is no plain file.
     """
     try:
-        handle = os.open(source, os.O_RDONLY)
+        # Without O_NONBLOCK, opening a named pipe would wait for whoever writes to it.
+        handle = os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise ManifestError(f"Cannot read '{filename}' from {source}: {error.strerror}.") from error
+    with os.fdopen(handle, "rb") as reader:
+        status = os.fstat(reader.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ManifestError(f"Cannot read '{filename}' from {source}: it is not a plain file.")
+        return write_from(reader, path, status.st_size)
+
+
+def write_from(reader: BinaryIO, path: Path, length: int) -> FileEntry:
+    """Writes and syncs a file that must not exist yet, hashing what is written.
+
+    Args:
+        reader: Where the bytes come from.
+        path: The file.
+        length: How many are read at most.
+
+    Returns:
+        Size and hash of what was written.
+    """
     sha256, size = hashlib.sha256(), 0
-    with os.fdopen(handle, "rb") as reader, os.fdopen(_create(path, writable=False), "wb") as out:
-        while chunk := reader.read(_CHUNK_BYTES):
+    with os.fdopen(_create(path, writable=False), "wb") as out:
+        while chunk := reader.read(min(_CHUNK_BYTES, length - size)):
             sha256.update(chunk)
             size += len(chunk)
             out.write(chunk)
@@ -111,21 +132,6 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def read_or_none(path: Path) -> bytes | None:
-    """Returns the bytes of a file, or None if there is none."""
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def hash_of(path: Path) -> FileEntry:
-    """Returns size and hash of a file."""
-    with open(path, "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileEntry(bytes=file.tell(), sha256=sha256)
 
 
 def check_bytes(found: FileEntry, wanted: FileEntry, what: str) -> None:

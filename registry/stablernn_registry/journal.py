@@ -201,6 +201,8 @@ def lines(data: bytes, where: str) -> Iterator[tuple[int, dict[str, Any], str]]:
             raise IntegrityError(f"{where} is damaged: line {number} does not match its own sha256. {RESTORE}.")
         try:
             tree = json.loads(body)
+        except RecursionError as error:
+            raise IntegrityError(f"{where} is damaged: line {number} nests objects too deeply. {RESTORE}.") from error
         except ValueError as error:
             raise IntegrityError(f"{where} is damaged: line {number}: {error}. {RESTORE}.") from error
         if not isinstance(tree, dict):

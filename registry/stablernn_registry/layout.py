@@ -10,6 +10,11 @@ MARKER = b'{"format":"stablernn-registry","schema":1}\n'
 SCHEMA = 1
 # A file system of its own mounted as the root brings this folder along; it is not ours and not a stray file.
 FOREIGN = frozenset({"lost+found"})
+# No file of its kind is larger: a reader looks at the size before it reads, a writer before it writes.
+MAX_MARKER_BYTES = 2**12
+MAX_MANIFEST_BYTES = 2**26
+MAX_LOG_BYTES = 2**28
+MAX_POLICY_BYTES = 2**24
 SHA256 = re.compile(r"[0-9a-f]{64}")
 STAGED = re.compile(r"file-[0-9]+|manifest\.json|log\.jsonl|registry\.json")
 STAGED_POLICY = re.compile(r"policy\.jsonl|registry\.json")

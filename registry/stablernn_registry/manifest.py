@@ -285,6 +285,8 @@ def decode(data: bytes, where: str) -> Manifest:
         return Manifest.model_validate(tree)
     except ValidationError as error:
         raise IntegrityError(f"{where} is not a manifest: {sentence(error, Manifest)}.") from error
+    except RecursionError as error:
+        raise IntegrityError(f"{where} is not a manifest: it nests objects or lists too deeply.") from error
     except ValueError as error:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import platformdirs
 
-from . import disk, journal
+from . import disk, journal, plain_files
 from . import policy as rulebook
 from .errors import (
     AliasError,
@@ -38,7 +38,17 @@ from .errors import (
 )
 from .gates import Check, CheckResult, failures, policy_results
 from .journal import AliasEntry, CheckLine, History, LogEntry, PublishEntry, RecordEntry
-from .layout import FOREIGN, MARKER, POLICY, SCHEMA, Layout
+from .layout import (
+    FOREIGN,
+    MARKER,
+    MAX_LOG_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_MARKER_BYTES,
+    MAX_POLICY_BYTES,
+    POLICY,
+    SCHEMA,
+    Layout,
+)
 from .manifest import FileEntry, Manifest, ManifestFields, check_filenames, checked, digest_of, is_text
 from .policy import EVERY, Policy, PolicyEntry, PolicyRules, check_pattern
 from .refs import Ref, check_alias, check_name, check_version, is_name, parse_ref
@@ -115,6 +125,11 @@ class Registry:
                 files=entries,
             )
             data = manifest.encode()
+            if len(data) > MAX_MANIFEST_BYTES:
+                raise ManifestError(
+                    f"The manifest cannot be written: it would have {len(data)} bytes, at most {MAX_MANIFEST_BYTES} "
+                    f"are read. Shorten its fields."
+                )
             disk.write_new(staging / "manifest.json", data)
             line = PublishEntry(
                 seq=len(history.entries) + 1,
@@ -149,7 +164,7 @@ class Registry:
         number = self._resolve(ref, history)
         path = self._layout.manifest(ref.name, number)
         with disk.explained(f"read '{ref}'", self.root):
-            data = disk.read_or_none(path)
+            data = plain_files.read_or_none(path, self.root, MAX_MANIFEST_BYTES)
         manifest = checked(data, ref.name, number, history.digests[number], self._layout.relative(path))
         return Version(
             ref.name, number, history.digests[number], manifest, history.aliases_of(number), _layout=self._layout
@@ -329,10 +344,10 @@ class Registry:
             return Policy()
         layout = self._layout
         with disk.explained("read the policy", self.root):
-            data = disk.read_or_none(layout.policy)
+            data = plain_files.read_or_none(layout.policy, self.root, MAX_POLICY_BYTES)
             if data is None and layout.lock(POLICY).exists() and not layout.staging(POLICY).exists():
                 # Read again: the first line may have been written between the looks.
-                data = disk.read_or_none(layout.policy)
+                data = plain_files.read_or_none(layout.policy, self.root, MAX_POLICY_BYTES)
                 if data is None and layout.lock(POLICY).exists():
                     raise IntegrityError(rulebook.missing(layout))
         return Policy() if data is None else rulebook.decode(data, rulebook.WHERE)
@@ -361,7 +376,7 @@ class Registry:
         # Not begun anew where it was lost: it would be forgotten that there was one.
         self.policy()
         layout = self._layout
-        place = Place("the policy", layout.policy, layout.lock(POLICY), layout.staging(POLICY))
+        place = Place("the policy", layout.policy, layout.lock(POLICY), layout.staging(POLICY), MAX_POLICY_BYTES)
         with self._writer.locked(place), self._writer.staged(place, "write the policy"):
             before = self.policy()
             entry = PolicyEntry(
@@ -494,7 +509,7 @@ class Registry:
             return None
         path = self._layout.log(name)
         with disk.explained(f"read '{name}'", self.root):
-            data = disk.read_or_none(path)
+            data = plain_files.read_or_none(path, self.root, MAX_LOG_BYTES)
         return None if data is None else journal.decode(data, f"The log of '{name}' ({self._layout.relative(path)})")
 
     def _known_history(self, name: str) -> History:
@@ -518,7 +533,7 @@ class Registry:
             IntegrityError: If ``registry.json`` is damaged or missing.
         """
         with disk.explained("open it", self.root):
-            marker = disk.read_or_none(self._layout.marker)
+            marker = plain_files.read_or_none(self._layout.marker, self.root, MAX_MARKER_BYTES)
             if marker is None:
                 if not self.root.exists():
                     return False
@@ -526,7 +541,7 @@ class Registry:
                     raise StorageError(f"The registry {self.root} is a file, not a folder. Choose a folder.")
                 names = {entry.name for entry in self.root.iterdir()} - FOREIGN - {"locks", "tmp"}
                 # Read again: the first version may have been published between the two looks.
-                marker = disk.read_or_none(self._layout.marker)
+                marker = plain_files.read_or_none(self._layout.marker, self.root, MAX_MARKER_BYTES)
                 if marker is None and not names:
                     return False
                 if marker is None and not names & {"models", "blobs", "policy.jsonl"}:
@@ -568,6 +583,7 @@ class Registry:
             file=layout.log(name),
             lock=layout.lock(name),
             staging=layout.staging(name),
+            max_bytes=MAX_LOG_BYTES,
             guarded=(layout.versions(name), layout.blobs),
             folders=(layout.versions(name), layout.model(name)),
             orphan=orphan,

@@ -13,10 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import disk, journal, policy
+from . import disk, journal, plain_files, policy
 from .errors import RESTORE, IntegrityError, RegistryError
 from .journal import History
-from .layout import FOREIGN, MARKER, POLICY, SHA256, STAGED, STAGED_POLICY, Layout
+from .layout import (
+    FOREIGN,
+    MARKER,
+    MAX_LOG_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_MARKER_BYTES,
+    MAX_POLICY_BYTES,
+    POLICY,
+    SHA256,
+    STAGED,
+    STAGED_POLICY,
+    Layout,
+)
 from .manifest import FileEntry, Manifest
 from .manifest import checked as checked_manifest
 from .refs import is_name
@@ -70,6 +82,7 @@ class Verifier:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _wanted: dict[str, list[_Owner]] = field(default_factory=dict)
+    _strays: set[str] = field(default_factory=set)
 
     def root(self) -> Sequence[str]:
         """Checks the root's own files: ``registry.json``, the policy, ``locks``, ``tmp``, and that there are no others.
@@ -87,13 +100,13 @@ class Verifier:
                 self._stray(entry)
         # Looked at before registry.json, which the first write of all makes before these.
         has_content = any(path.exists() for path in (layout.models, layout.blobs.parent, layout.policy))
-        marker = self._read(layout.marker)
+        marker = self._read(layout.marker, MAX_MARKER_BYTES)
         if marker is not None and marker != MARKER:
             self.problems.append(
                 f"registry.json is damaged, or written by a newer stablernn: its whole content should be "
                 f"{MARKER.decode().strip()} and a newline."
             )
-        if marker is None and has_content:
+        if marker is None and has_content and not self._is_stray(layout.marker):
             self.problems.append(
                 f"registry.json is missing: write {MARKER.decode().strip()} and a newline to {layout.marker}."
             )
@@ -104,7 +117,7 @@ class Verifier:
             elif entry.name != POLICY:
                 self._stray(entry)
                 continue
-            if self._file(entry) and self._read(layout.locks / entry.name):
+            if self._file(entry) and self._read(layout.locks / entry.name, MAX_MARKER_BYTES):
                 self.problems.append(f"locks/{entry.name} is not empty, a lock file always is: empty it.")
         for entry in self._scan(layout.tmp):
             if not is_name(entry.name) and entry.name != POLICY:
@@ -137,7 +150,7 @@ class Verifier:
         found = [entry for entry in self._scan(layout.versions(name)) if self._file(entry)]
         under_way = layout.staging(name).exists()
         unfinished = (layout.staging(name) / "log.jsonl").exists()
-        data = self._read(layout.log(name))
+        data = self._read(layout.log(name), MAX_LOG_BYTES)
         history = History()
         if data is not None:
             try:
@@ -145,6 +158,8 @@ class Verifier:
             except RegistryError as error:
                 self.problems.append(str(error))
                 return None
+        elif self._is_stray(layout.log(name)) or self._is_stray(layout.model(name)):
+            return None
         elif found and not unfinished:
             self.problems.append(f"The log of '{name}' ({layout.relative(layout.log(name))}) is missing. {RESTORE}.")
             return None
@@ -207,7 +222,7 @@ class Verifier:
         # the staging folder is seen or what it wrote.
         locked = layout.lock(POLICY).exists()
         under_way = layout.staging(POLICY).exists()
-        data = self._read(layout.policy)
+        data = self._read(layout.policy, MAX_POLICY_BYTES)
         if data is not None:
             try:
                 policy.decode(data, policy.WHERE)
@@ -219,8 +234,11 @@ class Verifier:
 
     def _manifest(self, name: str, number: int, digest: str) -> Manifest | None:
         path = self.layout.manifest(name, number)
+        data = self._read(path, MAX_MANIFEST_BYTES)
+        if data is None and (self._is_stray(path) or self._is_stray(self.layout.versions(name))):
+            return None
         try:
-            return checked_manifest(self._read(path), name, number, digest, self.layout.relative(path))
+            return checked_manifest(data, name, number, digest, self.layout.relative(path))
         except RegistryError as error:
             self.problems.append(str(error))
             return None
@@ -230,21 +248,27 @@ class Verifier:
         owners = self._wanted.get(path.name, [])
         who = ", ".join(owner.what for owner in owners) or "A blob"
         try:
-            found = disk.hash_of(path)
-        except FileNotFoundError:
+            with plain_files.opened(path, self.layout.root) as (file, length):
+                wanted = [owner.entry for owner in owners] or [FileEntry(bytes=length, sha256=path.name)]
+                for entry in wanted:
+                    # A file of another size is not read: it may be one of terabytes without content.
+                    disk.check_bytes(FileEntry(bytes=length, sha256=entry.sha256), entry, f"{who} ({place})")
+                actual = plain_files.hash_of(file, length)
+                for entry in wanted:
+                    disk.check_bytes(actual, entry, f"{who} ({place})")
+        except (FileNotFoundError, NotADirectoryError):
             if owners:
                 self.problems.append(f"{who} ({place}) is missing. {RESTORE}, or publish the same file again.")
             return
+        except plain_files.NotPlainError as error:
+            self._not_plain(error)
+            return
+        except IntegrityError as error:
+            self.problems.append(str(error))
         except OSError as error:
             self.problems.append(f"{place} cannot be read: {error.strerror}. {RESTORE}.")
             return
         self.checked += 1
-        wanted = [owner.entry for owner in owners] or [FileEntry(bytes=found.bytes, sha256=path.name)]
-        try:
-            for entry in wanted:
-                disk.check_bytes(found, entry, f"{who} ({place})")
-        except IntegrityError as error:
-            self.problems.append(str(error))
 
     def _staging(self, name: str) -> None:
         staged, allowed = 0, STAGED_POLICY if name == POLICY else STAGED
@@ -259,14 +283,28 @@ class Verifier:
             f"interrupted; the next write to it clears them."
         )
 
-    def _read(self, path: Path) -> bytes | None:
+    def _read(self, path: Path, at_most: int) -> bytes | None:
         try:
-            data = disk.read_or_none(path)
+            data = plain_files.read_or_none(path, self.layout.root, at_most)
+        except plain_files.NotPlainError as error:
+            self._not_plain(error)
+            return None
+        except IntegrityError as error:
+            self.problems.append(str(error))
+            return None
         except OSError as error:
             self.problems.append(f"{self.layout.relative(path)} cannot be read: {error.strerror}. {RESTORE}.")
             return None
         self.checked += data is not None
         return data
+
+    def _not_plain(self, error: plain_files.NotPlainError) -> None:
+        # Usually listed as a stray already, when the folder was looked through.
+        if error.place not in self._strays:
+            self.problems.append(str(error))
+
+    def _is_stray(self, path: Path) -> bool:
+        return self.layout.relative(path) in self._strays
 
     def _scan(self, folder: Path) -> Iterator[os.DirEntry[str]]:
         try:
@@ -296,4 +334,5 @@ class Verifier:
         if not os.path.lexists(entry.path):
             return
         place = self.layout.relative(Path(entry.path))
+        self._strays.add(place)
         self.problems.append(f"{place} does not belong into a registry{what}: take it out.")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from . import disk
-from .errors import RESTORE, IntegrityError, UnknownRefError, near
+from . import disk, plain_files
+from .errors import RESTORE, IntegrityError, StorageError, UnknownRefError, near
 from .journal import RecordEntry
 from .layout import Layout
 from .manifest import FileEntry, Manifest
+
+MAX_READ_BYTES = 2**31
+"""Size up to which a file is read into memory as a whole."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,18 @@ class Version:
         Raises:
             UnknownRefError: If the version has no such file.
             IntegrityError: If it is missing on disk or any byte differs.
+            StorageError: If it has more than 2 GiB, or than there is memory.
         """
         return self._stored.read(filename)
+
+    def check(self, filename: str) -> None:
+        """Checks a file of any size against the hash in the manifest, a piece at a time.
+
+        Raises:
+            UnknownRefError: If the version has no such file.
+            IntegrityError: If it is missing on disk or any byte differs.
+        """
+        self._stored.check(filename)
 
 
 @dataclass(frozen=True)
@@ -127,23 +142,62 @@ class StoredFiles:
         path = self.layout.blob(entry.sha256)
         with disk.explained(f"read '{filename}' of {self.owner}", self.layout.root):
             try:
-                found = path.stat().st_size
-            except FileNotFoundError as error:
+                length = plain_files.size(path, self.layout.root)
+            except (FileNotFoundError, NotADirectoryError) as error:
                 raise self._missing(filename, path) from error
-        disk.check_bytes(FileEntry(bytes=found, sha256=entry.sha256), entry, self._what(filename, path))
+        self._check_size(filename, path, length)
         return path
 
     def read(self, filename: str) -> bytes:
         """Returns the bytes of a file, if their hash is the right one."""
         entry = self._entry(filename)
-        path = self.layout.blob(entry.sha256)
-        with disk.explained(f"read '{filename}' of {self.owner}", self.layout.root):
-            data = disk.read_or_none(path)
-        if data is None:
-            raise self._missing(filename, path)
-        found = FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-        disk.check_bytes(found, entry, self._what(filename, path))
+        with self._opened(filename) as file:
+            if entry.bytes > MAX_READ_BYTES:
+                raise self._too_large(filename, f"at most {MAX_READ_BYTES} are read into memory")
+            try:
+                data = file.read(entry.bytes)
+            except MemoryError as error:
+                raise self._too_large(filename, "there is not enough memory for them") from error
+        actual = FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        disk.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
         return data
+
+    def check(self, filename: str) -> None:
+        """Checks a file as ``read`` does, without holding it in memory."""
+        entry = self._entry(filename)
+        with self._opened(filename) as file:
+            actual = plain_files.hash_of(file, entry.bytes)
+        disk.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
+
+    def copy(self, filename: str, target: Path) -> None:
+        """Copies a file to one that must not exist yet; it is checked as ``check`` does while it is written."""
+        entry = self._entry(filename)
+        with self._opened(filename) as file:
+            actual = disk.write_from(file, target, entry.bytes)
+        disk.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
+
+    @contextmanager
+    def _opened(self, filename: str) -> Iterator[BinaryIO]:
+        """The open blob of a file; it has the stated size."""
+        path = self.layout.blob(self._entry(filename).sha256)
+        with disk.explained(f"read '{filename}' of {self.owner}", self.layout.root):
+            try:
+                with plain_files.opened(path, self.layout.root) as (file, length):
+                    self._check_size(filename, path, length)
+                    yield file
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise self._missing(filename, path) from error
+
+    def _check_size(self, filename: str, path: Path, length: int) -> None:
+        entry = self._entry(filename)
+        disk.check_bytes(FileEntry(bytes=length, sha256=entry.sha256), entry, self._what(filename, path))
+
+    def _too_large(self, filename: str, reason: str) -> StorageError:
+        size = self._entry(filename).bytes
+        return StorageError(
+            f"'{filename}' of {self.owner} cannot be read: it has {size} bytes, and {reason}. Read it piece by piece "
+            "from the path that 'stablernn registry show' prints."
+        )
 
     def _entry(self, filename: str) -> FileEntry:
         if (entry := self.files.get(filename)) is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import filelock
 
-from . import disk, journal
+from . import disk, journal, plain_files
 from .errors import IntegrityError, StorageError
 from .layout import MARKER, Layout
 
@@ -27,6 +27,7 @@ class Place:
         file: The file that grows by a line.
         lock: The lock file.
         staging: Folder that only the holder of the lock writes to.
+        max_bytes: The largest size of the file that is read.
         guarded: Other places that a write reaches, none of which may be a link.
         folders: What a first write makes beside it, from the inside out; taken away again if it fails.
         orphan: Finds the file that a write puts in place before its line makes it count, if there is one.
@@ -36,6 +37,7 @@ class Place:
     file: Path
     lock: Path
     staging: Path
+    max_bytes: int
     guarded: tuple[Path, ...] = ()
     folders: tuple[Path, ...] = ()
     orphan: Callable[[], Path | None] = field(default=lambda: None)
@@ -119,8 +121,14 @@ class Writer:
 
     def stage_line(self, place: Place, entry: journal.Line) -> None:
         """Writes the file with its next line into the staging folder."""
-        old = disk.read_or_none(place.file) or b""
-        disk.write_new(place.staging / place.file.name, old + journal.encode(entry), writable=True)
+        old = plain_files.read_or_none(place.file, self.layout.root, place.max_bytes) or b""
+        new = old + journal.encode(entry)
+        if len(new) > place.max_bytes:
+            raise StorageError(
+                f"Could not write to {place.what}: {self.layout.relative(place.file)} would have {len(new)} bytes, and "
+                f"at most {place.max_bytes} are read. Go on under another name, or in a new registry."
+            )
+        disk.write_new(place.staging / place.file.name, new, writable=True)
         # It marks a manifest that comes next as unfinished, so it must be there first after a power cut too.
         disk.sync_folder(place.staging)
 
