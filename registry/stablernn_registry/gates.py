@@ -34,7 +34,7 @@ class CheckResult:
 
 
 class Check(Protocol):
-    """Anything that can be called with the two versions; it is run under the model's lock and must not write to it."""
+    """Anything that can be called with the two versions; it may be slow, since no lock is held while it runs."""
 
     def __call__(self, candidate: Version, current: Version | None, /) -> CheckResult:
         """Judges whether the alias may move.

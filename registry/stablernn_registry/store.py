@@ -16,8 +16,9 @@ import getpass
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -59,6 +60,8 @@ from .writes import Place, Writer
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT = "STABLERNN_REGISTRY"
+_JUDGEMENTS = 10
+"""How often a move is judged at most, where others change what it is about in the meantime."""
 
 
 class Registry:
@@ -299,9 +302,7 @@ class Registry:
         who = _said(who, why)
         _check_force(force, why)
         self._resolve(Ref(name, version), self._known_history(name))
-        with self._writer.locked(self._place(name)):
-            history = self._known_history(name)
-            return self._move("alias", name, alias, version, history, who=who, why=why, force=force, checks=checks)
+        return self._move("alias", name, alias, lambda history: version, who=who, why=why, force=force, checks=checks)
 
     def rollback(
         self,
@@ -324,15 +325,17 @@ class Registry:
         who = _said(who, why)
         _check_force(force, why)
         self._resolve(Ref(name, alias=alias), self._known_history(name))
-        with self._writer.locked(self._place(name)):
-            history = self._known_history(name)
+
+        def target(history: History) -> int:
             stack = history.moves[alias]
             if len(stack) < 2:
                 raise AliasError(
                     f"'{name}@{alias}' cannot be rolled back: before version {stack[-1]} it pointed nowhere. "
                     f"Set it to another version instead."
                 )
-            return self._move("rollback", name, alias, stack[-2], history, who=who, why=why, force=force, checks=checks)
+            return stack[-2]
+
+        return self._move("rollback", name, alias, target, who=who, why=why, force=force, checks=checks)
 
     def policy(self) -> Policy:
         """Returns what the aliases may point to; empty where nobody has said.
@@ -424,24 +427,62 @@ class Registry:
         action: str,
         name: str,
         alias: str,
-        version: int,
-        history: History,
+        target: Callable[[History], int],
         *,
         who: str,
         why: str | None,
         force: bool,
         checks: Sequence[Check],
     ) -> AliasEntry:
-        current = history.aliases.get(alias)
-        results = self._judge(name, alias, version, current, checks)
-        refused = failures(results)
-        if refused and not force:
-            stays = f"stays at version {current}" if current else "is not set"
-            raise GateRefused(
-                f"'{name}@{alias}' {stays}, version {version} is refused: {refused}. Choose another version, or "
-                f"move it all the same: {_command(action, name, alias, version)} --force --why '...'.",
-                results,
-            )
+        """Moves an alias to the version that ``target`` finds in the log.
+
+        Judging may take minutes, so it is done before the model's lock is taken. The judgement is of one digest, one
+        version that the alias points to, and one state of the policy; where any of them is another under the lock,
+        it is done again.
+        """
+        for _ in range(_JUDGEMENTS):
+            case = self._case(name, alias, target)
+            results = self._judge(name, alias, case, checks)
+            refused = failures(results)
+            if refused and not force:
+                stays = f"stays at version {case.current}" if case.current else "is not set"
+                raise GateRefused(
+                    f"'{name}@{alias}' {stays}, version {case.version} is refused: {refused}. Choose another version, "
+                    f"or move it all the same: {_command(action, name, alias, case.version)} --force --why '...'.",
+                    results,
+                )
+            with self._writer.locked(self._place(name)):
+                if self._case(name, alias, target) == case:
+                    return self._write_move(action, name, alias, case, results, who=who, why=why)
+        raise StorageError(
+            f"'{name}@{alias}' was not moved: while its version was checked, the alias or the policy was changed, "
+            f"{_JUDGEMENTS} times in a row. Do it again when the other processes are done."
+        )
+
+    def _case(self, name: str, alias: str, target: Callable[[History], int]) -> _Case:
+        history = self._known_history(name)
+        version, current = target(history), history.aliases.get(alias)
+        return _Case(
+            version,
+            history.digests[version],
+            current,
+            history.digests[current] if current else None,
+            self.policy().head,
+        )
+
+    def _write_move(
+        self,
+        action: str,
+        name: str,
+        alias: str,
+        case: _Case,
+        results: tuple[CheckResult, ...],
+        *,
+        who: str,
+        why: str | None,
+    ) -> AliasEntry:
+        """Writes the line of a move; the caller holds the lock."""
+        history = self._known_history(name)
         entry = AliasEntry.model_validate(
             {
                 "seq": len(history.entries) + 1,
@@ -449,11 +490,11 @@ class Registry:
                 "who": who,
                 "action": action,
                 "alias": alias,
-                "from": current,
-                "to": version,
-                "digest": history.digests[version],
+                "from": case.current,
+                "to": case.version,
+                "digest": case.digest,
                 "why": why,
-                "forced": bool(refused),
+                "forced": bool(failures(results)),
                 "checks": [CheckLine(name=r.name, ok=r.ok, detail=r.detail) for r in results],
                 "previous": history.head,
             }
@@ -464,17 +505,15 @@ class Registry:
             self._writer.commit(place, f"'{name}@{alias}' is moved")
         return entry
 
-    def _judge(
-        self, name: str, alias: str, version: int, current: int | None, checks: Sequence[Check]
-    ) -> tuple[CheckResult, ...]:
+    def _judge(self, name: str, alias: str, case: _Case, checks: Sequence[Check]) -> tuple[CheckResult, ...]:
         policy = self.policy()
         rules = policy.rules(alias)
         if not checks and rules == PolicyRules():
             return ()
         for sentence in policy.warnings(alias):
             logger.warning(sentence)
-        candidate = self.get(Ref(name, version))
-        incumbent = self.get(Ref(name, current)) if current else None
+        candidate = self.get(Ref(name, case.version))
+        incumbent = self.get(Ref(name, case.current)) if case.current else None
         return (*policy_results(rules, candidate, incumbent), *(check(candidate, incumbent) for check in checks))
 
     def _resolve(self, ref: Ref, history: History) -> int:
@@ -588,6 +627,25 @@ class Registry:
             folders=(layout.versions(name), layout.model(name)),
             orphan=orphan,
         )
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What a judgement of an alias move is about, and bound to.
+
+    Attributes:
+        version: Where the alias is to point.
+        digest: Of that version.
+        current: Where it points; None if it is new.
+        current_digest: Of that version.
+        policy: Hash of the last line of the policy.
+    """
+
+    version: int
+    digest: str
+    current: int | None
+    current_digest: str | None
+    policy: str
 
 
 def _sources(files: Mapping[str, str | Path], none: str) -> dict[str, Path]:

@@ -15,6 +15,7 @@ from stablernn_registry import (
     PublishEntry,
     RefError,
     Registry,
+    StorageError,
     UnknownRefError,
     Version,
 )
@@ -211,3 +212,72 @@ def test_a_check_that_breaks_changes_nothing(three: Registry, tree: Tree) -> Non
         three.set_alias("digits", "production", 1, checks=[breaks])
     assert tree(three.root) == before
     three.set_alias("digits", "production", 1)
+
+
+# A check may take minutes: nobody waits for it.
+
+
+def test_others_write_while_a_version_is_checked(three: Registry) -> None:
+    impatient = Registry(three.root, lock_timeout_seconds=0)
+
+    def publishes(candidate: Version, current: Version | None) -> CheckResult:
+        impatient.set_alias("digits", "canary", 3)
+        return CheckResult("slow", True)
+
+    assert three.set_alias("digits", "production", 1, checks=[publishes]).seq == 5
+    assert [(model.name, model.aliases) for model in three.list()] == [("digits", {"canary": 3, "production": 1})]
+    assert three.verify().ok
+
+
+def test_a_judgement_holds_for_the_version_that_it_was_compared_with(three: Registry) -> None:
+    three.set_alias("digits", "production", 1)
+    judged: list[tuple[int, int | None]] = []
+
+    def moves_once(candidate: Version, current: Version | None) -> CheckResult:
+        judged.append((candidate.version, current.version if current else None))
+        if len(judged) == 1:
+            three.set_alias("digits", "production", 2)
+        return CheckResult("comparison", True, f"against {judged[-1][1]}")
+
+    entry = three.set_alias("digits", "production", 3, checks=[moves_once])
+    assert judged == [(3, 1), (3, 2)]
+    assert (entry.from_version, [check.detail for check in entry.checks]) == (2, ["against 2"])
+
+
+def test_a_judgement_holds_for_the_policy_that_it_was_made_by(three: Registry) -> None:
+    def tightens(candidate: Version, current: Version | None) -> CheckResult:
+        if not three.policy().entries:
+            three.set_policy({"max_parity": 1e-9}, why="careful")
+        return CheckResult("slow", True)
+
+    with pytest.raises(GateRefused, match="check 'policy parity' failed"):
+        three.set_alias("digits", "production", 1, checks=[tightens])
+    assert three.list()[0].aliases == {}
+
+
+def test_a_rollback_that_was_overtaken_goes_back_from_where_the_alias_is(three: Registry) -> None:
+    for version in (1, 2):
+        three.set_alias("digits", "production", version)
+    judged: list[int] = []
+
+    def moves_once(candidate: Version, current: Version | None) -> CheckResult:
+        judged.append(candidate.version)
+        if len(judged) == 1:
+            three.set_alias("digits", "production", 3)
+        return CheckResult("slow", True)
+
+    assert three.rollback("digits", "production", checks=[moves_once]).to_version == 2
+    assert judged == [1, 2]
+
+
+def test_a_move_that_is_always_overtaken_gives_up(three: Registry) -> None:
+    def moves(candidate: Version, current: Version | None) -> CheckResult:
+        three.set_alias("digits", "production", 1 if current is None or current.version == 2 else 2)
+        return CheckResult("slow", True)
+
+    with pytest.raises(StorageError) as error:
+        three.set_alias("digits", "production", 3, checks=[moves])
+    assert str(error.value) == (
+        "'digits@production' was not moved: while its version was checked, the alias or the policy was changed, 10 "
+        "times in a row. Do it again when the other processes are done."
+    )
