@@ -78,11 +78,7 @@ def with_contrib_operator(content: bytes) -> onnx.ModelProto:
 
 def with_endless_loop(content: bytes) -> bytes:
     """Return a graph whose first output is ready after ``ENDLESS`` trips of a Loop."""
-    model = onnx.load_from_string(content)
-    output = model.graph.output[0]
-    for node in model.graph.node:
-        node.output[:] = ["hidden" if name == output.name else name for name in node.output]
-        node.input[:] = ["hidden" if name == output.name else name for name in node.input]
+    model, output = _hidden(content)
     condition = helper.make_tensor_value_info("go_on", TensorProto.BOOL, [])
     still = helper.make_tensor_value_info("still", TensorProto.BOOL, [])
     trip = helper.make_tensor_value_info("trip", TensorProto.INT64, [])
@@ -93,3 +89,40 @@ def with_endless_loop(content: bytes) -> bytes:
     model.graph.initializer.append(helper.make_tensor("always", TensorProto.BOOL, [], [True]))
     model.graph.node.append(helper.make_node("Loop", ["trips", "always", "hidden"], [output.name], body=body))
     return model.SerializeToString()
+
+
+def with_endless_scan(content: bytes) -> bytes:
+    """Return a graph that the check takes: its first output is ready after ``ENDLESS`` trips of a Scan.
+
+    The Scan runs over a tensor of that many rows, which takes no memory since each row is empty.
+    """
+    model, output = _hidden(content)
+    value, row, after = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("value", None), ("row", [0]), ("after", None))
+    )
+    body = helper.make_graph([helper.make_node("Neg", ["value"], ["after"])], "trip", [value, row], [after])
+    model.graph.initializer.append(helper.make_tensor("rows", TensorProto.INT64, [2], [2**40, 0]))
+    model.graph.node.append(helper.make_node("ConstantOfShape", ["rows"], ["empty"]))
+    model.graph.node.append(helper.make_node("Scan", ["hidden", "empty"], [output.name], body=body, num_scan_inputs=1))
+    return model.SerializeToString()
+
+
+def with_huge_tensor(content: bytes, elements: int) -> bytes:
+    """Return a graph that needs so many float32 numbers in between; its outputs stay as they are."""
+    model, output = _hidden(content)
+    model.graph.initializer.append(helper.make_tensor("size", TensorProto.INT64, [1], [elements]))
+    model.graph.node.append(helper.make_node("ConstantOfShape", ["size"], ["zeros"]))
+    model.graph.node.append(helper.make_node("ReduceMax", ["zeros"], ["largest"], keepdims=0))
+    model.graph.node.append(helper.make_node("Add", ["hidden", "largest"], [output.name]))
+    return model.SerializeToString()
+
+
+def _hidden(content: bytes) -> tuple[onnx.ModelProto, onnx.ValueInfoProto]:
+    """A graph whose first output has no node any more; what it was is called ``hidden``."""
+    model = onnx.load_from_string(content)
+    output = model.graph.output[0]
+    for node in model.graph.node:
+        node.output[:] = ["hidden" if name == output.name else name for name in node.output]
+        node.input[:] = ["hidden" if name == output.name else name for name in node.input]
+    return model, output

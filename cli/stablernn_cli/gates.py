@@ -2,7 +2,8 @@
 
 Its bytes must be the published ones, and what was said of it when it was published must still come out when it is
 computed from its own files; its graphs must be those that its manifest describes. The registry holds JSON only: the
-computing is the library's, and graphs are opened by what opens them in the server.
+computing is the library's, and graphs are opened by what opens them in the server. Both happen in a process of its own
+with a deadline and a bound on memory (``recomputing.py``): the files are not trusted before they have passed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+from stablernn_cli.recomputing import isolated
 
 if TYPE_CHECKING:
     from stablernn_registry import Check, CheckResult, PolicyRules, Registry, Version
@@ -32,17 +35,19 @@ def gates(registry: Registry, alias: str) -> list[Check]:
     """The checks of every move of an alias; certificate and parity are computed in one go, by the first that asks."""
     from stablernn_registry import CheckResult, IntegrityError
 
-    rules = registry.policy().rules(alias)
-    done: dict[str, tuple[CheckResult, CheckResult]] = {}
+    done: dict[tuple[str, str], tuple[CheckResult, CheckResult]] = {}
 
     def both(candidate: Version) -> tuple[CheckResult, CheckResult]:
-        if candidate.digest not in done:
+        # Read at each judgement: where the policy has changed, the registry judges again.
+        rules = registry.policy().rules(alias)
+        key = candidate.digest, rules.model_dump_json()
+        if key not in done:
             try:
-                done[candidate.digest] = recomputed(candidate, rules)
+                done[key] = recomputed(registry, candidate, rules)
             except IntegrityError:
                 first, second = (CheckResult(name, False, "its files are damaged") for name in RECOMPUTED)
-                done[candidate.digest] = first, second
-        return done[candidate.digest]
+                done[key] = first, second
+        return done[key]
 
     def certificate_recomputed(candidate: Version, current: Version | None) -> CheckResult:
         del current
@@ -55,7 +60,7 @@ def gates(registry: Registry, alias: str) -> list[Check]:
     def signature_of_the_graphs(candidate: Version, current: Version | None) -> CheckResult:
         del current
         try:
-            return signature(candidate, rules)
+            return signature(registry, candidate, registry.policy().rules(alias))
         except IntegrityError:
             return CheckResult(SIGNATURE, False, "its files are damaged")
 
@@ -69,13 +74,48 @@ def files_intact(candidate: Version, current: Version | None) -> CheckResult:
     del current
     try:
         for filename in candidate.manifest.files:
-            candidate.read(filename)
+            candidate.check(filename)
     except IntegrityError as error:
         return CheckResult("files intact", ok=False, detail=str(error).rstrip("."))
     return CheckResult("files intact", ok=True, detail=f"{len(candidate.manifest.files)} files")
 
 
-def signature(version: Version, rules: PolicyRules | None = None) -> CheckResult:
+def signature(registry: Registry, version: Version, rules: PolicyRules | None = None) -> CheckResult:
+    """Return whether the graphs have the inputs, outputs, states and labels that the manifest says.
+
+    It is found out in another process.
+
+    Args:
+        registry: Where the version is from.
+        version: Any version.
+        rules: What the policy asks of it; None asks nothing.
+
+    Raises:
+        stablernn_registry.IntegrityError: If a graph is damaged.
+    """
+    return isolated("signature", registry, version, rules, (SIGNATURE,))[0]
+
+
+def recomputed(
+    registry: Registry, version: Version, rules: PolicyRules | None = None
+) -> tuple[CheckResult, CheckResult]:
+    """Return whether certificate and parity of a version still come out; one result for each.
+
+    They are computed in another process.
+
+    Args:
+        registry: Where the version is from.
+        version: Any version.
+        rules: What the policy asks of it; None asks nothing.
+
+    Raises:
+        stablernn_registry.IntegrityError: If a file is damaged.
+    """
+    certificate, parity = isolated("recomputed", registry, version, rules, RECOMPUTED)
+    return certificate, parity
+
+
+def open_graphs(version: Version, rules: PolicyRules | None = None) -> CheckResult:
     """Whether the graphs have the inputs, outputs, states and labels that the manifest says: what a server asks.
 
     A version without graphs has nothing to check, which is in order unless a rule asks for it.
@@ -111,7 +151,7 @@ def signature(version: Version, rules: PolicyRules | None = None) -> CheckResult
     return CheckResult(SIGNATURE, True, f"inputs {inputs}, outputs {outputs}, {len(model.states)} states, as stated")
 
 
-def recomputed(version: Version, rules: PolicyRules | None = None) -> tuple[CheckResult, CheckResult]:
+def recompute_both(version: Version, rules: PolicyRules | None = None) -> tuple[CheckResult, CheckResult]:
     """Whether certificate and parity of a version still come out; one result for each.
 
     A version that says nothing of them, or whose files are no model of ours, has nothing to recompute, which is in
@@ -188,11 +228,16 @@ def _compute(files: Mapping[str, bytes], longest: object) -> tuple[Mapping[str, 
         from stablernn.errors import CheckpointError, ParityError
         from stablernn.export.reload import recompute, reload
         from stablernn.stability.certificate import certify
+        from stablernn_server.runtime.graph_check import check_graph
     except ModuleNotFoundError as error:
         lacks = f"this installation has no '{error.name}', which the computation needs"
         return lacks, lacks
     try:
+        for name in GRAPHS:
+            check_graph(files[name], name)
         return recompute(files, longest if isinstance(longest, int) else 1)
+    except MemoryError:
+        raise
     except CheckpointError as error:
         return _detail(error), _detail(error)
     except ParityError as error:
@@ -202,6 +247,8 @@ def _compute(files: Mapping[str, bytes], longest: object) -> tuple[Mapping[str, 
         wrong = f"the graphs cannot be compared with the weights: {_detail(error)}"
     try:
         return certify(reload(files["config.json"], files["weights.safetensors"])).document(), wrong
+    except MemoryError:
+        raise
     except Exception as error:
         return f"nothing can be proved of the weights: {_detail(error)}", wrong
 

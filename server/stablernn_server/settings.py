@@ -67,6 +67,16 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="How often served aliases are looked up again; 0: they stay where they were at start.",
     )
+    load_timeout_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=_DAY,
+        allow_inf_nan=False,
+        description="How long opening a version for the first time may take, in a process of its own.",
+    )
+    load_memory_bytes: int = Field(
+        2 * 2**30, ge=2**20, description="Bytes of memory that opening a version for the first time may take there."
+    )
     memory_budget_bytes: int | None = Field(
         None, ge=1, description="Bytes that open models may take; above it the least recently used are closed."
     )

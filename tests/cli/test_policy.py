@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from cli_helpers import Workplace, command, encoded, republish
+from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_endless_scan
 from stablernn_registry import Manifest, Registry
 
 STABLE, UNSTABLE = "digits:1", "digits:2"
@@ -555,3 +557,39 @@ def test_rules_need_a_reason(empty: Workplace) -> None:
     result = empty("registry", "policy", "set", "--require", "bounded")
     assert result.code == 2
     assert "--why" in result.sentence
+
+
+def test_a_graph_that_never_ends_is_refused(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STABLERNN_CHECK_TIMEOUT_SECONDS", "2")
+    good = Registry(workplace.registry).get(STABLE)
+    republish(workplace, STABLE, {"step.onnx": with_endless_scan(good.read("step.onnx"))})
+    refused = workplace("-q", "registry", "alias", "digits@production", 3)
+    reason = "failed (it takes longer than 2 s)"
+    assert refused.sentence == (
+        f"'digits@production' is not set, version 3 is refused: check 'certificate recomputed' {reason} and check "
+        f"'parity recomputed' {reason} and check 'signature of the graphs' {reason}. {instead('alias', 3)}"
+    )
+    assert refused.code == 3
+
+
+def test_a_graph_that_breaks_the_rules_is_not_run_to_compare_it(workplace: Workplace) -> None:
+    step = Registry(workplace.registry).get(STABLE).read("step.onnx")
+    both = ort_and_onnx(in_ort_format(with_contrib_operator(step)), onnx.load_from_string(step))
+    republish(workplace, STABLE, {"step.onnx": both})
+    republish(workplace, STABLE, {"step.onnx": with_endless_loop(step)})
+    in_two_formats = "is in ONNX Runtime's own format, which cannot be checked; only ONNX graphs are served"
+    endless = "uses the operator 'Loop', whose running time has no bound; use Scan, which runs once a time step"
+    for number, why in ((3, in_two_formats), (4, endless)):
+        problems = workplace("registry", "verify", f"digits:{number}", "--recompute", "--json").json["problems"]
+        assert problems == [
+            f"'digits:{number}': parity recomputed: the graphs cannot be compared with the weights: step.onnx {why}.",
+            f"'digits:{number}': signature of the graphs: step.onnx of 'digits:{number}' {why}.",
+        ]
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "inf", "nan"])
+def test_a_bound_that_is_no_number(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("STABLERNN_CHECK_MEMORY_BYTES", value)
+    refused = workplace("-q", "registry", "alias", "digits@production", 1)
+    assert refused.sentence == f"STABLERNN_CHECK_MEMORY_BYTES must be a number above 0, got '{value}'."
+    assert refused.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -208,9 +209,9 @@ def verify(
 
     output = Output.of(context, as_json)
     registry = Registry()
-    if recompute:
-        # Where it is not installed, that is no problem of the registry's: said at once, and not of every version.
-        import stablernn.export.reload  # noqa: F401
+    # Where it is not installed, that is no problem of the registry's: said at once, and not of every version.
+    if recompute and importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     with output.status("Reading and hashing every file ..."):
         report = registry.verify(ref)
     document: dict[str, Any] = {
@@ -254,7 +255,7 @@ def _recompute(output: Output, registry: Registry, ref: str | None, document: di
         try:
             version = registry.get(one)
             with output.status(f"Computing certificate and parity of {version.ref} anew ..."):
-                results = (*recomputed(version), signature(version))
+                results = (*recomputed(registry, version), signature(registry, version))
         except IntegrityError:
             # One of the problems already.
             continue

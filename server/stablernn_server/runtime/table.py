@@ -26,8 +26,10 @@ from stablernn_server.errors import (
     VersionGoneError,
     cut,
 )
+from stablernn_server.runtime.first_opening import try_opening
+from stablernn_server.runtime.named_engine import AUTO
 from stablernn_server.runtime.onnx_model import OnnxModel
-from stablernn_server.runtime.opened import first_line
+from stablernn_server.runtime.opened import ONNX, first_line
 from stablernn_server.settings import Settings
 from stablernn_server.telemetry import Telemetry
 
@@ -73,6 +75,8 @@ class ModelTable:
         self._by_digest: WeakValueDictionary[str, OnnxModel] = WeakValueDictionary()
         # The last used at the end.
         self._for_tokens: dict[str, OnnxModel] = {}
+        # Why a version could not be opened beforehand, until it is opened.
+        self._refused: dict[str, ModelLoadError] = {}
         self._lock = asyncio.Lock()
         self._work: set[asyncio.Task[Any]] = set()
 
@@ -173,6 +177,7 @@ class ModelTable:
         ref = _parsed(reference)
         if ref.alias is None and ref.version is None:
             ref = next((each for each in self._targets if each.name == ref.name), ref)
+        await self._try_beforehand(await self._version(ref))
         async with self._lock:
             model = await self._open_on_thread(await self._version(ref))
             self._serve(model, "load" if ref.alias is None else str(ref))
@@ -228,6 +233,11 @@ class ModelTable:
                     self._name(name, number, tuple(alias for alias, target in found.items() if target == number))
 
     async def _follow(self, ref: Ref) -> None:
+        if ref in self._targets:
+            version = await asyncio.to_thread(self.registry.get, ref)
+            if version.version != self._targets.get(ref) and version.digest not in self._by_digest:
+                self._check_not_failed(version)
+                await self._try_beforehand(version)
         async with self._lock:
             served = self._targets.get(ref)
             if served is None:
@@ -453,6 +463,34 @@ class ModelTable:
         except RegistryError as error:
             raise ModelLoadError(str(error)) from error
 
+    async def _try_beforehand(self, version: Version) -> None:
+        """Open a version in a process of its own while others may still change the table; it may take a minute."""
+        try:
+            await asyncio.to_thread(self._try_out, version)
+        except ModelLoadError as error:
+            self._refused[version.digest] = error
+
+    def _try_out(self, version: Version) -> None:
+        """Raise if a version cannot be opened in a process of its own; where it was done before, it is not repeated.
+
+        Engines of packages open versions in their own way, which is theirs to bound.
+
+        Raises:
+            ModelLoadError: If it cannot.
+        """
+        refused = self._refused.pop(version.digest, None)
+        if refused is not None:
+            raise refused
+        settings = self._settings
+        if settings.engine in (ONNX, AUTO):
+            try_opening(
+                version,
+                self.registry.root,
+                settings.threads,
+                settings.load_timeout_seconds,
+                settings.load_memory_bytes,
+            )
+
     async def _open_on_thread(self, version: Version) -> OnnxModel:
         return await asyncio.to_thread(self._opened, version)
 
@@ -465,6 +503,7 @@ class ModelTable:
         """
         started = time.perf_counter()
         try:
+            self._try_out(version)
             model = self._loaded(version)
         except ServerError as error:
             self._telemetry.loaded(version.name, version.version, False, time.perf_counter() - started)

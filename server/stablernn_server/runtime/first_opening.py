@@ -1,0 +1,78 @@
+"""Opens a version for the first time, in a process of its own. Run as a module, it is that process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from stablernn_registry import Registry, Version
+from stablernn_server.errors import ModelLoadError, ServerError
+from stablernn_server.runtime.isolation import IsolatedProcess, IsolationError, answer_requests, is_out_of_memory
+
+_process = IsolatedProcess("stablernn_server.runtime.first_opening")
+_sound: set[str] = set()
+"""Hashes of what was opened in time; they are of content, not of names and dates."""
+
+
+def try_opening(version: Version, root: Path, threads: int, seconds: float, memory_bytes: int) -> None:
+    """Open a version with ONNX Runtime in another process, where that was not done before.
+
+    Args:
+        version: The version.
+        root: The registry that it is from.
+        threads: Threads inside one run.
+        seconds: How long it may take.
+        memory_bytes: How much memory it may take.
+
+    Raises:
+        ModelLoadError: If it cannot be opened, or takes longer or more.
+    """
+    key = f"{threads} {_content_of(version)}"
+    if key in _sound:
+        return
+    request = {"root": str(root), "ref": version.ref, "digest": version.digest, "threads": threads}
+    try:
+        answer = _process.ask(request, seconds, memory_bytes)
+    except IsolationError as error:
+        raise ModelLoadError(
+            f"'{version.ref}' cannot be served: opening it was tried in a process of its own, and {error}. If the "
+            "version is sound, allow more by STABLERNN_LOAD_TIMEOUT_SECONDS and STABLERNN_LOAD_MEMORY_BYTES."
+        ) from error
+    if "refused" in answer:
+        raise ModelLoadError(str(answer["refused"]))
+    _sound.add(key)
+
+
+def close() -> None:
+    """End the process, if there is one; the next call of :func:`try_opening` starts another."""
+    _process.close()
+
+
+def _content_of(version: Version) -> str:
+    """The hash of all that opening depends on: the graphs and what the manifest says of them."""
+    facts = version.manifest.model_dump(mode="json", exclude={"name", "version", "created", "lineage", "metrics"})
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _open(request: dict[str, Any]) -> dict[str, Any]:
+    from stablernn_server.runtime.onnx_model import OnnxModel
+
+    version = Registry(request["root"]).get(request["ref"])
+    if version.digest != request["digest"]:
+        raise ModelLoadError(f"'{version.ref}' is another version now")
+    try:
+        OnnxModel.load(version, "cpu", request["threads"])
+    except ServerError as error:
+        if is_out_of_memory(error):
+            raise MemoryError from error
+        return {"refused": str(error)}
+    return {}
+
+
+if __name__ == "__main__":
+    # Before the first request, whose time does not count it.
+    import stablernn_server.runtime.onnx_model  # noqa: F401
+
+    answer_requests(_open)

@@ -1,0 +1,277 @@
+"""Work on files that are not trusted, in a process of its own that has a deadline and a bound on memory.
+
+ONNX Runtime can be kept busy for years by a graph of a few hundred bytes, in a call that no thread can be taken out of,
+and its memory is that of the process. So whatever opens a version for the first time does it here first: when the
+process does not answer in time, it is killed, and nothing else has come to harm.
+
+A process does one piece of work after another and ends when there was none for a while. Both sides speak JSON, one
+document a line: nothing that the other process says is run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+IDLE_SECONDS = 20.0
+"""After which a process without work ends; most work comes in bursts, and starting one takes half a second."""
+_START_SECONDS = 120.0
+"""For an interpreter and its imports, which take half a second where nothing else runs."""
+_MAX_ANSWER_BYTES = 2**24
+# It has no use for what the server keeps secret.
+_SECRETS = (
+    "STABLERNN_STATE_KEY",
+    "STABLERNN_STATE_KEY_FILE",
+    "STABLERNN_INFER_TOKENS",
+    "STABLERNN_ADMIN_TOKENS",
+    "STABLERNN_TOKENS_FILE",
+    "STABLERNN_TLS_KEY_FILE",
+)
+
+
+class IsolationError(RuntimeError):
+    """Work that did not come to its end; the message says why, as the end of a sentence."""
+
+
+class IsolatedProcess:
+    """A process that runs one module, which calls :func:`answer_requests`; safe to use from several threads.
+
+    Args:
+        module: Name of the module.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._code = 0
+
+    def ask(self, request: Mapping[str, Any], seconds: float, memory_bytes: int) -> dict[str, Any]:
+        """Have one piece of work done.
+
+        Args:
+            request: What to do, as JSON types.
+            seconds: How long it may take, from when the process begins with it.
+            memory_bytes: How much memory it may take.
+
+        Raises:
+            IsolationError: If it takes longer or more, or the process dies of it.
+        """
+        line = json.dumps({"seconds": seconds, "memory_bytes": memory_bytes, "work": request}).encode() + b"\n"
+        with self._lock:
+            answer = self._answer(line, seconds)
+            if answer is None and self._code == 0:
+                # It had been idle, and was about to end.
+                answer = self._answer(line, seconds)
+            if answer is None:
+                raise IsolationError(_end(self._code))
+        document: dict[str, Any] = json.loads(answer)
+        if "failed" in document:
+            raise IsolationError(str(document["failed"]))
+        result: dict[str, Any] = document["result"]
+        return result
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        with self._lock:
+            self._kill()
+
+    def _answer(self, line: bytes, seconds: float) -> bytes | None:
+        """Return what the process says to a request; None if it ends instead."""
+        process = self._started()
+        answer: bytes | None = None
+        try:
+            answer = _exchange(process, line, time.monotonic() + seconds)
+            if answer is None:
+                self._code = process.wait(_START_SECONDS)
+        except TimeoutError:
+            raise IsolationError(f"it takes longer than {seconds:g} s") from None
+        finally:
+            if answer is None:
+                self._kill()
+        return answer
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Return the running process, ready for work; a new one where there is none."""
+        if self._process is not None and (self._owner != os.getpid() or not _is_ready(self._process)):
+            # After a fork, the process is that of the parent, which goes on to use it.
+            self._kill()
+        if self._process is None:
+            environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+            environment.setdefault("OMP_NUM_THREADS", "1")
+            try:
+                self._process = subprocess.Popen(
+                    # -P: whatever lies in the working directory is not imported.
+                    [sys.executable, "-P", "-m", self._module],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=environment,
+                    bufsize=0,
+                )
+            except OSError as error:
+                raise IsolationError(f"the process for it does not start ({error.strerror})") from error
+            if self._owner != os.getpid():
+                self._owner = os.getpid()
+                atexit.register(self.close)
+            with suppress(TimeoutError):
+                if _exchange(self._process, b"", time.monotonic() + _START_SECONDS) == b"ready\n":
+                    return self._process
+            self._kill()
+            raise IsolationError("the process for it does not start")
+        return self._process
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if self._owner == os.getpid():
+            process.kill()
+            process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def answer_requests(
+    work: Callable[[dict[str, Any]], dict[str, Any]], prepare: Callable[[dict[str, Any]], None] = lambda request: None
+) -> None:
+    """Do the work of an :class:`IsolatedProcess`, in that process, until there is no more.
+
+    Args:
+        work: Turns one request into its answer. What it raises ends as the reason of an :class:`IsolationError`.
+        prepare: Imports what the work needs; its memory does not count.
+    """
+    requests, answers = os.dup(0), os.dup(1)
+    # Nothing that work prints must come between the answers.
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    # The parent asks the group of a terminal to stop; this process ends when the parent does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _be_the_first_to_go()
+    buffer = b""
+    os.write(answers, b"ready\n")
+    with selectors.DefaultSelector() as selector:
+        selector.register(requests, selectors.EVENT_READ)
+        while selector.select(IDLE_SECONDS):
+            received = os.read(requests, 2**16)
+            if not received:
+                return
+            buffer += received
+            while b"\n" in buffer:
+                line, _, buffer = buffer.partition(b"\n")
+                document = json.dumps(_bounded(work, prepare, json.loads(line))).encode() + b"\n"
+                while document:
+                    document = document[os.write(answers, document) :]
+
+
+def _bounded(
+    work: Callable[[dict[str, Any]], dict[str, Any]],
+    prepare: Callable[[dict[str, Any]], None],
+    request: dict[str, Any],
+) -> dict[str, Any]:
+    # The parent kills what takes longer. Where the parent is gone, the alarm ends the process.
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, request["seconds"] + 5)
+    try:
+        prepare(request["work"])
+        with _limited_memory(request["memory_bytes"]):
+            return {"result": work(request["work"])}
+    except MemoryError:
+        return {"failed": f"it takes more than {request['memory_bytes']} bytes of memory"}
+    except Exception as error:
+        return {"failed": f"it fails with {type(error).__name__}: {' '.join(str(error).split())}"}
+    finally:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is that of an allocation that failed; ONNX Runtime has no class of its own for it."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate memory" in text
+
+
+@contextmanager
+def _limited_memory(size: int) -> Iterator[None]:
+    """Let the process grow by so many bytes of address space; as it likes where the system has no such limit."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (ImportError, OSError):
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [limit for limit in before if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([pages * resource.getpagesize() + size, *limits]), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _be_the_first_to_go() -> None:
+    """Where a machine or a container runs out of memory, its kernel is to end this process, not the server."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
+def _is_ready(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process that has no work is there for more; readable is then only the end of one that ends."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        return not selector.select(0)
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes | None:
+    """Send a request and return its answer; None if the process ends instead.
+
+    Raises:
+        TimeoutError: If the deadline passes first.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        while line:
+            line = line[process.stdin.write(line) :]
+    except BrokenPipeError:
+        return None
+    answer = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not answer.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise TimeoutError
+            received = process.stdout.read(2**16)
+            if not received:
+                return None
+            answer += received
+            if len(answer) > _MAX_ANSWER_BYTES:
+                raise IsolationError("it says more than it may")
+    return answer
+
+
+def _end(code: int) -> str:
+    """Return how a process ended, from its exit code."""
+    if code >= 0:
+        return f"the process ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    # The kernel sends it where memory runs out.
+    reason = ", as where memory runs out" if name == "SIGKILL" else ""
+    return f"the process was ended by {name}{reason}"

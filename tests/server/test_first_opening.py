@@ -1,0 +1,113 @@
+"""Versions that take too long or too much to open: they are tried in a process of its own, which is given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from hostile_graphs import with_endless_scan, with_huge_tensor
+from server_helpers import Published
+from serving_helpers import until
+from stablernn_registry import Version
+from stablernn_server import ModelLoadError, Settings, create_app
+from stablernn_server.runtime import first_opening
+from stablernn_server.runtime.graph_check import check_graph
+from stock_helpers import Stock, index, loads, version
+
+TRIED = "'animals:3' cannot be served: opening it was tried in a process of its own, and"
+ADVICE = "If the version is sound, allow more by STABLERNN_LOAD_TIMEOUT_SECONDS and STABLERNN_LOAD_MEMORY_BYTES."
+GIB = 2**30
+
+
+@pytest.fixture
+def stock(tmp_path: Path, published: Published) -> Stock:
+    return Stock(tmp_path / "registry", published)
+
+
+def endless(stock: Stock) -> Version:
+    """Version 3 of ``animals``, whose graphs pass the check."""
+    good = stock.registry.get("animals:1")
+    content = with_endless_scan(good.read("step.onnx"))
+    check_graph(content, "g")
+    return stock.copy(good, step_onnx=content)
+
+
+def refusal(stock: Stock, **settings: object) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        create_app(Settings(registry=stock.registry.root, models=("animals:3",), **settings))  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_a_graph_that_never_ends_is_no_start(stock: Stock) -> None:
+    endless(stock)
+    assert refusal(stock, load_timeout_seconds=1) == f"{TRIED} it takes longer than 1 s. {ADVICE}"
+
+
+def test_a_graph_that_takes_all_memory_is_no_start(stock: Stock) -> None:
+    good = stock.registry.get("animals:1")
+    stock.copy(good, step_onnx=with_huge_tensor(good.read("step.onnx"), GIB))
+    assert refusal(stock, load_memory_bytes=GIB) == f"{TRIED} it takes more than {GIB} bytes of memory. {ADVICE}"
+
+
+def test_what_is_large_within_the_bound_is_served(stock: Stock) -> None:
+    good = stock.registry.get("animals:1")
+    stock.copy(good, step_onnx=with_huge_tensor(good.read("step.onnx"), 2**20))
+    with stock.served("animals:3") as (_, client):
+        assert version(client) == "3"
+
+
+def test_a_server_goes_on_with_the_old_version_and_says_so(stock: Stock) -> None:
+    with stock.served("animals@production", load_timeout_seconds=3) as (_, client):
+        endless(stock)
+        stock.point(3)
+        sentence = f"{TRIED} it takes longer than 3 s. {ADVICE}"
+
+        def is_refused() -> bool:
+            # It answers while the other version is tried.
+            assert version(client) == "1"
+            return index(client)["animals", 3] == ("UNAVAILABLE", sentence)
+
+        until(is_refused, 60)
+        assert loads(client, "animals", 3, "failed") == 1
+        stock.point(2)
+        until(lambda: version(client) == "2")
+
+
+def test_what_was_opened_in_time_is_not_tried_again(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = stock.registry.root
+    known = stock.registry.get("animals:1")
+    first_opening.try_opening(known, root, 1, 60, 2 * GIB)
+    first_opening.close()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    copy = stock.copy(known)
+    first_opening.try_opening(copy, root, 1, 60, 2 * GIB)
+    with pytest.raises(ModelLoadError) as caught:
+        first_opening.try_opening(stock.copy(known, parity_json=b"{}"), root, 1, 60, 2 * GIB)
+    assert str(caught.value).startswith("'animals:4' cannot be served: ")
+    assert "the process for it does not start (No such file or directory)" in str(caught.value)
+
+
+def test_a_process_that_was_killed_is_replaced(stock: Stock) -> None:
+    root, known = stock.registry.root, stock.registry.get("animals:1")
+    for number in (1, 2):
+        first_opening.try_opening(stock.copy(known, parity_json=b"%d" % number), root, 1, 60, 2 * GIB)
+        process = first_opening._process._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_the_process_is_not_told_what_the_server_keeps_secret(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_opening.close()
+    monkeypatch.setenv("STABLERNN_STATE_KEY", "a" * 64)
+    known = stock.registry.get("animals:1")
+    first_opening.try_opening(stock.copy(known, parity_json=b"3"), stock.registry.root, 1, 60, 2 * GIB)
+    process = first_opening._process._process
+    assert process is not None
+    environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    assert b"STABLERNN_STATE_KEY" not in environment
+    assert b"PATH=" in environment
