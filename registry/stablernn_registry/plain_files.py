@@ -41,12 +41,12 @@ class NotPlainError(IntegrityError):
     """Something else than a plain file lies in the place of one, or a link in that of a folder.
 
     Attributes:
-        place: Where, as a path below the root.
+        relative: Its path below the root.
     """
 
-    def __init__(self, message: str, place: str) -> None:
+    def __init__(self, message: str, relative: str) -> None:
         super().__init__(message)
-        self.place = place
+        self.relative = relative
 
 
 @contextmanager
@@ -118,8 +118,8 @@ def _check_kind(mode: int, path: Path, root: Path, is_expected: Callable[[int], 
     if not is_expected(mode):
         kind = next((name for matches, name in _KINDS if matches(mode)), "something else")
         expected = "file" if is_expected is stat.S_ISREG else "folder"
-        place = path.relative_to(root).as_posix()
+        relative = path.relative_to(root).as_posix()
         raise NotPlainError(
-            f"{place} is {kind} in place of a {expected}: a registry holds plain files and folders only. {RESTORE}.",
-            place,
+            f"{relative} is {kind} in place of a {expected}: a registry holds plain files and folders only. {RESTORE}.",
+            relative,
         )

@@ -631,7 +631,7 @@ class Registry:
 
 @dataclass(frozen=True)
 class _Case:
-    """What a judgement of an alias move is about, and bound to.
+    """The facts that a judgement of an alias move is about, and bound to.
 
     Attributes:
         version: Where the alias is to point.

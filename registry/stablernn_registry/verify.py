@@ -300,7 +300,7 @@ class Verifier:
 
     def _not_plain(self, error: plain_files.NotPlainError) -> None:
         # Usually listed as a stray already, when the folder was looked through.
-        if error.place not in self._strays:
+        if error.relative not in self._strays:
             self.problems.append(str(error))
 
     def _is_stray(self, path: Path) -> bool:

@@ -247,16 +247,16 @@ def _check_tensor(tensor: memoryview, what: str) -> None:
     if len(stored) > 1 or not set(stored) <= {typed, _RAW} or (data_type == _STRING_TYPE and _RAW in fields):
         raise ModelLoadError(f"{what} holds a tensor whose data is not of its type.")
     if data_type == _STRING_TYPE:
-        held, needed = len(fields.get(_STRINGS, ())), elements
+        count, needed = len(fields.get(_STRINGS, ())), elements
     elif _RAW in fields:
-        held, needed = len(_message(fields[_RAW][0])), -(-elements * bits // 8)
+        count, needed = len(_message(fields[_RAW][0])), -(-elements * bits // 8)
     else:
-        held, needed = _count(fields.get(typed, ()), _TENSOR[typed]), elements
+        count, needed = _count(fields.get(typed, ()), _TENSOR[typed]), elements
         if bits < 8:
             needed = -(-elements * bits // 8)
         elif data_type in _COMPLEX:
             needed = 2 * elements
-    if held != needed:
+    if count != needed:
         raise ModelLoadError(f"{what} holds a tensor of {elements} elements with the data of another number of them.")
 
 

@@ -200,7 +200,7 @@ def _bounded(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is that of an allocation that failed; ONNX Runtime has no class of its own for it."""
+    """Return whether an error is a failed allocation, for which ONNX Runtime has no class of its own."""
     text = str(error)
     return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate memory" in text
 
@@ -225,13 +225,13 @@ def _limited_memory(size: int) -> Iterator[None]:
 
 
 def _be_the_first_to_go() -> None:
-    """Where a machine or a container runs out of memory, its kernel is to end this process, not the server."""
+    """Ask the kernel to end this process, not the server, where memory runs out."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 
 def _is_ready(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process that has no work is there for more; readable is then only the end of one that ends."""
+    """Return whether a process without work takes more; its output is readable only where it has ended."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
