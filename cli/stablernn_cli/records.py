@@ -31,6 +31,8 @@ def keep(output: Output, ref: str, kind: str, folder: Path) -> list[dict[str, An
         known = {record.entry.seq for record in registry.records(ref)}
         record = registry.record(ref, kind, files)
     except StorageError as error:
+        if error.is_done:
+            raise
         output.note(f"Note: this report is shown only and not kept in the registry. {error}")
         return []
     done = "Recorded already" if record.entry.seq in known else "Kept"

@@ -53,7 +53,15 @@ class IntegrityError(RegistryError, ValueError):
 
 
 class StorageError(RegistryError, OSError):
-    """The disk, the permissions, a lock or the root folder stand in the way."""
+    """The disk, the permissions, a lock or the root folder stand in the way.
+
+    Attributes:
+        is_done: True if the write took effect all the same, so that it must not be repeated.
+    """
+
+    def __init__(self, message: str, *, is_done: bool = False) -> None:
+        super().__init__(message)
+        self.is_done = is_done
 
 
 class GateRefused(RegistryError, RuntimeError):

@@ -139,6 +139,11 @@ class History:
     def aliases(self) -> dict[str, int]:
         return {alias: self.moves[alias][-1] for alias in sorted(self.moves)}
 
+    @property
+    def highest(self) -> int:
+        """Number of the highest version, 0 if there is none: versions count from 1, without gaps."""
+        return len(self.digests)
+
     def aliases_of(self, version: int) -> tuple[str, ...]:
         return tuple(alias for alias, target in self.aliases.items() if target == version)
 
@@ -149,7 +154,7 @@ class History:
         if entry.previous != self.head:
             return "its previous hash is not that of the line before"
         if isinstance(entry, PublishEntry):
-            if entry.version != max(self.digests, default=0) + 1:
+            if entry.version != self.highest + 1:
                 return f"it publishes version {entry.version} out of order"
             self.digests[entry.version] = entry.digest
         elif isinstance(entry, RecordEntry):
@@ -167,10 +172,20 @@ class History:
                     return f"it rolls '{entry.alias}' back to {entry.to_version}, where it was not before"
                 stack.pop()
             elif not stack or stack[-1] != entry.to_version:
-                self.moves[entry.alias] = [*stack, entry.to_version]
+                self.moves.setdefault(entry.alias, []).append(entry.to_version)
         self.entries.append(entry)
         self.head = head
         return None
+
+    def copy(self) -> History:
+        """Returns a copy to which lines can be added; the lines themselves are shared."""
+        return History(
+            entries=self.entries.copy(),
+            digests=self.digests.copy(),
+            records=self.records.copy(),
+            moves={alias: stack.copy() for alias, stack in self.moves.items()},
+            head=self.head,
+        )
 
 
 def encode(entry: Line) -> bytes:
@@ -180,21 +195,22 @@ def encode(entry: Line) -> bytes:
     return body[:-1] + f',"sha256":"{own}"}}\n'.encode("ascii")
 
 
-def lines(data: bytes, where: str) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """The lines of a log or of the policy: number from 1, content without the hash, hash.
+def lines(data: bytes, where: str, first: int = 1) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """Yields the lines of a log or of the policy: number, content without the hash, hash.
 
     Each is checked against its own hash; whether they follow each other is for the caller.
 
     Args:
-        data: Bytes of the file.
+        data: Bytes of the file, or of its end.
         where: How messages name it.
+        first: Number of the first of these lines.
 
     Raises:
         IntegrityError: Naming the first line that is damaged.
     """
     if not data.endswith(b"\n"):
         raise IntegrityError(f"{where} is damaged: it {'is cut off' if data else 'is empty'}. {RESTORE}.")
-    for number, line in enumerate(data[:-1].split(b"\n"), start=1):
+    for number, line in enumerate(data[:-1].split(b"\n"), start=first):
         body = line[:-_TAIL] + b"}"
         own = hashlib.sha256(body).hexdigest()
         if line != body[:-1] + f',"sha256":"{own}"}}'.encode("ascii"):
@@ -227,7 +243,28 @@ def decode(data: bytes, where: str) -> History:
         RegistryError: If a newer program wrote a line.
     """
     history = History()
-    for number, tree, own in lines(data, where):
+    _add_lines(history, data, where)
+    return history
+
+
+def continued(history: History, data: bytes, where: str) -> History:
+    """Returns a history with the lines that were appended to its log, checked as by :func:`decode`.
+
+    Args:
+        history: What the log amounted to before; it stays as it is.
+        data: Bytes behind those.
+        where: How messages name the file.
+
+    Raises:
+        IntegrityError, RegistryError: As for :func:`decode`.
+    """
+    longer = history.copy()
+    _add_lines(longer, data, where)
+    return longer
+
+
+def _add_lines(history: History, data: bytes, where: str) -> None:
+    for number, tree, own in lines(data, where, first=len(history.entries) + 1):
         if tree.get("action") not in ("publish", "alias", "rollback", "record"):
             raise unknown_line(where, number)
         try:
@@ -238,4 +275,3 @@ def decode(data: bytes, where: str) -> History:
             ) from error
         if (wrong := history.apply(entry, own)) is not None:
             raise IntegrityError(f"{where} is damaged: line {number} does not follow: {wrong}. {RESTORE}.")
-    return history

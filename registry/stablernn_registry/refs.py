@@ -17,6 +17,8 @@ _RESERVED_ALIAS = re.compile(r"latest|v?[0-9]+")
 # Paths of the HTTP service below which a model of that name could not be told apart.
 RESERVED_NAMES = frozenset({"health", "repository", "stats"})
 _RULE = "1 to 64 of the characters a-z 0-9 . _ -, the first a letter or a digit"
+# Windows opens a device in place of a file of such a name, whatever follows the first dot.
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,43 @@ def check_name(name: str) -> str:
 def is_name(name: str) -> bool:
     """Whether ``name`` may name a model."""
     return _NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
+
+
+def check_new_name(name: str) -> str:
+    """Returns ``name`` if a new model may have it.
+
+    Stricter than :func:`check_name`: models that were published under such names stay readable and get new versions.
+
+    Raises:
+        RefError: As for :func:`check_name`; or if it is ``latest``, a device of Windows such as ``con`` or ``nul.txt``,
+            ends in a dot or has two dots in a row.
+    """
+    if check_name(name) == "latest":
+        raise RefError(
+            "'latest' is reserved and cannot name a model: a bare 'NAME' already is its highest version. "
+            "Choose another word."
+        )
+    if _DEVICE.fullmatch(name):
+        raise RefError(
+            f"'{name}' is a device of Windows and cannot name a model: its files could not be copied there. "
+            f"Choose another word."
+        )
+    return _check_dots(name, "A model name")
+
+
+def check_new_alias(alias: str, name: str) -> str:
+    """Returns ``alias`` if it may become an alias of the model ``name``.
+
+    Raises:
+        RefError: As for :func:`check_alias`; or if it ends in a dot or has two dots in a row.
+    """
+    return _check_dots(check_alias(alias, name), "An alias")
+
+
+def _check_dots(name: str, what: str) -> str:
+    if name.endswith(".") or ".." in name:
+        raise RefError(f"{what} does not end in a dot and has no two dots in a row, got '{name}'. Choose another word.")
+    return name
 
 
 def check_version(version: int) -> int:

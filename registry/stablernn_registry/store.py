@@ -50,9 +50,19 @@ from .layout import (
     SCHEMA,
     Layout,
 )
+from .log_cache import LogCache
 from .manifest import FileEntry, Manifest, ManifestFields, check_filenames, checked, digest_of, is_text
 from .policy import EVERY, Policy, PolicyEntry, PolicyRules, check_pattern
-from .refs import Ref, check_alias, check_name, check_version, is_name, parse_ref
+from .refs import (
+    Ref,
+    check_alias,
+    check_name,
+    check_new_alias,
+    check_new_name,
+    check_version,
+    is_name,
+    parse_ref,
+)
 from .verify import Verifier, VerifyReport
 from .version import ModelInfo, Record, Version, quoted, record_name
 from .writes import Place, Writer
@@ -83,9 +93,25 @@ class Registry:
         self.root = Path(chosen).expanduser().absolute()
         self._layout = Layout(self.root)
         self._writer = Writer(self._layout, self._exists, lock_timeout_seconds)
+        self._logs = LogCache()
 
     def __repr__(self) -> str:
         return f"Registry({str(self.root)!r})"
+
+    def check_name(self, name: str, alias: str | None = None) -> None:
+        """Checks that versions can be published under a name, and that an alias of it can be set.
+
+        Names and aliases that are there already may be such as a new one may not: ``aux.txt``, ``a..b``.
+
+        Raises:
+            RefError: If the name or the alias is not well formed, or reserved.
+            IntegrityError: If the model's log is damaged.
+        """
+        history = self._history(check_name(name)) or History()
+        if not history.entries:
+            check_new_name(name)
+        if alias is not None and alias not in history.moves:
+            check_new_alias(alias, name)
 
     def publish(
         self,
@@ -106,12 +132,12 @@ class Registry:
             why: Reason for the log.
 
         Raises:
-            RefError: If the name is not well formed.
+            RefError: As for :meth:`check_name`.
             ManifestError: If a file is missing, badly named or there is none, or a field is wrong.
             StorageError: If the disk is full or does not allow it, or another process holds the lock for too long.
             IntegrityError: If the model's log is damaged.
         """
-        check_name(name)
+        self.check_name(name)
         who = _said(who, why)
         parsed = ManifestFields.parse(fields)
         sources = _sources(files, f"A version needs at least one file, got none for '{name}'.")
@@ -123,7 +149,7 @@ class Registry:
             manifest = Manifest(
                 **parsed.model_dump(),
                 name=name,
-                version=max(history.digests, default=0) + 1,
+                version=history.highest + 1,
                 created=time,
                 files=entries,
             )
@@ -133,6 +159,9 @@ class Registry:
                     f"The manifest cannot be written: it would have {len(data)} bytes, at most {MAX_MANIFEST_BYTES} "
                     f"are read. Shorten its fields."
                 )
+            path = self._layout.manifest(name, manifest.version)
+            # Decoded here, as a reader will: once the version is published, nothing that can fail is left to do.
+            manifest = checked(data, name, manifest.version, digest_of(data), self._layout.relative(path))
             disk.write_new(staging / "manifest.json", data)
             line = PublishEntry(
                 seq=len(history.entries) + 1,
@@ -147,9 +176,9 @@ class Registry:
             # Nothing of size is written from here on: a full disk has shown itself by now.
             self._place_files(staging, entries)
             disk.make_folders(self._layout.versions(name))
-            disk.place(staging / "manifest.json", self._layout.manifest(name, manifest.version))
+            disk.place(staging / "manifest.json", path)
             self._writer.commit(place, f"'{name}:{manifest.version}' is published")
-        return self.get(Ref(name, manifest.version))
+        return Version(name, manifest.version, line.digest, manifest, (), _layout=self._layout)
 
     def get(self, ref: str | Ref) -> Version:
         """Looks a version up; its manifest is checked against the digest in the log.
@@ -259,6 +288,24 @@ class Registry:
                 found.append(ModelInfo(name, tuple(history.digests), history.aliases))
         return tuple(found)
 
+    def resolve(self, ref: str | Ref) -> int:
+        """Returns the number of the version that a reference names; reads the log alone, which is in memory.
+
+        Raises:
+            RefError, UnknownRefError: As for :meth:`get`.
+            IntegrityError: If the log is damaged.
+        """
+        ref = parse_ref(ref) if isinstance(ref, str) else ref
+        return self._resolve(ref, self._known_history(ref.name))
+
+    def aliases(self, name: str) -> dict[str, int]:
+        """Returns the version that each alias of a model points to, by alias.
+
+        Raises:
+            RefError, UnknownRefError, IntegrityError: As for :meth:`log`.
+        """
+        return self._known_history(check_name(name)).aliases
+
     def log(self, name: str) -> tuple[LogEntry, ...]:
         """Returns everything that happened to a model, oldest first.
 
@@ -301,7 +348,10 @@ class Registry:
         check_version(version)
         who = _said(who, why)
         _check_force(force, why)
-        self._resolve(Ref(name, version), self._known_history(name))
+        history = self._known_history(name)
+        if alias not in history.moves:
+            check_new_alias(alias, name)
+        self._resolve(Ref(name, version), history)
         return self._move("alias", name, alias, lambda history: version, who=who, why=why, force=force, checks=checks)
 
     def rollback(
@@ -524,10 +574,9 @@ class Registry:
                     f"Model '{ref.name}' has no alias '{ref.alias}'.{near(ref.alias, history.aliases)} {has}"
                 )
             return version
-        number = ref.version or max(history.digests)
+        number = ref.version or history.highest
         if number not in history.digests:
-            highest = max(history.digests)
-            has = "only version 1" if highest == 1 else f"versions 1 to {highest}"
+            has = "only version 1" if history.highest == 1 else f"versions 1 to {history.highest}"
             raise UnknownRefError(f"Model '{ref.name}' has no version {number}, it has {has}.")
         return number
 
@@ -543,13 +592,12 @@ class Registry:
             return tuple(name for name in sorted(found) if self._layout.log(name).exists())
 
     def _history(self, name: str) -> History | None:
-        """The replayed log of a model, or None if nothing was ever published under that name."""
+        """The replayed log of a model, which is not to be changed; None if nothing was published under that name."""
         if not self._exists():
             return None
         path = self._layout.log(name)
         with disk.explained(f"read '{name}'", self.root):
-            data = plain_files.read_or_none(path, self.root, MAX_LOG_BYTES)
-        return None if data is None else journal.decode(data, f"The log of '{name}' ({self._layout.relative(path)})")
+            return self._logs.read(path, self.root, f"The log of '{name}' ({self._layout.relative(path)})")
 
     def _known_history(self, name: str) -> History:
         if (history := self._history(name)) is not None:
@@ -615,7 +663,7 @@ class Registry:
 
         def orphan() -> Path:
             # Of a write whose staged log is still there: no version was made visible, so this manifest is nobody's.
-            return layout.manifest(name, max((self._history(name) or History()).digests, default=0) + 1)
+            return layout.manifest(name, (self._history(name) or History()).highest + 1)
 
         return Place(
             what=f"'{name}'",

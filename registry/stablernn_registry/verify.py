@@ -171,7 +171,7 @@ class Verifier:
             )
             return None
         published = {f"{number}.json" for number in history.digests}
-        coming = f"{max(history.digests, default=0) + 1}.json"
+        coming = f"{history.highest + 1}.json"
         for entry in found:
             if entry.name not in published and not (unfinished and entry.name == coming):
                 self._stray(entry)

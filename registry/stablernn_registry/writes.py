@@ -1,10 +1,13 @@
 """How a log or the policy gets its next line: under a lock, staged and synced, then renamed over the old file.
 
-A process that is killed before that rename has changed nothing; whoever writes next removes what it left.
+A process that is killed before that rename has changed nothing; whoever writes next removes what it left. From the
+rename on the write counts: what fails afterwards (removing the staging folder, releasing the lock) is logged as a
+warning, since an error would make callers repeat a write that was done.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +19,8 @@ import filelock
 from . import disk, journal, plain_files
 from .errors import IntegrityError, StorageError
 from .layout import MARKER, Layout
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,16 +83,24 @@ class Writer:
                 ) from error
         try:
             yield
-        finally:
+        except BaseException as error:
+            self._unlock(place, lock, is_done=_is_done(error))
+            raise
+        self._unlock(place, lock, is_done=True)
+
+    def _unlock(self, place: Place, lock: filelock.BaseFileLock, *, is_done: bool) -> None:
+        """Releases a lock, after removing it together with the staging folder if there is nothing that it guards."""
+        try:
             try:
-                with disk.explained(f"unlock {place.what}", root):
-                    if not place.file.exists():
-                        # A first write that failed: nothing is to tell of what never was.
-                        self._clear(place)
-                        place.staging.rmdir()
-                        place.lock.unlink()
+                if not place.file.exists():
+                    # A first write that failed must not leave traces of a model that never existed.
+                    self._clear(place)
+                    place.staging.rmdir()
+                    place.lock.unlink()
             finally:
                 lock.release()
+        except (OSError, IntegrityError) as error:
+            self._warn_of_leftovers(place, error, is_done=is_done)
 
     def refuse_links(self, *paths: Path) -> None:
         """Raises if a path, or a folder between it and the root, is a link: a write would change files elsewhere."""
@@ -104,7 +117,7 @@ class Writer:
     def staged(self, place: Place, action: str) -> Iterator[Path]:
         """A staging folder, empty at the start; gone at the end if the file exists, as it explains the lock if not.
 
-        The caller holds the lock.
+        The caller holds the lock, and leaves the block without an exception only if the write is done.
         """
         with disk.explained(action, self.layout.root):
             self._clear(place)
@@ -114,10 +127,29 @@ class Writer:
                     disk.write_new(place.staging / "registry.json", MARKER)
                     disk.place(place.staging / "registry.json", self.layout.marker)
                 yield place.staging
-            finally:
-                self._clear(place)
-                if place.file.exists():
-                    place.staging.rmdir()
+            except BaseException as error:
+                self._unstage(place, is_done=_is_done(error))
+                raise
+        self._unstage(place, is_done=True)
+
+    def _unstage(self, place: Place, *, is_done: bool) -> None:
+        """Removes the staging folder; a failure to do so never hides how the write itself ended."""
+        try:
+            self._clear(place)
+            if place.file.exists():
+                place.staging.rmdir()
+        except (OSError, IntegrityError) as error:
+            self._warn_of_leftovers(place, error, is_done=is_done)
+
+    def _warn_of_leftovers(self, place: Place, error: OSError | IntegrityError, *, is_done: bool) -> None:
+        if isinstance(error, OSError):
+            reason = f"{error.strerror or error}. What is left does no harm; the next write removes it"
+        else:
+            reason = str(error).rstrip(".")
+        # Ctrl-C may come before or after the commit, so that an early end says nothing of whether the line counts.
+        outcome = "is done and must not be repeated" if is_done else "ended early"
+        staging = self.layout.relative(place.staging)
+        logger.warning("The write to %s %s; %s cannot be removed: %s.", place.what, outcome, staging, reason)
 
     def stage_line(self, place: Place, entry: journal.Line) -> None:
         """Writes the file with its next line into the staging folder."""
@@ -138,13 +170,21 @@ class Writer:
         Raises:
             StorageError: If that cannot be relied on; ``done`` says what has happened all the same.
         """
-        os.replace(place.staging / place.file.name, place.file)
+        staged = place.staging / place.file.name
+        status = os.lstat(staged)
+        try:
+            os.replace(staged, place.file)
+        except OSError:
+            # A network file system may rename the file and lose the answer: then the line counts all the same.
+            if not _is_file(place.file, status):
+                raise
         try:
             disk.sync_folder(place.file.parent)
         except OSError as error:
             raise StorageError(
                 f"{done}, but the disk did not confirm it ({error.strerror}), so a power cut may undo it. Check the "
-                f"disk, then run 'stablernn registry verify'."
+                f"disk, then run 'stablernn registry verify'.",
+                is_done=True,
             ) from error
 
     def _clear(self, place: Place) -> None:
@@ -162,10 +202,21 @@ class Writer:
                 disk.sync_folder(orphan.parent)
         for leftover in place.staging.iterdir():
             if leftover.is_dir() and not leftover.is_symlink():
-                raise IntegrityError(
-                    f"{self.layout.relative(leftover)} does not belong into a registry: take it out, then do it again."
-                )
+                stray = self.layout.relative(leftover)
+                raise IntegrityError(f"{stray} does not belong into a registry: take it out before the next write.")
             leftover.unlink()
         for folder in place.folders:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
+
+
+def _is_done(error: BaseException) -> bool:
+    return isinstance(error, StorageError) and error.is_done
+
+
+def _is_file(path: Path, status: os.stat_result) -> bool:
+    """Returns whether a path names the file that had this status under another name."""
+    try:
+        return os.path.samestat(os.lstat(path), status)
+    except OSError:
+        return False

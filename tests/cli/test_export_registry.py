@@ -7,10 +7,12 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli_helpers import Result, Workplace
+from stablernn_registry import AliasEntry, Registry
 
 FILES = {
     "certificate.json",
@@ -232,3 +234,22 @@ def test_a_full_disk_while_publishing(workplace: Workplace, small_disk: Path, mo
     )
     assert (result.code, result.out) == (1, "")
     assert workplace.ok("registry", "list", "--json").json == []
+
+
+def test_an_export_whose_alias_cannot_be_set_says_that_the_version_is_published(workplace: Workplace) -> None:
+    set_alias = Registry.set_alias
+
+    def hindered(registry: Registry, *arguments: Any, **options: Any) -> AliasEntry:
+        # A program that keeps folders in step puts one of its own among the staged files.
+        (registry.root / "tmp/digits/.sync").mkdir(parents=True)
+        return set_alias(registry, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Registry, "set_alias", hindered)
+        result = workplace("-q", "export", "digits-run", "--name", "digits", "--alias", "live", "--json")
+    assert result.sentence == (
+        "'digits:2' is published, and only its alias is left to set. tmp/digits/.sync does not belong into a registry: "
+        "take it out before the next write."
+    )
+    assert (result.code, result.out) == (1, "")
+    assert workplace.ok("registry", "list", "--json").json[0] == {"name": "digits", "versions": [1, 2], "aliases": {}}

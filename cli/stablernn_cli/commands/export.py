@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stablernn_cli.errors import UsageError
+from stablernn_cli.errors import FAILED, CommandError, UsageError, exit_code_of
 from stablernn_cli.gates import gates
 from stablernn_cli.options import RunArgument
 from stablernn_cli.output import JsonOption, Output, figure, plain
@@ -67,7 +67,7 @@ def publish(
     output: Output, run: Path, name: str, *, formats: Sequence[str] = ("onnx",), alias: str | None = None
 ) -> dict[str, Any]:
     """Export, publish and set the alias; what ``export --json`` prints."""
-    from stablernn_registry import Registry, model_card
+    from stablernn_registry import GateRefused, Registry, RegistryError, model_card
     from stablernn_registry.reports import ROBUSTNESS, ROBUSTNESS_PLOTS
 
     check_names(name, alias)
@@ -117,7 +117,16 @@ def publish(
     }
     if alias is not None:
         output.note(f"Published {version.ref}.")
-        registry.set_alias(name, alias, version.version, why=f"export of {run.name}", checks=gates(registry, alias))
+        try:
+            registry.set_alias(name, alias, version.version, why=f"export of {run.name}", checks=gates(registry, alias))
+        except GateRefused:
+            raise
+        except RegistryError as error:
+            # Whoever repeats the export because of this error would publish the same model twice.
+            raise CommandError(
+                f"'{version.ref}' is published, and only its alias is left to set. {error}",
+                exit_code_of(error) or FAILED,
+            ) from error
         document["aliases"] = [alias]
     return document
 
@@ -148,15 +157,14 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
 
 def check_names(name: str, alias: str | None = None) -> None:
     """Refuse a name or an alias before the work and not after it."""
-    from stablernn_registry import Ref, parse_ref
+    from stablernn_registry import Registry, parse_ref
 
     ref = parse_ref(name)
     if ref.version is not None or ref.alias is not None:
         raise UsageError(
             f"--name takes a plain name, got '{name}'. The registry numbers versions itself; set an alias with --alias."
         )
-    if alias is not None:
-        Ref(name, alias=alias)
+    Registry().check_name(name, alias)
 
 
 def _calibration(run: LoadedRun) -> dict[str, Any] | None:
