@@ -68,6 +68,21 @@ def test_every_command_line_of_the_readme_is_one(line: str) -> None:
     assert command.make_context("stablernn", words).params
 
 
+def test_every_reference_of_the_readme_was_made_by_a_command_before_it() -> None:
+    """A user who types one command after the other never meets a name that is not there."""
+    made: set[str] = set()
+    for line in stablernn_lines():
+        words = shlex.split(line, comments=True)
+        if words[1] == "export":
+            name = words[words.index("--name") + 1]
+            made |= {name} | ({f"{name}@{words[words.index('--alias') + 1]}"} if "--alias" in words else set())
+        elif words[1] in ("certify", "predict", "plot", "dockerize"):
+            assert words[2] in made, line
+        elif words[1] == "serve":
+            assert words[words.index("--model") + 1] in made, line
+    assert {"load@production", "digits@production"} <= made
+
+
 def test_the_readme_lists_every_page() -> None:
     listed = re.findall(r"^\| \[docs/[\w.]+\]\((docs/[\w.]+)\) \|", README, flags=re.MULTILINE)
     assert sorted(listed) == sorted(f"docs/{page.name}" for page in PAGES if page.parent.name == "docs")
@@ -114,12 +129,13 @@ def test_the_readme_from_a_csv_to_a_served_forecast(tmp_path: Path) -> None:
         return done.stdout
 
     section = README.partition("## From a CSV")[2].partition("## In Python")[0]
-    steps = blocks(section, "sh")
+    steps = blocks(section + README.partition("\n## Docker\n")[2], "sh")
     (serve,) = [block for block in steps if block.startswith("stablernn serve")]
     (ask,) = [block for block in steps if "curl" in block]
     for block in steps:
         if block not in (serve, ask):
             run(block)
+    assert (tmp_path / "image" / "Dockerfile").is_file()
     written = (tmp_path / "forecast.csv").read_text(encoding="utf-8").splitlines()
     server = subprocess.Popen(
         [*shlex.split(serve), "--port", str(port)], cwd=tmp_path, env=environment, executable=programs / "stablernn"

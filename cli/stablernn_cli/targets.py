@@ -68,6 +68,7 @@ class Target:
         Columns are found by name: their order in another file says nothing.
 
         Raises:
+            UsageError: If the data of the training run is asked for and a file of it is not there.
             stablernn.errors.DataError: If it does not fit.
         """
         from stablernn.data import ForecastData
@@ -75,11 +76,27 @@ class Target:
         from stablernn.data.inputs import other_steps
         from stablernn.training import load_run_data
 
+        if source is None:
+            self._check_files()
         data = load_run_data(self.config, source, features=self.features, targets=self.targets)
         own = data.frequency if isinstance(data, ForecastData) else None
         if own and self.frequency and not parse_frequency(own).has_steps_of(parse_frequency(self.frequency)):
             raise other_steps(f"'{data.name}'", own, self.frequency)
         return data
+
+    def _check_files(self) -> None:
+        """Raises if a file that the model was trained on is not where the settings name it."""
+        from stablernn.training.run import data_files
+
+        for file in map(Path, data_files(self.config).values()):
+            if file.exists():
+                continue
+            # A version names files as they were typed at training; a run knows where they lie.
+            where = "is not there any more" if file.is_absolute() else f"is not in the working folder {Path.cwd()}"
+            raise UsageError(
+                f"'{self.name}' was trained on the file '{file}', which {where}. Name the data with --data, or "
+                "give the command where the file is."
+            )
 
 
 def open_target(text: str, device: Device) -> Target:
@@ -104,12 +121,40 @@ def find_version(text: str) -> Version:
     """
     from stablernn_registry import RefError, Registry, UnknownRefError
 
+    registry = Registry()
     try:
-        return Registry().get(text)
+        return registry.get(text)
     except RefError as error:
+        if _is_path(text):
+            raise UsageError(_no_run(text)) from error
         raise UsageError(f"'{text}' is neither a run directory nor a reference. {error}") from error
     except UnknownRefError as error:
+        if "@" in text or ":" in text:
+            raise UsageError(f"'{text}' is not in the registry {registry.root}. {error}") from error
         raise UsageError(f"There is no run directory '{text}', and in the registry: {error}") from error
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith((".", "~")) or "/" in text or "\\" in text
+
+
+def _no_run(text: str) -> str:
+    """Returns the sentence for a path that is not that of a run directory."""
+    path = Path(text)
+    if path.is_dir():
+        problem = f"'{text}' is not a run directory: it has no config.yaml."
+    elif path.exists():
+        problem = f"'{text}' is a file, not a run directory."
+    else:
+        problem = f"There is no run directory '{text}'."
+    folder = path.parent
+    try:
+        runs = sorted(entry.name for entry in folder.iterdir() if is_run(entry))
+    except OSError:
+        runs = []
+    if runs:
+        return f"{problem} The runs in '{folder}' are: {listed(runs)}."
+    return f"{problem} Give one that 'stablernn train' wrote, or a version of the registry such as NAME@ALIAS."
 
 
 def is_run(text: str | Path) -> bool:

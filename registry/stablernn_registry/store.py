@@ -72,6 +72,8 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT = "STABLERNN_REGISTRY"
 _JUDGEMENTS = 10
 """How often a move is judged at most, where others change what it is about in the meantime."""
+_SHOWN = 8
+"""Names of models that an error lists."""
 
 
 class Registry:
@@ -608,8 +610,9 @@ class Registry:
                 f"to the registry that has it."
             )
         names = self._names()
+        few = quoted(names) if len(names) <= _SHOWN else f"{len(names)} models, see 'stablernn registry list'"
         raise UnknownRefError(
-            f"Unknown model '{name}' in the registry {self.root}.{near(name, names)} See 'stablernn registry list'."
+            f"Unknown model '{name}' in the registry {self.root}.{near(name, names)} It has {few or 'no models'}."
         )
 
     def _exists(self) -> bool:

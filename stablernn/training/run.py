@@ -345,7 +345,7 @@ def _place_to_resume(run_dir: str | Path | None) -> RunDirectory:
     return place
 
 
-def _files(config: Config) -> dict[str, str]:
+def data_files(config: Config) -> dict[str, str]:
     """The settings of the data that name files, not a dataset."""
     named = {"source": config.data.source, "test": config.data.test}
     return {key: path for key, path in named.items() if path is not None and not (key == "source" and is_dataset(path))}
@@ -364,7 +364,7 @@ def _located(config: Config, run_dir: Path, described: Mapping[str, Any]) -> Con
     stays, so that the error for a missing file says where it was.
     """
     found = {}
-    for key, path in _files(config).items():
+    for key, path in data_files(config).items():
         way = described.get("files", {}).get(key)
         if way is None or way == _from_run(path, run_dir):
             continue
@@ -436,7 +436,7 @@ def _open(
         if tried is not None:
             data.notes["context_length"] = tried
     else:
-        described["files"] = {key: _from_run(file, path) for key, file in _files(config).items()}
+        described["files"] = {key: _from_run(file, path) for key, file in data_files(config).items()}
     write_json(place.data, described)
     # The settings make the directory a run, so they come last: what has a config.yaml has the rest.
     write_bytes(place.config, yaml.safe_dump(config.tree(), sort_keys=False, allow_unicode=True).encode())

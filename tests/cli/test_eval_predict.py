@@ -275,3 +275,75 @@ def test_predict_does_not_write_over_its_input(trained: Workplace, tmp_path: Pat
     assert result.code == 2
     assert result.sentence == f"--output '{link}' is the input itself. Choose another file."
     assert data.read_bytes() == before
+
+
+@pytest.fixture
+def elsewhere(trained: Workplace, tmp_path: Path) -> Workplace:
+    """Another folder to work in, with the same registry."""
+    (tmp_path / "registry").symlink_to(trained.registry)
+    return Workplace(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command", [("eval", "load"), ("plot", "load:1", "--output", "x.png")], ids=lambda words: words[0]
+)
+def test_a_version_whose_data_lies_in_another_folder_says_which_file_is_wanted(
+    elsewhere: Workplace, command: tuple[str, ...]
+) -> None:
+    result = elsewhere(*command)
+    assert result.sentence == (
+        f"'load:1' was trained on the file 'load.csv', which is not in the working folder {elsewhere.folder}. Name the "
+        "data with --data, or give the command where the file is."
+    )
+    assert result.code == 2
+
+
+def test_a_version_is_evaluated_on_data_that_is_named(trained: Workplace, elsewhere: Workplace) -> None:
+    data = trained.path("load.csv")
+    assert elsewhere.ok("-q", "eval", "load", "--data", data, "--json").json["target"] == "load:1"
+
+
+def test_a_run_whose_data_is_gone_says_where_it_was(workplace: Workplace) -> None:
+    data = workplace.path("load.csv")
+    data.unlink()
+    # The run knows its data by the way from itself, which was copied with it.
+    result = workplace("eval", "load-run")
+    assert result.sentence == (
+        "'load-run' was trained on the file 'load.csv', which is not in the working folder "
+        f"{workplace.folder}. Name the data with --data, or give the command where the file is."
+    )
+    assert result.code == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("./none", "There is no run directory './none'."),
+        ("./registry", "'./registry' is not a run directory: it has no config.yaml."),
+        ("./load.csv", "'./load.csv' is a file, not a run directory."),
+    ],
+)
+def test_a_path_that_is_no_run_is_told_the_runs_beside_it(trained: Workplace, target: str, problem: str) -> None:
+    result = trained("eval", target)
+    assert result.sentence == f"{problem} The runs in '.' are: digits-run, load-run."
+    assert result.code == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("load@production", "Model 'load' has no alias 'production'. It has no aliases."),
+        ("load:7", "Model 'load' has no version 7, it has only version 1."),
+        (
+            "lod@production",
+            "Unknown model 'lod' in the registry {registry}. Did you mean 'load'? It has 'digits', 'load'.",
+        ),
+    ],
+)
+def test_a_reference_that_is_not_there_is_answered_for_the_registry_alone(
+    trained: Workplace, target: str, sentence: str
+) -> None:
+    result = trained("eval", target)
+    expected = sentence.format(registry=trained.registry)
+    assert result.sentence == f"'{target}' is not in the registry {trained.registry}. {expected}"
+    assert result.code == 2

@@ -143,7 +143,7 @@ def test_list_alias_rollback_and_log(workplace: Workplace) -> None:
         ("digits@live", "Model 'digits' has no alias 'live'. It has no aliases."),
         (
             "digit",
-            "Unknown model 'digit' in the registry {root}. Did you mean 'digits'? See 'stablernn registry list'.",
+            "Unknown model 'digit' in the registry {root}. Did you mean 'digits'? It has 'digits', 'load'.",
         ),
     ],
 )

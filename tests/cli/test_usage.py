@@ -103,8 +103,18 @@ ROWS = {
     ),
     "no target": (
         ["predict", "./runs/gone", "--input", "x.npz"],
-        "'./runs/gone' is neither a run directory nor a reference. A model name is 1 to 64 of the characters "
-        "a-z 0-9 . _ -, the first a letter or a digit, got './runs/gone'.",
+        "There is no run directory './runs/gone'. Give one that 'stablernn train' wrote, or a version of the registry "
+        "such as NAME@ALIAS.",
+    ),
+    "no target by an alias": (
+        ["eval", "load@production"],
+        "'load@production' is not in the registry {registry}. Unknown model 'load': the registry {registry} is empty. "
+        "Publish a model, or point STABLERNN_REGISTRY to the registry that has it.",
+    ),
+    "no target with capitals": (
+        ["eval", "Load"],
+        "'Load' is neither a run directory nor a reference. A model name is 1 to 64 of the characters a-z 0-9 . _ -, "
+        "the first a letter or a digit, got 'Load'.",
     ),
     "no run": (
         ["export", "gone", "--name", "x"],
@@ -129,6 +139,26 @@ ROWS = {
     "no alias": (
         ["registry", "alias", "x", "1"],
         "An alias is written NAME@ALIAS, got 'x'. Write 'x@production' for example.",
+    ),
+    "an alias as a word of its own": (
+        ["registry", "alias", "load", "prod"],
+        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load prod'. Write 'stablernn "
+        "registry alias load@prod 1' for example.",
+    ),
+    "an alias behind a version": (
+        ["registry", "alias", "load:3", "prod"],
+        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load:3 prod'. Write 'stablernn "
+        "registry alias load@prod 3' for example.",
+    ),
+    "an alias to no number": (
+        ["registry", "alias", "load@prod", "two"],
+        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load@prod two'. Write "
+        "'stablernn registry alias load@prod 1' for example.",
+    ),
+    "an alias without a version": (
+        ["registry", "alias", "load@prod"],
+        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load@prod' without a version. "
+        "Write 'stablernn registry alias load@prod 1' for example.",
     ),
     "force without a reason": (
         ["registry", "alias", "x@p", "1", "--force"],

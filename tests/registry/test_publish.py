@@ -114,7 +114,7 @@ def test_unknown_model_names_the_nearest(registry: Registry, publish: Publish) -
     with pytest.raises(UnknownRefError) as error:
         registry.get("digist@production")
     assert str(error.value) == (
-        f"Unknown model 'digist' in the registry {registry.root}. Did you mean 'digits'? See 'stablernn registry list'."
+        f"Unknown model 'digist' in the registry {registry.root}. Did you mean 'digits'? It has 'digits'."
     )
     assert isinstance(error.value, LookupError)
 

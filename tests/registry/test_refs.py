@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablernn_registry import Ref, RefError, parse_ref
+from stablernn_registry import Ref, RefError, Registry, Version, parse_ref, store
+
+Publish = Callable[..., Version]
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)
 RULE = "1 to 64 of the characters a-z 0-9 . _ -, the first a letter or a digit"
@@ -109,3 +112,58 @@ def test_version_given_as_a_number_is_checked(version: int) -> None:
     with pytest.raises(RefError) as error:
         Ref("digits", version)
     assert str(error.value) == f"A version is a whole number, 1 or more, got {version!r}."
+
+
+@pytest.mark.parametrize("name", ["con", "nul", "prn", "aux", "aux.txt", "com1", "lpt9.tar.gz", "con."])
+def test_no_new_model_has_the_name_of_a_device(publish: Publish, registry: Registry, name: str) -> None:
+    with pytest.raises(RefError) as error:
+        publish(name)
+    assert str(error.value) == (
+        f"'{name}' is a device of Windows and cannot name a model: its files could not be copied there. Choose another "
+        "word."
+    )
+    assert not registry.root.exists()
+
+
+@pytest.mark.parametrize("name", ["x.", "a..b"])
+def test_no_new_name_ends_in_a_dot_or_has_two_in_a_row(publish: Publish, registry: Registry, name: str) -> None:
+    rule = f"does not end in a dot and has no two dots in a row, got '{name}'. Choose another word."
+    with pytest.raises(RefError) as error:
+        publish(name)
+    assert str(error.value) == f"A model name {rule}"
+    publish("digits")
+    with pytest.raises(RefError) as error:
+        registry.set_alias("digits", name, 1)
+    assert str(error.value) == f"An alias {rule}"
+    assert (registry.list()[0].name, registry.aliases("digits")) == ("digits", {})
+
+
+def test_no_new_model_is_called_latest(publish: Publish) -> None:
+    with pytest.raises(RefError) as error:
+        publish("latest")
+    assert str(error.value) == (
+        "'latest' is reserved and cannot name a model: a bare 'NAME' already is its highest version. Choose another "
+        "word."
+    )
+
+
+@pytest.mark.parametrize("name", ["console", "nullable", "auxiliary", "com", "com10", "x.con", "a.b.c", "latest-1"])
+def test_names_that_only_look_like_these_are_names(publish: Publish, name: str) -> None:
+    assert publish(name).ref == f"{name}:1"
+
+
+@pytest.mark.parametrize("name", ["con", "aux.txt", "x.", "a..b", "latest"])
+def test_a_model_that_has_such_a_name_already_is_read_and_written_as_before(
+    publish: Publish, registry: Registry, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with monkeypatch.context() as patch:
+        # As a version before these rules published it.
+        patch.setattr(store, "check_new_name", lambda name: name)
+        patch.setattr(store, "check_new_alias", lambda alias, name: alias)
+        publish(name)
+        registry.set_alias(name, "old..alias", 1)
+    reader = Registry(registry.root)
+    assert reader.get(f"{name}@old..alias").read("step.onnx") == b"graph"
+    assert publish(name).version == 2
+    assert reader.set_alias(name, "old..alias", 2).to_version == 2
+    assert reader.verify().ok

@@ -24,6 +24,7 @@ from engine_helpers import write_plugin
 from scheduler_helpers import PATIENT
 from server_helpers import Published, Running, json_tensor
 from serving_helpers import until
+from stablernn_registry import Registry
 from stablernn_server import ModelLoadError, Settings, create_app
 from stock_helpers import Stock, index, infer, loads, logits, noise, refusal, version
 
@@ -359,6 +360,20 @@ def test_an_alias_that_moves_between_served_versions_is_always_at_one_of_them(st
                 stock.registry.set_alias("animals", "staging", number)
                 until(lambda wanted=str(number): version(client, "animals@staging") == wanted)
         assert asking.answers == {200}
+
+
+def test_a_look_at_aliases_that_did_not_move_reads_no_manifest(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[object] = []
+    get = Registry.get
+    monkeypatch.setattr(Registry, "get", lambda registry, ref: (reads.append(ref), get(registry, ref))[1])
+    with stock.served("animals@production", **FAST) as (_, client):
+        stock.registry.set_alias("animals", "staging", 1)
+        # The table names its new alias at a look, and reads() of the move itself are over.
+        until(lambda: client.get("/v2/models/animals@staging").status_code == 200)
+        reads.clear()
+        stock.registry.set_alias("animals", "canary", 1)
+        until(lambda: client.get("/v2/models/animals@canary").status_code == 200)
+        assert reads == []
 
 
 def test_statistics_of_a_model_that_comes_and_goes(stock: Stock) -> None:

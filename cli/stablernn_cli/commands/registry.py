@@ -109,7 +109,9 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
 def alias(
     context: typer.Context,
     target: AliasRef,
-    version: Annotated[int, typer.Argument(metavar="VERSION", help="Number of the version it shall point to.")],
+    version: Annotated[
+        str, typer.Argument(metavar="VERSION", help="Number of the version it shall point to.", show_default=False)
+    ] = "",
     why: WhyOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -127,11 +129,11 @@ def alias(
     from stablernn_registry import Registry
 
     output = Output.of(context, as_json)
-    name, word = _name_and_alias(target)
-    _check_force(force, why)
     registry = Registry()
-    with output.status(f"Checking {name}:{version} ..."):
-        entry = registry.set_alias(name, word, version, why=why, force=force, checks=gates(registry, word))
+    name, word, number = _alias_and_version(registry, target, version)
+    _check_force(force, why)
+    with output.status(f"Checking {name}:{number} ..."):
+        entry = registry.set_alias(name, word, number, why=why, force=force, checks=gates(registry, word))
     _report_move(output, name, entry)
 
 
@@ -333,6 +335,32 @@ def _flat(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def _alias_and_version(registry: Registry, target: str, version: str) -> tuple[str, str, int]:
+    """Reads the two arguments of ``registry alias``.
+
+    Raises:
+        UsageError: If they are not NAME@ALIAS and a number; the sentence shows the command that was meant.
+    """
+    from stablernn_registry import RegistryError, parse_ref
+    from stablernn_registry.refs import is_name
+
+    if version.isascii() and version.isdigit():
+        name, alias = _name_and_alias(target)
+        return name, alias, int(version)
+    ref = parse_ref(target)
+    # Written with a space in place of the @, the alias is the second word.
+    alias = ref.alias or (version if is_name(version) else "production")
+    try:
+        number = ref.version or registry.resolve(ref.name)
+    except RegistryError:
+        number = 1
+    got = f"'{target}' without a version" if not version else f"'{target} {version}'"
+    raise UsageError(
+        f"'stablernn registry alias' takes NAME@ALIAS and the number of a version, got {got}. "
+        f"Write 'stablernn registry alias {ref.name}@{alias} {number}' for example."
+    )
 
 
 def _name_and_alias(target: str) -> tuple[str, str]:

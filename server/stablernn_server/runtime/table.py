@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
-from stablernn_registry import AliasEntry, Ref, RefError, Registry, RegistryError, UnknownRefError, Version, parse_ref
+from stablernn_registry import Ref, RefError, Registry, RegistryError, UnknownRefError, Version, parse_ref
 from stablernn_registry.errors import near
 from stablernn_server.errors import (
     DeadlineError,
@@ -243,9 +243,11 @@ class ModelTable:
             if served is None:
                 # It was unloaded meanwhile.
                 return
-            version = await asyncio.to_thread(self.registry.get, ref)
-            if version.version == served:
+            # Most looks end here, and need no more than the log, which the registry keeps in memory.
+            number = await asyncio.to_thread(self.registry.resolve, ref)
+            if number == served:
                 return
+            version = await asyncio.to_thread(self.registry.get, Ref(ref.name, number))
             model = self._by_digest.get(version.digest)
             if model is None:
                 self._check_not_failed(version)
@@ -258,11 +260,9 @@ class ModelTable:
     def _aliases_of(self, name: str) -> dict[str, int] | Exception:
         """Where the aliases of a model point, all at one time; or why that cannot be read."""
         try:
-            entries = self.registry.log(name)
+            return self.registry.aliases(name)
         except Exception as error:
             return error
-        found = {entry.alias: entry.to_version for entry in entries if isinstance(entry, AliasEntry)}
-        return dict(sorted(found.items()))
 
     def _say_once(self, about: Ref | str, what: str, error: Exception) -> None:
         """Log a failure that lasts when it begins, not at each look."""

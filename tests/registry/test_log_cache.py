@@ -1,0 +1,201 @@
+"""Long logs are replayed in linear time, and one that has not changed is not read again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stablernn_registry import IntegrityError, Registry, UnknownRefError, Version, journal, log_cache
+from stablernn_registry.journal import AliasEntry, History, PublishEntry
+
+Publish = Callable[..., Version]
+TIME = "2026-11-20T07:30:00Z"
+DIGEST = "sha256:" + "0" * 64
+
+
+class UniteratedDict(dict[int, str]):
+    """Fails where all of it is gone through."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("the versions are gone through for one line of the log")
+
+
+def publish_line(history: History) -> PublishEntry:
+    return PublishEntry(
+        seq=len(history.entries) + 1,
+        time=TIME,
+        who="ada",
+        version=history.entries[-1].seq + 1 if history.entries else 1,
+        digest=DIGEST,
+        previous=history.head,
+    )
+
+
+def alias_line(history: History, before: int | None, version: int) -> AliasEntry:
+    return AliasEntry.model_validate(
+        {"seq": len(history.entries) + 1, "time": TIME, "who": "ada", "action": "alias", "alias": "production"}
+        | {"from": before, "to": version, "digest": DIGEST, "forced": False, "checks": [], "previous": history.head}
+    )
+
+
+def test_a_line_costs_the_same_however_many_are_before_it() -> None:
+    history = History(digests=UniteratedDict())
+    for _ in range(3):
+        assert history.apply(publish_line(history), "0" * 64) is None
+    assert history.highest == 3
+    assert history.apply(alias_line(history, None, 1), "0" * 64) is None
+    stack = history.moves["production"]
+    assert history.apply(alias_line(history, 1, 2), "0" * 64) is None
+    assert history.moves["production"] is stack
+    assert stack == [1, 2]
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files whose times count as soon as they are written, as those of a log that nobody wrote to for 2 s."""
+    monkeypatch.setattr(log_cache, "_SETTLED_NS", 0)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the lines of logs that are decoded."""
+    numbers: list[int] = []
+    decode = journal.lines
+
+    def lines(*arguments: Any, **options: Any) -> Iterator[tuple[int, dict[str, Any], str]]:
+        for number, tree, own in decode(*arguments, **options):
+            numbers.append(number)
+            yield number, tree, own
+
+    monkeypatch.setattr(journal, "lines", lines)
+    return numbers
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_look_at_an_unchanged_log_reads_nothing_of_it(
+    registry: Registry, publish: Publish, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish()
+    registry.set_alias("digits", "production", 1)
+    reader = Registry(registry.root)
+    assert reader.get("digits@production").version == 1
+    assert counted[-2:] == [1, 2]
+    counted.clear()
+    read = log_cache.disk.read_or_none
+    paths: list[Path] = []
+    monkeypatch.setattr(log_cache.disk, "read_or_none", lambda path: (paths.append(path), read(path))[1])
+    assert reader.resolve("digits@production") == 1
+    assert reader.aliases("digits") == {"production": 1}
+    assert len(reader.log("digits")) == 2
+    assert [model.versions for model in reader.list()] == [(1,)]
+    assert reader.get("digits").version == 1
+    assert counted == []
+    assert {path.name for path in paths} == {"registry.json", "1.json"}
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_of_a_longer_log_only_the_new_lines_are_decoded(
+    registry: Registry, publish: Publish, counted: list[int], monkeypatch: pytest.MonkeyPatch, is_settled: bool
+) -> None:
+    monkeypatch.setattr(log_cache, "_SETTLED_NS", 0 if is_settled else 10**18)
+    publish()
+    publish()
+    reader = Registry(registry.root)
+    before = reader.log("digits")
+    counted.clear()
+    assert reader.log("digits") == before
+    assert counted == []
+    Registry(registry.root).set_alias("digits", "production", 2)
+    publish()
+    counted.clear()
+    assert reader.resolve("digits@production") == 2
+    assert reader.list()[0].versions == (1, 2, 3)
+    assert counted == [3, 4]
+    assert len(before) == 2
+    assert reader.log("digits")[:2] == before
+
+
+def test_a_log_that_was_changed_a_moment_ago_is_read_again_though_its_status_is_the_same(
+    registry: Registry, publish: Publish
+) -> None:
+    """Two changes in one tick of the file system's clock leave equal times."""
+    publish()
+    registry.get("digits")
+    path = registry.root / "models/digits/log.jsonl"
+    times = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(20)
+        file.write(b"?")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(IntegrityError, match="line 1 does not match its own sha256"):
+        registry.get("digits")
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("change", ["damaged", "cut", "grown and damaged"])
+def test_a_log_that_was_changed_is_checked_from_its_beginning(
+    registry: Registry, publish: Publish, change: str
+) -> None:
+    publish()
+    publish()
+    reader = Registry(registry.root)
+    assert reader.get("digits").version == 2
+    path = registry.root / "models/digits/log.jsonl"
+    data = path.read_bytes()
+    if change == "grown and damaged":
+        publish()
+        data = path.read_bytes()
+    first, rest = data.split(b"\n", 1)
+    path.write_bytes(rest if change == "cut" else first.replace(b"ada", b"bob") + b"\n" + rest)
+    with pytest.raises(IntegrityError, match="line 1"):
+        reader.get("digits")
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_model_that_was_taken_out_is_gone(registry: Registry, publish: Publish) -> None:
+    publish()
+    publish("other")
+    assert registry.get("digits").version == 1
+    (registry.root / "models/digits/log.jsonl").unlink()
+    with pytest.raises(UnknownRefError):
+        registry.get("digits")
+
+
+@pytest.mark.usefixtures("settled")
+def test_the_logs_that_were_read_longest_ago_make_room(
+    registry: Registry, publish: Publish, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "b", "c"):
+        publish(name)
+    monkeypatch.setattr(log_cache, "MAX_LINES", 3)
+    reader = Registry(registry.root)
+    reader.log("a")
+    reader.log("b")
+    reader.log("a")
+    # One line too many with this one, so that "b" goes, which was read before "a".
+    reader.log("c")
+    counted.clear()
+    reader.log("a")
+    reader.log("c")
+    assert counted == []
+    assert len(reader.log("b")) == 2
+    assert counted == [1, 2]
+
+
+def test_a_log_of_many_lines_is_that_of_its_lines(registry: Registry, publish: Publish) -> None:
+    version = publish()
+    path = registry.root / "models/digits/log.jsonl"
+    lines = [path.read_bytes()]
+    for number in range(2, 2001):
+        previous = json.loads(lines[-1])["sha256"]
+        line = PublishEntry(seq=number, time=TIME, who="ada", version=number, digest=version.digest, previous=previous)
+        lines.append(journal.encode(line))
+    path.write_bytes(b"".join(lines))
+    assert registry.list()[0].versions == tuple(range(1, 2001))
+    assert registry.resolve("digits") == 2000
+    assert publish().version == 2001
