@@ -11,7 +11,8 @@ WORKDIR /src
 COPY requirements requirements
 # The environment holds no pip: it is installed into from outside, and copied as it is.
 RUN python3 -m venv --without-pip /opt/stablernn \
- && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --requirement "requirements/serve-${VARIANT}.txt"
+ && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --require-hashes \
+    --requirement "requirements/serve-${VARIANT}.txt"
 COPY pyproject.toml README.md LICENSE ./
 COPY stablernn stablernn
 COPY registry registry

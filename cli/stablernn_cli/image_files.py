@@ -62,7 +62,8 @@ WORKDIR /context
 COPY requirements.txt {image.wheel} ./
 # The environment holds no pip: it is installed into from outside, and copied as it is.
 RUN python3 -m venv --without-pip /opt/stablernn \\
- && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --requirement requirements.txt \\
+ && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --require-hashes \\
+    --requirement requirements.txt \\
  && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --no-deps {image.wheel}
 
 FROM ${{BASE}}

@@ -87,7 +87,7 @@ def notes(results: Mapping[str, Any]) -> list[str]:
 def _short(protocol: str, missing: Sequence[str]) -> str:
     if protocol != FULL:
         return "SHORT: the scaled-down protocol, which shows that it works and compares nothing."
-    return f"SHORT: not all of the protocol is done; missing: {'; '.join(missing)}."
+    return f"PARTIAL: not all of the protocol is done; missing: {'; '.join(missing)}."
 
 
 def page(table: Table, results: Mapping[str, Any]) -> str:

@@ -18,8 +18,9 @@ from stablernn.reproduce.pictures import plot_attacks
 from stablernn.reproduce.processes import Job, run_jobs
 from stablernn.reproduce.published import TABLES, published_table
 from stablernn.reproduce.render import page
+from stablernn.reproduce.shipped import shipped_results
 from stablernn.reproduce.sizes import hidden_size, parameter_count
-from stablernn.reproduce.table import FULL, SHORT, Protocol, ProtocolName, Table
+from stablernn.reproduce.table import FULL, SHORT, STATES, Protocol, ProtocolName, State, Table
 from stablernn.stability.certificate import KINDS
 from stablernn.training import load_run_data, train
 from stablernn.training._files import plain, read_json, write_bytes, write_json
@@ -83,10 +84,10 @@ def reproduce(
     folder.begin({"table": key, **rules.document(), "hidden_sizes": sizes, "data": data.fingerprint})
 
     runs = [folder.run(cell, seed) for seed in numbers for cell in chosen]
-    missing = [run for run in runs if not run.is_done]
+    unfinished = [run for run in runs if not run.is_done]
     work = [
         Job(run.name, train_one, (_settings(rules, run.cell, sizes[run.cell], run.seed), run.directory.path))
-        for run in missing
+        for run in unfinished
     ]
     _do(work, jobs, say, "trained", len(runs))
 
@@ -107,13 +108,14 @@ def reproduce(
     _do(work, jobs, say, "measured", len(wanted))
 
     described = [_described(table, folder, run, views[run.name], shape) for run in finished]
+    missing = _missing(table, rules, finished)
     results: Results = {
         "table": key,
         "title": table.title,
         "paper": table.paper,
         "source": table.source,
-        "state": _state(table, rules, finished),
-        "missing": _missing(table, rules, finished),
+        "state": _state_of({"protocol": rules.document(), "missing": missing}),
+        "missing": missing,
         "protocol": {**rules.document(), "headline": dict(table.headline), "lost": table.lost},
         "match": {"validation_accuracy": target, "given": match_accuracy is not None},
         "environment": {**environment(torch.device("cpu")), "cores": os.cpu_count()},
@@ -129,25 +131,45 @@ def reproduce(
 
 
 def states(root: Path) -> list[Results]:
-    """Every table, and whether it was made below a folder: ``not run``, ``short`` or ``full``."""
-    found = []
+    """Returns every table with the state of its best reproduction, made below a folder or shipped with stablernn."""
+    rows = []
     for table in TABLES.values():
-        places = [Folder(default_folder(root, table, name)) for name in (FULL, SHORT)]
-        read = [(place, results) for place in places if (results := place.read_results()) is not None]
-        best = min(read, key=lambda one: one[1].get("state") != FULL, default=None)
-        found.append(
+        folders = [Folder(default_folder(root, table, name)) for name in (FULL, SHORT)]
+        made = [(folder, results) for folder in folders if (results := folder.read_results()) is not None]
+        best = max(made, key=lambda pair: STATES.index(_state_of(pair[1])), default=None)
+        shipped = shipped_results(table)
+        candidates = [pair[1] for pair in (best, shipped) if pair is not None]
+        rows.append(
             {
                 "table": table.key,
                 "paper": table.paper,
                 "rows": len(table.rows),
-                "state": "not run" if best is None else best[1].get("state", SHORT),
+                "state": max((_state_of(results) for results in candidates), key=STATES.index, default=STATES[0]),
                 "title": table.title,
                 "source": table.source,
                 "output": None if best is None else str(best[0].path),
-                "finished_runs": {FULL: len(places[0].finished(table)), SHORT: len(places[1].finished(table))},
+                "shipped": None if shipped is None else _shipped_row(*shipped),
+                "finished_runs": {FULL: len(folders[0].finished(table)), SHORT: len(folders[1].finished(table))},
             }
         )
-    return found
+    return rows
+
+
+def _shipped_row(path: Path, results: Results) -> dict[str, Any]:
+    made_with = results["environment"]
+    return {
+        "state": _state_of(results),
+        "commit": made_with["commit"],
+        "time": made_with["time"],
+        "results": str(path),
+    }
+
+
+def _state_of(results: Mapping[str, Any]) -> State:
+    """Returns the state that results are in; those of older versions call a partial reproduction short, too."""
+    if results["protocol"]["name"] != FULL:
+        return "short"
+    return "partial" if results["missing"] else "full"
 
 
 def train_one(settings: Mapping[str, Any], directory: Path) -> None:
@@ -272,8 +294,3 @@ def _missing(table: Table, rules: Protocol, runs: Sequence[Run]) -> list[str]:
     """The runs of the protocol that are not done."""
     known = {(run.cell, run.seed) for run in runs}
     return [f"{cell}, seed {seed}" for seed in rules.seeds for cell in table.cells if (cell, seed) not in known]
-
-
-def _state(table: Table, rules: Protocol, runs: Sequence[Run]) -> str:
-    """``full`` where the protocol of the comparison is done for all cells and seeds, else ``short``."""
-    return FULL if rules.name == FULL and not _missing(table, rules, runs) else SHORT

@@ -12,6 +12,10 @@ ProtocolName = Literal["full", "short"]
 FULL: ProtocolName = "full"
 SHORT: ProtocolName = "short"
 
+State = Literal["not run", "short", "partial", "full"]
+STATES: tuple[State, ...] = ("not run", "short", "partial", "full")
+"""Progress of a reproduction, least first; ``partial``: some runs of the full protocol are done."""
+
 
 @dataclass(frozen=True)
 class Column:

@@ -9,6 +9,7 @@ import pytest
 from cli_helpers import Workplace
 from stablernn.cells import list_cells
 from stablernn_cli.commands import doctor
+from stablernn_server.runtime import cuda_libraries
 
 
 def test_cells_list(empty: Workplace) -> None:
@@ -137,3 +138,50 @@ def test_quickstart_prints_where_everything_lies(empty: Workplace) -> None:
     assert result.err == ""
     for words in ("test accuracy", "here (plots in here/plots)", f"first:1 in {empty.registry}", "here/server.log"):
         assert words in result.out
+
+
+def test_doctor_names_the_missing_libraries_and_the_command_that_brings_them(
+    empty: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_libraries, "missing_libraries", lambda: ("libcublas.so.13", "libcudnn.so.9"))
+    document = empty.ok("doctor", "--json").json
+    assert document["onnxruntime"]["missing_libraries"] == ["libcublas.so.13", "libcudnn.so.9"]
+    assert {
+        "what": "ONNX Runtime cannot load libcublas.so.13, libcudnn.so.9; serving uses the CPU.",
+        "fix": "Only if this machine has an NVIDIA GPU: pip install 'stablernn[cuda]'",
+        "essential": False,
+    } in document["problems"]
+
+
+def installed(folder: Path, name: str, version: str) -> None:
+    """Makes a package that only says that it is installed."""
+    description = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    description.mkdir()
+    (description / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_doctor_says_which_of_two_runtimes_to_uninstall(
+    empty: Workplace, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("packages")
+    installed(folder, "onnxruntime", "1.31.1")
+    installed(folder, "onnxruntime-gpu", "1.31.1")
+    monkeypatch.syspath_prepend(folder)
+    assert {
+        "what": "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files; onnxruntime-gpu "
+        "can do all that onnxruntime can.",
+        "fix": "pip uninstall onnxruntime, then pip install --force-reinstall --no-deps onnxruntime-gpu==1.31.1",
+        "essential": False,
+    } in empty.ok("doctor", "--json").json["problems"]
+
+
+def test_doctor_takes_either_runtime_for_the_one_that_is_required(
+    empty: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"onnxruntime": "1.31.1", "onnxruntime-gpu": None}
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: versions[name] if name in versions else version(name))
+    document = empty.ok("doctor", "--json").json
+    assert document["packages"]["onnxruntime"] == {"version": "1.31.1", "required": ">=1.28"}
+    assert "onnxruntime-gpu" not in document["packages"]
+    assert not [problem for problem in document["problems"] if "is not installed" in problem["what"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -57,8 +58,8 @@ def test_the_document_and_the_list_agree(little: Workplace, monkeypatch: pytest.
     assert little.ok("-q", "reproduce", "robustness", "--short", "--json").json["state"] == "short"
     assert listed() == {**nothing, "state": "short", "output": folder}
     part = little.ok("-q", "reproduce", "robustness", "--seeds", "0", "--json").json
-    assert (part["state"], part["missing"]) == ("short", ["lipschitz, seed 1"])
-    assert listed()["state"] == "short"
+    assert (part["state"], part["missing"]) == ("partial", ["lipschitz, seed 1"])
+    assert listed()["state"] == "partial"
     full = little.ok("-q", "reproduce", "robustness", "--json").json
     assert (full["state"], full["missing"]) == ("full", [])
     assert listed() == {**nothing, "state": "full", "output": "reproductions/robustness"}
@@ -66,6 +67,29 @@ def test_the_document_and_the_list_agree(little: Workplace, monkeypatch: pytest.
     text = little.ok("reproduce", "list").out.splitlines()
     assert text[2].split()[0] == "robustness"
     assert text[2].split()[-2:] == ["full", "reproductions/robustness"]
+
+
+def test_the_list_knows_the_results_that_are_shipped(empty: Workplace) -> None:
+    (row,) = empty.ok("reproduce", "list", "--json").json
+    shipped = Path(row["shipped"]["results"])
+    results = json.loads(shipped.read_text())
+    assert (row["state"], row["output"], row["finished_runs"]) == ("full", None, {"full": 0, "short": 0})
+    assert row["shipped"] == {
+        "state": "full",
+        "commit": results["environment"]["commit"],
+        "time": results["environment"]["time"],
+        "results": str(shipped),
+    }
+    listed = empty.ok("reproduce", "list")
+    assert listed.out.splitlines()[2].split()[-2:] == ["full", "shipped"]
+    assert f"robustness: full results of {row['shipped']['time'][:10]}, commit {row['shipped']['commit'][:12]}" in (
+        " ".join(listed.err.split())
+    )
+
+
+def test_shipped_results_of_another_protocol_are_not_those_of_the_table(little: Workplace) -> None:
+    (row,) = little.ok("reproduce", "list", "--json").json
+    assert (row["state"], row["shipped"]) == ("not run", None)
 
 
 BAD: dict[str, tuple[tuple[object, ...], str]] = {

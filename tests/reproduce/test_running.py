@@ -182,9 +182,9 @@ def test_what_is_missing_is_done_and_joins_the_rest(full: Made, tmp_path: Path) 
     part = reproduce("robustness", FULL, place, cells=["lipschitz"])
     known = [(run["cell"], run["seed"]) for run in part["runs"]]
     assert known == [("lipschitz", 0), ("lipschitz", 1), ("lstm", 7)]
-    assert (part["state"], part["missing"]) == ("short", ["lstm, seed 0", "lstm, seed 1"])
+    assert (part["state"], part["missing"]) == ("partial", ["lstm, seed 0", "lstm, seed 1"])
     page = (place / "table.md").read_text()
-    assert "SHORT: not all of the protocol is done; missing: lstm, seed 0; lstm, seed 1." in page
+    assert "PARTIAL: not all of the protocol is done; missing: lstm, seed 0; lstm, seed 1." in page
 
 
 def test_a_stopped_run_goes_on_to_the_same_numbers(table: Table, short: Made, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_the_states_of_a_table(full: Made, short: Made, tmp_path: Path) -> None:
     assert state() == ("full", {"full": 4, "short": 2})
     shutil.rmtree(place / "runs" / "lstm-1")
     reproduce("robustness", FULL, place, seeds=[0])
-    assert state() == ("short", {"full": 3, "short": 2})
+    assert state() == ("partial", {"full": 3, "short": 2})
 
 
 def test_the_short_protocol_says_so_in_its_page_and_results(short: Made) -> None:

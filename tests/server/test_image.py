@@ -32,7 +32,31 @@ FINAL_STAGE = DOCKERFILE.rpartition("\nFROM ")[2]
 
 def pins(variant: str) -> dict[str, str]:
     lines = (ROOT / "requirements" / f"serve-{variant}.txt").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    return dict(line.removesuffix(" \\").split("==") for line in lines if not line.startswith(("#", " ")))
+
+
+def hashes(variant: str) -> dict[str, list[str]]:
+    """Hashes of the files that may be installed, by package."""
+    text = (ROOT / "requirements" / f"serve-{variant}.txt").read_text(encoding="utf-8")
+    entries = re.findall(r"^([\w.-]+)==\S+ \\\n((?:    --hash=.*\n)+)", text, flags=re.MULTILINE)
+    return {name: re.findall(r"--hash=sha256:([0-9a-f]{64})(?: \\)?\n", lines) for name, lines in entries}
+
+
+@pytest.mark.parametrize("variant", ["cpu", "gpu"])
+def test_every_pin_has_the_hashes_of_its_files_and_nothing_else_is_installed(variant: str) -> None:
+    found = hashes(variant)
+    assert found.keys() == pins(variant).keys()
+    assert all(len(set(values)) == len(values) > 0 for values in found.values())
+    # Wheels of other platforms and versions of Python, too.
+    assert len(found["numpy"]) > 10
+    assert re.search(r'--require-hashes \\\n +--requirement "requirements/serve-\${VARIANT}.txt"', DOCKERFILE)
+
+
+def test_both_variants_install_the_same_files_of_what_they_share() -> None:
+    cpu, gpu = hashes("cpu"), hashes("gpu")
+    assert {name: gpu[name] for name in cpu if name != "onnxruntime"} == {
+        name: values for name, values in cpu.items() if name != "onnxruntime"
+    }
 
 
 def test_every_requirement_is_pinned_and_none_is_torch() -> None:
@@ -45,6 +69,26 @@ def test_every_requirement_is_pinned_and_none_is_torch() -> None:
     shared = cpu.keys() - {"onnxruntime"}
     assert {name: gpu[name] for name in shared} == {name: cpu[name] for name in shared}
     assert gpu["onnxruntime-gpu"] == cpu["onnxruntime"]
+
+
+def test_the_extra_cuda_and_the_gpu_image_bring_the_libraries_that_the_gpu_wheel_names() -> None:
+    import tomllib
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (extra,) = map(Requirement, project["optional-dependencies"]["cuda"])
+    (alone,) = (each for each in map(Requirement, project["dependencies"]) if each.name == "onnxruntime-gpu")
+    assert (extra.name, extra.extras) == ("onnxruntime-gpu", {"cuda", "cudnn"})
+    assert (extra.specifier, extra.marker) == (alone.specifier, alone.marker)
+    try:
+        named = [Requirement(text) for text in metadata.requires("onnxruntime-gpu") or ()]
+    except metadata.PackageNotFoundError:
+        pytest.skip("onnxruntime-gpu is not installed on this platform")
+    for library in named:
+        if library.marker and any(library.marker.evaluate({"extra": name}) for name in ("cuda", "cudnn")):
+            assert library.specifier.contains(pins("gpu")[library.name]), library
 
 
 def test_the_requirements_hold_everything_that_the_image_imports() -> None:
@@ -154,7 +198,7 @@ def test_the_install_steps_give_an_environment_that_serves_without_torch(publish
     run = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     into = [*run, "--python", python, "install", "--quiet"]
-    subprocess.run([*into, "--requirement", ROOT / "requirements" / "serve-cpu.txt"], check=True)
+    subprocess.run([*into, "--require-hashes", "--requirement", ROOT / "requirements" / "serve-cpu.txt"], check=True)
     subprocess.run([*run, "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "wheels", ROOT], check=True)
     [wheel] = (tmp_path / "wheels").glob("stablernn-*.whl")
     subprocess.run([*into, "--no-deps", wheel], check=True)

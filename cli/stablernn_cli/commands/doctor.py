@@ -90,6 +90,7 @@ def _packages(findings: Findings) -> dict[str, dict[str, str | None]]:
     from packaging.requirements import Requirement
 
     found: dict[str, dict[str, str | None]] = {}
+    _check_one_runtime(findings)
     if installed_version() is None:
         findings.problem("stablernn runs from a checkout that is not installed.", "pip install -e . in the checkout")
         return found
@@ -97,6 +98,9 @@ def _packages(findings: Findings) -> dict[str, dict[str, str | None]]:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
+        if requirement.name == "onnxruntime-gpu" and not _version(requirement.name) and _version("onnxruntime"):
+            # A serving image for the CPU has this one, and beside it the other must not be installed.
+            requirement.name = "onnxruntime"
         version = _version(requirement.name)
         found[requirement.name] = {"version": version, "required": str(requirement.specifier)}
         if version is None:
@@ -108,12 +112,20 @@ def _packages(findings: Findings) -> dict[str, dict[str, str | None]]:
                 f"{requirement.name} {version} is installed, {requirement.specifier} is required.",
                 f"pip install '{requirement.name}{requirement.specifier}'",
             )
-    if _version("onnxruntime") and _version("onnxruntime-gpu"):
-        findings.problem(
-            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files.",
-            "pip uninstall onnxruntime onnxruntime-gpu, then install stablernn again",
-        )
     return found
+
+
+def _check_one_runtime(findings: Findings) -> None:
+    """Notes if both packages of ONNX Runtime are installed, which share one folder."""
+    version = _version("onnxruntime-gpu")
+    if not version or not _version("onnxruntime"):
+        return
+    # Uninstalling one removes files of the other too, so that this is installed once more.
+    findings.problem(
+        "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files; onnxruntime-gpu can do "
+        "all that onnxruntime can.",
+        f"pip uninstall onnxruntime, then pip install --force-reinstall --no-deps onnxruntime-gpu=={version}",
+    )
 
 
 def _version(package: str) -> str | None:
@@ -150,6 +162,7 @@ def _onnxruntime(findings: Findings) -> dict[str, Any]:
     if runtime is None:
         return {"works": False}
     from stablernn_server.errors import ServerError
+    from stablernn_server.runtime.cuda_libraries import INSTALL, missing_libraries
     from stablernn_server.runtime.session import choose_device, open_session
 
     usable: dict[str, dict[str, Any]] = {}
@@ -161,11 +174,18 @@ def _onnxruntime(findings: Findings) -> dict[str, Any]:
             usable[device] = {"usable": False, "reason": str(error)}
     if not usable["cpu"]["usable"]:
         findings.problem(str(usable["cpu"]["reason"]), "Install stablernn again", essential=True)
+    missing = missing_libraries()
+    if missing:
+        findings.problem(
+            f"ONNX Runtime cannot load {', '.join(missing)}; serving uses the CPU.",
+            f"Only if this machine has an NVIDIA GPU: {INSTALL}",
+        )
     return {
         "works": usable["cpu"]["usable"],
         "version": runtime.__version__,
         "providers": runtime.get_available_providers(),
         "devices": usable,
+        "missing_libraries": list(missing),
     }
 
 

@@ -29,8 +29,8 @@ def list_(
 ) -> None:
     """List the tables that can be made again
 
-    With what there is of each: not run; short, where a scaled-down or unfinished reproduction is there; full, where all
-    runs of the comparison are.
+    With the state of the best reproduction that is there, below the folder or shipped with stablernn: not run; short, a
+    scaled-down one; partial, where some runs of the comparison are done; full, where all are.
 
     Example: stablernn reproduce list
     """
@@ -42,7 +42,18 @@ def list_(
         output.document(rows)
         return
     columns = ("table", "paper", "source", "rows", "state", "output")
-    output.table(columns, [[row[column] for column in columns] for row in rows])
+    lines = [{**row, "output": row["output"] or (row["shipped"] and "shipped")} for row in rows]
+    output.table(columns, [[row[column] for column in columns] for row in lines])
+    for row in rows:
+        if row["shipped"] is not None:
+            output.note(f"{row['table']}: {_shipped(row['shipped'])}")
+
+
+def _shipped(shipped: Mapping[str, Any]) -> str:
+    """Returns a sentence about shipped results: of which code they are, and where they lie."""
+    commit, _, dirty = (shipped["commit"] or "unknown").partition("-")
+    changes = " with changes that were not committed" if dirty else ""
+    return f"{shipped['state']} results of {shipped['time'][:10]}, commit {commit[:12]}{changes}: {shipped['results']}"
 
 
 def _command(key: str, title: str) -> Callable[..., None]:
@@ -111,8 +122,13 @@ def _reproduce(
     if match_accuracy is not None and not 0 < match_accuracy <= 1:
         raise UsageError(f"--match-accuracy is a share above 0 and up to 1, got {match_accuracy:g}.")
     with output.status("Loading ..."):
+        from torch import device
+
         from stablernn.reproduce.running import reproduce
         from stablernn.reproduce.table import FULL, SHORT
+        from stablernn.training.environment import environment
+    if not short and (environment(device("cpu"))["commit"] or "").endswith("-dirty"):
+        output.note("Note: the code has changes that are not committed, so that nobody can make these results again.")
     results = reproduce(
         key,
         SHORT if short else FULL,

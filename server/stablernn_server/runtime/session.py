@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 from stablernn_server.errors import DeviceError, ModelLoadError
+from stablernn_server.runtime.cuda_libraries import INSTALL, missing_libraries
 
 
 class EngineFailure(RuntimeError):
@@ -154,9 +155,10 @@ def open_session(content: bytes, what: str, placement: Placement, threads: int) 
             f"{what} cannot be opened by ONNX Runtime {ort.__version__}: {_first_line(error)}"
         ) from error
     if placement.device == "cuda" and session.get_providers()[0] != CUDA:
+        missing = ", ".join(missing_libraries()) or "its CUDA libraries"
         raise DeviceError(
-            "The device 'cuda' cannot be used: ONNX Runtime could not load its CUDA libraries (CUDA 13 and cuDNN 9 are "
-            "needed; 'pip install onnxruntime-gpu[cuda,cudnn]' brings them). Use --device cpu or auto."
+            f"The device 'cuda' cannot be used: ONNX Runtime could not load {missing}. Install CUDA 13 and cuDNN 9 "
+            f"with {INSTALL}, or use --device cpu or auto."
         )
     return session
 

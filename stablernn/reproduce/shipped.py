@@ -1,0 +1,33 @@
+"""Results of reproduced tables that come with stablernn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stablernn.errors import CheckpointError
+from stablernn.reproduce.table import FULL, Table
+from stablernn.training._files import plain, read_json
+
+
+def shipped_results(table: Table) -> tuple[Path, dict[str, Any]] | None:
+    """Returns the file and content of the shipped results of a table, or None.
+
+    Results of another protocol than that of the table do not count: they are of a table that was changed since.
+    """
+    # In an installed package they lie beside this file, in a checkout where the benchmarks keep theirs.
+    paths = (
+        Path(__file__).parent / "results" / f"{table.key}.json",
+        Path(__file__).parents[2] / "benchmarks" / "results" / f"reproduce_{table.key}.json",
+    )
+    for path in paths:
+        try:
+            results = read_json(path)
+        except CheckpointError:
+            continue
+        protocol = plain(table.full.document())
+        if results["protocol"]["name"] == FULL and all(
+            results["protocol"].get(key) == protocol[key] for key in protocol
+        ):
+            return path, results
+    return None
