@@ -110,8 +110,9 @@ def alias(
     context: typer.Context,
     target: AliasRef,
     version: Annotated[
-        str, typer.Argument(metavar="VERSION", help="Number of the version it shall point to.", show_default=False)
-    ] = "",
+        str | None,
+        typer.Argument(metavar="VERSION", help="Number of the version it shall point to.", show_default=False),
+    ] = None,
     why: WhyOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -337,7 +338,7 @@ def _flat(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _alias_and_version(registry: Registry, target: str, version: str) -> tuple[str, str, int]:
+def _alias_and_version(registry: Registry, target: str, version: str | None) -> tuple[str, str, int]:
     """Reads the two arguments of ``registry alias``.
 
     Raises:
@@ -346,17 +347,17 @@ def _alias_and_version(registry: Registry, target: str, version: str) -> tuple[s
     from stablernn_registry import RegistryError, parse_ref
     from stablernn_registry.refs import is_name
 
-    if version.isascii() and version.isdigit():
+    if version is not None and version.isascii() and version.isdigit():
         name, alias = _name_and_alias(target)
         return name, alias, int(version)
     ref = parse_ref(target)
     # Written with a space in place of the @, the alias is the second word.
-    alias = ref.alias or (version if is_name(version) else "production")
+    alias = ref.alias or (version if version and is_name(version) else "production")
     try:
         number = ref.version or registry.resolve(ref.name)
     except RegistryError:
         number = 1
-    got = f"'{target}' without a version" if not version else f"'{target} {version}'"
+    got = f"'{target}' without a version" if version is None else f"'{target} {version}'"
     raise UsageError(
         f"'stablernn registry alias' takes NAME@ALIAS and the number of a version, got {got}. "
         f"Write 'stablernn registry alias {ref.name}@{alias} {number}' for example."
