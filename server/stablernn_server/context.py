@@ -300,6 +300,7 @@ class Context:
             self.scheduler.drop_abandoned()
             self.sessions.drop_gone()
             self.sequences.drop_gone()
+            self.models.close_unused()
             self.telemetry.pending(self.scheduler.pending)
             self.telemetry.sessions(len(self.sessions) + len(self.sequences))
             self.telemetry.streams(self.sockets.streams)

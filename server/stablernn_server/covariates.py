@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stablernn_registry import Manifest
 from stablernn_registry.errors import near
 from stablernn_server.errors import InputError, cut
 from stablernn_server.json_arrays import to_array
@@ -16,6 +17,16 @@ from stablernn_server.schemas.timeseries import SeriesInput
 from stablernn_server.timestamps import spacing, times
 
 Array = NDArray[Any]
+
+
+def observed_features(manifest: Manifest) -> list[str]:
+    """Return the features that a client sends, which are those that do not follow from the time."""
+    made = _calendar_features(manifest)
+    return [name for name in manifest.features if name not in made]
+
+
+def _calendar_features(manifest: Manifest) -> list[str]:
+    return [channel for period in manifest.calendar or () for channel in period.channels]
 
 
 class Covariates:
@@ -34,8 +45,8 @@ class Covariates:
             time_field: What requests call the time that the calendar follows from.
         """
         manifest = model.manifest
-        made = [channel for period in manifest.calendar or () for channel in period.channels]
-        self.observed: list[str] = [name for name in manifest.features if name not in made]
+        made = _calendar_features(manifest)
+        self.observed: list[str] = observed_features(manifest)
         self._model = model
         self.made = made
         self._time_field = time_field

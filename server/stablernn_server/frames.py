@@ -69,6 +69,19 @@ class Frame:
     tokens: list[str] | None
     samples: Array
 
+    def of(self, places: Sequence[int]) -> Frame:
+        """The part of a request that is about some of its streams, by their places in it; without tokens."""
+        return Frame(
+            self.flags,
+            len(places),
+            self.steps,
+            [self.numbers[place] for place in places],
+            None if self.sequence is None else self.sequence[places],
+            None if self.dt is None else self.dt[places],
+            None,
+            self.samples[places],
+        )
+
 
 class Layout:
     """Reads the requests of one model."""
@@ -99,6 +112,25 @@ class Layout:
             raise InputError(f"A binary frame has at least 1 stream and 1 sample of it, got {streams} and {steps}.")
         return flags, streams, steps
 
+    def tokens(self, content: bytes, flags: int, streams: int, steps: int) -> list[str]:
+        """The state tokens of a request with ``RESTORE``, before the rest of it is checked.
+
+        Args:
+            content: The bytes of the frame.
+            flags: From :meth:`head`.
+            streams: Likewise.
+            steps: Likewise.
+
+        Raises:
+            InputError: If a token is cut off.
+            BadTokenError: If a token is not ASCII.
+        """
+        return _texts(content, self._tokens_at(flags, streams, steps), streams)[0]
+
+    def _tokens_at(self, flags: int, streams: int, steps: int) -> int:
+        at = HEAD_BYTES + 4 * streams + (8 * streams if flags & SEQUENCE else 0)
+        return at + (4 * streams * steps * self._readings if flags & DT else 0)
+
     def read(self, content: bytes, flags: int, streams: int, steps: int) -> Frame:
         """The whole of a request.
 
@@ -116,7 +148,7 @@ class Layout:
         size = count * self._dtype.itemsize
         sequence_at = HEAD_BYTES + 4 * streams
         dt_at = sequence_at + (8 * streams if flags & SEQUENCE else 0)
-        at = dt_at + (4 * readings if flags & DT else 0)
+        at = self._tokens_at(flags, streams, steps)
         tokens = None
         if flags & RESTORE and at <= len(content):
             tokens, at = _texts(content, at, streams)
@@ -130,7 +162,7 @@ class Layout:
         # They may lie on any byte; the runtime's C code needs them aligned, and in the machine's order.
         if not samples.flags.aligned or self._dtype != self._native:
             samples = samples.astype(self._native)
-        return Frame(flags, streams, steps, _numbers(content, streams), sequence, dt, tokens, samples)
+        return Frame(flags, streams, steps, stream_numbers(content, streams), sequence, dt, tokens, samples)
 
 
 def encode(flags: int, steps: Sequence[int], outputs: Sequence[Array], tokens: Sequence[str] | None) -> bytes:
@@ -151,7 +183,17 @@ def encode(flags: int, steps: Sequence[int], outputs: Sequence[Array], tokens: S
     return b"".join(parts)
 
 
-def _numbers(content: bytes, streams: int) -> list[int]:
+def stream_numbers(content: bytes, streams: int) -> list[int]:
+    """The numbers of the streams of a request.
+
+    Raises:
+        InputError: If they are cut off, or one is named twice.
+    """
+    if len(content) < HEAD_BYTES + 4 * streams:
+        raise InputError(
+            f"The binary frame must have {HEAD_BYTES + 4 * streams} bytes for the numbers of {streams} streams alone, "
+            f"got {len(content)}."
+        )
     if streams == 1:
         return [int.from_bytes(content[HEAD_BYTES : HEAD_BYTES + 4], "little")]
     numbers: list[int] = np.frombuffer(content, "<u4", streams, HEAD_BYTES).tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, proxy
@@ -10,10 +10,11 @@ from weakref import WeakKeyDictionary, proxy
 import numpy as np
 from numpy.typing import NDArray
 
+from stablernn_registry import GraphSignature, Manifest, RefError, Signature, StateSignature, Version, parse_ref
 from stablernn_registry.errors import near
 from stablernn_server.clock import Clock
-from stablernn_server.covariates import Covariates
-from stablernn_server.errors import BadTokenError, InputError, cut
+from stablernn_server.covariates import Covariates, observed_features
+from stablernn_server.errors import BadTokenError, InputError, ModelLoadError, UnknownModelError, cut
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.state_token import Portable
 from stablernn_server.timestamps import countable
@@ -27,20 +28,81 @@ class Versions(Protocol):
     async def by_digest(self, digest: str, name: str, version: int, deadline: float | None = None) -> OnnxModel: ...
 
 
+@dataclass(frozen=True)
+class StreamFormat:
+    """Shapes and types of the samples and outputs of a version's streams.
+
+    Attributes:
+        sample_shape: Of one sample as clients send it: the features without those of the calendar, ``()`` for tokens,
+            with an axis over the samples of a stride for models of patches.
+        graph_shape: The same as the graph takes it.
+        dtype: Of the samples.
+        outputs: Shape for each step, by name.
+    """
+
+    sample_shape: tuple[int, ...]
+    graph_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    outputs: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, manifest: Manifest, step: GraphSignature, states: Iterable[StateSignature]) -> StreamFormat:
+        """Return the format of a version, which need not be open.
+
+        Args:
+            manifest: Of the version.
+            step: Signature of its step graph.
+            states: Signatures of its states.
+        """
+        inputs = {tensor.name: tensor for tensor in step.inputs}
+        tensor = inputs["x"] if "x" in inputs else inputs["tokens"]
+        graph_shape = tuple(int(size) for size in tensor.shape[1:])
+        observed = len(observed_features(manifest))
+        next_states = {state.output for state in states}
+        outputs = {
+            output.name: tuple(int(size) for size in output.shape[1:])
+            for output in step.outputs
+            if output.name not in next_states
+        }
+        sample_shape = (*graph_shape[:-1], observed) if graph_shape else ()
+        return cls(sample_shape, graph_shape, np.dtype(tensor.dtype), outputs)
+
+    @classmethod
+    def of_version(cls, version: Version) -> StreamFormat:
+        """Return the format of a version by its manifest alone.
+
+        Raises:
+            ModelLoadError: If the manifest does not describe a step graph.
+        """
+        try:
+            signature = Signature.model_validate(version.manifest.signature)
+            if signature.step is not None:
+                return cls.of(version.manifest, signature.step, signature.states)
+        except (ValueError, KeyError):
+            # Refused below: a signature of other fields, a free axis, or an input of another name.
+            pass
+        raise ModelLoadError(f"'{version.ref}' cannot be served: its signature does not describe a step graph.")
+
+    @property
+    def datatype(self) -> str:
+        """The samples' type as the v2 protocol names it."""
+        return "INT64" if self.dtype.kind == "i" else "FP32"
+
+
 class StreamPlan:
     """What the streams of one model take and answer.
 
     Attributes:
         model: The model; whoever has a plan has to keep it.
         covariates: What it is told beside the values.
-        sample_shape: Of one sample as clients send it: the features without those of the calendar, ``()`` for tokens,
-            with an axis over the samples of a stride for models of patches.
-        graph_shape: The same as the graph takes it.
-        dtype: Of the samples.
+        format: Shapes and types of samples and outputs.
+        sample_shape: That of the format.
+        graph_shape: Likewise.
+        dtype: Likewise.
+        outputs: Likewise.
         readings: Time steps in a sample.
         takes_dt: Whether the model is told the time between readings.
         frequency: Word of the calendar to count regular steps by; None without one.
-        outputs: Shape for each step, by name.
         static_size: Values that never change within a stream.
         state_shapes: Of one stream, by input name, with their types.
     """
@@ -50,18 +112,12 @@ class StreamPlan:
         # Plans are kept for as long as their models are, which must not be for ever.
         self.model: OnnxModel = proxy(model)
         self.covariates = Covariates(self.model, "time")
-        self.graph_shape = tuple(int(size) for size in inputs[model.input_name].shape[1:])
-        observed = len(self.covariates.observed)
-        self.sample_shape = (*self.graph_shape[:-1], observed) if self.graph_shape else ()
-        self.dtype = np.dtype(inputs[model.input_name].dtype)
+        self.format = StreamFormat.of(manifest, model.step.signature, model.states)
+        self.sample_shape, self.graph_shape = self.format.sample_shape, self.format.graph_shape
+        self.dtype, self.outputs = self.format.dtype, self.format.outputs
         self.readings = model.patch_stride
         self.takes_dt = "dt" in inputs
         self.frequency = countable(manifest.frequency)
-        self.outputs = {
-            name: tuple(int(size) for size in spec.shape[1:])
-            for name, spec in model.step.outputs.items()
-            if name not in model.next_outputs
-        }
         self.static_size = len(manifest.static or ())
         self._step_shapes = {
             name: tuple(size for size in spec.shape[1:] if isinstance(size, int)) for name, spec in inputs.items()
@@ -74,14 +130,9 @@ class StreamPlan:
         self._longest = float(np.finfo(np.float32).max) if model.max_dt is None else model.max_dt
 
     @property
-    def datatype(self) -> str:
-        """The samples' type in the words of the v2 protocol."""
-        return "INT64" if self.dtype.kind == "i" else "FP32"
-
-    @property
     def labels(self) -> list[str] | None:
         """The classes of a classifier."""
-        return self.model.manifest.labels if self.model.manifest.task == "classify" else None
+        return labels_of(self.model.manifest)
 
     def accepts(self, inputs: Mapping[str, Array], rows: int, steps: int) -> bool:
         """Whether inputs can go to the graph as they are; their types are not looked at.
@@ -119,15 +170,35 @@ class StreamPlan:
         Raises:
             InputError: If there is none of a name, or one is named twice.
         """
-        for name in names or ():
-            if name not in self.outputs:
-                raise InputError(
-                    f"Unknown output '{cut(name)}'.{near(name, self.outputs)} The {self.model.described} gives "
-                    f"{', '.join(self.outputs)} at each step."
-                )
-        if names and len(set(names)) < len(names):
-            raise InputError(f"outputs names one output twice: {', '.join(names)}.")
-        return names or list(self.outputs)
+        return chosen_outputs(names, self.outputs, self.model.described)
+
+
+def chosen_outputs(names: Sequence[str] | None, outputs: Iterable[str], label: str) -> list[str]:
+    """Return the outputs that are asked for; all of them without ``names``.
+
+    Args:
+        names: The wanted outputs.
+        outputs: Those of the version.
+        label: The version, as errors name it.
+
+    Raises:
+        InputError: If there is none of a name, or one is named twice.
+    """
+    available = list(outputs)
+    for name in names or ():
+        if name not in available:
+            raise InputError(
+                f"Unknown output '{cut(name)}'.{near(name, available)} The {label} gives {', '.join(available)} at "
+                "each step."
+            )
+    if names and len(set(names)) < len(names):
+        raise InputError(f"outputs names one output twice: {', '.join(names)}.")
+    return list(names or available)
+
+
+def labels_of(manifest: Manifest) -> list[str] | None:
+    """The classes of a classifier; None for any other model."""
+    return manifest.labels if manifest.task == "classify" else None
 
 
 _plans: WeakKeyDictionary[OnnxModel, StreamPlan] = WeakKeyDictionary()
@@ -165,6 +236,26 @@ class Stream:
         states = {name: self.states[name][0] if name in self.states else np.zeros(*of) for name, of in shapes.items()}
         static = np.empty(0, np.float32) if self.static is None else self.static[0]
         return Portable(self.model.ref, self.model.digest, self.step, self.clock, static, states)
+
+
+def is_named(portable: Portable, reference: str) -> bool:
+    """Return whether a reference may stand for the version of a state token.
+
+    A name alone or with an alias may stand for any version of the model, since the token itself says which one.
+
+    Args:
+        portable: From :meth:`StateTokens.read`.
+        reference: ``NAME``, ``NAME@ALIAS`` or ``NAME:VERSION``.
+
+    Raises:
+        UnknownModelError: If the reference is none of these.
+    """
+    try:
+        ref = parse_ref(reference)
+    except RefError as error:
+        raise UnknownModelError(str(error)) from error
+    name, _, number = portable.model.rpartition(":")
+    return ref.name == name and ref.version in (None, int(number))
 
 
 async def restored(portable: Portable, versions: Versions, deadline: float | None = None) -> Stream:

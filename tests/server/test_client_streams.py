@@ -323,13 +323,13 @@ class TestServersThatGoAway:
             with pytest.raises(StreamLost):
                 stream.step(LOUD[2])
 
-    def test_a_version_that_is_not_served_any_more(self, mortal: ServerProcess, kind: str) -> None:
+    def test_a_model_that_is_not_served_any_more(self, mortal: ServerProcess, kind: str) -> None:
         with Both.of(kind, mortal.url) as client, client.stream("animals") as stream:
             stream.step(1.0)
             mortal.kill()
-            mortal.arguments = ("--model", "animals:2")
+            mortal.arguments = ("--model", "flow:1")
             mortal.start()
-            with pytest.raises(StreamLost, match="animals:1|version 1"):
+            with pytest.raises(StreamLost, match="Unknown model 'animals'. Served models: flow."):
                 stream.step(2.0)
 
     def test_a_server_that_does_not_come_back(self, mortal: ServerProcess, kind: str, offline: np.ndarray) -> None:

@@ -459,8 +459,7 @@ def test_a_token_of_another_model(client: httpx.Client) -> None:
     token = client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"]
     answer = client.post("/v1/step", json={"state_token": token, "model": "deep", "values": X})
     assert refused(answer, 409, "other_model") == (
-        "The state token is of model 'classes:1', the request names model 'deep:1'; leave model out, or begin anew "
-        "without the token."
+        "The state token is of 'classes:1', the request names 'deep'; leave model out, or begin anew without the token."
     )
     assert client.post("/v1/step", json={"state_token": token, "model": "classes", "values": X}).status_code == 200
 

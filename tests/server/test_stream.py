@@ -57,8 +57,12 @@ def test_the_server_speaks_first(running: Running) -> None:
             "sample_shape": [3],
             "datatype": "FP32",
             "outputs": [{"name": "mean", "shape": [5, 2]}, {"name": "quantiles", "shape": [5, 2, 3]}],
+            "labels": None,
             "max_streams": 8,
+            "new_streams": True,
         }
+    with Wire(running.url, "classes") as wire:
+        assert wire.hello["labels"] == ["x", "y", "z"]
     with Wire(running.url, "text") as wire:
         assert (wire.hello["sample_shape"], wire.hello["datatype"]) == ([], "INT64")
     with Wire(running.url, "patched") as wire:
@@ -441,8 +445,8 @@ def test_a_reader_that_does_not_read_holds_up_itself_alone(alone: Running) -> No
     sockets = alone.app.state.context.sockets
 
     def taken() -> int:
-        tables = [open_one.conversation.streams for open_one in sockets._open]
-        return max((table.steps[0] for table in tables if len(table)), default=0)
+        versions = [version for each in sockets._open for version in each.conversation._versions.values()]
+        return max((version.table.steps[0] for version in versions if len(version.table)), default=0)
 
     async def send_all(slow: Any) -> None:
         for _ in range(frames):

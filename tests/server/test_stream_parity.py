@@ -216,7 +216,7 @@ def test_static_values_hold_in_a_shared_batch(published: Published, opened: dict
         context = Context.open(settings(published))
         context.start()
         served = await context.models.find_open("still")
-        sockets = [Conversation(served, None, context, "") for _ in range(2)]
+        sockets = [Conversation(served, served.ref, None, context, "") for _ in range(2)]
         for place, socket in enumerate(sockets):
             for row in range(2):
                 await socket.text({"stream": row, "static": known(STATIC[row] + place)}, 0)
@@ -258,7 +258,7 @@ def test_many_tokens_do_not_stop_the_others(published: Published) -> None:
         nonlocal turns
         context = Context.open(settings(published))
         context.start()
-        socket = Conversation(await context.models.find_open("classes"), None, context, "")
+        socket = Conversation(await context.models.find_open("classes"), "classes", None, context, "")
         numbers, x = list(range(2000)), np.zeros((2000, 1, 2), np.float32)
         turning = asyncio.create_task(turn())
         await asyncio.sleep(0)

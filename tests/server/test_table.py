@@ -124,21 +124,25 @@ def test_a_token_opens_a_version_that_was_closed_to_make_room_for_everybody(stoc
         assert loads(client, "animals", 1) == before + 1
 
 
-def test_of_versions_that_only_tokens_name_the_last_used_stay_open(stock: Stock) -> None:
-    stock.copy(stock.registry.get("animals:1"))
+def test_of_versions_that_only_tokens_name_the_last_used_stay_open(
+    stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stablernn_server.runtime.table.KEPT_FOR_TOKENS", 2)
+    for _ in range(2):
+        stock.copy(stock.registry.get("animals:1"))
     names = [f"animals:{number}" for number in (1, 2, 3)]
     with stock.served(*names) as (_, client):
         tokens = {name: begin(client, name) for name in names}
-    with stock.served("flow") as (_, client):
-        for number in (1, 2, 1, 3, 1, 3):
+    with stock.served("animals:4") as (_, client):
+        for number in (1, 2, 1, 3, 1, 3, 2):
             go_on(client, tokens[f"animals:{number}"])
-        assert [loads(client, "animals", number) for number in (1, 2, 3)] == [1, 1, 1]
+        assert [loads(client, "animals", number) for number in (1, 2, 3)] == [1, 2, 1]
 
 
 def test_what_tokens_keep_open_counts_in_the_memory_budget(stock: Stock) -> None:
     with stock.served("animals:1") as (_, client):
         stepped = begin(client, "animals:1")
-    with stock.served("flow", **TIGHT) as (_, client):
+    with stock.served("animals:2", "flow", **TIGHT) as (_, client):
         for count in (1, 2):
             go_on(client, stepped)
             assert loads(client, "animals", 1) == count
@@ -151,7 +155,7 @@ def test_a_version_that_cannot_be_opened_for_a_token_is_not_tried_each_time(stoc
     path = stock.registry.get("animals:1").path("step.onnx")
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    with stock.served("flow") as (_, client):
+    with stock.served("animals:2") as (_, client):
         body = {"state_token": stepped["state_token"], "values": [1]}
         said = {refusal(client.post("/v1/step", json=body)) for _ in range(3)}
         (status, code, sentence) = said.pop()
@@ -268,7 +272,7 @@ def test_a_websocket_waits_for_its_model_no_longer_than_a_request(stock: Stock, 
 def test_a_token_is_no_reason_to_wait_longer(stock: Stock, gated: Any) -> None:
     with stock.served("animals:1") as (_, client):
         body = {"state_token": begin(client, "animals:1")["state_token"], "values": [1]}
-    with stock.served("flow", engine="gated", request_timeout_seconds=0.3) as (_, client):
+    with stock.served("animals:2", engine="gated", request_timeout_seconds=0.3) as (_, client):
         shut(gated)
         assert refusal(client.post("/v1/step", json=body)) == LATE
         gated.gate.set()

@@ -36,7 +36,6 @@ class BaseClient:
     ) -> Channel:
         return Channel(
             self._transport,
-            self._calls,
             model,
             count=count,
             tokens=tokens,

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from stablernn_server.client.calls import Calls
 from stablernn_server.client.errors import (
     BadRequest,
     Busy,
@@ -29,6 +28,7 @@ from stablernn_server.client.parts import Part, merged
 from stablernn_server.client.patience import Patience
 from stablernn_server.client.results import Array, StepsResult
 from stablernn_server.client.series import Constants, constants
+from stablernn_server.client.state_token import version_of
 from stablernn_server.client.stream_info import StreamInfo
 from stablernn_server.client.tensors import Numbers
 from stablernn_server.client.transport import Transport
@@ -49,7 +49,6 @@ class Channel:
 
     Args:
         transport: How to reach the server.
-        calls: For what the socket does not say.
         model: NAME, NAME:VERSION or NAME@ALIAS.
         count: How many streams.
         tokens: State tokens to go on from, one for each stream; None to begin from zeros.
@@ -64,7 +63,6 @@ class Channel:
     def __init__(
         self,
         transport: Transport,
-        calls: Calls,
         model: str,
         *,
         count: int,
@@ -83,9 +81,12 @@ class Channel:
             raise BadRequest("static is given when a stream begins, and its token holds it; leave one of them out.")
         if not all(token and token.isascii() for token in tokens or ()):
             raise BadRequest("A state token must be the text that an earlier stream gave, got something else.")
+        versions = {version_of(token) for token in tokens or ()}
+        if len(versions) > 1:
+            names = ", ".join(sorted(version or "an unknown version" for version in versions))
+            raise BadRequest(f"tokens must all be of one version, got {names}; open the streams of each by themselves.")
         self._transport = transport
-        self._calls = calls
-        self._model = model
+        self._model = _reference(model, *versions)
         self._count = count
         self._timeout = timeout
         self._token_every = token_every
@@ -95,6 +96,8 @@ class Channel:
         self._labels: Array | None = None
         # What a new socket is brought up to date with. How many steps a token from elsewhere stands for is not known.
         self._tokens = None if tokens is None else list(tokens)
+        # The state at zeros, with which streams that have no later token begin again once their version is not served.
+        self._beginning: str | None = None
         self._steps: Array | None = np.zeros(count, np.int64) if tokens is None else None
         self._since: list[Part] = []
         self._kept_at = time.monotonic()
@@ -220,32 +223,47 @@ class Channel:
     async def _connected(self, patience: Patience) -> Wire:
         before = self._info
         if before is None:
-            link, info = await open_wire(self._transport, self._model, patience)
-        else:
-            # A stream goes on with the version that it began with, wherever an alias points by now.
-            try:
-                link, info = await open_wire(self._transport, f"{before.model}:{before.version}", patience)
-            except NotFound as error:
-                raise lost(error) from error
+            return await self._first_connected(patience)
+        # A stream goes on with the version that it began with, wherever an alias points by now.
         try:
-            if before is None:
-                if self._count > info.max_streams:
-                    raise BadRequest(f"count must be at most {info.max_streams} on this server, got {self._count}.")
-                self._labels = await self._class_names(info)
-                self._info = info
-            elif info.digest != before.digest:
-                raise StreamLost(
-                    f"The stream cannot go on where it was: {info.model}:{info.version} has the digest {info.digest} "
-                    f"now, not {before.digest}. Begin a new stream."
+            link, info = await open_wire(self._transport, f"{before.model}:{before.version}", patience)
+        except NotFound as error:
+            raise lost(error) from error
+        if info.digest != before.digest:
+            await link.close()
+            raise StreamLost(
+                f"The stream cannot go on where it was: {info.model}:{info.version} has the digest {info.digest} "
+                f"now, not {before.digest}. Begin a new stream."
+            )
+        tokens = self._tokens
+        if tokens is None and not info.has_new_streams and self._beginning is not None:
+            tokens = [self._beginning] * self._count
+        return Wire(link, info, tokens, self._steps)
+
+    async def _first_connected(self, patience: Patience) -> Wire:
+        link, info = await open_wire(self._transport, self._model, patience)
+        try:
+            if self._count > info.max_streams:
+                raise BadRequest(f"count must be at most {info.max_streams} on this server, got {self._count}.")
+            if self._tokens is None and not info.has_new_streams:
+                raise NotFound(
+                    f"The server does not serve version {info.version} of '{info.model}' any more, streams only go on "
+                    f"from their state tokens; begin with '{info.model}' or give the token of a stream.",
+                    status=404,
+                    code="unknown_model",
                 )
+            wire = Wire(link, info, self._tokens, self._steps)
+            if self._tokens is None:
+                self._beginning = await wire.token_of(0, patience)
         except BaseException:
             await link.close()
             raise
-        return Wire(link, info, self._tokens, self._steps)
+        self._labels = None if info.labels is None else np.array(info.labels)
+        self._info = info
+        return wire
 
-    async def _class_names(self, info: StreamInfo) -> Array | None:
-        if "probabilities" not in info.outputs:
-            return None
-        facts = (await self._calls.metadata(f"{info.model}:{info.version}")).get("parameters", {})
-        labels = facts.get("labels") if facts.get("task") == "classify" else None
-        return np.array(labels) if labels else None
+
+def _reference(model: str, version: str | None = None) -> str:
+    """The reference to open a socket by: the version of the state tokens, where it is one of the model."""
+    name = model.partition("@")[0]
+    return version if version is not None and version.rpartition(":")[0] == name else model

@@ -24,7 +24,9 @@ class StreamInfo:
         sample_shape: Shape of one step's sample.
         dtype: Of the samples: float32, or int64 for models that follow a text.
         outputs: Shapes by name, for one step.
+        labels: The classes of a classifier; None for other models.
         max_streams: The most streams that one socket carries.
+        has_new_streams: Whether streams may begin with this version; if not, they only go on from state tokens.
     """
 
     model: str
@@ -33,7 +35,9 @@ class StreamInfo:
     sample_shape: tuple[int, ...]
     dtype: np.dtype[Any]
     outputs: dict[str, tuple[int, ...]]
+    labels: tuple[str, ...] | None
     max_streams: int
+    has_new_streams: bool
 
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> StreamInfo:
@@ -50,7 +54,9 @@ class StreamInfo:
                 sample_shape=tuple(int(size) for size in message["sample_shape"]),
                 dtype=_DTYPES[message["datatype"]],
                 outputs={item["name"]: tuple(int(size) for size in item["shape"]) for item in message["outputs"]},
+                labels=None if message["labels"] is None else tuple(message["labels"]),
                 max_streams=int(message["max_streams"]),
+                has_new_streams=bool(message["new_streams"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"The server's first message says not what its streams take ({error!r}).") from error

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from stablernn_server.answers import json_response
 from stablernn_server.body import parse_object
 from stablernn_server.context import Context, InHand, context_of, in_hand_of
-from stablernn_server.errors import InputError, OtherModelError, sentence_of
+from stablernn_server.errors import InputError, OtherModelError, cut, sentence_of
 from stablernn_server.offloading import offload
 from stablernn_server.scheduler import Caller
 from stablernn_server.schemas.common import json_request
@@ -25,7 +25,7 @@ from stablernn_server.schemas.sessions import (
 )
 from stablernn_server.sessions import Session, check_one_process, norms
 from stablernn_server.stepping import advance
-from stablernn_server.streams import Stream, plan_of, restored
+from stablernn_server.streams import Stream, is_named, plan_of, restored
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 
@@ -124,15 +124,14 @@ async def _stream(context: Context, item: InHand, body: OpenSession | TokenStep,
         return Stream(model, static=plan.static(body.static) if takes_static else None)
     if body.static is not None:
         raise InputError("static is for the beginning of a stream; its state_token holds what was given then.")
-    stream = await restored(context.state_keys.read(body.state_token), context.models, caller.deadline)
+    portable = context.state_keys.read(body.state_token)
+    if body.model is not None and not is_named(portable, body.model):
+        raise OtherModelError(
+            f"The state token is of '{portable.model}', the request names '{cut(body.model)}'; leave model out, or "
+            "begin anew without the token."
+        )
+    stream = await restored(portable, context.models, caller.deadline)
     item.model = stream.model
-    if body.model is not None:
-        asked = await context.models.find_open(body.model, deadline=caller.deadline)
-        if asked.digest != stream.model.digest:
-            raise OtherModelError(
-                f"The state token is of {stream.model.described}, the request names {asked.described}; leave model "
-                "out, or begin anew without the token."
-            )
     return stream
 
 

@@ -76,7 +76,7 @@ class Socket:
     @property
     def streams(self) -> int:
         """How many it carries."""
-        return len(self.conversation.streams)
+        return len(self.conversation)
 
     async def run(self) -> None:
         """Say hello, and answer frames until the client or the server closes."""
@@ -197,9 +197,9 @@ class Socket:
             return self._refusal(error, about)
 
     def _refusal(self, error: Exception, about: dict[str, Any]) -> dict[str, Any]:
-        refusal, model = error_answer(error), self.conversation.streams.model
+        refusal, model = error_answer(error), self.conversation.model
         if refusal.code == "internal":
-            logger.error("a frame of %s failed", model.ref, exc_info=error)
+            logger.error("a frame of %s failed", "a socket" if model is None else model.ref, exc_info=error)
         self._context.telemetry.failed(model, CLIENT_GONE if self._has_left else refusal.code or "internal")
         body = orjson.loads(refusal.body) | {"status": refusal.status} | about
         return {"type": "websocket.send", "text": json_body(body).decode()}
@@ -247,9 +247,11 @@ class StreamRoute:
             raise InputError(f"Unknown query parameter '{cut(strange[0])}'; /v1/stream takes model and outputs.")
         if not query.get("model"):
             raise InputError("The query parameter model is missing: /v1/stream?model=NAME.")
-        item.model = model = await context.models.find_open(query["model"], deadline=context.caller(item).deadline)
+        source = await context.models.find_for_streams(query["model"], context.caller(item).deadline)
         outputs = query["outputs"].split(",") if "outputs" in query else None
-        return Conversation(model, outputs, context, item.client)
+        conversation = Conversation(source, query["model"], outputs, context, item.client)
+        item.model = conversation.model
+        return conversation
 
 
 router = APIRouter()

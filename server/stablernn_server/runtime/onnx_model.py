@@ -47,6 +47,7 @@ class Graph:
     """Inputs and outputs of one graph, by name, and the session that runs it."""
 
     def __init__(self, signature: GraphSignature, session: Session) -> None:
+        self.signature = signature
         self.inputs = {tensor.name: tensor for tensor in signature.inputs}
         self.outputs = {tensor.name: tensor for tensor in signature.outputs}
         self.session = session

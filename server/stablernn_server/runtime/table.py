@@ -39,8 +39,9 @@ T = TypeVar("T")
 Key = tuple[str, int]
 RETRY_SECONDS = 60.0
 """After which a version that could not be opened is tried again for an alias that points at it."""
-KEPT_FOR_TOKENS = 2
-"""Versions that are not served, and are kept open because tokens of their streams come."""
+KEPT_FOR_TOKENS = 8
+"""Versions that are open for state tokens only: after several releases in a row, streams of as many versions drain side
+by side, and opening a version takes many times as long as a step."""
 CLOSED = "closed to make room; it is opened again when it is asked for"
 
 
@@ -144,7 +145,10 @@ class ModelTable:
         return found
 
     async def by_digest(self, digest: str, name: str, version: int, deadline: float | None = None) -> OnnxModel:
-        """The model of a stream that a client brings with it: any version of the registry, served or not.
+        """Return the model of a stream that a client brings in a state token.
+
+        Any version of a served name can be opened, wherever its aliases point. A version of another name cannot: a
+        server that is restricted to some models opens no others.
 
         Args:
             digest: Of the version.
@@ -153,14 +157,50 @@ class ModelTable:
             deadline: As in :meth:`find_open`.
 
         Raises:
-            VersionGoneError: If the registry has it no more, or it cannot be opened.
+            VersionGoneError: If no version of the name is served, the registry does not have this one any more, or it
+                cannot be opened.
             DeadlineError: If it is not open in time.
         """
-        found = self._by_digest.get(digest)
-        if found is None:
+        self._check_name_is_served(name, version)
+        model = self._by_digest.get(digest)
+        if model is None:
             return await self._alone(lambda: self._open_for_token(digest, Ref(name, version)), deadline)
-        self._keep_for_tokens(found)
-        return found
+        self._keep_for_tokens(model)
+        return model
+
+    async def find_for_streams(self, reference: str, deadline: float | None = None) -> OnnxModel | Version:
+        """Return the model that answers for ``reference``, or a version that is not served but may have streams.
+
+        The latter is named by its number, is not opened here, and is there for streams that go on from state tokens.
+
+        Args:
+            reference: As in :meth:`find_open`.
+            deadline: Likewise.
+
+        Raises:
+            UnknownModelError: If nothing that is served answers to the reference, and it is not the number of a
+                registered version of a served name.
+            ModelLoadError, DeadlineError: As :meth:`find_open`.
+        """
+        try:
+            return await self.find_open(reference, deadline=deadline)
+        except UnknownModelError as error:
+            ref = _parsed(reference)
+            if ref.version is None or ref.name not in self._models:
+                raise
+            try:
+                return await asyncio.to_thread(self.registry.get, ref)
+            except RegistryError:
+                raise error from None
+
+    def close_unused(self) -> None:
+        """Close what is open for state tokens only and was last used so long ago that all its tokens have expired."""
+        oldest = time.monotonic() - self._settings.token_ttl_seconds
+        expired = [digest for digest, model in self._for_tokens.items() if model.used < oldest]
+        for digest in expired:
+            logger.info("%s is closed: the state tokens of its streams have expired", self._for_tokens.pop(digest).ref)
+        if expired:
+            give_back_memory()
 
     async def load(self, reference: str) -> OnnxModel:
         """Open a version of the registry, or open it anew, and serve it; what is served goes on until it is warm.
@@ -433,13 +473,23 @@ class ModelTable:
             self._put(found)
         return found
 
+    def _check_name_is_served(self, name: str, version: int | None) -> None:
+        if name not in self._models:
+            raise VersionGoneError(
+                f"The stream belongs to '{cut(name)}:{version}', and this server serves no version of '{cut(name)}' "
+                f"(served models: {_words(self.names())}). Send the state token to a server that does, or begin a new "
+                "stream."
+            )
+
     async def _open_for_token(self, digest: str, ref: Ref) -> OnnxModel:
+        # The name may have been unloaded during the wait for the lock.
+        self._check_name_is_served(ref.name, ref.version)
         found = self._by_digest.get(digest)
         if found is None:
             try:
                 version = await asyncio.to_thread(self.registry.get, ref)
                 if version.digest != digest:
-                    raise ModelLoadError(f"'{version.ref}' is another model now")
+                    raise ModelLoadError(f"the registry has another version under this number, with {version.digest}.")
                 self._check_not_failed(version)
                 found = await self._open_on_thread(version)
             except (RegistryError, ModelLoadError, DeviceError) as error:
