@@ -8,11 +8,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from stablernn_registry import RefError, parse_ref
 from stablernn_server.answers import JSON, Answer, compressed
 from stablernn_server.body import too_large
 from stablernn_server.codec import InferRequest, decode_request, encode_response, json_bytes, raw_request
 from stablernn_server.context import Context, InHand, Scope
-from stablernn_server.errors import InputError, MethodError
+from stablernn_server.errors import InputError, MethodError, UnknownModelError
 from stablernn_server.offloading import offload
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.scheduler import Answer as Work
@@ -39,7 +40,11 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
     if scope["method"] != "POST":
         raise MethodError(scope["method"], scope["path"], ["POST"])
     # Whoever names what is not served need not send the body.
-    item.model = context.models.get(*context.models.resolve(match[1], match[2]))
+    try:
+        item.model = context.models.get(*context.models.resolve(match[1], match[2]))
+    except UnknownModelError:
+        if _continuing(context, match) is None:
+            raise
     header = accepted = None
     for name, value in scope["headers"]:
         if name == b"inference-header-content-length":
@@ -55,7 +60,15 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
     else:
         request = await offload(len(body), lambda: _decode(body, header, settings.json_limit))
         caller = context.caller(item, request.timeout_us, request.priority)
-    item.model = model = await context.models.find_open(match[1], match[2], caller.deadline)
+    try:
+        model = await context.models.find_open(match[1], match[2], caller.deadline)
+    except UnknownModelError:
+        control = None if request is None else request.sequence
+        continuing = None if control is None or control.start else _continuing(context, match)
+        if continuing is None:
+            raise
+        model = continuing
+    item.model = model
     if request is None:
         request = raw_request(body, model.sequence.inputs[model.input_name])
     x = request.inputs.get(model.input_name)
@@ -91,6 +104,15 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
     if encoding is not None:
         headers |= {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
     return Answer(200, content, JSON if json_length is None else RAW, headers)
+
+
+def _continuing(context: Context, match: re.Match[str]) -> OnnxModel | None:
+    """Return the model of sequences that began with the version a request names, once it is not served any more."""
+    try:
+        ref = parse_ref(match[1] if match[2] is None else f"{match[1]}:{match[2]}")
+    except RefError:
+        return None
+    return None if ref.version is None else context.sequences.model_of(ref.name, ref.version)
 
 
 async def _run_in_sequence(

@@ -56,6 +56,11 @@ class SequenceTable:
         """Every sequence that has begun and not ended."""
         return self._kept.values()
 
+    def model_of(self, name: str, version: int) -> OnnxModel | None:
+        """Return the model of a sequence that has begun with a version, which need not be served any more."""
+        models = (sequence.model for sequence in self._kept.values())
+        return next((model for model in models if (model.name, model.version) == (name, version)), None)
+
     def drop_gone(self) -> None:
         """Let those requests go that wait for their turn and whose clients are gone."""
         self._kept.turns.drop_gone()

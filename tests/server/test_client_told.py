@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -151,3 +152,27 @@ def test_patches(client: Both) -> None:
     labels = client.metadata("patched")["parameters"]["labels"]
     expected = np.array([answer.probabilities[label] for label in labels], np.float32)
     np.testing.assert_array_equal(results[-1].outputs["probabilities"], expected)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_constants_of_a_stream_whose_version_is_not_served_any_more(running: Running, client: Both, taken: int) -> None:
+    """They are sent again with the first sample, behind the token of the beginning."""
+    registry = Registry(running.app.state.context.settings.registry)
+    first = registry.get("told:1")
+    fields = first.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
+    second = registry.publish("told", {name: first.path(name) for name in first.manifest.files}, fields).version
+    [forecast] = client.forecast("told", LOAD, start=TIMES[0], frequency="h", future=PRICES, static=SIZE)
+    line = BreakingLine(running.port)
+    kind = "threads" if client.is_for_threads else "asyncio"
+    with Both.of(kind, line.url) as broken, broken.stream("told:1", static=SIZE) as stream:
+        for place, (sample, time) in enumerate(zip(LOAD, TIMES, strict=True)):
+            if place == taken:
+                for path in (f"told:{second}/load", "told:1/unload"):
+                    httpx.post(f"{running.url}/v2/repository/models/{path}").raise_for_status()
+                line.swallow = 1
+            result = stream.step(sample, time=time, future=PRICES)
+        assert (stream.about.version, result.step) == ("1", len(LOAD))
+    line.close()
+    np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
+    for path in ("told:1/load", f"told:{second}/unload"):
+        httpx.post(f"{running.url}/v2/repository/models/{path}").raise_for_status()

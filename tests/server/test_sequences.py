@@ -388,3 +388,12 @@ def test_a_sequence_goes_on_with_the_version_that_it_began_with(
                     f"The sequence '{name}' belongs to model 'animals:1', the request names version 2; leave the "
                     "version out, or begin with sequence_start=true.",
                 )
+        # Its own number still means it, although nothing new is answered under it.
+        for steps, numbered in ((5, "animals:1"), (6, "animals/versions/1")):
+            answer = infer(server, x[:, steps - 1 : steps], numbered, sequence_id="animals")
+            assert np.array_equal(probabilities(answer), animals.run_sequence(x[:, :steps])["probabilities"])
+        unknown = (404, "unknown_model", "The model 'animals' has no version 1 here. Served: 2 (production).")
+        assert refusal(infer(server, x, "animals:1", sequence_id="animals", sequence_start=True)) == unknown
+        for name in names:
+            infer(server, x, "animals:1", sequence_id=name, sequence_end=True).raise_for_status()
+        assert refusal(infer(server, x, "animals:1", sequence_id="animals")) == unknown
