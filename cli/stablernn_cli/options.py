@@ -41,6 +41,9 @@ def complete_kind(incomplete: str) -> list[str]:
 KIND_METAVAR = f"[{'|'.join(get_args(Kind))}]"
 """How help shows the values of ``--require``: a parser of our own hides them from typer."""
 
+# As stablernn.data.numeric_timestamps has it, for the same reason.
+Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "step"]
+
 DATA_PANEL = "Data"
 MODEL_PANEL = "Model"
 TRAINING_PANEL = "Training"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_cli.options import Device
+from stablernn_cli.options import Device, Stamps
 
 if TYPE_CHECKING:
     from stablernn.data import ClassificationData, ForecastData
@@ -62,10 +62,16 @@ class Target:
         """Whether inputs are whole numbers that stand for words of a vocabulary."""
         return self.predictor.input_name == "tokens"
 
-    def load_data(self, source: str | None) -> ClassificationData | ForecastData | StepData:
+    def load_data(
+        self, source: str | None, stamps: Stamps | None = None
+    ) -> ClassificationData | ForecastData | StepData:
         """The data of the training run, or another source read so that it fits the model.
 
         Columns are found by name: their order in another file says nothing.
+
+        Args:
+            source: A dataset's name or a file; the data of the training run when omitted.
+            stamps: What whole numbers are as timestamps; as in training when omitted.
 
         Raises:
             UsageError: If the data of the training run is asked for and a file of it is not there.
@@ -78,7 +84,10 @@ class Target:
 
         if source is None:
             self._check_files()
-        data = load_run_data(self.config, source, features=self.features, targets=self.targets)
+        config = self.config
+        if stamps is not None:
+            config = config.model_copy(update={"data": config.data.model_copy(update={"stamps": stamps})})
+        data = load_run_data(config, source, features=self.features, targets=self.targets)
         own = data.frequency if isinstance(data, ForecastData) else None
         if own and self.frequency and not parse_frequency(own).has_steps_of(parse_frequency(self.frequency)):
             raise other_steps(f"'{data.name}'", own, self.frequency)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_server.errors import InputError, MissingStepsError, TimeOrderError, cut
-from stablernn_server.timestamps import instant, step_seconds, times
+from stablernn_server.timestamps import instant, step_seconds, times, unix_time
 
 _MOST_MISSING = 2**20
 """Steps up to which a gap is counted; beyond it the sentence says only that there is one."""
@@ -59,6 +59,8 @@ class Clock:
         if not given:
             return self if self.origin is None else Clock(self.origin, self.steps + stride * count)
         place, start = (1, Clock(given[0], -1.0)) if self.origin is None else (0, self)
+        if self.origin is None:
+            _check_no_unix_time(given[0], frequency)
         _check_kinds(given, start)
         instants = np.array([checked(moment, frequency) for moment in given])
         while place < len(given):
@@ -88,6 +90,8 @@ class Clock:
                 "The time of the sample before is not known: the stream began without times. Give dt, the time since "
                 "then in regular steps, or begin a new stream with time."
             )
+        if self.origin is None:
+            _check_no_unix_time(given[0], frequency)
         _check_kinds(given, Clock(given[0]) if self.origin is None else self)
         instants = np.array([checked(moment, frequency) for moment in given])
         dt = np.ones(len(given), np.float32)
@@ -234,6 +238,20 @@ def as_moments(value: object, most: int, what: str = "time") -> list[Moment]:
     if not found:
         raise InputError(f"{what} is an empty array; leave it out, or give the time of each sample.")
     return found
+
+
+def _check_no_unix_time(moment: Moment, frequency: str | None) -> None:
+    """Refuse a Unix time as the first time of a stream, which would be taken for a number of steps.
+
+    Steps of a second may well be counted from 1970, and without a frequency the unit is the client's.
+    """
+    if isinstance(moment, str) or frequency is None or step_seconds(frequency) == 1:
+        return
+    if date := unix_time(moment):
+        raise InputError(
+            f"time must be ISO 8601 or a number of regular steps of '{frequency}', got {moment:.17g}, which is {date}. "
+            "Send that, or count the steps from another number."
+        )
 
 
 def _unit(moment: Moment, frequency: str | None) -> float:

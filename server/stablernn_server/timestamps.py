@@ -42,6 +42,9 @@ _DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _YEARS = range(1678, 2262)
 """Those that nanoseconds since 1970 can hold, which is how data for training are read."""
+# As for files of data: step numbers seldom reach 100,000,000, which as a Unix time in seconds is 1973-03-03.
+_LEAST_UNIX, _LARGEST_UNIX = 100_000_000, 4_102_444_800
+_UNIX_UNITS = {"seconds": 1, "milliseconds": 1000}
 _WORD = re.compile(r"([1-9][0-9]{0,5})?([A-Za-z]+)(?:-([A-Z]{3}))?")
 
 
@@ -126,6 +129,18 @@ def instant(text: str) -> float:
     return (_utc(datetime.fromisoformat(text)) - datetime(1970, 1, 1)) / timedelta(seconds=1)
 
 
+def unix_time(number: float) -> str | None:
+    """A number that looks like a Unix time, in words: ``2023-11-14T22:13:20Z in Unix seconds``; None for others.
+
+    Such are seconds and milliseconds from 1973-03-03 to the end of 2099.
+    """
+    for unit, parts in _UNIX_UNITS.items():
+        if _LEAST_UNIX <= number / parts < _LARGEST_UNIX:
+            moment = datetime.fromtimestamp(int(number // parts), UTC).replace(tzinfo=None)
+            return f"'{moment.isoformat()}Z' in Unix {unit}"
+    return None
+
+
 def step_seconds(frequency: str) -> float | None:
     """The length of a step; None where steps differ in length, as those of months do."""
     length = _length(frequency)
@@ -146,8 +161,10 @@ def _after(start: str, steps: int, frequency: str) -> datetime:
     try:
         moment = datetime.fromisoformat(start)
     except ValueError as error:
+        number = unix_time(float(start)) if start.isdecimal() else None
+        hint = "" if number is None else f" It is {number}."
         raise InputError(
-            f"The start_timestamp must be ISO 8601, such as '2024-01-31T06:00:00Z', got '{start}'."
+            f"The start_timestamp must be ISO 8601, such as '2024-01-31T06:00:00Z', got '{start}'.{hint}"
         ) from error
     try:
         if unit in _FIXED:

@@ -132,7 +132,7 @@ def load_named(
         if strange is not None:
             raise errors.ConfigError(f"{strange} is for forecasting; '{info.key}' is read for task '{info.task}'.")
         settings = {}
-    column = next((word for word in ("id_column", "time_column", "label_column") if word in settings), None)
+    column = next((word for word in ("id_column", "time_column", "label_column", "stamps") if word in settings), None)
     if column is not None:
         raise errors.ConfigError(f"{column} is for files; the columns of '{info.key}' are known.")
     partial = bool(options.get("partial", False))

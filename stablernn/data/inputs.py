@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -103,6 +104,7 @@ def read_inputs(
     horizon: int | None = None,
     channels_as_series: bool = False,
     targets: Sequence[str] = (),
+    stamps: str | None = None,
 ) -> InputSet:
     """Reads a file for prediction.
 
@@ -130,6 +132,7 @@ def read_inputs(
             model's own column is read as it is.
         targets: Forecast: features that are forecast, of which a context must hold a value; when omitted any feature
             that is not known in advance will do.
+        stamps: Tables: what whole numbers in the column of time stamps are, as for :func:`load_data`.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -138,9 +141,9 @@ def read_inputs(
     if task not in TASKS:
         raise errors.unknown("task", task, TASKS, "Tasks are classify and forecast.")
     path = Path(path)
-    columns = {"id_column": id_column, "time_column": time_column}
+    columns: dict[str, Any] = {"id_column": id_column, "time_column": time_column, "stamps": stamps}
     if task == "classify":
-        return _read_sequences(path, features, time_step, {**columns, "label_column": label_column})
+        return _read_sequences(path, features, time_step, label_column, columns)
     require_task(path, "forecast")
     if context_length is not None and context_length < 1:
         raise errors.ConfigError(f"context_length must be 1 or more, got {context_length}.")
@@ -155,11 +158,15 @@ def read_inputs(
     return _read_contexts(table, features, covariates, needed, context_length, frequency, time_step, horizon or 0)
 
 
-def _read_sequences(path: Path, features: Sequence[str], time_step: float | None, columns: dict[str, str]) -> InputSet:
+def _read_sequences(
+    path: Path, features: Sequence[str], time_step: float | None, label_column: str, columns: dict[str, Any]
+) -> InputSet:
     if require_task(path, "classify") in TABLES:
-        opened = open_table(path, id_column=columns["id_column"], time_column=columns["time_column"])
-        _check_columns(opened, features, [name for name in opened.columns if name != columns["label_column"]])
-        sequences = read_labelled(path, channels=features, timed=time_step is not None, **columns)
+        opened = open_table(path, **columns)
+        _check_columns(opened, features, [name for name in opened.columns if name != label_column])
+        sequences = read_labelled(
+            path, channels=features, timed=time_step is not None, label_column=label_column, **columns
+        )
     else:
         sequences = read_sequences(path, channels=features)
     if time_step is not None and sequences.times is None:

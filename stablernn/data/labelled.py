@@ -14,7 +14,10 @@ from stablernn.data.types import Notes, lengths_of_time
 
 LABEL_COLUMN = "label"
 #: Counts of a table that those of its sequences do not say.
-_KEPT = ("rows", "blank_rows_skipped", "short_rows", "ignored_columns", "gap_steps_filled", "irregular_intervals")
+_KEPT = (
+    *("rows", "blank_rows_skipped", "short_rows", "ignored_columns", "gap_steps_filled", "irregular_intervals"),
+    "stamps",
+)
 
 
 def read_labelled(
@@ -25,6 +28,7 @@ def read_labelled(
     time_column: str = TIME_COLUMN,
     label_column: str = LABEL_COLUMN,
     timed: bool | None = None,
+    stamps: str | None = None,
 ) -> Sequences:
     """Reads a long table as sequences with names and, where it has a column of them, labels.
 
@@ -38,12 +42,13 @@ def read_labelled(
         time_column: When it was.
         label_column: The class of the sequence, the same in all of its rows. Without it there are no labels.
         timed: Whether the result says when its steps were, with rows as steps; where they are on no grid when omitted.
+        stamps: As for :func:`stablernn.data.tables.open_table`.
 
     Raises:
         UnknownNameError: If the file, or a column that was named, does not exist.
         DataError: If the content cannot be read, or a sequence has two labels.
     """
-    opened = open_table(path, id_column=id_column, time_column=time_column)
+    opened = open_table(path, id_column=id_column, time_column=time_column, stamps=stamps)
     has_labels = label_column in opened.columns
     table = opened.read(channels, label=label_column if has_labels else None)
     series, counts = table.series, Notes()

@@ -34,7 +34,7 @@ VALIDATION_FRACTION = 0.2
 #: Numpy's generator, which draws the validation sequences, takes 32 bits.
 LARGEST_SEED = 2**32 - 1
 
-_TABLE_COLUMNS = ("id_column", "time_column", "label_column")
+_TABLE_COLUMNS = ("id_column", "time_column", "label_column", "stamps")
 _SEQUENCE_READERS: dict[str, Callable[[Path], Sequences]] = {
     ".npz": read_npz,
     ".ts": read_ts,
@@ -71,6 +71,7 @@ def load_data(
     id_column: str = ID_COLUMN,
     time_column: str = TIME_COLUMN,
     label_column: str = LABEL_COLUMN,
+    stamps: str | None = None,
     channels: Sequence[str] | None = None,
     future: Sequence[str] | None = None,
     static: Sequence[str] | None = None,
@@ -104,6 +105,8 @@ def load_data(
         id_column: Tables: column that tells series apart.
         time_column: Tables: column of time stamps.
         label_column: Tables: column with the class of each series.
+        stamps: Tables: what whole numbers in the column of time stamps are: ``unix-s``, ``unix-ms``, ``yyyymmdd`` or
+            ``step``. Default: numbers of steps, refused where they look like one of the others.
         channels: What the model sees, in its order. Tables: columns; all columns of numbers when omitted. Sequences:
             all features, found by name; a file that does not name its features takes these names.
         future: Forecast: columns that are known in advance; their past is seen, too.
@@ -153,6 +156,7 @@ def load_data(
         "id_column": None if id_column == ID_COLUMN else id_column,
         "time_column": None if time_column == TIME_COLUMN else time_column,
         "label_column": None if label_column == LABEL_COLUMN else label_column,
+        "stamps": stamps,
         "future": future or None,
         "static": static or None,
         "calendar": calendar or None,

@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import polars as pl
 
+from stablernn.data.numeric_timestamps import UNIX_NS, unix_instants
 from stablernn.data.store import Budget, GrowingArray
 from stablernn.data.types import Timestamps
 
@@ -20,6 +21,7 @@ _FORMATS = (
     "%Y-%m-%d %H:%M%#z",
 )
 _ZONE = r"\s*(?:[Zz]|[+-]\d{2}:?\d{2})$"
+_LARGEST_MONTH = 999_999
 _DAY_OR_MONTH_FIRST = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}\b.*")
 
 
@@ -102,24 +104,34 @@ class BadTime(NamedTuple):
         position: Of the cell, from the first piece on.
         text: What stands there; empty where nothing does.
         mixes_zones: Whether it is a date that has a zone where others have none, or has none where they do.
+        is_out_of_range: Whether it is a Unix time outside the years 1678 to 2261.
     """
 
     position: int
     text: str
     mixes_zones: bool = False
+    is_out_of_range: bool = False
 
 
 class TimeColumn:
     """Time stamps that come in pieces: dates if all of them are, else integers if all of them are.
 
+    What integers are follows from ``stamps``, see :mod:`stablernn.data.numeric_timestamps`. Without it days of eight
+    digits stay integers, for the caller to refuse, and months of six digits are dates.
+
     Dates with a zone are instants, in UTC. But those of one time of day in a zone whose distance from UTC changes, such
     as every midnight of a year, are days of the calendar there, which are not equally long: they are read without zone.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, stamps: str | None = None) -> None:
+        self._stamps = stamps
+        self._unix = stamps if stamps in UNIX_NS else None
         self._dates: GrowingArray | None = GrowingArray("datetime64[ns]", None, budget)
         self._local = GrowingArray("datetime64[ns]", None, budget)
-        self._integers: GrowingArray | None = GrowingArray(np.int64, None, budget)
+        # Of Unix times nanoseconds since 1970.
+        self._integers: GrowingArray | None = None if stamps == "yyyymmdd" else GrowingArray(np.int64, None, budget)
+        self._largest = 0
+        self._all_whole = True
         self._rows = 0
         self._zoned: bool | None = None
         self._no_date: BadTime | None = None
@@ -147,22 +159,45 @@ class TimeColumn:
                 if self._zoned:
                     local, _ = _dates_and_zones(cells.str.replace(_ZONE, ""))
                     self._local.append(local.to_numpy().astype("datetime64[ns]"))
-        if self._integers is not None:
+        if self._all_whole:
             whole = cells.cast(pl.Int64, strict=False) if cells.dtype == pl.String else None
             if whole is None or whole.null_count():
-                self._integers = None
-            else:
-                self._integers.append(whole.to_numpy())
+                self._all_whole, self._integers = False, None
+            elif self._integers is not None and len(whole):
+                numbers = whole.to_numpy()
+                self._largest = max(self._largest, int(numbers.max()))
+                if self._unix is not None:
+                    numbers, fits = unix_instants(numbers, self._unix)
+                    if not fits.all():
+                        index = int(np.argmin(fits))
+                        return BadTime(self._rows + index, str(cells[index]), is_out_of_range=True)
+                self._integers.append(numbers)
         self._rows += len(cells)
         if self._dates is None and self._integers is None:
             return self._no_date or BadTime(0, "")
         return None
 
+    @property
+    def stamps(self) -> str | None:
+        """The setting by which whole numbers were read; None where there was none, or dates have separators."""
+        return self._stamps if self._all_whole else None
+
+    @property
+    def are_integers(self) -> bool:
+        """True if all are whole numbers and none was read as a date without separators."""
+        if self._integers is None:
+            return False
+        return self._dates is None or self._stamps is not None or self._largest > _LARGEST_MONTH
+
     def whole(self) -> tuple[Timestamps, bool]:
         """All time stamps, datetime64[ns] or int64, and whether they are instants, in UTC; to be asked once."""
-        if self._dates is None:
+        if self.are_integers:
             assert self._integers is not None
-            return cast(Timestamps, self._integers.whole()), False
+            integers = self._integers.whole()
+            if self._unix is not None:
+                return cast(Timestamps, integers.view("datetime64[ns]")), True
+            return cast(Timestamps, integers), False
+        assert self._dates is not None
         instants = self._dates.whole()
         if not self._zoned:
             return cast(Timestamps, instants), False

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -18,6 +18,7 @@ import polars as pl
 from stablernn import errors
 from stablernn.data.files import TABLES, ending
 from stablernn.data.frames import column_names, first_row, frames
+from stablernn.data.numeric_timestamps import ambiguous_numbers, check_stamps, resemblance
 from stablernn.data.sequences import Resolution, finite_float32
 from stablernn.data.stamps import BadTime, TimeColumn, dates, reads_otherwise, time_text
 from stablernn.data.store import Budget, GrowingArray
@@ -64,6 +65,7 @@ class OpenTable:
         columns: The columns that are neither time stamps nor series names.
         time_name: The column of time stamps.
         id_name: The column of series names; None without one.
+        stamps: What whole numbers are in the column of time stamps; None where nobody said.
     """
 
     path: Path
@@ -71,6 +73,7 @@ class OpenTable:
     columns: tuple[str, ...]
     time_name: str
     id_name: str | None
+    stamps: str | None = None
 
     def read(
         self, channels: Sequence[str] | None = None, *, static: Sequence[str] = (), label: str | None = None
@@ -103,20 +106,26 @@ class OpenTable:
         return replace(table, notes={**table.notes, **counts})
 
 
-def open_table(path: Path, *, id_column: str = ID_COLUMN, time_column: str = TIME_COLUMN) -> OpenTable:
+def open_table(
+    path: Path, *, id_column: str = ID_COLUMN, time_column: str = TIME_COLUMN, stamps: str | None = None
+) -> OpenTable:
     """Opens a CSV file, plain, ``.gz`` or ``.xz``, or a Parquet file.
 
     Args:
         path: The file. Columns of CSV are separated by commas, the first row names them.
         id_column: Names the series; without such a column (and with the default name) the file is one series.
         time_column: Time stamps: ISO dates (``2024-01-31``, ``2024-01-31 13:00``, also with ``/``, ``T``, a zone),
-            months (``2024-01``), months and days without dashes (``202401``, ``20240131``) or other integers. Where the
-            default name is missing, the first column is taken if it holds dates.
+            months (``2024-01``, ``202401``) or other integers. Where the default name is missing, the first column is
+            taken if it holds dates.
+        stamps: What integers are: Unix times in seconds (``unix-s``) or milliseconds (``unix-ms``), dates without
+            separators (``yyyymmdd``), or numbers of steps (``step``). Without it they number steps, and are refused
+            where they look like one of the others. Dates with separators are always dates.
 
     Raises:
-        UnknownNameError: If the file, or a column that was named, does not exist.
+        UnknownNameError: If the file, or a column that was named, does not exist, or ``stamps`` is none of these.
         DataError: If the file is no table, or has no column of times.
     """
+    check_stamps(stamps)
     if ending(path) not in TABLES:
         raise errors.DataError(f"'{path.name}' is not a table; tables are {' and '.join(TABLES)}.")
     names = column_names(path)
@@ -128,7 +137,7 @@ def open_table(path: Path, *, id_column: str = ID_COLUMN, time_column: str = TIM
     if "" in columns:
         # Tables that were written with their row numbers have such a column; as a feature it would give the time away.
         raise errors.DataError(f"'{path.name}' has no name for column {names.index('') + 1}. Name it or remove it.")
-    return OpenTable(path, tuple(names), columns, time_name, id_name)
+    return OpenTable(path, tuple(names), columns, time_name, id_name, stamps)
 
 
 def unknown_column(path: Path, name: str, columns: Sequence[str]) -> errors.UnknownNameError:
@@ -163,7 +172,7 @@ class _Rows:
         self._path = opened.path
         self._channels, self._static, self._label = channels, static, label
         budget = Budget()
-        self._times = TimeColumn(budget)
+        self._times = TimeColumn(budget, opened.stamps)
         self._values = GrowingArray(np.float32, len(channels), budget)
         self._fixed = GrowingArray(np.float32, len(static), budget)
         self._series = GrowingArray(np.int32, None, budget)
@@ -219,6 +228,7 @@ class _Rows:
             budget = Budget()
             ds, values = _reordered(ds, order, budget), _reordered(values, order, budget)
         starts = np.concatenate(([0], ends[:-1]))
+        self._check_numbers(ds, starts, ends)
         self._check_ascending(ds, order, ends, names)
         static = self._constant(self._fixed.whole(), order, starts, names)
         labels = self._constant_label(order, starts, names) if self._label is not None else None
@@ -234,6 +244,8 @@ class _Rows:
         }
         if in_utc:
             notes["time_zone"] = "UTC"
+        if self._times.stamps is not None:
+            notes["stamps"] = self._times.stamps
         used = (*self._channels, *self._static, self._label)
         ignored = [name for name in self._opened.columns if name not in used]
         if ignored:
@@ -249,8 +261,15 @@ class _Rows:
             )
         if not wrong.text:
             return errors.DataError(f"{where} is empty; each row needs its time. Add it, or remove the row.")
+        if wrong.is_out_of_range:
+            return errors.DataError(
+                f"{where}: {quoted(wrong.text)} is no time of the years 1678 to 2261 by data.stamps="
+                f"{self._opened.stamps}. Set data.stamps (--stamps) to what the numbers are."
+            )
         advice = reads_otherwise(wrong.text) or (
             "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:00, or integers."
+            if self._opened.stamps != "yyyymmdd"
+            else "With data.stamps=yyyymmdd times are dates from 1678 to 2261 as 20240131 or 2024-01-31."
         )
         return errors.DataError(f"{where}: {quoted(wrong.text)} is not a time. {advice}")
 
@@ -304,6 +323,16 @@ class _Rows:
         if resolution is not None:
             resolution.add(values)
         return finite
+
+    def _check_numbers(self, ds: Timestamps, starts: Int64Array, ends: Int64Array) -> None:
+        """Refuse integers that are probably dates where nobody said what they are."""
+        if self._opened.stamps is not None or ds.dtype.kind == "M":
+            return
+        for start, end in zip(starts, ends, strict=True):
+            numbers = cast(Int64Array, ds[start:end])
+            reading = resemblance(numbers)
+            if reading is not None:
+                raise ambiguous_numbers(self._path.name, self._opened.time_name, int(numbers[0]), reading)
 
     def _check_ascending(self, ds: Timestamps, order: Int64Array | None, ends: Int64Array, names: list[str]) -> None:
         index = _first_late(ds, ends)
@@ -422,7 +451,9 @@ def _reordered(array: Any, order: Int64Array, budget: Budget) -> Any:
 def _first_late(ds: Timestamps, ends: Int64Array) -> int | None:
     """The first row that the next one of its series does not come after; series end before ``ends``."""
     for start in _blocks(len(ds)):
-        late = np.diff(ds[start : start + _BLOCK_ROWS + 1]).astype(np.int64) <= 0
+        # As integers, and not as their difference, which overflows beyond 292 years.
+        block = ds[start : start + _BLOCK_ROWS + 1].view(np.int64)
+        late = np.asarray(block[1:] <= block[:-1])
         borders = ends[(ends > start) & (ends <= start + len(late))] - 1 - start
         late[borders] = False
         if late.any():

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from stablernn.data.load import LARGEST_SEED
+from stablernn.data.numeric_timestamps import Stamps
 from stablernn.errors import ConfigError, near
 
 Task = Literal["classify", "forecast", "predict-next"]
@@ -63,6 +64,9 @@ class DataConfig(Section):
     """Column that names the series."""
     time_column: str = "ds"
     """Column with the time stamps."""
+    stamps: Stamps | None = None
+    """What whole numbers in the column of time stamps are: Unix times in seconds or milliseconds, dates without
+    separators, or numbers of steps; None: numbers of steps, refused where they look like one of the others."""
     label_column: str = "label"
     """Column of a table with the class of each series."""
     channels: Names | None = None

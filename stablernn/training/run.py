@@ -24,6 +24,7 @@ from stablernn.augment import Augmentation
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.data.catalog import is_dataset
 from stablernn.data.covariates import calendar_periods
+from stablernn.data.files import TABLES
 from stablernn.data.sequences import are_names
 from stablernn.data.steps import StepData
 from stablernn.data.types import score_notes
@@ -142,6 +143,10 @@ def load_run_data(
     if source is not None and source != config.data.source:
         # What was asked of one dataset is nothing that another takes.
         options |= {"test": None, "variant": None, "partial": False, "permutation": None, "length": None}
+        if not any(kind in Path(source).suffixes for kind in TABLES):
+            # Parts of a table's columns mean nothing to a file without columns.
+            for key in ("id_column", "time_column", "label_column", "stamps"):
+                options.pop(key)
     # Where columns were made into series, the model's one channel is none of the file's.
     melted = config.data.channels_as_series
     if features and not melted and (config.task.name != "classify" or are_names(features)):
@@ -468,6 +473,7 @@ def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
             "targets": list(data.targets),
             "series": len(data.series),
             "frequency": data.frequency,
+            "stamps": data.notes.get("stamps") or (None if data.series[0].ds.dtype.kind == "M" else "step"),
             "season": data.season,
             "horizon": data.horizon,
             "context_length": data.context_length,
@@ -485,6 +491,7 @@ def describe_data(data: Data, model: SequenceModel) -> dict[str, Any]:
         described |= {
             "features": list(data.features),
             "labels": list(data.labels),
+            "stamps": data.notes.get("stamps"),
             "longest": int(data.train.lengths.max()),
             "splits": {name: len(split) for name, split in sizes.items() if split is not None},
         }

@@ -107,3 +107,45 @@ def test_elapsed_times_at_once_and_one_by_one() -> None:
                 lambda given_=given_, place=place: Clock(given_[place - 1]).elapsed([given_[place - 1]], False, "h")
             )
             assert said == expected
+
+
+@pytest.mark.parametrize("reading", ["regular", "elapsed"])
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        (1e8, "'1973-03-03T09:46:40Z' in Unix seconds"),
+        (1_700_000_000.0, "'2023-11-14T22:13:20Z' in Unix seconds"),
+        (4_102_444_799.0, "'2099-12-31T23:59:59Z' in Unix seconds"),
+        (1e11, "'1973-03-03T09:46:40Z' in Unix milliseconds"),
+        (1_700_000_000_000.0, "'2023-11-14T22:13:20Z' in Unix milliseconds"),
+    ],
+)
+def test_a_stream_does_not_begin_at_a_unix_time(reading: str, time: float, text: str) -> None:
+    begin = {
+        "regular": lambda: Clock().regular([time], 1, 1, "h"),
+        "elapsed": lambda: Clock().elapsed([time], True, "h"),
+    }
+    with pytest.raises(InputError) as caught:
+        begin[reading]()
+    assert str(caught.value) == (
+        f"time must be ISO 8601 or a number of regular steps of 'h', got {time:.17g}, which is {text}. Send that, or "
+        "count the steps from another number."
+    )
+
+
+@pytest.mark.parametrize(
+    ("time", "frequency"),
+    [
+        pytest.param(99_999_999.0, "h", id="below the first Unix time"),
+        pytest.param(4_102_444_800.0, "h", id="above the last in seconds"),
+        pytest.param(4_102_444_800_000.0, "h", id="above the last in milliseconds"),
+        pytest.param(1_700_000_000.0, "S", id="steps of a second"),
+        pytest.param(1_700_000_000.0, None, id="steps off the calendar"),
+    ],
+)
+def test_a_stream_may_count_its_steps_from_any_other_number(time: float, frequency: str | None) -> None:
+    assert Clock().regular([time], 1, 3, frequency) == Clock(time, 2.0)
+
+
+def test_a_long_stream_may_count_beyond_the_first_unix_time() -> None:
+    assert Clock(99_999_999.0).regular([1e8], 1, 1, "h") == Clock(99_999_999.0, 1.0)

@@ -244,6 +244,18 @@ FORECAST = [
         id="start_timestamp",
     ),
     pytest.param(
+        bad(start_timestamp=1700000000),
+        "inputs.0.start_timestamp: must be ISO 8601 text, and the number is '2023-11-14T22:13:20Z' in Unix seconds; "
+        "send that, got 1700000000.",
+        id="Unix time",
+    ),
+    pytest.param(
+        bad(start_timestamp="1700000000000"),
+        "The start_timestamp must be ISO 8601, such as '2024-01-31T06:00:00Z', got '1700000000000'. It is "
+        "'2023-11-14T22:13:20Z' in Unix milliseconds.",
+        id="Unix time as text",
+    ),
+    pytest.param(
         bad(start_timestamp="9999-12-31", frequency="week"),
         "2 steps of 'week' after '9999-12-31' lie beyond the year 9999.",
         id="end of time",

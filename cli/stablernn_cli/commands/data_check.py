@@ -11,7 +11,7 @@ import typer
 
 from stablernn_cli.commands.train import read_settings
 from stablernn_cli.errors import FAILED, Reported, exit_code_of
-from stablernn_cli.options import DATA_PANEL, MODEL_PANEL
+from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, Stamps
 from stablernn_cli.output import JsonOption, Output, figure
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _OPTIONS = (
     "target",
     "id_column",
     "time_column",
+    "stamps",
     "frequency",
     "task",
     "horizon",
@@ -49,6 +50,9 @@ def check(
     ] = None,
     id_column: Annotated[str | None, _data("Column that tells series apart; default: unique_id.")] = None,
     time_column: Annotated[str | None, _data("Column of time stamps; default: ds.")] = None,
+    stamps: Annotated[
+        Stamps | None, _data("Meaning of whole numbers as times; default: step, refused where they look like dates.")
+    ] = None,
     frequency: Annotated[str | None, _data("Word of the time grid; default: found in the data.")] = None,
     task: Annotated[
         Literal["classify", "forecast", "predict-next"] | None, _data("What to learn; default: what the data is for.")

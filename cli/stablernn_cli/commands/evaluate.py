@@ -12,7 +12,7 @@ import typer
 from stablernn_cli.commands import eval_robustness, eval_stability
 from stablernn_cli.commands.registry import data_notes, show_metrics
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import Device, DeviceOption, Split, TargetArgument
+from stablernn_cli.options import Device, DeviceOption, Split, Stamps, TargetArgument
 from stablernn_cli.output import JsonOption, Output
 from stablernn_cli.targets import Target, certified, open_target
 
@@ -50,6 +50,13 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(help="A dataset's name or a file; default: what it was trained on.", show_default=False),
+    ] = None,
+    stamps: Annotated[
+        Stamps | None,
+        typer.Option(
+            help="Meaning of whole numbers as times in --data; default: that of the training data.",
+            show_default=False,
+        ),
     ] = None,
     split: Annotated[Split, typer.Option(help="Which part of the data.")] = "test",
     by: Annotated[
@@ -129,7 +136,7 @@ def evaluate(
         attack_random_start,
     )
     further = Further(by, tables, backtest, soak, early, stability, attacked)
-    document = score(output, target, data=data, split=split, device=device, further=further)
+    document = score(output, target, data=data, stamps=stamps, split=split, device=device, further=further)
     if as_json:
         output.document(document)
     else:
@@ -141,6 +148,7 @@ def score(
     target: str,
     *,
     data: str | None = None,
+    stamps: Stamps | None = None,
     split: Split = "test",
     device: Device = "auto",
     further: Further | None = None,
@@ -155,7 +163,7 @@ def score(
         model = open_target(target, device)
         _check(model, asked)
         attack = asked.robustness.settings(model.task, model.name)
-        loaded = model.load_data(data)
+        loaded = model.load_data(data, stamps)
         extra: dict[str, Any] = {}
         if isinstance(loaded, StepData):
             named = {"features": model.features, "outputs": model.labels or model.targets}

@@ -230,6 +230,7 @@ def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any]
                 **{key: data.get(key) or None for key in ("future", "static", "calendar")},
                 "preprocessing": {
                     "scaling": data["scaling"],
+                    **({"stamps": data["stamps"]} if data.get("stamps") else {}),
                     "missing_values": "NaN in the input; the last observed value is held inside the graphs",
                     **({"calibration": _summarized(calibration)} if calibration else {}),
                 },

@@ -15,7 +15,7 @@ import typer
 
 from stablernn_cli.commands.predict_steps import Rows, read, step_rows
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_cli.options import DeviceOption, TargetArgument
+from stablernn_cli.options import DeviceOption, Stamps, TargetArgument
 from stablernn_cli.output import JsonOption, Output, plain
 from stablernn_cli.targets import Target, open_target
 
@@ -60,6 +60,10 @@ def predict(
         str | None,
         typer.Option(help="Column of time stamps; default: that of the training data.", show_default=False),
     ] = None,
+    stamps: Annotated[
+        Stamps | None,
+        typer.Option(help="Meaning of whole numbers as times; default: that of the training data.", show_default=False),
+    ] = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -82,7 +86,7 @@ def predict(
     with output.status(f"Running {target} on {source} ..."):
         model = open_target(target, device)
         steps = _steps(model, horizon)
-        named = {"id_column": id_column, "time_column": time_column}
+        named = {"id_column": id_column, "time_column": time_column, "stamps": stamps}
         if model.task == "predict-next":
             _check_unnamed(named)
             found = read(model, source)
@@ -185,7 +189,7 @@ def _steps(model: Target, horizon: int | None) -> int | None:
 
 def _columns(model: Target) -> dict[str, Any]:
     data = model.config.data
-    columns = {"id_column": data.id_column, "time_column": data.time_column}
+    columns = {"id_column": data.id_column, "time_column": data.time_column, "stamps": data.stamps}
     if model.task == "classify":
         return {**columns, "label_column": data.label_column}
     return {

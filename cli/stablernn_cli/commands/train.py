@@ -13,7 +13,7 @@ import typer
 
 from stablernn_cli.commands.registry import data_notes, show_metrics
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, TRAINING_PANEL, Device
+from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, TRAINING_PANEL, Device, Stamps
 from stablernn_cli.output import JsonOption, Output, figure
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ KEYS = {
     "target": "data.target",
     "id_column": "data.id_column",
     "time_column": "data.time_column",
+    "stamps": "data.stamps",
     "frequency": "data.frequency",
     "task": "task.name",
     "horizon": "task.horizon",
@@ -77,6 +78,9 @@ def train(
     ] = None,
     id_column: Annotated[str | None, _data("Column that tells series apart; default: unique_id.")] = None,
     time_column: Annotated[str | None, _data("Column of time stamps; default: ds.")] = None,
+    stamps: Annotated[
+        Stamps | None, _data("Meaning of whole numbers as times; default: step, refused where they look like dates.")
+    ] = None,
     frequency: Annotated[
         str | None, _data("Word of the time grid, such as h or W; default: found in the data.")
     ] = None,

@@ -9,7 +9,9 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from stablernn_server.timestamps import unix_time
 
 UNIVARIATE = "univariate_time_series"
 MULTIVARIATE = "multivariate_time_series"
@@ -46,6 +48,16 @@ Constants = Annotated[
     dict[str, Any],
     WithJsonSchema({"description": "By name, a number or null.", "type": "object", "additionalProperties": _VALUE}),
 ]
+
+
+def _is_text(value: object) -> object:
+    """``value``; of a Unix time the error says which timestamp it is."""
+    if isinstance(value, int | float) and (text := unix_time(value)):
+        raise ValueError(f"must be ISO 8601 text, and the number is {text}; send that")
+    return value
+
+
+Timestamp = Annotated[str, BeforeValidator(_is_text)]
 
 
 class _Request(BaseModel):
@@ -85,7 +97,7 @@ class SeriesInput(_Request):
     type: Literal["univariate_time_series", "multivariate_time_series"] | None = None
     name: str | None = Field(default=None, max_length=256)
     frequency: str | None = Field(default=None, max_length=32, examples=["W", "MS", "15min"])
-    start_timestamp: str | None = Field(default=None, max_length=64, examples=["2024-01-06T00:00:00Z"])
+    start_timestamp: Timestamp | None = Field(default=None, max_length=64, examples=["2024-01-06T00:00:00Z"])
     dt: list[float] | None = Field(default=None, examples=[None])
     future: Known | None = None
     static: Constants | None = None

@@ -86,9 +86,10 @@ def columns_of_file(
     return (*(known[name] if name in known else Column(name, "ignored", kinds[name]) for name in names), *added)
 
 
-def table_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that say which columns a table has, with their defaults."""
+def table_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that say which columns a table has and what its times are, with their defaults."""
     return {
         "id_column": options.get("id_column", ID_COLUMN),
         "time_column": options.get("time_column", TIME_COLUMN),
+        "stamps": options.get("stamps"),
     }

@@ -13,6 +13,7 @@ import polars as pl
 from stablernn import errors
 from stablernn.data.check._report import Column, Findings, Kind, Role
 from stablernn.data.frames import column_names, first_row, frames
+from stablernn.data.numeric_timestamps import UNIX_NS, ambiguous_numbers, resemblance, unix_instants
 from stablernn.data.sequences import Resolution, finite_float32
 from stablernn.data.stamps import dates, time_text
 from stablernn.data.tables import _MISSING, TIME_COLUMN, _clean
@@ -76,6 +77,7 @@ def look_at_cells(
     *,
     id_column: str,
     time_column: str,
+    stamps: str | None,
     label_column: str | None,
     channels: Sequence[str] | None,
     static: Sequence[str],
@@ -97,10 +99,13 @@ def look_at_cells(
         return CellLook(tuple(_value(cells[name]) for name in cells.names), (), {})
     warn_of_names(cells.names, findings)
     time_name, guessed = _time_name(cells, time_column)
-    stamps = None if time_name is None else _stamps(cells, time_name, findings)
-    if stamps is not None:
+    times: Timestamps | None = None
+    if time_name is not None:
+        times, guess = _times(cells, time_name, stamps, findings)
+        guessed |= guess
+    if times is not None:
         ids = cells[id_column] if id_column in cells.names else None
-        guessed |= _check_order(cells, stamps, ids, (time_name or "", *targets), findings)
+        guessed |= _check_order(cells, times, ids, (time_name or "", *targets), findings)
     roles: dict[str | None, Role] = {
         label_column: "label",
         guessed.get("id_column", id_column): "id",
@@ -112,7 +117,7 @@ def look_at_cells(
         role = "static" if name in static else roles.get(name, role)
         column = _column(cells, name, role, findings)
         if role == "time":
-            column = _with_times(column, cells, name, stamps)
+            column = _with_times(column, cells, name, times)
         columns.append(column)
         if role == "channel" and not column.unreadable and column.kind in ("numbers", "empty"):
             readable.append(name)
@@ -208,28 +213,43 @@ def _counts(column: pl.Series) -> bool:
     return bool(steps[0] > 0 and (steps == steps[0]).all())
 
 
-def _stamps(cells: _Cells, name: str, findings: Findings) -> Timestamps | None:
+def _times(cells: _Cells, name: str, stamps: str | None, findings: Findings) -> tuple[Timestamps | None, Notes]:
+    """The column of times, None where a cell is none, and the guess at what its whole numbers are."""
     text = time_text(cells[name])
+    whole = text.cast(pl.Int64, strict=False) if text.dtype == pl.String else None
+    guess: Notes = {}
+    if whole is not None and not whole.null_count() and stamps != "yyyymmdd":
+        numbers = whole.to_numpy().astype(np.int64)
+        reading = resemblance(numbers) if stamps is None else None
+        if reading is not None:
+            error = ambiguous_numbers(cells.path.name, name, int(numbers[0]), reading)
+            findings.problem("ambiguous_times", str(error))
+            guess = {} if reading.stamps is None else {"stamps": reading.stamps}
+            stamps = reading.stamps or "step"
+        if stamps in UNIX_NS:
+            instants, fits = unix_instants(numbers, stamps)
+            return (instants.view("datetime64[ns]") if fits.all() else None), guess
+        if stamps == "step":
+            return numbers, guess
     found = dates(text)
     if not found.null_count():
-        return found.to_numpy().astype("datetime64[ns]")
-    whole = text.cast(pl.Int64, strict=False) if text.dtype == pl.String else found
-    if not whole.null_count():
-        return whole.to_numpy().astype(np.int64)
+        return found.to_numpy().astype("datetime64[ns]"), guess
+    if whole is not None and not whole.null_count() and stamps is None:
+        return whole.to_numpy().astype(np.int64), guess
     if found.null_count() > 1:
         findings.problem(
             "not_a_time",
             f"'{cells.path.name}' column '{name}': {found.null_count()} of {len(found)} cells are not times; "
             f"{cells.where(name, found.is_null())}.",
         )
-    return None
+    return None, guess
 
 
-def _with_times(column: Column, cells: _Cells, name: str, stamps: Timestamps | None) -> Column:
-    if stamps is None:
+def _with_times(column: Column, cells: _Cells, name: str, times: Timestamps | None) -> Column:
+    if times is None:
         return replace(column, kind="mixed", unreadable=dates(time_text(cells[name])).null_count())
-    kind: Kind = "dates" if stamps.dtype.kind == "M" else "numbers"
-    return replace(column, kind=kind, low=stamp_text(stamps.min()), high=stamp_text(stamps.max()))
+    kind: Kind = "dates" if times.dtype.kind == "M" else "numbers"
+    return replace(column, kind=kind, low=stamp_text(times.min()), high=stamp_text(times.max()))
 
 
 def _column(cells: _Cells, name: str, role: Role, findings: Findings) -> Column:

@@ -1,0 +1,99 @@
+"""Unix times from training to forecast: the run remembers what whole numbers are, and every command may say it anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli_helpers import Workplace
+from stablernn_registry import Registry
+
+DAY = 86_400
+FIRST = 1_704_067_200  # 2024-01-01
+REFUSED = (
+    "holds whole numbers that look like Unix times in seconds: 1704067200 would be 2024-01-01 00:00:00. Say what they "
+    "are with data.stamps (--stamps): unix-s, unix-ms, yyyymmdd, or step where they only number the steps."
+)
+
+
+def write(path: Path, unit: str, steps: int = 90) -> None:
+    days = np.arange(steps)
+    times = {
+        "s": FIRST + DAY * days,
+        "ms": 1000 * (FIRST + DAY * days),
+        "iso": np.datetime_as_string(np.datetime64("2024-01-01") + days, unit="D") + np.array("T00:00:00Z"),
+    }[unit]
+    values = 10 + np.sin(2 * np.pi * days / 7)
+    path.write_text("\n".join(["ds,y", *(f"{t},{y:.4f}" for t, y in zip(times, values, strict=True))]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def unix(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A published model ``daily`` with a calendar, trained on Unix times in seconds."""
+    place = Workplace(tmp_path_factory.mktemp("unix"))
+    for unit in ("s", "ms", "iso"):
+        (place.folder / unit).mkdir()
+        write(place.path(f"{unit}/d.csv"), unit)
+    small = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 3, "--set", "data.calendar=week")
+    place.ok("-q", "train", "--data", "s/d.csv", "--stamps", "unix-s", *small, "--run-dir", "run")
+    place.ok("-q", "export", "run", "--name", "daily")
+    return place
+
+
+def test_train_and_check_refuse_unix_times_that_nobody_named(unix: Workplace) -> None:
+    trained = unix("train", "--data", "s/d.csv", "--cell", "lipschitz", "--run-dir", "none")
+    assert (trained.code, trained.sentence) == (1, f"'d.csv' column 'ds' {REFUSED}")
+    report = unix("data", "check", "s/d.csv")
+    assert report.code == 1
+    assert f"problem: 'd.csv' column 'ds' {REFUSED} [refused]" in report.out
+    assert "--stamps unix-s" in report.out
+
+
+def test_run_and_version_record_what_the_numbers_are(unix: Workplace) -> None:
+    assert json.loads(unix.path("run/data.json").read_text())["stamps"] == "unix-s"
+    manifest = Registry(unix.registry).get("daily").manifest
+    assert manifest.preprocessing["stamps"] == "unix-s"
+    assert (manifest.frequency, manifest.season) == ("D", 7)
+
+
+@pytest.mark.parametrize("target", ["run", "daily"])
+def test_predict_and_eval_read_them_as_training_did(unix: Workplace, target: str) -> None:
+    said = unix.ok("-q", "predict", target, "--input", "s/d.csv").out
+    assert said.splitlines()[1].startswith("d,2024-03-31T00:00:00Z,")
+    assert unix.ok("-q", "predict", target, "--input", "iso/d.csv").out == said
+    assert unix.ok("-q", "predict", target, "--input", "ms/d.csv", "--stamps", "unix-ms").out == said
+    scores = unix.ok("-q", "eval", target, "--json").json["metrics"]
+    again = unix.ok("-q", "eval", target, "--data", "ms/d.csv", "--stamps", "unix-ms", "--json").json
+    assert (again["metrics"], again["data"]["as_trained"]) == (scores, True)
+
+
+@pytest.mark.parametrize("command", [("predict", "daily", "--input"), ("eval", "daily", "--data")])
+def test_another_unit_than_that_of_training_is_refused(unix: Workplace, command: tuple[str, ...]) -> None:
+    result = unix(*command, "ms/d.csv")
+    assert result.code == 1
+    assert result.sentence == (
+        "'d.csv' row 2, column 'ds': '1704067200000' is no time of the years 1678 to 2261 by data.stamps=unix-s. Set "
+        "data.stamps (--stamps) to what the numbers are."
+    )
+
+
+def test_a_model_of_dates_asks_what_the_numbers_are(workplace: Workplace) -> None:
+    header, *lines = workplace.path("load.csv").read_text().splitlines()
+    numbered = [f"{FIRST + DAY * day},{line.split(',', 1)[1]}" for day, line in enumerate(lines)]
+    workplace.path("unix").mkdir()
+    workplace.path("unix/load.csv").write_text("\n".join([header, *numbered]) + "\n")
+    for target in ("load-run", "load"):
+        refused = workplace("predict", target, "--input", "unix/load.csv")
+        assert (refused.code, refused.sentence) == (1, f"'load.csv' column 'ds' {REFUSED}")
+        dated = workplace.ok("-q", "predict", target, "--input", "load.csv").out
+        said = workplace.ok("-q", "predict", target, "--input", "unix/load.csv", "--stamps", "unix-s").out
+        assert said.replace("T00:00:00Z", "") == dated
+
+
+def test_stamps_are_not_for_sequences(workplace: Workplace) -> None:
+    np.savez(workplace.path("one.npz"), x=np.ones((2, 4, 1), np.float32))
+    result = workplace("predict", "digits", "--input", "one.npz", "--stamps", "unix-s")
+    assert (result.code, result.sentence) == (2, "--stamps is for tables of series, got 'unix-s'. Leave it out.")

@@ -1,0 +1,254 @@
+"""Whole numbers as timestamps: refused where they look like dates, and read as ``stamps`` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stablernn.data import load_data, read_inputs
+from stablernn.data.check import check_data
+from stablernn.data.numeric_timestamps import resemblance
+from stablernn.data.tables import Table, open_table
+from stablernn.errors import ConfigError, DataError, UnknownNameError
+
+HOUR = 3600
+NOON = 1_704_110_400  # 2024-01-01 12:00 UTC
+
+
+def write(path: Path, times: list[object], header: str = "ds,y") -> Path:
+    path.write_text("\n".join([header, *(f"{time},{place % 7}" for place, time in enumerate(times))]) + "\n")
+    return path
+
+
+def read(path: Path, times: list[object], stamps: str | None = None) -> Table:
+    return open_table(write(path / "d.csv", times), stamps=stamps).read()
+
+
+def refusal(form: str, first: object, date: str, column: str = "ds") -> str:
+    return (
+        f"'d.csv' column '{column}' holds whole numbers that look like {form}: {first} would be {date}. Say what they "
+        "are with data.stamps (--stamps): unix-s, unix-ms, yyyymmdd, or step where they only number the steps."
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "form", "example"),
+    [
+        pytest.param([10**8, 10**8 + 7], "Unix times in seconds", "1973-03-03 09:46:40", id="first second"),
+        pytest.param([4_102_444_799], "Unix times in seconds", "2099-12-31 23:59:59", id="last second"),
+        pytest.param([0, 86_400, 10**8], "Unix times in seconds", "1970-01-01 00:00:00", id="from 1970"),
+        pytest.param([-(10**8), 3_600 - 10**8], "Unix times in seconds", "1966-10-31 14:13:20", id="before 1970"),
+        pytest.param([10**11, 10**11 + 7], "Unix times in milliseconds", "1973-03-03 09:46:40", id="first ms"),
+        pytest.param([4_102_444_799_999], "Unix times in milliseconds", "2099-12-31 23:59:59", id="last ms"),
+        pytest.param([1_704_110_400_000_000], "Unix times in microseconds", "2024-01-01 12:00:00", id="microseconds"),
+        pytest.param([1_704_110_400_000_000_000], "Unix times in nanoseconds", "2024-01-01 12:00:00", id="nanoseconds"),
+        pytest.param([16_780_101], "dates without separators", "1678-01-01", id="first day"),
+        pytest.param([22_611_231], "dates without separators", "2261-12-31", id="last day"),
+        pytest.param([20_240_229], "dates without separators", "2024-02-29", id="leap day"),
+        pytest.param(
+            [20_240_131, 20_240_201, 20_240_232], "dates without separators", "2024-01-31", id="a day misspelled"
+        ),
+        pytest.param([2_024_013_123], "dates without separators", "2024-01-31 23:00:00", id="with hours"),
+        pytest.param([202_401_312_359], "dates without separators", "2024-01-31 23:59:00", id="with minutes"),
+        pytest.param([20_240_131_235_959], "dates without separators", "2024-01-31 23:59:59", id="with seconds"),
+    ],
+)
+def test_numbers_that_look_like_dates(numbers: list[int], form: str, example: str) -> None:
+    seen = resemblance(np.array(numbers, dtype=np.int64))
+    assert seen is not None
+    assert (seen.form, seen.example) == (form, example)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param(range(1000), id="step numbers"),
+        pytest.param(range(1749, 1984), id="years"),
+        pytest.param([-5, -1, 0], id="negative numbers"),
+        pytest.param([1_000_001, 1_000_002], id="ids of 7 digits"),
+        pytest.param([99_999_999], id="below the first Unix time"),
+        pytest.param([4_102_444_800], id="above the last second"),
+        pytest.param([99_999_999_999], id="below the first in milliseconds"),
+        pytest.param([4_102_444_800_000], id="above the last in milliseconds"),
+        pytest.param([0, 44_100, 158_760_000], id="samples counted at 44.1 kHz"),
+        pytest.param([0, 86_400, 99_999_999], id="hours counted in seconds"),
+        pytest.param([16_771_231], id="before 1678"),
+        pytest.param([22_620_101], id="after 2261"),
+        pytest.param([20_230_229], id="no leap day"),
+        pytest.param([20_241_301], id="month 13"),
+        pytest.param([20_240_100], id="day 0"),
+        pytest.param(range(20_240_101, 20_240_301), id="ids of 8 digits, few of them dates"),
+        pytest.param([20_240_131, 20_240_132], id="half of them dates"),
+    ],
+)
+def test_numbers_that_only_number_the_steps(numbers: range | list[int]) -> None:
+    assert resemblance(np.array(numbers, dtype=np.int64)) is None
+
+
+@pytest.mark.parametrize(
+    ("times", "sentence"),
+    [
+        pytest.param(
+            [NOON, NOON + HOUR], refusal("Unix times in seconds", NOON, "2024-01-01 12:00:00"), id="unix seconds"
+        ),
+        pytest.param(
+            [NOON * 1000, NOON * 1000 + 1],
+            refusal("Unix times in milliseconds", NOON * 1000, "2024-01-01 12:00:00"),
+            id="unix milliseconds",
+        ),
+        pytest.param(
+            [20240131, 20240201], refusal("dates without separators", 20240131, "2024-01-31"), id="days of eight digits"
+        ),
+        pytest.param(
+            [2024013112, 2024013113],
+            "'d.csv' column 'ds' holds whole numbers that look like dates without separators: 2024013112 would be "
+            "2024-01-31 12:00:00. Write them as dates such as 2024-01-31 13:00:00 or as Unix times in milliseconds, or "
+            "set data.stamps=step (--stamps) where they only number the steps.",
+            id="hours of ten digits",
+        ),
+    ],
+)
+def test_whole_numbers_that_look_like_dates_are_refused(tmp_path: Path, times: list[object], sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, times)
+    assert str(caught.value) == sentence
+
+
+def test_one_series_of_unix_times_among_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text(f"unique_id,ds,y\na,1,1\na,2,1\nb,{NOON},1\nb,{NOON + HOUR},1\n")
+    with pytest.raises(DataError) as caught:
+        open_table(tmp_path / "d.csv").read()
+    assert str(caught.value) == refusal("Unix times in seconds", NOON, "2024-01-01 12:00:00")
+
+
+def test_whole_numbers_of_parquet_are_refused_alike(tmp_path: Path) -> None:
+    pl.DataFrame({"ds": [NOON, NOON + HOUR], "y": [1.0, 2.0]}).write_parquet(tmp_path / "d.parquet")
+    with pytest.raises(DataError, match="look like Unix times in seconds"):
+        open_table(tmp_path / "d.parquet").read()
+
+
+@pytest.mark.parametrize(
+    ("stamps", "times"),
+    [
+        ("unix-s", [NOON, NOON + HOUR]),
+        ("unix-ms", [1000 * NOON, 1000 * (NOON + HOUR)]),
+        # Dates with separators are dates, whatever whole numbers would be.
+        ("unix-s", ["2024-01-01T12:00:00Z", "2024-01-01T13:00:00Z"]),
+        ("step", ["2024-01-01T12:00:00Z", "2024-01-01T13:00:00Z"]),
+    ],
+)
+def test_unix_times_are_instants(tmp_path: Path, stamps: str, times: list[object]) -> None:
+    table = read(tmp_path, times, stamps)
+    assert [str(one)[:16] for one in table.series[0].ds] == ["2024-01-01T12:00", "2024-01-01T13:00"]
+    assert table.notes["time_zone"] == "UTC"
+    assert table.notes.get("stamps") == (stamps if isinstance(times[0], int) else None)
+
+
+def test_unix_times_of_eight_digits_are_no_days(tmp_path: Path) -> None:
+    (ds,) = (one.ds for one in read(tmp_path, [20240101, 20240102], "unix-s").series)
+    assert str(ds[0]) == "1970-08-23T06:15:01.000000000"
+
+
+def test_days_of_eight_digits_are_dates(tmp_path: Path) -> None:
+    table = read(tmp_path, [20240131, 20240201], "yyyymmdd")
+    assert [str(one)[:10] for one in table.series[0].ds] == ["2024-01-31", "2024-02-01"]
+    assert table.notes["stamps"] == "yyyymmdd"
+
+
+@pytest.mark.parametrize("times", [[NOON, NOON + HOUR], [20240131, 20240201], [202401, 202402]])
+def test_numbers_of_steps_stay_numbers(tmp_path: Path, times: list[int]) -> None:
+    ds = read(tmp_path, list(times), "step").series[0].ds
+    assert (ds.dtype, ds.tolist()) == (np.int64, times)
+
+
+@pytest.mark.parametrize(
+    ("stamps", "times", "sentence"),
+    [
+        (
+            "unix-s",
+            [NOON, 1000 * NOON],
+            "'d.csv' row 3, column 'ds': '1704110400000' is no time of the years 1678 to 2261 by data.stamps=unix-s. "
+            "Set data.stamps (--stamps) to what the numbers are.",
+        ),
+        (
+            "unix-s",
+            [-9_214_560_001, 0],
+            "'d.csv' row 2, column 'ds': '-9214560001' is no time of the years 1678 to 2261 by data.stamps=unix-s. "
+            "Set data.stamps (--stamps) to what the numbers are.",
+        ),
+        (
+            "yyyymmdd",
+            [20240131, 20240132],
+            "'d.csv' row 3, column 'ds': '20240132' is not a time. With data.stamps=yyyymmdd times are dates from 1678 "
+            "to 2261 as 20240131 or 2024-01-31.",
+        ),
+    ],
+)
+def test_numbers_that_are_not_what_was_said(tmp_path: Path, stamps: str, times: list[object], sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, times, stamps)
+    assert str(caught.value) == sentence
+
+
+def test_the_first_and_the_last_unix_second_that_dates_can_hold(tmp_path: Path) -> None:
+    ds = read(tmp_path, [-9_214_560_000, 9_214_646_399], "unix-s").series[0].ds
+    assert [str(one)[:19] for one in ds] == ["1678-01-01T00:00:00", "2261-12-31T23:59:59"]
+
+
+def test_an_unknown_reading_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        read(tmp_path, [1, 2], "unix")
+    assert str(caught.value) == (
+        "Unknown reading of whole numbers 'unix'. Did you mean 'unix-s'? stamps is one of unix-s, unix-ms, yyyymmdd, "
+        "step."
+    )
+
+
+def test_stamps_are_for_tables(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.zeros((4, 3, 1), np.float32), y=np.arange(4) % 2)
+    with pytest.raises(ConfigError) as caught:
+        load_data(tmp_path / "d.npz", stamps="unix-s")
+    assert str(caught.value) == "stamps is for tables; 'd.npz' is none."
+
+
+def test_unix_times_have_the_season_of_their_frequency(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", [NOON + HOUR * step for step in range(200)])
+    data = load_data(path, stamps="unix-s")
+    assert (data.frequency, data.season, data.horizon) == ("h", 24, 24)  # type: ignore[union-attr]
+
+
+def test_labelled_tables_take_unix_times(tmp_path: Path) -> None:
+    rows = [f"{name},{NOON + HOUR * step},{step},{name}" for name in "abcdefgh" for step in range(3)]
+    labelled = [row[:-1] + "xy"["abcdefgh".index(row[0]) % 2] for row in rows]
+    (tmp_path / "d.csv").write_text("\n".join(["unique_id,ds,height,label", *labelled]) + "\n")
+    with pytest.raises(DataError, match="look like Unix times in seconds"):
+        load_data(tmp_path / "d.csv")
+    assert load_data(tmp_path / "d.csv", stamps="unix-s").notes["stamps"] == "unix-s"
+
+
+def test_inputs_of_a_model_are_read_by_the_same_setting(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", [NOON + HOUR * step for step in range(8)])
+    with pytest.raises(DataError, match="look like Unix times in seconds"):
+        read_inputs(path, task="forecast", features=["y"])
+    inputs = read_inputs(path, task="forecast", features=["y"], frequency="h", stamps="unix-s")
+    assert str(inputs.future_ds(0, 1)[0])[:16] == "2024-01-01T20:00"
+
+
+@pytest.mark.parametrize(
+    ("times", "stamps"),
+    [
+        ([NOON + HOUR * step for step in range(200)], "unix-s"),
+        ([1000 * (NOON + HOUR * step) for step in range(200)], "unix-ms"),
+        ([20240101 + day for day in range(31)] + [20240201 + day for day in range(29)], "yyyymmdd"),
+    ],
+)
+def test_a_check_goes_on_with_the_reading_that_it_guesses(tmp_path: Path, times: list[object], stamps: str) -> None:
+    report = check_data(write(tmp_path / "d.csv", times))
+    assert not report.ok
+    assert report.assumed == {"stamps": stamps}
+    assert report.data is not None
+    assert report.data.season in (7, 24)  # type: ignore[union-attr]
+    assert check_data(tmp_path / "d.csv", stamps=stamps).ok
