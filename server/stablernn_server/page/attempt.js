@@ -2,12 +2,14 @@
 
 import { address, modelPath, postJson } from "./api.js";
 import { Bars, percent } from "./bars.js";
+import { advance, areDays, firstOf2024, parseTime, stepsBetween, timeText } from "./calendar.js";
 import { copyButton, count, el, number, table } from "./dom.js";
 import { choice, field, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES, textInput } from "./fields.js";
 import { Plot } from "./plot.js";
-import { generator, parseSeries, seriesText } from "./series.js";
+import { generator, parseSeries, readSeries, SeriesError, seriesText } from "./series.js";
 
 const LONGEST_TABLE = 1000;
+const MOST_STEPS = 100_000;
 
 /** The section for one version; `facts` are the parameters of its metadata. */
 export function attemptView(name, version, facts) {
@@ -32,9 +34,11 @@ class Attempt {
     this.options = this.isForecast ? this.forecastFields() : this.classifyFields();
     const lines = this.names.length > 1 ? `one line for each step: ${this.names.join(", ")}` : "numbers in any lines";
     this.text = field(`Series of ${this.names.join(", ")}`, el("textarea", { rows: 7, spellcheck: false, autocomplete: "off" }), {
-      hint: `JSON, CSV, or ${lines}. null, NaN or an empty cell is a missing value.`,
+      hint: `JSON, CSV, or ${lines}. null, NaN or an empty cell is a missing value. A column ds holds the time of each row.`,
       wide: true,
     });
+    // A time that came with one series says nothing of the next.
+    this.text.control.addEventListener("input", () => this.dropMadeStart());
     this.element = el(
       "form",
       { class: "attempt", noValidate: true, onsubmit: (event) => this.submit(event) },
@@ -62,8 +66,12 @@ class Attempt {
     const fill = () => {
       seed += 1;
       const next = generator({ kind: this.shape.control.value, ...scalesOf(this.facts), period: numberIn(this.period.control) ?? 24, seed });
-      const steps = Math.min(100000, Math.max(1, numberIn(this.length.control) ?? length));
+      const steps = Math.min(MOST_STEPS, Math.max(1, numberIn(this.length.control) ?? length));
       this.text.control.value = seriesText(Array.from({ length: steps }, next));
+      this.dropMadeStart();
+      if (this.isForecast && this.facts.calendar !== null && this.start.control.value.trim() === "") {
+        this.setStart(firstOf2024(this.facts.frequency));
+      }
     };
     const button = el("button", { type: "button", onclick: fill }, "Fill in");
     return el("div", { class: "fields" }, this.shape.element, this.length.element, this.period.element, el("div", { class: "field end" }, button));
@@ -78,8 +86,9 @@ class Attempt {
     const { facts } = this;
     this.horizon = field("Horizon", numberInput(facts.horizon, { min: 1, max: facts.horizon }), { hint: `at most ${facts.horizon}` });
     const needed = facts.calendar !== null;
-    this.start = field("Time of the first value", textInput(needed ? "2024-01-01T00:00:00Z" : "", "2024-01-01"), {
-      hint: needed ? "the calendar features follow from it" : "may be empty",
+    this.madeStart = null;
+    this.start = field("Time of the first value", textInput("", "2024-01-01"), {
+      hint: needed ? "needed: the calendar features follow from it; a column ds fills it in" : "may be empty; a column ds fills it in",
     });
     this.frequency = field("Frequency", textInput(facts.frequency ?? "", "D, H, W, 15min"));
     this.statics = (facts.static ?? []).map((name) => [name, field(name, numberInput(null, { step: "any" }), { hint: "does not change" })]);
@@ -90,29 +99,59 @@ class Attempt {
     return [this.horizon, this.start, this.frequency, ...this.statics.map(([, one]) => one), ...this.futures.map(([, one]) => one)];
   }
 
-  /** Path and body of the request; throws SeriesError. */
+  /** Puts a time into the form that the user did not type. */
+  setStart(time) {
+    this.madeStart = new Date(time).toISOString();
+    this.start.control.value = this.madeStart;
+  }
+
+  dropMadeStart() {
+    if (this.isForecast && this.madeStart !== null && this.start.control.value === this.madeStart) this.start.control.value = "";
+    this.madeStart = null;
+  }
+
+  /** Path and body of the request, and the time of each step as a function or null; throws SeriesError. */
   request() {
-    const { values, start } = parseSeries(this.text.control.value, this.names);
-    const input = { series: values };
+    const { facts } = this;
+    const future = (this.futures ?? []).map(([name]) => name);
+    const statics = (this.statics ?? []).map(([name]) => name);
+    const stamps = facts.preprocessing?.stamps ?? null;
+    const read = readSeries(this.text.control.value, { features: this.names, future, statics, stamps });
     const options = {};
-    const body = { model: `${this.name}:${this.version}`, inputs: [input], options };
+    const body = (input) => ({ model: `${this.name}:${this.version}`, inputs: [input], options });
     if (!this.isForecast) {
       const topK = numberIn(this.topK.control);
       if (topK !== null) options.top_k = topK;
-      return { path: "v1/timeseries/classify", body };
+      const { times } = read;
+      return { path: "v1/timeseries/classify", body: body({ series: read.values }), timeOf: times === null ? null : (step) => times[step - 1] ?? times.at(-1) };
     }
     const horizon = numberIn(this.horizon.control);
     if (horizon !== null) options.horizon = horizon;
-    if (start !== null && this.start.control.value.trim() === "" && this.facts.frequency !== null) this.start.control.value = start;
-    if (this.start.control.value.trim() !== "") input.start_timestamp = this.start.control.value.trim();
-    if (this.frequency.control.value.trim() !== "") input.frequency = this.frequency.control.value.trim();
-    const statics = this.statics.map(([name, one]) => [name, numberIn(one.control)]).filter(([, value]) => value !== null);
-    if (statics.length > 0) input.static = Object.fromEntries(statics);
-    const futures = this.futures.filter(([, one]) => one.control.value.trim() !== "");
-    if (futures.length > 0) {
-      input.future = Object.fromEntries(futures.map(([name, one]) => [name, parseSeries(one.control.value, [name]).values]));
+    const frequency = this.frequency.control.value.trim() || facts.frequency;
+    const { values, times } = onGrid(read, frequency);
+    if (times !== null && facts.frequency !== null) this.setStart(times[0]);
+    const start = this.start.control.value.trim();
+    if (start === "" && facts.calendar !== null) {
+      const periods = facts.calendar.map(({ name }) => name).join(" and the ");
+      throw new SeriesError(`The model is told where in the ${periods} each step lies: give the time of the first value, or paste a table with a column ds of times.`);
     }
-    return { path: "v1/timeseries/forecast", body };
+    const input = { series: values };
+    if (start !== "") input.start_timestamp = start;
+    // Without a frequency the server counts by the model's own, which keeps the day of a month.
+    if (this.frequency.control.value.trim() !== (facts.frequency ?? "")) input.frequency = frequency;
+    const known = this.statics.map(([name, one]) => [name, numberIn(one.control) ?? read.statics[name] ?? null]).filter(([, value]) => value !== null);
+    if (known.length > 0) input.static = Object.fromEntries(known);
+    const ahead = this.futures.map(([name, one]) => {
+      const typed = one.control.value.trim();
+      return [name, typed === "" ? read.future[name]?.slice(0, facts.horizon) : parseSeries(typed, [name]).values];
+    });
+    const given = ahead.filter(([, numbers]) => numbers !== undefined);
+    if (given.length > 0) input.future = Object.fromEntries(given);
+    // A model that was trained without a frequency cannot count steps from a time.
+    this.unusedTimes = times !== null && facts.frequency === null;
+    const first = parseTime(start);
+    const hasTimes = first !== null && advance(first, 1, frequency) !== null;
+    return { path: "v1/timeseries/forecast", body: body(input), timeOf: hasTimes ? (step) => advance(first, step - 1, frequency) : null };
   }
 
   async submit(event) {
@@ -122,10 +161,10 @@ class Attempt {
     this.button.disabled = true;
     this.element.setAttribute("aria-busy", "true");
     try {
-      const { path, body } = this.request();
+      const { path, body, timeOf } = this.request();
       const started = performance.now();
       const answer = await postJson(path, body);
-      this.show(body.inputs[0].series, answer, performance.now() - started);
+      this.show(body.inputs[0].series, timeOf, answer, performance.now() - started);
     } catch (error) {
       this.summary.textContent = "";
       this.figure.hidden = true;
@@ -136,17 +175,17 @@ class Attempt {
     }
   }
 
-  show(values, answer, elapsed) {
+  show(values, timeOf, answer, elapsed) {
     const content = answer.outputs[0].content[0];
     const columns = this.names.map((_, place) => values.map((row) => (Array.isArray(row) ? row[place] : row) ?? null));
     const outside = answer.states_outside_ball ?? [];
     const warning = outside.length > 0 ? ` States outside their certified ball: ${outside.join(", ")}.` : "";
-    const said = this.isForecast ? this.showForecast(columns, content) : this.showClasses(columns, content);
+    const said = this.isForecast ? this.showForecast(columns, timeOf, content) : this.showClasses(columns, timeOf, content);
     this.summary.textContent = `${said} Version ${answer.model_version}, ${number(elapsed, 3)} ms there and back.${warning}`;
     this.figure.hidden = false;
   }
 
-  showClasses(columns, content) {
+  showClasses(columns, timeOf, content) {
     const plot = new Plot();
     const bars = new Bars("Classes by probability");
     const pairs = Object.entries(content.probabilities).sort((one, other) => other[1] - one[1]);
@@ -158,17 +197,17 @@ class Attempt {
       numbers("Probabilities as a table", ["Class", "Probability"], pairs.map(([label, share]) => [label, share])),
       numbers("Series as a table", ["Step", ...this.names], columns[0].map((_, step) => [String(step + 1), ...columns.map((column) => column[step] ?? "missing")])),
     );
-    plot.draw({ label: `The series of ${count(steps, "step")} that was classified.`, xLabel: "step", yLabel: lines.map(({ name }) => name).join(", "), lines });
+    plot.draw({ label: `The series of ${count(steps, "step")} that was classified.`, xLabel: timeOf === null ? "step" : "time (UTC)", yLabel: lines.map(({ name }) => name).join(", "), lines, timeOf });
     return `Class ${content.label}, with a probability of ${percent(content.probabilities[content.label])}.`;
   }
 
-  showForecast(columns, content) {
+  showForecast(columns, timeOf, content) {
     const targets = content.targets.map((target, place) => forecastOf(target, place, content, columns[this.names.indexOf(target)] ?? []));
     const plot = new Plot();
     const draw = (target) =>
       plot.draw({
         label: `${target.name}: ${count(target.observed.length, "observed step")} and the forecast of ${count(target.mean.length, "step")}, from ${number(target.mean[0])} to ${number(target.mean.at(-1))}.`,
-        xLabel: `step${content.frequency ? ` (${content.frequency})` : ""}`,
+        xLabel: timeOf === null ? `step${content.frequency ? ` (${content.frequency})` : ""}` : `time (UTC), steps of ${content.frequency}`,
         yLabel: target.name,
         divider: target.observed.length + 0.5,
         lines: [
@@ -176,6 +215,7 @@ class Attempt {
           { name: "forecast", values: target.mean, start: target.observed.length + 1, kind: "forecast" },
         ],
         bands: target.bands,
+        timeOf,
       });
     const parts = [plot.element];
     if (targets.length > 1) {
@@ -183,12 +223,18 @@ class Attempt {
       picker.control.addEventListener("change", () => draw(targets[Number(picker.control.value)]));
       parts.unshift(picker.element);
     }
-    const heads = ["Step ahead", ...targets.flatMap(({ name, levels }) => [name, ...levels.map(([level]) => `${name}, ${level}`)])];
-    const rows = targets[0].mean.map((_, step) => [`+${step + 1}`, ...targets.flatMap(({ mean, levels }) => [mean[step], ...levels.map(([, values]) => values[step])])]);
+    const times = timeOf === null ? null : targets[0].mean.map((_, step) => timeOf(targets[0].observed.length + step + 1));
+    const heads = ["Step ahead", ...(times === null ? [] : ["Time (UTC)"]), ...targets.flatMap(({ name, levels }) => [name, ...levels.map(([level]) => `${name}, ${level}`)])];
+    const rows = targets[0].mean.map((_, step) => [
+      `+${step + 1}`,
+      ...(times === null ? [] : [timeText(times[step], areDays(times))]),
+      ...targets.flatMap(({ mean, levels }) => [mean[step], ...levels.map(([, values]) => values[step])]),
+    ]);
     this.figure.replaceChildren(...parts, numbers("Forecast as a table", heads, rows));
     draw(targets[0]);
     const from = content.start_timestamp === null ? "" : ` from ${content.start_timestamp}`;
-    return `Forecast of ${count(targets[0].mean.length, "step")}${from}, resting on the last ${count(content.context_used, "step")}.`;
+    const unused = this.unusedTimes ? " The times of the rows were not used: the model was trained without a frequency." : "";
+    return `Forecast of ${count(targets[0].mean.length, "step")}${from}, resting on the last ${count(content.context_used, "step")}.${unused}`;
   }
 
   curl() {
@@ -202,6 +248,26 @@ class Attempt {
     const body = JSON.stringify(request.body).replaceAll("'", "'\\''");
     return `curl -s '${address(request.path)}' -H 'Content-Type: application/json' -d '${body}'`;
   }
+}
+
+/** The rows as steps of a frequency: a missing row becomes a step without values, as it does in `predict`.
+ *
+ * Without times, or where the frequency is not of the calendar, rows are steps.
+ */
+export function onGrid({ values, times }, frequency) {
+  if (times === null) return { values, times };
+  const late = times.findIndex((time, place) => place > 0 && time <= times[place - 1]);
+  if (late > 0) throw new SeriesError(`The times of the rows must ascend, got ${timeText(times[late])} after ${timeText(times[late - 1])}. Sort the rows, and paste one series at a time.`);
+  if (advance(times[0], 1, frequency) === null) return { values, times };
+  const places = times.map((time) => stepsBetween(times[0], time, frequency));
+  const strange = places.indexOf(null);
+  if (strange >= 0) throw new SeriesError(`The model takes steps of ${frequency}, and ${timeText(times[strange])} lies on none of them after ${timeText(times[0])}.`);
+  const steps = places.at(-1) + 1;
+  if (steps > MOST_STEPS) throw new SeriesError(`The times of the rows span ${steps} steps of ${frequency}, the page takes ${MOST_STEPS}.`);
+  const empty = Array.isArray(values[0]) ? values[0].map(() => null) : null;
+  const filled = Array.from({ length: steps }, () => empty);
+  places.forEach((place, row) => (filled[place] = values[row]));
+  return { values: filled, times };
 }
 
 /** One target of an answer, with bands between the quantiles that belong together. */

@@ -1,16 +1,19 @@
 // Lines and bands over steps, drawn as SVG to the width at hand, with labelled axes and a readout under the pointer.
 
+import { areDays, timeText } from "./calendar.js";
 import { el, number, svg } from "./dom.js";
 
 const HEIGHT = 260;
 const MARGIN = { top: 12, right: 14, bottom: 38, left: 58 };
 const LARGEST_WIDTH = 1200;
+// Pixels from one label below the axis to the next: of step numbers, of dates, of dates with a time of day.
+const LABEL_WIDTHS = { step: 65, day: 100, time: 140 };
 
 /** A drawing that follows the width of its place.
  *
- * What it draws: `{label, xLabel, yLabel, lines, bands, divider}`. A line is `{name, values, start, kind}`: one value or null for
+ * What it draws: `{label, xLabel, yLabel, lines, bands, divider, timeOf}`. A line is `{name, values, start, kind}`: one value or null for
  * each step from the step `start` on; a band `{name, lower, upper, start, kind}`; `kind` is a class that style.css gives a colour,
- * `divider` a step at which a vertical line stands.
+ * `divider` a step at which a vertical line stands. `timeOf` gives the timestamp of a step; without it, steps are numbered.
  */
 export class Plot {
   constructor() {
@@ -73,7 +76,9 @@ export class Plot {
       const place = step - start;
       if (lower[place] !== undefined) words.push(`${name} ${number(lower[place])} to ${number(upper[place])}`);
     }
-    this.readout.textContent = `step ${step}: ${words.join(", ")}`;
+    const { timeOf = null } = this.data;
+    const when = timeOf === null ? "" : `${timeText(timeOf(step))}, `;
+    this.readout.textContent = `${when}step ${step}: ${words.join(", ")}`;
   }
 
   unpoint() {
@@ -118,7 +123,7 @@ function scalesOf({ lines, bands = [] }, width) {
   };
 }
 
-function axes({ xLabel, yLabel }, { x, y, steps, values }, width) {
+function axes({ xLabel, yLabel, timeOf = null }, { x, y, steps, values }, width) {
   const bottom = HEIGHT - MARGIN.bottom;
   const parts = [];
   const upwards = ticks(...values, 4);
@@ -126,10 +131,12 @@ function axes({ xLabel, yLabel }, { x, y, steps, values }, width) {
     parts.push(svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
     parts.push(word(tickText(value, upwards.step), { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }));
   }
-  const along = ticks(...steps, width / 65).values.filter((step) => Number.isInteger(step));
-  for (const step of along) {
+  const isDay = timeOf !== null && areDays([timeOf(steps[0]), timeOf(steps[0] + 1)]);
+  const pieces = width / LABEL_WIDTHS[timeOf === null ? "step" : isDay ? "day" : "time"];
+  for (const step of ticks(...steps, pieces).values.filter((step) => Number.isInteger(step))) {
+    const label = timeOf === null ? String(step).replace("-", "−") : timeText(timeOf(step), isDay);
     parts.push(svg("line", { class: "tick", x1: x(step), x2: x(step), y1: bottom, y2: bottom + 4 }));
-    parts.push(word(String(step).replace("-", "−"), { x: x(step), y: bottom + 17, "text-anchor": "middle" }));
+    parts.push(word(label, { x: x(step), y: bottom + 17, "text-anchor": "middle" }));
   }
   parts.push(svg("line", { class: "axis", x1: MARGIN.left, x2: width - MARGIN.right, y1: bottom, y2: bottom }));
   parts.push(word(xLabel, { x: width - MARGIN.right, y: HEIGHT - 4, "text-anchor": "end", class: "title" }));

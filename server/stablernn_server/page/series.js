@@ -1,5 +1,10 @@
 // Series from text (JSON, CSV, numbers with blanks), and generated ones.
 
+import { parseNumber, parseTime } from "./calendar.js";
+
+// Names of the column of times, the likeliest first.
+const TIME_COLUMNS = ["ds", "date", "datetime", "timestamp", "time"];
+const ID_COLUMN = "unique_id";
 const MISSING = new Set(["", "null", "nan", "na", "n/a", "none", "-", "."]);
 
 export class SeriesError extends Error {}
@@ -9,10 +14,21 @@ export class SeriesError extends Error {}
  * `features` are the names that the model takes, in their order; the columns of a table with a heading are chosen by them.
  */
 export function parseSeries(text, features) {
+  const { values, times } = readSeries(text, { features });
+  return { values, start: times === null ? null : new Date(times[0]).toISOString() };
+}
+
+/** What a text says: `{values, times, future, statics}`.
+ *
+ * `values` is flat for one feature, else rows; `times` a timestamp for each, or null. Of a table with a heading, rows behind the last
+ * one in which any feature but those of `future` has a value are the steps ahead: they come as `future`, arrays by name.
+ * `statics` holds the numbers of columns of these names, by name. `stamps` says what whole numbers are as times.
+ */
+export function readSeries(text, { features, future = [], statics = [], stamps = null }) {
   const trimmed = text.trim();
   if (trimmed === "") throw new SeriesError("There is no series yet; paste numbers, or fill in generated ones.");
-  if (trimmed.startsWith("[") || trimmed.startsWith("{")) return { values: fromJson(trimmed), start: null };
-  return fromTable(trimmed, features);
+  if (trimmed.startsWith("[") || trimmed.startsWith("{")) return { values: fromJson(trimmed), times: null, future: {}, statics: {} };
+  return fromTable(trimmed, { features, future, statics, stamps });
 }
 
 function fromJson(text) {
@@ -37,27 +53,66 @@ function checkNumbers(values) {
   }
 }
 
-function fromTable(text, features) {
+function fromTable(text, { features, future, statics, stamps }) {
   const lines = text.split(/\r?\n/).filter((line) => line.trim() !== "");
   const separator = [";", "\t", ","].find((mark) => text.includes(mark)) ?? null;
   let rows = lines.map((line) => cellsOf(line, separator, features.length === 1));
   const isHead = rows[0].every((cell) => !isNumber(cell)) && rows[0].some((cell) => !MISSING.has(cell.toLowerCase()));
   const head = isHead && rows.length > 1 ? rows[0] : null;
   if (head !== null) rows = rows.slice(1);
-  const { start, skip } = timesOf(rows);
+  const first = head === null ? 1 : 2;
+  const { times, place: timePlace } = timesOf(rows, head, features, stamps, first);
+  const idPlace = head === null || features.includes(ID_COLUMN) ? -1 : head.indexOf(ID_COLUMN);
+  checkOneSeries(rows, idPlace);
+  const constants = head === null ? {} : constantsOf(rows, head, statics, first);
+  const others = (cells) => cells.filter((_, place) => place !== timePlace && place !== idPlace && !(head?.[place] in constants));
   if (head !== null && features.every((name) => head.includes(name))) {
     const places = features.map((name) => head.indexOf(name));
     rows = rows.map((row) => places.map((place) => row[place] ?? ""));
-  } else if (head !== null && head.length - skip > 1) {
-    const [given, taken] = [head.slice(skip), features].map((names) => names.join(", "));
+  } else if (head !== null && others(head).length > 1) {
+    const [given, taken] = [others(head), features].map((names) => names.join(", "));
     throw new SeriesError(`The heading names ${given}; the model takes ${taken}. Rename the columns, or leave the heading out to give them in that order.`);
   } else {
-    rows = rows.map((row) => row.slice(skip));
+    rows = rows.map(others);
   }
-  const first = head === null ? 1 : 2;
   const values = rows.map((row, place) => row.map((cell) => valueOf(cell, place + first)));
-  // Numbers of one feature may stand in lines of any length.
-  return { values: features.length === 1 ? values.flat() : values, start };
+  const observed = head === null ? values.length : pastOf(values, features, future);
+  const past = values.slice(0, observed);
+  const ahead = values.slice(observed);
+  return {
+    // Numbers of one feature may stand in lines of any length.
+    values: features.length === 1 ? past.flat() : past,
+    times: times === null ? null : times.slice(0, observed),
+    future: ahead.length === 0 ? {} : Object.fromEntries(future.map((name) => [name, ahead.map((row) => row[features.indexOf(name)])])),
+    statics: constants,
+  };
+}
+
+/** Rows up to the last one with a value that is not known in advance; all where the model knows nothing in advance. */
+function pastOf(values, features, future) {
+  if (future.length === 0) return values.length;
+  const observed = features.flatMap((name, place) => (future.includes(name) ? [] : [place]));
+  return values.findLastIndex((row) => observed.some((place) => row[place] !== null && row[place] !== undefined)) + 1 || values.length;
+}
+
+/** The value of each static column that the table has; all of its rows must agree. */
+function constantsOf(rows, head, statics, first) {
+  const found = {};
+  for (const name of statics.filter((name) => head.includes(name))) {
+    const cells = rows.map((row, place) => valueOf(row[head.indexOf(name)] ?? "", place + first));
+    const distinct = [...new Set(cells.filter((cell) => cell !== null))];
+    if (distinct.length > 1) throw new SeriesError(`The column ${name} never changes within a series, got ${distinct[0]} and ${distinct[1]}.`);
+    if (distinct.length === 1) found[name] = distinct[0];
+  }
+  return found;
+}
+
+function checkOneSeries(rows, idPlace) {
+  if (idPlace < 0) return;
+  const names = [...new Set(rows.map((row) => row[idPlace]))];
+  if (names.length > 1) {
+    throw new SeriesError(`The table holds ${names.length} series in its column ${ID_COLUMN} (${names[0].slice(0, 40)}, ${names[1].slice(0, 40)} ...). Paste the rows of one of them.`);
+  }
 }
 
 function cellsOf(line, separator, single) {
@@ -71,11 +126,22 @@ function cellsOf(line, separator, single) {
   return single ? read.flatMap((cell) => (cell.split(/\s+/).every(isValue) ? cell.split(/\s+/) : [cell])) : read;
 }
 
-/** Whether the first column holds times, and the first of these. */
-function timesOf(rows) {
-  const isTime = (cell) => /^\d{4}-\d\d(-\d\d.*)?$/.test(cell) && !Number.isNaN(Date.parse(cell));
-  if (!rows.every((row) => row.length > 1 && isTime(row[0]))) return { start: null, skip: 0 };
-  return { start: new Date(`${rows[0][0]}${/\d:\d/.test(rows[0][0]) ? "" : "T00:00Z"}`).toISOString(), skip: 1 };
+/** The column of times and what it holds: of a table with a heading the one that is called so, else the first that holds nothing else. */
+function timesOf(rows, head, features, stamps, first) {
+  const cellsAt = (place) => rows.map((row) => row[place] ?? "");
+  const hasTimes = (place) => rows.every((row) => row.length > 1) && cellsAt(place).every((cell) => parseTime(cell) !== null);
+  if (head === null) return hasTimes(0) ? { times: cellsAt(0).map(parseTime), place: 0 } : { times: null, place: -1 };
+  const places = head.map((_, place) => place).filter((place) => !features.includes(head[place]));
+  const named = TIME_COLUMNS.map((name) => places.find((place) => head[place].toLowerCase() === name)).find((place) => place !== undefined);
+  const place = named ?? places.find(hasTimes) ?? -1;
+  if (place < 0) return { times: null, place };
+  const cells = cellsAt(place);
+  const times = cells.map((cell) => parseTime(cell) ?? parseNumber(cell, stamps));
+  if (!times.includes(null)) return { times, place };
+  // Numbers that the model's training data did not call times number the steps.
+  if (cells.every(isNumber)) return { times: null, place };
+  const wrong = times.indexOf(null);
+  throw new SeriesError(`Line ${wrong + first} holds "${cells[wrong].slice(0, 40)}" in the column ${head[place]}, which is no time. Times are written as 2024-01-31 or 2024-01-31 13:00.`);
 }
 
 function isValue(cell) {

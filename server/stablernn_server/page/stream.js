@@ -3,6 +3,7 @@
 import { address, getJson, modelPath } from "./api.js";
 import { bandsOf } from "./attempt.js";
 import { Bars, percent } from "./bars.js";
+import { advance, firstOf2024, timeText } from "./calendar.js";
 import { count, el, number, table } from "./dom.js";
 import { choice, field, numberIn, numberInput, observedFeatures, Problem, scalesOf, SHAPES } from "./fields.js";
 import { Plot } from "./plot.js";
@@ -83,7 +84,8 @@ export class Stream {
     this.patch = hello.sample_shape.length > 1 ? hello.sample_shape[0] : 1;
     this.next = sampler(hello, this.facts, this.shape.control.value, numberIn(this.period.control) ?? 24);
     const rate = Math.min(100, Math.max(1, numberIn(this.rate.control) ?? 20));
-    this.say(this.patch > 1 ? `Streaming ${rate} steps of ${this.patch} samples a second.` : `Streaming ${rate} samples a second.`);
+    const times = this.facts.calendar === null ? "" : ` Their times are made up, too: from ${timeText(this.timeOf(1))} on.`;
+    this.say(`${this.patch > 1 ? `Streaming ${rate} steps of ${this.patch} samples a second.` : `Streaming ${rate} samples a second.`}${times}`);
     this.figure.hidden = false;
     this.timer = setInterval(() => this.send(), 1000 / rate);
     this.drawing = setInterval(() => this.draw(), DRAW_EVERY_MS);
@@ -96,10 +98,16 @@ export class Stream {
     const { values, samples } = this.next();
     const request = { values };
     if (this.facts.head === "recursive") request.horizon = this.facts.horizon;
-    if (this.facts.calendar !== null) request.time = timeOf(this.sent * this.patch, this.facts.frequency);
+    if (this.facts.calendar !== null) request.time = new Date(this.timeOf(this.sent * this.patch + 1)).toISOString();
     this.sent += 1;
     this.kept.push(...samples);
     this.socket.send(JSON.stringify(request));
+  }
+
+  /** The made-up time of a sample, which models that are told where each step lies in the calendar need. */
+  timeOf(sample) {
+    const { frequency } = this.facts;
+    return advance(firstOf2024(frequency), sample - 1, frequency);
   }
 
   take({ step, outputs, states = [] }) {
@@ -132,7 +140,8 @@ export class Stream {
     const ahead = this.hasBars() ? null : aheadOf(this.output, this.facts, seen + 1);
     this.plot.draw({
       label: `The last ${count(kept.length, "sample")} of the stream${ahead === null ? "" : " and what the model says of the next"}.`,
-      xLabel: "sample",
+      xLabel: this.facts.calendar === null ? "sample" : "time (UTC), made up",
+      timeOf: this.facts.calendar === null ? null : (sample) => this.timeOf(sample),
       yLabel: lines[0].name,
       divider: ahead === null ? null : seen + 0.5,
       lines: ahead === null ? lines : [...lines, { name: "forecast", values: ahead.mean, start: seen + 1, kind: "forecast" }],
@@ -222,14 +231,4 @@ function aheadOf(output, { targets, quantiles }, start) {
   const flat = output.quantiles.flat(Infinity);
   const levels = quantiles.map((level, place) => [String(level), first(flat.filter((_, index) => index % quantiles.length === place))]);
   return { mean, bands: bandsOf(levels, start) };
-}
-
-/** The time of a sample, for models that are told where each step lies in the calendar: that of its first sample. */
-function timeOf(sample, frequency) {
-  const [, times, word] = /^(\d*)([A-Za-z]+)/.exec(frequency ?? "D") ?? [null, "", "D"];
-  const steps = sample * (Number(times) || 1);
-  const seconds = { S: 1, T: 60, min: 60, H: 3600, h: 3600, D: 86400, W: 604800 }[word];
-  if (seconds !== undefined) return new Date(Date.UTC(2024, 0, 1) + 1000 * seconds * steps).toISOString();
-  const months = { M: 1, MS: 1, ME: 1, Q: 3, QS: 3, QE: 3 }[word] ?? 12;
-  return new Date(Date.UTC(2024, months * steps, 1)).toISOString();
 }

@@ -23,6 +23,7 @@ FILES = (
     "api.js",
     "attempt.js",
     "bars.js",
+    "calendar.js",
     "certificate.js",
     "docs.css",
     "docs.html",
