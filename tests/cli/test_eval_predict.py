@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import datetime
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from cli_helpers import HORIZON, STEPS, Workplace, write_load
@@ -163,6 +165,36 @@ def test_output_goes_to_a_file_that_is_whole_or_not_there(workplace: Workplace) 
     assert failed.sentence == "Cannot write 'gone/answers.csv': No such file or directory. Choose another --output."
     assert failed.code == 1
     assert sorted(path.name for path in workplace.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("target", ["load", "digits"])
+def test_the_ending_of_the_output_says_its_format(workplace: Workplace, target: str) -> None:
+    if target == "digits":
+        np.savez(workplace.path("load.npz"), x=np.zeros((3, 64, 1), np.float32))
+    source = "load.csv" if target == "load" else "load.npz"
+    expected = table(workplace.ok("-q", "predict", target, "--input", source).out)
+    for name in ("a.csv", "a.parquet", "a.jsonl", "B.PARQUET"):
+        workplace.ok("-q", "predict", target, "--input", source, "--output", name)
+    assert table(workplace.path("a.csv").read_text()) == expected
+    for name in ("a.parquet", "B.PARQUET"):
+        frame = pl.read_parquet(workplace.path(name))
+        assert frame.columns == list(expected[0])
+        assert [{key: str(value) for key, value in row.items()} for row in expected] == [
+            {key: str(np.float32(value)) if isinstance(value, float) else str(value) for key, value in row.items()}
+            for row in frame.iter_rows(named=True)
+        ]
+    lines = [json.loads(line) for line in workplace.path("a.jsonl").read_text().splitlines()]
+    assert lines == workplace.ok("-q", "predict", target, "--input", source, "--json").json["predictions"]
+
+
+@pytest.mark.parametrize("name", ["a.xlsx", "answers", "a.json", "a.csv.gz", ".csv"])
+def test_an_output_of_no_known_format_is_refused(trained: Workplace, name: str) -> None:
+    result = trained("predict", "load", "--input", "load.csv", "--output", name)
+    assert result.code == 2
+    assert result.sentence == (
+        f"--output must end in .csv, .parquet or .jsonl, which says what is written, got '{name}'. Choose another name."
+    )
+    assert not trained.path(name).exists()
 
 
 def test_json_holds_the_rows_unless_a_file_does(workplace: Workplace) -> None:

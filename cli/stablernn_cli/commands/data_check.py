@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stablernn_cli.commands.train import read_settings
-from stablernn_cli.errors import FAILED, Reported, exit_code_of
+from stablernn_cli.errors import FAILED, Reported, UsageError, exit_code_of
 from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, Stamps
 from stablernn_cli.output import JsonOption, Output, figure
 
@@ -95,6 +95,8 @@ def check(
     Example: stablernn data check sales.csv --target sold --horizon 14
     """
     output = Output.of(context, as_json)
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise UsageError(f"--plot must end in .png, got '{plot}'.")
     given = {name: context.params[name] for name in _OPTIONS if context.params[name] not in (None, [], ())}
     with output.status(f"Looking at {source} ..."):
         from stablernn.training.plan import check_run

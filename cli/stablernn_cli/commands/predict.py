@@ -1,22 +1,19 @@
-"""`stablernn predict`: a file of sequences or series in, a CSV of answers out; no server."""
+"""`stablernn predict`: a file of sequences or series in, a file of answers out; no server."""
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from stablernn_cli.commands.predict_steps import Rows, read, step_rows
-from stablernn_cli.errors import CommandError, UsageError
+from stablernn_cli.errors import UsageError
 from stablernn_cli.options import DeviceOption, Stamps, TargetArgument
 from stablernn_cli.output import JsonOption, Output, plain
+from stablernn_cli.prediction_files import check_format, csv_text, write_predictions
 from stablernn_cli.targets import Target, open_target
 
 if TYPE_CHECKING:
@@ -44,7 +41,14 @@ def predict(
             show_default=False,
         ),
     ],
-    destination: Annotated[str, typer.Option("--output", metavar="FILE", help="CSV file to write; - is stdout.")] = "-",
+    destination: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="File to write: CSV, Parquet or JSON lines by the ending .csv, .parquet, .jsonl; - is CSV on stdout.",
+        ),
+    ] = "-",
     horizon: Annotated[
         int | None,
         typer.Option(
@@ -69,11 +73,11 @@ def predict(
 ) -> None:
     """Classify or forecast a file
 
-    Classification gives a line a sequence: id (the name that a table gives it, else its position in the file), label,
-    and a column probability_LABEL for each class. Forecasting gives a line a series and future time stamp: unique_id,
+    Classification gives a row a sequence: id (the name that a table gives it, else its position in the file), label,
+    and a column probability_LABEL for each class. Forecasting gives a row a series and future time stamp: unique_id,
     ds (in UTC, with a Z, where the file's times have a zone), target (where there are several), mean, and a column
     q0.1, q0.5 ... for each quantile. The answers are those that `eval` scores. A model of the task predict-next gives a
-    line a step: id, step, and label, probability, target and nll (what came, and its negative log-likelihood), or a
+    row a step: id, step, and label, probability, target and nll (what came, and its negative log-likelihood), or a
     column probability_LABEL or mean_TARGET for each output.
 
     With --json, the rows are in the document, unless --output names a file.
@@ -83,6 +87,8 @@ def predict(
     output = Output.of(context, as_json)
     if destination != "-" and Path(destination).exists() and Path(destination).samefile(source):
         raise UsageError(f"--output '{destination}' is the input itself. Choose another file.")
+    if destination != "-":
+        check_format(Path(destination))
     with output.status(f"Running {target} on {source} ..."):
         model = open_target(target, device)
         steps = _steps(model, horizon)
@@ -106,11 +112,11 @@ def predict(
         "output": None if destination == "-" else destination,
     }
     if destination != "-":
-        _write(Path(destination), _csv(columns, rows))
+        write_predictions(Path(destination), columns, rows)
     elif as_json:
         document["predictions"] = [dict(zip(columns, map(plain, row), strict=True)) for row in rows]
     else:
-        sys.stdout.write(_csv(columns, rows))
+        sys.stdout.write(csv_text(columns, rows))
     if as_json:
         output.document(document)
     elif destination != "-":
@@ -240,38 +246,3 @@ def _stamps(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc: bool
     elif (stamps == stamps.astype("datetime64[s]")).all():
         unit = "s"
     return [f"{text}Z" if in_utc else str(text) for text in np.datetime_as_string(stamps, unit=unit)]
-
-
-def _csv(columns: Sequence[str], rows: Rows) -> str:
-    # str of a numpy float32 is the shortest text that reads back to the same number.
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(_texts(rows))
-    return buffer.getvalue()
-
-
-def _texts(rows: Rows) -> Iterator[list[str]]:
-    for row in rows:
-        yield [str(value) for value in row]
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        CommandError: If the folder is not there or cannot be written to.
-    """
-    temporary: str | None = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise CommandError(f"Cannot write '{path}': {error.strerror}. Choose another --output.") from error
