@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from stablernn_server.codec import InferRequest, decode_request, encode_response
 from stablernn_server.context import Context, InHand, Scope
 from stablernn_server.errors import InputError, MethodError, UnknownModelError
 from stablernn_server.offloading import offload
+from stablernn_server.runtime.checks import ignore_first_dt
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.scheduler import Answer as Work
 from stablernn_server.scheduler import Caller
@@ -76,7 +77,9 @@ async def infer(context: Context, item: InHand, scope: Scope, match: re.Match[st
         check_size(model, x.shape[0], x.shape[1], settings)
     names = None if request.outputs is None else [output.name for output in request.outputs]
     if request.sequence is None:
-        answer = await context.scheduler.run(model, request.inputs, names, caller=caller, from_client=True)
+        goes_on = any(state.input in request.inputs for state in model.states)
+        inputs = request.inputs if goes_on else _begun(model, request.inputs)
+        answer = await context.scheduler.run(model, inputs, names, caller=caller, from_client=True)
     else:
         by_version = match[2] is not None or ":" in match[1]
         model, answer = await _run_in_sequence(context, model, by_version, request, names, caller)
@@ -144,11 +147,23 @@ async def _run_in_sequence(
             )
         wanted = list(answering.sequence.outputs) if names is None else list(names)
         fetched = [*wanted, *(output for output in states.values() if output not in wanted)]
-        inputs = {**request.inputs, **sequence.states}
+        goes_on = bool(sequence.states)
+        inputs = {**(request.inputs if goes_on else _begun(answering, request.inputs)), **sequence.states}
         answer = await context.scheduler.run(answering, inputs, fetched, caller=caller)
         sequence.keep({name: answer.outputs[output] for name, output in states.items()})
         answer.outputs = {name: answer.outputs[name] for name in wanted}
         return answering, answer
+
+
+def _begun(model: OnnxModel, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The inputs of series that begin with them, whose first ``dt`` does not count, as in streams."""
+    dt = inputs.get("dt")
+    if dt is None or dt.ndim != 2 or not dt.size or dt.dtype.kind not in "iuf":
+        return inputs
+    # A tensor of a binary request is a read-only view of the body.
+    dt = dt.copy()
+    ignore_first_dt(dt, slice(None), model.max_dt)
+    return {**inputs, "dt": dt}
 
 
 def _decode(body: bytes, header: str | None, json_limit: int) -> InferRequest:

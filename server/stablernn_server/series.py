@@ -241,6 +241,16 @@ def _times(
         if not all(abs(value) <= _LARGEST for value in values):
             worst = max(values, key=abs)
             raise InputError(f"inputs.{place}.dt must hold finite numbers within float32, got {worst:g}.")
+        if min(values) < 0:
+            raise InputError(
+                f"inputs.{place}.dt must be 0 or more, the time since the step before, got {min(values):g}."
+            )
+        # A long gap may lie before what the model looks at, but none before the series.
+        if values[0] > model.max_dt * (1 + 1e-6):
+            raise InputError(
+                f"inputs.{place}.dt must be at most {model.max_dt:g}, the longest step that the model takes, got "
+                f"{values[0]:g} for the first value, which has none before it; leave it out or write 1."
+            )
         # The first step of what the model looks at has no step before it.
         dt[place, 1 : lengths[place]] = values[steps[place] - int(lengths[place]) + 1 :]
     return {"dt": dt}

@@ -23,6 +23,7 @@ from stablernn_server.errors import InputError, OtherModelError, TooManyError, U
 from stablernn_server.frames import LAST, RESTORE, TOKENS, Frame, Layout, encode, stream_numbers
 from stablernn_server.offloading import OFFLOAD_BYTES, offload
 from stablernn_server.runtime.batch import Part
+from stablernn_server.runtime.checks import ignore_first_dt
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.scheduler import Answer, Caller
 from stablernn_server.schemas.sessions import TextFrame
@@ -506,10 +507,8 @@ def _distances(streams: _VersionStreams, dt: Array, rows: Sequence[int]) -> Arra
             f"dt: the model '{streams.model.name}' was trained on regular steps and takes no dt; leave it out."
         )
     dt = dt.astype(np.float32)
-    flat = dt.reshape(len(dt), -1)
-    for place, row in enumerate(rows):
-        if not streams.table.steps[row]:
-            flat[place, 0] = 1.0  # of the first reading of a stream there is none
+    begins = [position for position, row in enumerate(rows) if not streams.table.steps[row]]
+    ignore_first_dt(dt, begins, streams.model.max_dt)
     return dt
 
 

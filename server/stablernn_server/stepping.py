@@ -19,6 +19,7 @@ from stablernn_server.clock import Clock, Moment, as_moments, checked
 from stablernn_server.errors import DuplicateStepError, InputError, SkippedStepError, TooLargeError
 from stablernn_server.json_arrays import MAX_LEVELS, to_array
 from stablernn_server.offloading import offload
+from stablernn_server.runtime.checks import ignore_first_dt
 from stablernn_server.scheduler import Answer, Caller, Scheduler
 from stablernn_server.schemas.sessions import Samples
 from stablernn_server.settings import Settings
@@ -296,7 +297,7 @@ def _times(plan: StreamPlan, stream: Stream, request: Samples, count: int) -> tu
             raise InputError("time and dt are both given; leave one of them out.")
         dt = _distances(request.dt, plan, count)
         if first:
-            dt.reshape(-1)[0] = 1.0
+            ignore_first_dt(dt.reshape(1, -1), [0], model.max_dt)
         clock = _moved(stream.clock, float(dt.sum(dtype=np.float64)))
     elif not plan.takes_dt:
         if len(given) not in (0, 1, count):
@@ -346,7 +347,9 @@ def _distances(given: Any, plan: StreamPlan, count: int) -> Array:
         )
     if not np.isfinite(array).all():
         raise InputError("dt must hold finite numbers, the time since the reading before; none can be missing.")
-    return array.astype(np.float32).reshape(shape)
+    # What float32 cannot hold becomes infinite, which no step may be.
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32).reshape(shape)
 
 
 def _moved(clock: Clock, steps: float) -> Clock:

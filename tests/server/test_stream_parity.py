@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from server_helpers import Published, Running, serve
+from server_helpers import Published, Running, json_tensor, serve
 from stablernn_server import OnnxModel, Settings, create_app
 from stablernn_server.context import Context
 from stablernn_server.sockets import Conversation
@@ -151,6 +151,91 @@ def test_a_stream_says_what_the_sequence_says(
 
 
 @pytest.mark.parametrize("name", MODELS)
+def v2_tensors(model: OnnxModel, x: np.ndarray, dt: np.ndarray) -> list[dict[str, Any]]:
+    flat, told = x.reshape(1, -1, model.sequence.inputs["x"].shape[-1]), dt.reshape(1, -1)
+    return [json_tensor("x", flat), json_tensor("dt", told)]
+
+
+@pytest.mark.parametrize("name", ["timed", "ragged"])
+@pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda transport: transport.__name__)
+def test_the_first_dt_of_a_stream_does_not_count(
+    transport: Transport, name: str, running: Running, opened: dict[str, OnnxModel]
+) -> None:
+    model = opened[name]
+    x, dt = samples(model, STEPS), distances(model, STEPS)
+    assert dt is not None
+    expected = offline(model, x, dt)
+    dt.reshape(-1)[0] = 2.5
+    same(transport(running, model, x, dt), expected)
+
+
+@pytest.mark.parametrize("name", ["timed", "ragged"])
+def test_the_first_dt_of_a_whole_sequence_does_not_count(
+    name: str, running: Running, opened: dict[str, OnnxModel]
+) -> None:
+    model = opened[name]
+    x, dt = np.nan_to_num(samples(model, STEPS)), distances(model, STEPS)
+    assert dt is not None
+    expected = offline(model, x, dt)["mean"][-1]
+    dt.reshape(-1)[0] = 2.5
+    path = f"/v2/models/{name}/infer"
+    whole = post(running, path, {"inputs": v2_tensors(model, x, dt)})
+    (mean,) = [output["data"] for output in whole["outputs"] if output["name"] == "mean"]
+    assert np.array_equal(np.array(mean, np.float32), expected.reshape(-1))
+    item = {"series": x.reshape(-1).tolist(), "dt": dt.reshape(-1).tolist()}
+    forecast = post(running, "/v1/timeseries/forecast", {"model": name, "inputs": [item]})["outputs"][0]["content"][0]
+    assert np.array_equal(np.array(forecast["mean_forecast"], np.float32), expected.reshape(-1))
+    # Where a sequence goes on, the first dt of a request is the time since the last one.
+    for cut, start in ((slice(None, 3), True), (slice(3, None), False)):
+        control = {"sequence_id": 7, "sequence_start": start, "sequence_end": not start}
+        part = post(running, path, {"inputs": v2_tensors(model, x[cut], dt[cut]), "parameters": control})
+    (mean,) = [output["data"] for output in part["outputs"] if output["name"] == "mean"]
+    assert np.array_equal(np.array(mean, np.float32), expected.reshape(-1))
+
+
+def test_the_first_dt_after_given_states_counts(running: Running, opened: dict[str, OnnxModel]) -> None:
+    model = opened["timed"]
+    x, dt = np.nan_to_num(samples(model, STEPS)), distances(model, STEPS)
+    assert dt is not None
+    states = {state.input: np.zeros((1, *state.shape[1:]), state.dtype) for state in model.states}
+    dt[0] = 2.5
+    expected = model.run(model.sequence, {"x": x[None], "dt": dt[None], **states})["mean"]
+    given = [json_tensor(name, value) for name, value in states.items()]
+    answer = post(running, "/v2/models/timed/infer", {"inputs": [*v2_tensors(model, x, dt), *given]})
+    (mean,) = [output["data"] for output in answer["outputs"] if output["name"] == "mean"]
+    assert np.array_equal(np.array(mean, np.float32), expected.reshape(-1))
+
+
+@pytest.mark.parametrize("first", [-1.0, -1e-3, 4.5, 1e30, 1e39, float("nan"), float("inf")], ids=str)
+def test_the_first_dt_must_be_one_that_a_step_may_have(
+    first: float, running: Running, opened: dict[str, OnnxModel]
+) -> None:
+    model = opened["timed"]
+    x, dt = np.ones((2, 1), np.float32), np.array([first, 1.0])
+    session = post(running, "/v1/sessions", {"model": "timed"})["session_id"]
+    tensors = [json_tensor("x", x[None]), {"name": "dt", "datatype": "FP64", "shape": [1, 2], "data": dt.tolist()}]
+    control = {"sequence_id": 8, "sequence_start": True}
+    stepped = {"values": x.tolist(), "dt": dt.tolist()}
+    requests: dict[str, dict[str, Any]] = {
+        f"/v1/sessions/{session}/step": stepped,
+        "/v1/step": {"model": "timed", **stepped},
+        "/v2/models/timed/infer": {"inputs": tensors},
+        "/v2/models/timed/versions/1/infer": {"inputs": tensors, "parameters": control},
+        "/v1/timeseries/forecast": {"model": "timed", "inputs": [{"series": [1, 1], "dt": dt.tolist()}]},
+    }
+    for path, content in requests.items():
+        answer = httpx.post(running.url + path, content=json.dumps(content))
+        assert (answer.status_code, answer.json()["code"]) == (400, "bad_input"), (path, answer.text)
+    with Wire(running.url, model.name) as wire, np.errstate(over="ignore"):
+        told = wire.say(**stepped)
+        assert (told["status"], told["code"]) == (400, "bad_input")
+        told = wire.send(frame([0], x[None], dt=dt[None]))
+        assert isinstance(told, dict)
+        assert (told["status"], told["code"]) == (400, "bad_input")
+        # Nothing was taken.
+        assert wire.say(values=[1.0], dt=1.0)["step"] == 1
+
+
 def test_many_streams_of_a_socket_do_not_see_each_other(
     name: str, running: Running, opened: dict[str, OnnxModel]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,22 @@ def check_dt(dt: Array, longest: float | None) -> None:
             f"dt must be at most {longest:g}, the longest step that the model takes, got {dt.max():g}; "
             "divide the gap into steps with missing values."
         )
+
+
+def ignore_first_dt(dt: Array, begins: Sequence[int] | slice, longest: float | None) -> None:
+    """Set ``dt`` of the first step to 1 in series that begin with it, in place: no step lies before it.
+
+    A value that no step may have stays, for the check of all values to refuse.
+
+    Args:
+        dt: Shape ``(series, steps, ...)``.
+        begins: Series that do not go on from an earlier state.
+        longest: The longest step that the model takes.
+    """
+    first = dt.reshape(len(dt), -1)[begins, 0]
+    most = np.inf if longest is None else longest * (1 + 1e-6)
+    # NaN compares as false.
+    dt.reshape(len(dt), -1)[begins, 0] = np.where((first >= 0) & (first <= most), 1, first)
 
 
 def count(number: int, noun: str) -> str:
