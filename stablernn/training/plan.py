@@ -14,6 +14,7 @@ from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.check import DataReport, Finding, check_data
 from stablernn.data.steps import StepData, StoredSteps
 from stablernn.data.windows import SPLITS, Samples
+from stablernn.data.wording import counted
 from stablernn.errors import StableRNNError
 from stablernn.models import SequenceModel
 from stablernn.training.config import Config
@@ -22,6 +23,8 @@ from stablernn.training.run import Data, create_model, data_options, prepared
 from stablernn.training.step_settings import step_epoch
 
 _FLOAT_BYTES = 4
+# Below this many validation sequences one of them moves the accuracy by more than 3 percent.
+_FEW_VALIDATED = 30
 # Parameters, their gradients, and the two moments that Adam keeps of each.
 _COPIES = {"adamw": 4, "adam": 4, "sgd": 3, "rmsprop": 4}
 # Lengths at which sequences are run to learn what a step of them keeps for the way back.
@@ -46,10 +49,28 @@ def check_run(config: Config) -> tuple[DataReport, dict[str, Any] | None]:
     report = check_data(config.data.source, **data_options(config))
     if report.data is None:
         return report, None
+    report = replace(report, warnings=(*report.warnings, *_small_set(config, report.data)))
     try:
         return report, plan_training(config, report.data)
     except StableRNNError as error:
         return replace(report, problems=(*report.problems, Finding("refused_model", str(error)))), None
+
+
+def _small_set(config: Config, data: Data) -> tuple[Finding, ...]:
+    """A warning for so few labelled sequences that the validation split decides nothing, with what helps."""
+    if not isinstance(data, ClassificationData) or len(data.validation) >= _FEW_VALIDATED:
+        return ()
+    remedies = [] if config.model.members > 1 else ["--members 4"]
+    if not config.training.refit:
+        remedies.append("--set training.refit=true")
+    if not remedies:
+        return ()
+    text = (
+        f"Only {counted(len(data.validation), 'sequence')} of {len(data.train) + len(data.validation)} can validate, "
+        f"each of them {1 / len(data.validation):.1%} of the accuracy. Train several networks and on all "
+        f"sequences: {' '.join(remedies)}."
+    )
+    return (Finding("small_set", text),)
 
 
 def plan_training(config: Config, data: Data) -> dict[str, Any]:

@@ -161,6 +161,35 @@ def test_other_separators_and_series_in_rows_are_recognized(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.parametrize("first", ["2024-01-{:02}", "{:02}/01/2024"], ids=["dates", "days first"])
+def test_a_wide_table_is_not_taken_for_series_in_rows(tmp_path: Path, first: str) -> None:
+    header = ",".join(["date", *(f"c{channel}" for channel in range(25))])
+    rows = [
+        f"{first.format(day)}," + ",".join(str((day * channel) % 7) for channel in range(25)) for day in range(1, 31)
+    ]
+    report = check(tmp_path, rows, header)
+    assert "series_in_rows" not in warnings(report)
+    assert not report.ok
+    if first.startswith("2024"):
+        assert report.assumed == {"target": "c24"}
+        assert (report.content["series"], len(report.columns)) == (1, 26)
+
+
+def test_single_faults_are_all_listed(tmp_path: Path) -> None:
+    """Loading stops at the first; the check tells of each, though it stands in one cell only."""
+    rows = [f"2024-01-{day:02},{day % 5},{day % 3}" for day in range(1, 31)]
+    rows[3], rows[7] = "2024-01-04,many,1", "2024-01-08,3,few"
+    rows[12], rows[13] = rows[13], rows[12]
+    rows[20] = rows[20].replace("01-21", "01-20")
+    report = check(tmp_path, rows, "ds,y,z")
+    assert [code for code, _ in problems(report)] == ["refused", "time_twice", "not_sorted", "not_a_number"]
+    assert [text for _, text in problems(report)[1:]] == [
+        "'d.csv' has 1 row with a time that its series already has.",
+        "'d.csv' has 1 row that is earlier than the row of their series before.",
+        "'d.csv' column 'z': 1 of 30 cells is no number; the first is 'few' in row 9.",
+    ]
+
+
 def test_a_file_of_no_known_ending_is_shown(tmp_path: Path) -> None:
     (tmp_path / "d.dat").write_text("0.5;1\n0.6;2\n")
     report = check_data(tmp_path / "d.dat")

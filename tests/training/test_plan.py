@@ -97,3 +97,29 @@ def test_a_check_reads_what_training_reads(tmp_path: Path) -> None:
     assert report.data is not None
     same = load_data(tmp_path / "d.csv", target="z", channels=["z"], horizon=3)
     assert report.data.fingerprint == same.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("sequences", "overrides", "remedy"),
+    [
+        (100, (), "--members 4 --set training.refit=true"),
+        (100, ("model.members=4",), "--set training.refit=true"),
+        (100, ("training.refit=true",), "--members 4"),
+        (100, ("model.members=2", "training.refit=true"), None),
+        (150, (), None),
+    ],
+)
+def test_a_small_set_is_told_what_helps(
+    tmp_path: Path, sequences: int, overrides: tuple[str, ...], remedy: str | None
+) -> None:
+    x = np.random.default_rng(1).normal(size=(sequences, 5))
+    np.savez(tmp_path / "d.npz", x=x, y=[0, 1] * (sequences // 2))
+    report, plan = check_run(config(tmp_path / "d.npz", *overrides))
+    assert plan is not None
+    advice = {finding.code: finding.text for finding in report.warnings}.get("small_set")
+    assert advice == (
+        None
+        if remedy is None
+        else "Only 20 sequences of 100 can validate, each of them 5.0% of the accuracy. Train several networks and on all "
+        f"sequences: {remedy}."
+    )

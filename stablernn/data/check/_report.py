@@ -121,6 +121,10 @@ class Findings:
         if all(text != known.text for known in self.problems):
             self.problems.append(Finding(code, text))
 
+    def refused(self, phrase: str) -> bool:
+        """Whether the sentence with which loading refused holds a phrase, so that its fault is told already."""
+        return any(phrase in known.text for known in self.problems if known.code == "refused")
+
     def warn(self, code: str, text: str) -> None:
         if all(text != known.text for known in self.warnings):
             self.warnings.append(Finding(code, text))

@@ -15,7 +15,7 @@ from stablernn.data.check._report import Column, Findings, Kind, Role
 from stablernn.data.frames import column_names, first_row, frames
 from stablernn.data.numeric_timestamps import UNIX_NS, ambiguous_numbers, resemblance, unix_instants
 from stablernn.data.sequences import Resolution, finite_float32
-from stablernn.data.stamps import dates, time_text
+from stablernn.data.stamps import dates, reads_otherwise, time_text
 from stablernn.data.tables import _MISSING, TIME_COLUMN, _clean
 from stablernn.data.types import Notes, Timestamps
 from stablernn.data.windows import Int64Array
@@ -184,6 +184,10 @@ def _time_name(cells: _Cells, time_column: str) -> tuple[str | None, Notes]:
 def _holds_series_in_rows(cells: _Cells) -> bool:
     """Whether a name stands first in each row and many numbers behind it."""
     first, *others = cells.names
+    words = cells[first].drop_nulls()
+    # With times in the first column it is a wide table: a row for each time, a column for each channel.
+    if dates(time_text(words)).count() or any(reads_otherwise(str(word)) for word in words.head(1)):
+        return False
     return len(others) >= _WIDE and not _are_numbers(cells[first]) and all(_are_numbers(cells[name]) for name in others)
 
 
@@ -236,10 +240,10 @@ def _times(cells: _Cells, name: str, stamps: str | None, findings: Findings) -> 
         return found.to_numpy().astype("datetime64[ns]"), guess
     if whole is not None and not whole.null_count() and stamps is None:
         return whole.to_numpy().astype(np.int64), guess
-    if found.null_count() > 1:
+    if found.null_count() > 1 or not findings.refused(f"column '{name}'"):
         findings.problem(
             "not_a_time",
-            f"'{cells.path.name}' column '{name}': {found.null_count()} of {len(found)} cells are not times; "
+            f"'{cells.path.name}' column '{name}': {_of_cells(found.null_count(), len(found), 'time')}; "
             f"{cells.where(name, found.is_null())}.",
         )
     return None, guess
@@ -298,10 +302,10 @@ def _check_numbers(cells: _Cells, name: str, kind: Kind, numbers: pl.Series, fin
             "write it as numbers.",
         )
         return
-    if wrong.sum() > 1:
+    if wrong.sum() > 1 or (wrong.any() and not findings.refused(f"column '{name}'")):
         findings.problem(
             "not_a_number",
-            f"{where}: {wrong.sum()} of {column.count()} cells are not numbers; {cells.where(name, wrong)}.",
+            f"{where}: {_of_cells(int(wrong.sum()), column.count(), 'number')}; {cells.where(name, wrong)}.",
         )
     try:
         values = numbers.fill_null(float("nan")).to_numpy()
@@ -326,15 +330,21 @@ def _check_order(
             if _order(stamps, column) == (0, 0):
                 findings.warn("unnamed_series", f"Column '{name}' seems to tell series apart: name it by id_column.")
                 return {"id_column": name}
-    if twice > 1:
+    if twice > 1 or (twice and not findings.refused(" twice, in rows ")):
+        whose = "its series" if twice == 1 else "their series"
         findings.problem(
-            "time_twice", f"'{cells.path.name}' has {twice} rows with a time that their series already has."
+            "time_twice", f"'{cells.path.name}' has {counted(twice, 'row')} with a time that {whose} already has."
         )
-    if back > 1:
+    if back > 1 or (back and not findings.refused(" is not sorted by time: ")):
+        verb = "row that is" if back == 1 else "rows that are"
         findings.problem(
-            "not_sorted", f"'{cells.path.name}' has {back} rows that are earlier than the row of their series before."
+            "not_sorted", f"'{cells.path.name}' has {back} {verb} earlier than the row of their series before."
         )
     return {}
+
+
+def _of_cells(count: int, total: int, noun: str) -> str:
+    return f"{count} of {total} cells {f'is no {noun}' if count == 1 else f'are not {noun}s'}"
 
 
 def _may_name_series(column: pl.Series, twice: int) -> bool:
