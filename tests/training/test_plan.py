@@ -120,6 +120,6 @@ def test_a_small_set_is_told_what_helps(
     assert advice == (
         None
         if remedy is None
-        else "Only 20 sequences of 100 can validate, each of them 5.0% of the accuracy. Train several networks and on all "
-        f"sequences: {remedy}."
+        else "Only 20 sequences of 100 can validate, each of them 5.0% of the accuracy. Train several networks and on "
+        f"all sequences: {remedy}."
     )
