@@ -77,13 +77,13 @@ def _parquet(columns: Sequence[str], rows: Rows) -> bytes:
     import numpy as np
     import polars as pl
 
-    def column(place: int) -> pl.Series:
-        values = [row[place] for row in rows]
+    def column(index: int) -> pl.Series:
+        values = [row[index] for row in rows]
         if values and all(isinstance(value, np.generic) for value in values):
-            return pl.Series(columns[place], np.array(values))
+            return pl.Series(columns[index], np.array(values))
         # An empty text stands where there is no number, as CSV has it.
-        return pl.Series(columns[place], [None if value == "" else plain(value) for value in values])
+        return pl.Series(columns[index], [None if value == "" else plain(value) for value in values])
 
     buffer = io.BytesIO()
-    pl.DataFrame([column(place) for place in range(len(columns))]).write_parquet(buffer)
+    pl.DataFrame([column(index) for index in range(len(columns))]).write_parquet(buffer)
     return buffer.getvalue()

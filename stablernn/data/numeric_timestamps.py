@@ -104,7 +104,7 @@ def ambiguous_numbers(file: str, column: str, first: int, reading: Resemblance) 
 
 
 def _are_dates(numbers: Int64Array, low: int, high: int) -> bool:
-    """Whether more than half are written as YYYYMMDD, perhaps with hour, minute and second behind."""
+    """Return True if more than half are written as YYYYMMDD, perhaps with hour, minute and second behind."""
     digits = len(str(low)) if low > 0 else 0
     if digits not in (8, 10, 12, 14) or len(str(high)) != digits:
         return False

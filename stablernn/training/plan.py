@@ -49,9 +49,10 @@ def check_run(config: Config) -> tuple[DataReport, dict[str, Any] | None]:
     report = check_data(config.data.source, **data_options(config))
     if report.data is None:
         return report, None
-    report = replace(report, warnings=(*report.warnings, *_small_set(config, report.data)))
+    data = report.data
+    report = replace(report, warnings=(*report.warnings, *_small_set(config, data)))
     try:
-        return report, plan_training(config, report.data)
+        return report, plan_training(config, data)
     except StableRNNError as error:
         return replace(report, problems=(*report.problems, Finding("refused_model", str(error)))), None
 

@@ -122,8 +122,8 @@ class Findings:
             self.problems.append(Finding(code, text))
 
     def refused(self, phrase: str) -> bool:
-        """Whether the sentence with which loading refused holds a phrase, so that its fault is told already."""
-        return any(phrase in known.text for known in self.problems if known.code == "refused")
+        """Return True if the sentence of the refusal holds a phrase, so that its fault is listed already."""
+        return any(phrase in problem.text for problem in self.problems if problem.code == "refused")
 
     def warn(self, code: str, text: str) -> None:
         if all(text != known.text for known in self.warnings):
