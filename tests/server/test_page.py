@@ -31,6 +31,7 @@ needs_browser = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is
 MARKUP = ["<img src=x onerror=alert(1)>", "<b>bold</b>", "&amp;", "'\"`"]
 TOKEN = "ünïcode-tôken-of-32-characters-or-more"
 ASCII_TOKEN = "infer-token-0123456789abcdef0123456789"
+ADMIN_TOKEN = "admin-token-0123456789abcdef0123456789"
 CERTIFICATE = {
     "kind": "contracting",
     "holds": True,
@@ -249,7 +250,7 @@ def test_the_facts_of_a_version(server: Running, visit: Callable[..., Visit]) ->
     page.get_by_role("link", name="version 2").click()
     playwright.expect(page.locator(".versions [aria-current]")).to_have_text("version 2")
     assert page.url.endswith("#/animals/2")
-    playwright.expect(page.locator(".versions li", has_text="version 3")).to_have_text("version 3: not loaded")
+    playwright.expect(page.locator(".versions li", has_text="version 3")).to_have_text("Load version 3")
     # The alias is told of the version that is not shown, too.
     playwright.expect(page.locator(".versions li", has_text="version 1")).to_contain_text("@production")
 
@@ -273,6 +274,48 @@ def test_no_model_is_loaded(registry: Registry, visit: Callable[..., Visit]) -> 
         playwright.expect(page.locator("main h2")).to_have_text("None of the models is loaded.")
         playwright.expect(page.locator("#model-list li").first).to_contain_text("not loaded")
         page.close()
+
+
+@needs_browser
+def test_a_version_that_was_published_after_the_start_is_loaded_from_the_page(
+    published: Published, tmp_path: Path, visit: Callable[..., Visit]
+) -> None:
+    registry = Registry(tmp_path)
+    copy_version(published, registry, "co2:1", "co2")
+    settings = Settings(registry=tmp_path, models=("co2",), infer_tokens=(ASCII_TOKEN,), admin_tokens=(ADMIN_TOKEN,))
+    for server in serve(create_app(settings)):
+        copy_version(published, registry, "co2:1", "co2")
+        copy_version(published, registry, "animals:1", "late")
+        made = visit(server, "/#/late")
+        made.expected = {401, 403}
+        page = made.page
+        give_token(page, ASCII_TOKEN)
+        # Listed, and no 404.
+        playwright.expect(page.locator("#model-title")).to_have_text("late")
+        button = page.get_by_role("button", name="Load version 1")
+        button.click()
+        playwright.expect(page.locator("#model [role=alert]")).to_contain_text("admin")
+        page.locator("#token-forget").click()
+        give_token(page, ADMIN_TOKEN)
+        button.click()
+        playwright.expect(page.locator("#model .lead").first).to_contain_text("Classifies ")
+        playwright.expect(page.locator("#model-list li", has_text="late")).not_to_contain_text("not loaded")
+        # A newer version of a model that is served.
+        page.goto(f"{server.url}/#/co2/2")
+        page.get_by_role("button", name="Load version 2").click()
+        playwright.expect(page.locator(".versions a[aria-current]")).to_have_text("version 2")
+        page.close()
+
+
+def copy_version(published: Published, registry: Registry, source: str, name: str) -> None:
+    version = published.registry.get(source)
+    facts = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
+    registry.publish(name, {file: version.path(file) for file in version.manifest.files}, facts)
+
+
+def give_token(page: Any, token: str) -> None:
+    page.locator("#token").fill(token)
+    page.locator("#token").press("Enter")
 
 
 @needs_browser

@@ -34,6 +34,11 @@ export async function postJson(path, body) {
   return (await send(path, { method: "POST", body: JSON.stringify(body) })).json();
 }
 
+/** For answers without a body. */
+export async function post(path) {
+  await send(path, { method: "POST", body: "{}" });
+}
+
 /** A response with status 200 to 299. `quiet` does not ask for a token. */
 async function send(path, { method = "GET", body = undefined, quiet = false } = {}) {
   for (;;) {

@@ -4,8 +4,8 @@ import { ApiError, getJson } from "./api.js";
 import { byId, el } from "./dom.js";
 import { Problem } from "./fields.js";
 import { Load } from "./load.js";
-import { ModelView } from "./model.js";
-import { isServed, ModelList, readModels } from "./models.js";
+import { ModelView, unloadedView } from "./model.js";
+import { isServed, isShown, ModelList, readModels } from "./models.js";
 import { startToken } from "./token.js";
 
 const list = new ModelList();
@@ -44,8 +44,21 @@ async function open(focus) {
     place.replaceChildren(el("div", { class: "empty" }, el("h2", {}, words), el("p", {}, "Publish one with ", el("code", {}, "stablernn export"), " and serve it with ", el("code", {}, "stablernn serve"), ".")));
     return;
   }
+  const model = models.find((entry) => entry.name === name);
+  // A version that was just loaded is shown, whichever the address named before.
+  const loaded = async (version) => {
+    const address = version === null ? `#/${encodeURIComponent(name)}` : `#/${encodeURIComponent(name)}/${version}`;
+    history.replaceState(null, "", address);
+    await readAll();
+  };
+  if (model !== undefined && !isShown(model, wanted.version)) {
+    place.replaceChildren(unloadedView(name, wanted.version, model.versions, loaded));
+    document.title = `${name} · stablernn`;
+    if (focus) byId("model-title").focus();
+    return;
+  }
   try {
-    const next = await ModelView.read(name, wanted.version, models.find((model) => model.name === name)?.versions ?? []);
+    const next = await ModelView.read(name, wanted.version, model?.versions ?? [], loaded);
     if (number !== asked) return;
     view = next;
     place.replaceChildren(view.element);

@@ -4,7 +4,9 @@ import { ApiError, getJson, modelPath } from "./api.js";
 import { attemptView } from "./attempt.js";
 import { certificateView } from "./certificate.js";
 import { copyButton, count, el, some } from "./dom.js";
+import { Problem } from "./fields.js";
 import { LoadView, metricsView } from "./figures.js";
+import { loadVersion } from "./models.js";
 import { Stream } from "./stream.js";
 
 // A name with more versions than this does not ask each of them for its aliases.
@@ -12,12 +14,12 @@ const MOST_ASKED = 12;
 
 /** Everything about a version, with `element` to show, `refresh(load)` for the figures of now, and `stop()` to leave it. */
 export class ModelView {
-  /** `others` are the versions that the repository holds, as `{version, state, reason}`. */
-  static async read(name, version, others) {
-    return new ModelView(await getJson(modelPath(name, version)), others);
+  /** `others` are the versions that the repository holds, as `{version, state, reason}`; `loaded(version)` is called after one was loaded. */
+  static async read(name, version, others, loaded) {
+    return new ModelView(await getJson(modelPath(name, version)), others, loaded);
   }
 
-  constructor({ name, versions, parameters: facts }, others) {
+  constructor({ name, versions, parameters: facts }, others, loaded) {
     this.name = name;
     this.version = facts.version;
     this.load = new LoadView();
@@ -25,7 +27,7 @@ export class ModelView {
     this.element = el(
       "article",
       {},
-      el("header", { class: "title" }, el("h2", { id: "model-title", tabIndex: -1 }, name), versionLinks(name, versions, others, facts)),
+      el("header", { class: "title" }, el("h2", { id: "model-title", tabIndex: -1 }, name), versionLinks(name, versions, others, facts, loaded)),
       el("p", { class: "lead" }, sentence(facts)),
       factsView(facts),
       el(
@@ -54,7 +56,48 @@ function section(title, content) {
   return el("section", { class: "card", "aria-labelledby": id }, el("h3", { id }, title), content);
 }
 
-function versionLinks(name, versions, others, facts) {
+/** The page of a model of the repository of which no version, or not the `wanted` one, is loaded. */
+export function unloadedView(name, wanted, versions, loaded) {
+  const entries = versions.filter(({ version, state }) => state !== "READY" && (wanted === null || version === wanted));
+  const title = wanted === null ? name : `${name}, version ${wanted}`;
+  return el(
+    "article",
+    {},
+    el("header", { class: "title" }, el("h2", { id: "model-title", tabIndex: -1 }, title)),
+    el("p", { class: "lead" }, "In the repository, and not loaded: the server does not answer with it yet."),
+    el("ul", { class: "versions", "aria-label": "Versions that are not loaded" }, unloadedItems(name, entries, loaded)),
+  );
+}
+
+/** Versions with a button each, the newest first; a name with very many has no use for a button for each of them. */
+function unloadedItems(name, entries, loaded) {
+  const newest = [...entries].sort((one, other) => Number(other.version) - Number(one.version)).slice(0, MOST_ASKED);
+  const older = entries.length - newest.length;
+  const items = newest.map(({ version, reason }) => {
+    const problem = new Problem();
+    const words = version === null ? "Load" : `Load version ${version}`;
+    const button = el("button", { type: "button" }, words);
+    button.addEventListener("click", async () => {
+      problem.clear();
+      button.disabled = true;
+      button.textContent = "Loading…";
+      try {
+        await loadVersion(name, version);
+      } catch (error) {
+        if (!(error instanceof ApiError)) throw error;
+        problem.show(error);
+        button.disabled = false;
+        button.textContent = words;
+        return;
+      }
+      await loaded(version);
+    });
+    return el("li", { class: "note" }, button, reason && reason !== "not loaded" ? ` ${reason}` : "", problem.element);
+  });
+  return older === 0 ? items : [...items, el("li", { class: "note" }, `and ${count(older, "older version")}`)];
+}
+
+function versionLinks(name, versions, others, facts, loaded) {
   const items = versions.map((version) => {
     const current = version === facts.version;
     const link = el("a", { href: `#/${encodeURIComponent(name)}/${version}`, "aria-current": current ? "true" : null }, `version ${version}`);
@@ -63,10 +106,8 @@ function versionLinks(name, versions, others, facts) {
     else if (versions.length <= MOST_ASKED) addMarks(item, name, version);
     return item;
   });
-  const closed = others
-    .filter(({ version, state }) => version !== null && state !== "READY" && !versions.includes(version))
-    .map(({ version, state, reason }) => el("li", { class: "note" }, `version ${version}: ${reason || state.toLowerCase()}`));
-  return el("ul", { class: "versions", "aria-label": "Versions" }, items, closed);
+  const closed = others.filter(({ version, state }) => version !== null && state !== "READY" && !versions.includes(version));
+  return el("ul", { class: "versions", "aria-label": "Versions" }, items, unloadedItems(name, closed, loaded));
 }
 
 function marks(aliases) {

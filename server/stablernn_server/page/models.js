@@ -1,6 +1,6 @@
 // The list of models: what is served, what else the repository holds, and a search over both.
 
-import { ApiError, getJson, modelPath, postJson } from "./api.js";
+import { ApiError, getJson, modelPath, post, postJson } from "./api.js";
 import { isProved, kindOf } from "./certificate.js";
 import { byId, count, el } from "./dom.js";
 
@@ -24,6 +24,16 @@ export async function readModels() {
 
 export function isServed({ versions }) {
   return versions.some(({ state }) => state === "READY");
+}
+
+/** Whether there is something to show at the address of a model: a version that answers, or the one that is asked for. */
+export function isShown({ versions }, version) {
+  return versions.some((entry) => entry.state === "READY" && (version === null || entry.version === null || entry.version === version));
+}
+
+/** Has the server open a version of its repository and answer with it. */
+export async function loadVersion(name, version) {
+  await post(`v2/repository/models/${encodeURIComponent(version === null ? name : `${name}:${version}`)}/load`);
 }
 
 /** Draws the list, and fills in what each model is when its row is first seen. */
