@@ -19,6 +19,9 @@ logger = logging.getLogger("stablernn_server.access")
 Form = Literal["text", "json", "off"]
 
 MAX_PATH = 200
+POLLED_PATHS = frozenset({"/metrics", "/v2/health/live", "/v2/health/ready"})
+"""Asked by machines every few seconds for as long as the server runs; only a failure is worth a line."""
+_READS = frozenset({"GET", "HEAD"})
 SESSIONS = "/v1/sessions/"
 SESSION_PREFIX = 8
 """A session's whole number is all that it takes to continue it, so that lines show this much of it."""
@@ -35,7 +38,7 @@ class AccessLog:
         self._form = form
 
     def http(self, item: InHand, scope: MutableMapping[str, Any], status: int, sent_bytes: int, seconds: float) -> None:
-        """Write the line of one request.
+        """Write the line of one request, unless it is a successful look at the metrics or at health.
 
         Args:
             item: The request, answered.
@@ -44,7 +47,7 @@ class AccessLog:
             sent_bytes: Of the answer's body.
             seconds: From the head of the request to the end of the answer.
         """
-        if self._is_on:
+        if self._is_on and not (status < 400 and scope["method"] in _READS and scope["path"] in POLLED_PATHS):
             self._write(item, scope["method"], scope, status, _content_length(scope), sent_bytes, seconds)
 
     def websocket(self, item: InHand, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:

@@ -84,7 +84,8 @@ def create_app(settings: Settings) -> FastAPI:
         responses=ERRORS,
     )
     app.state.context = context
-    app.front = Front(context, app.framework)
+    routes = [*app.router.routes, *(route for router in ROUTERS for route in router.routes)]
+    app.front = Front(context, app.framework, routes)
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(ServerError, _server_error)

@@ -12,8 +12,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from typing import Any
+
+from starlette.routing import BaseRoute, Match
 
 from stablernn_server.access_log import AccessLog, shown_path
 from stablernn_server.answers import Answer, Send, error_answer, refuse_websocket
@@ -35,18 +37,20 @@ WORKING_PATHS = ("/v1/", "/v2/")
 class Front:
     """Wraps the framework's application."""
 
-    def __init__(self, context: Context, framework: Application) -> None:
+    def __init__(self, context: Context, framework: Application, routes: Sequence[BaseRoute]) -> None:
         """Take the parts.
 
         Args:
             context: Of the application.
             framework: What answers everything but inference by tensors.
+            routes: Of the framework, by which requests are counted.
 
         Raises:
             SettingsError: If an allowed origin is none.
         """
         self._context = context
         self._framework = framework
+        self._routes = routes
         settings = context.settings
         is_local = not context.auth.is_on and settings.auth == "auto"
         self._origins = Origins(settings.allowed_origins, is_local=is_local, name=settings.host)
@@ -86,7 +90,7 @@ class Front:
                 await sender.answer(await infer(context, item, scope, match))
             else:
                 await self._framework(scope, receive, sender)
-                route = _route(scope)
+                route = self._route(scope)
         except asyncio.CancelledError:
             if item.reason is None or sender.status:
                 raise
@@ -107,7 +111,7 @@ class Front:
             if not status:
                 # What nginx calls it when the client did not wait for the answer.
                 status, item.code = 499, "client_gone"
-            route = route or _route(scope)
+            route = route or self._route(scope)
             context.telemetry.finished(item.model, route, status, item.code, seconds)
             if span is not None:
                 if item.model is not None and item.rows:
@@ -129,7 +133,7 @@ class Front:
         except ServerError as error:
             answer = self._answer(item, error, scope)
             await refuse_websocket(scope, send, answer, item.request_id)
-            self._context.telemetry.finished(None, "refused WebSocket", answer.status, answer.code, 0.0)
+            self._context.telemetry.finished(None, self._route(scope), answer.status, answer.code, 0.0)
             self._log.websocket(item, scope, answer.status, 0.0)
             return
         status = 499
@@ -143,9 +147,20 @@ class Front:
             await self._framework(scope, receive, watched)
         finally:
             seconds = time.perf_counter() - item.since
-            self._context.telemetry.finished(item.model, _route(scope), status, item.code, seconds)
+            self._context.telemetry.finished(item.model, self._route(scope), status, item.code, seconds)
             self._log.websocket(item, scope, status, seconds)
             del scope["stablernn"]
+
+    def _route(self, scope: Scope) -> str:
+        """Return the pattern of a path; paths that no route has go by one name.
+
+        The framework notes the pattern of a request that it has answered, but neither that of a WebSocket nor that of
+        a request that was refused before.
+        """
+        route = scope.get("route") or next(
+            (route for route in self._routes if route.matches(scope)[0] is not Match.NONE), None
+        )
+        return getattr(route, "path", None) or "unknown"
 
     def _identify(self, item: InHand, scope: Scope) -> None:
         item.identity = identity = self._context.auth.check(scope)
@@ -221,9 +236,3 @@ def _handshake_status(message: Message, before: int) -> int:
 
 def _log_failure(scope: Scope, error: Exception) -> None:
     logger.error("%s %s failed", scope.get("method", "WEBSOCKET"), shown_path(scope["path"]), exc_info=error)
-
-
-def _route(scope: Scope) -> str:
-    """The pattern that the framework matched; what it did not know goes by one name."""
-    route = scope.get("route")
-    return getattr(route, "path", None) or "unknown"

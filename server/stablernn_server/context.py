@@ -127,7 +127,7 @@ class Context:
         tracing: Spans of requests; None where nobody collects them.
         sockets: The open WebSockets.
         in_hand: The requests that are not answered yet.
-        held_bytes: Bytes of the bodies in hand.
+        held_bytes: Bytes of the bodies and frames in hand and still arriving.
         is_started: Whether requests are let in.
         loop: The event loop that it runs on; None before it starts.
         drained_at: When the last request is ended, on the clock of the event loop; None until the server is told to
@@ -243,8 +243,19 @@ class Context:
             BusyError: If all of them together were more than ``max_held_bytes``.
         """
         item.held_bytes += count
-        self.held_bytes += count
-        if self.held_bytes > self.settings.max_held_bytes:
+        self.count_held(count)
+
+    def count_held(self, change: int) -> None:
+        """Count bytes that a connection holds before they are a request, such as a frame that is still arriving.
+
+        Args:
+            change: Bytes more than before, or fewer where it is negative.
+
+        Raises:
+            BusyError: If all together are more than ``max_held_bytes``; they are counted all the same.
+        """
+        self.held_bytes += change
+        if change > 0 and self.held_bytes > self.settings.max_held_bytes:
             raise BusyError(
                 f"The server holds {self.settings.max_held_bytes} bytes of other requests; try again later."
             )

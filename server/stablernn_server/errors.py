@@ -5,6 +5,7 @@ ServerError
 │   ├── BadTokenError                      a state token that this server did not sign, or not as it stands
 │   └── ExpiredTokenError                  a state token whose time is over
 ├── TooLargeError         (ValueError)     a request above a limit of this server
+├── HeadTooLargeError     (ValueError)     a request whose head is above a limit
 ├── UnauthorizedError     (PermissionError) no token, or one that this server does not know
 ├── ForbiddenError        (PermissionError) a known caller who may not do this, or a page of another origin
 ├── UnknownModelError     (LookupError)    a model, version or alias that is not served
@@ -22,7 +23,7 @@ ServerError
 ├── TooManyError          (RuntimeError)   more at a time than this client may have
 ├── DeadlineError         (TimeoutError)   a request whose time was over before it was worked on
 ├── ClientGoneError       (ConnectionError) a client that did not wait; nobody reads the answer
-├── ReadTimeoutError      (TimeoutError)   a body that arrives too slowly
+├── ReadTimeoutError      (TimeoutError)   a head or a body that arrives too slowly
 ├── NotReadyError         (RuntimeError)   the server is starting or draining
 ├── BusyError             (RuntimeError)   the server has its hands full
 ├── ModelLoadError        (RuntimeError)   a registry version that cannot be served
@@ -63,6 +64,10 @@ class ExpiredTokenError(InputError):
 
 
 class TooLargeError(ServerError, ValueError):
+    pass
+
+
+class HeadTooLargeError(ServerError, ValueError):
     pass
 
 
@@ -185,6 +190,7 @@ STATUS_AND_CODE: dict[type[Exception], tuple[int, str]] = {
     DeviceError: (409, "load_failed"),
     TooLargeError: (413, "too_large"),
     TooManyError: (429, "too_many"),
+    HeadTooLargeError: (431, "head_too_large"),
     # What nginx calls it; it is for logs and metrics.
     ClientGoneError: (499, "client_gone"),
     NotReadyError: (503, "not_ready"),

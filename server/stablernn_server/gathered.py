@@ -8,26 +8,46 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+LINGER_IDLE_SECONDS = 2.0
+"""A connection that is closed while its client still sends is closed for good once nothing arrives for so long."""
+LINGER_SECONDS = 10.0
+"""The same for a client that goes on sending."""
 
 
 class GatheredTransport:
-    """A transport that keeps what is written until the event loop comes round; all else is the transport's own."""
+    """A transport that keeps what is written until the event loop comes round; all else is the transport's own.
 
-    __slots__ = ("_loop", "_pieces", "_transport")
+    A socket that is closed with unread input is reset, and the client may lose an answer that it has not read yet. So
+    :meth:`close` lingers where more is expected: it ends the server's side, discards what arrives, and closes when the
+    client does or after a short while.
+
+    Attributes:
+        is_receiving: Whether the client is in the middle of a request, so that input may lie unread.
+        is_lingering: Whether the connection is closed for everybody but the client.
+    """
+
+    __slots__ = ("_has_input", "_linger_until", "_loop", "_pieces", "_transport", "is_lingering", "is_receiving")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._pieces: list[bytes] = []
+        self.is_receiving = False
+        self.is_lingering = False
+        self._has_input = False
+        self._linger_until = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send ``data`` soon, together with what else is written until then."""
+        """Send ``data`` soon, together with what else is written until then; nothing once the connection is closed."""
+        if self.is_lingering:
+            return
         if not self._pieces:
             self._loop.call_soon(self.flush)
         self._pieces.append(data)
@@ -45,10 +65,42 @@ class GatheredTransport:
         elif pieces:
             self._transport.writelines(pieces)
 
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed or about to be."""
+        return self.is_lingering or self._transport.is_closing()
+
     def close(self) -> None:
-        """Send what is left and close."""
+        """Send what is left and close, where more is expected once the client had time to read it."""
+        if self.is_lingering:
+            return
+        self.flush()
+        if not self.is_receiving or self._transport.is_closing():
+            self._transport.close()
+            return
+        self.is_lingering = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        # A large body was not read any further; the kernel's buffers hold more of it.
+        self._transport.resume_reading()
+        self._linger_until = self._loop.time() + LINGER_SECONDS
+        self._loop.call_later(LINGER_IDLE_SECONDS, self._end_linger)
+
+    def close_at_once(self) -> None:
+        """Send what is left and close; a client that does not read it within a short while does not get it."""
         self.flush()
         self._transport.close()
+        self._loop.call_later(LINGER_IDLE_SECONDS, self._transport.abort)
+
+    def discard_input(self) -> None:
+        """Note that something arrived on a lingering connection, which nobody reads."""
+        self._has_input = True
+
+    def _end_linger(self) -> None:
+        if self._has_input and self._loop.time() < self._linger_until and not self._transport.is_closing():
+            self._has_input = False
+            self._loop.call_later(LINGER_IDLE_SECONDS, self._end_linger)
+        else:
+            self._transport.close()
 
     def abort(self) -> None:
         """Close at once, and send nothing more."""
@@ -71,19 +123,3 @@ def is_closed(receive: Callable[..., Any]) -> bool | None:
     # Nothing is read behind a large body whose end came at once, and a connection that is not read is not seen to end.
     cycle.flow.resume_reading()
     return cycle.disconnected
-
-
-class GatheringProtocol(HttpToolsProtocol):
-    """HTTP/1.1 over such a transport."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection."""
-        super().connection_made(cast("asyncio.Transport", GatheredTransport(transport, self.loop)))
-
-    def on_response_complete(self) -> None:
-        """Go on with the next request of this connection."""
-        # Where others wait for the event loop, clients that wake up now would take a CPU from it; else nobody gains by
-        # the wait until this request is written down. An open WebSocket is one of the others.
-        if len(self.tasks) <= 1:
-            cast("GatheredTransport", self.transport).flush()
-        super().on_response_complete()

@@ -82,6 +82,11 @@ class Metrics:
         self.pending = total("pending_requests", "Requests that wait or run.")
         self.sessions = total("sessions", "Open sessions.")
         self.streams = total("streams", "Open streams of WebSockets.")
+        self.connections = total("connections", "Open connections.")
+        self.idle_connections = total("idle_connections", "Open connections without a request in flight.")
+        self.dropped_lines = counter(
+            "log_lines_dropped_total", "Lines of the log that were dropped because standard error took no more."
+        )
         self.norm_ratio = Gauge(
             "stablernn_state_norm_ratio",
             "Largest state norm in the last runs as a share of its certified radius.",

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import math
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
 from stablernn_server.access_log import quieten_uvicorn
-from stablernn_server.gathered import GatheringProtocol
+from stablernn_server.connections import CONNECTION_SHARE, IDLE_SHARE, MAX_FILES, ConnectionTable, raise_file_limit
+from stablernn_server.http_protocol import HttpProtocol
+from stablernn_server.log_writer import drain_stderr, dropped_lines
 from stablernn_server.settings import Settings
 from stablernn_server.tls import tls_context
+from stablernn_server.websocket_protocol import WebSocketProtocol
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+logger = logging.getLogger(__name__)
+
 GRACE_SECONDS = 8.0
 """How long requests may take after the server was told to stop; `docker stop` kills after 10 s."""
-MAX_CONNECTIONS = 10_000
-"""Connections at a time; above it, uvicorn answers 503 by itself."""
 SWITCH_SECONDS = 2e-5
 """How long a thread keeps the interpreter while another wants it. A run needs it before and after its graph, and would
 wait for the event loop as long as it takes itself: with .5 ms here, it was almost 1 ms until one of 3 ms began."""
@@ -31,6 +36,10 @@ GARBAGE = 10_000
 """Objects that may come to be before circles among the young are looked for. With Python's 700, the collector looked
 through what thousands of frames had in hand again and again, a fifth of the time; the server itself leaves no circles
 behind, unless it fails."""
+
+
+TICKS_PER_LOOK = 5
+"""Between two looks at the number of connections, in ticks of uvicorn of 0.1 s."""
 
 
 class Server(uvicorn.Server):
@@ -52,11 +61,14 @@ class Server(uvicorn.Server):
         self._context = app.state.context
         self._on_ready = on_ready
         quieten_uvicorn()
+        self._connections = connection_table(settings)
+        shared = {"context": self._context, "table": self._connections}
         super().__init__(
             uvicorn.Config(
                 app,
-                http=GatheringProtocol,
-                ws="websockets-sansio",
+                # uvicorn only calls them, as it would the classes.
+                http=cast("Any", partial(HttpProtocol, **shared)),
+                ws=cast("Any", partial(WebSocketProtocol, **shared)),
                 loop="auto" if sys.platform == "win32" else "uvloop",
                 log_level="warning" if quiet else "info",
                 log_config=None,
@@ -64,13 +76,15 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 # By default it believes the X-Forwarded-For of whoever asks from this machine.
-                proxy_headers=False,
+                proxy_headers=bool(settings.forwarded_allow_ips),
+                forwarded_allow_ips=list(settings.forwarded_allow_ips),
                 # Numbers do not shrink enough to be worth the time of every frame.
                 ws_per_message_deflate=False,
                 # A little more, so that a frame that is too long gets our sentence and not only a code.
                 ws_max_size=settings.max_body_bytes + 2**16,
                 ssl_context_factory=None if tls is None else lambda config, default: tls,
-                limit_concurrency=MAX_CONNECTIONS,
+                # It would answer 503 to every request as long as there are many connections, idle ones included.
+                limit_concurrency=None,
             )
         )
 
@@ -78,6 +92,12 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look at what changes without a request; uvicorn calls this every 0.1 s."""
+        if counter % TICKS_PER_LOOK == 0:
+            self._context.telemetry.server(len(self._connections), self._connections.idle, dropped_lines())
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain: no new connections, a goodbye to every WebSocket, and answers to what is in hand."""
@@ -92,20 +112,33 @@ class Server(uvicorn.Server):
         self.config.timeout_graceful_shutdown = max(1, math.ceil(ended - loop.time()) + 1)
         await super().shutdown(sockets)
 
+    async def _serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await super()._serve(sockets)
+        # uvicorn raises the signal that stopped it once more, which ends a worker process on the spot.
+        drain_stderr()
+
     def serve_on(self, listener: socket.socket) -> None:
         """Answer on a bound socket until told to stop."""
         sys.setswitchinterval(SWITCH_SECONDS)
         gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
-        raise_file_limit()
         self.run(sockets=[listener])
 
 
-def raise_file_limit() -> None:
-    """Let the process have as many connections as the system allows it; many begin with 1024."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_CONNECTIONS + 1000
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard == resource.RLIM_INFINITY else min(hard, most), hard))
+def connection_table(settings: Settings) -> ConnectionTable:
+    """Return the table with the limits that the settings and the system's limit on open files give."""
+    share = CONNECTION_SHARE
+    wanted = settings.max_connections
+    files = raise_file_limit(MAX_FILES if wanted is None else max(MAX_FILES, math.ceil(wanted / share)))
+    limit = max(1, int(share * files))
+    if wanted is not None and wanted > limit:
+        logger.warning(
+            "max_connections is %d, but the process may open %d files, which allow %d connections; raise the limit "
+            "on open files (ulimit -n).",
+            wanted,
+            files,
+            limit,
+        )
+    elif wanted is not None:
+        limit = wanted
+    idle = settings.max_idle_connections or max(1, int(IDLE_SHARE * limit))
+    return ConnectionTable(limit, idle, settings.forwarded_allow_ips)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from stablernn_server.connections import parse_networks
 from stablernn_server.errors import SettingsError, sentence_of
 
 _DAY = 86_400.0
@@ -87,7 +88,30 @@ class Settings(BaseSettings):
     # Parsing JSON holds the interpreter's lock, so that a large one makes every other request wait.
     max_json_bytes: int = Field(16 * 2**20, ge=1, description="Bytes of JSON in one request.")
     max_held_bytes: int = Field(
-        512 * 2**20, ge=1, description="Bytes of all bodies and WebSocket frames in hand, and of bodies still arriving."
+        512 * 2**20, ge=1, description="Bytes of all bodies and WebSocket frames in hand and still arriving."
+    )
+    max_head_bytes: int = Field(64 * 2**10, ge=1024, description="Bytes of the head of a request; above it 431.")
+    max_head_fields: int = Field(100, ge=1, description="Fields in the head of a request; above it 431.")
+    head_timeout_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=_DAY,
+        allow_inf_nan=False,
+        description="How long the head of a request may take to arrive, on a new connection from its first moment.",
+    )
+    max_connections: int | None = Field(
+        None, ge=1, description="Open connections of one process; default: .8 of the files that it may open."
+    )
+    max_idle_connections: int | None = Field(
+        None,
+        ge=1,
+        description="Connections without a request that one address may keep open; default: a quarter of the "
+        "connections. The one that has been idle longest is closed.",
+    )
+    forwarded_allow_ips: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Addresses or networks of proxies, * for all, whose X-Forwarded-For and X-Forwarded-Proto are "
+        "believed and whose idle connections have no limit of their own; in the environment separated by commas.",
     )
     max_elements: int = Field(2**25, ge=1, description="Numbers in and out of one padded batch, its states included.")
     max_steps: int = Field(100_000, ge=1, description="Time steps of one padded batch.")
@@ -147,11 +171,17 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise SettingsError(f"Settings: {sentence_of(error, 'settings')}") from error
 
-    @field_validator("models", "allowed_origins", mode="before")
+    @field_validator("models", "allowed_origins", "forwarded_allow_ips", mode="before")
     @classmethod
     def _split_commas(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_networks(value)
         return value
 
     @field_validator("infer_tokens", "admin_tokens", mode="before")

@@ -234,18 +234,21 @@ def work(settings: Settings, listener: socket.socket, quiet: bool, pipe: Connect
     # Ctrl-C reaches every process of the terminal; the supervisor passes on what is meant for this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    log_to_stderr(quiet)
-    from stablernn_server.app import create_app
-    from stablernn_server.process import Server
+    from stablernn_server.log_writer import queued_stderr
 
-    try:
-        app = create_app(settings)
-    except (ServerError, RegistryError) as error:
-        pipe.send(([], error))
-        return
-    served = app.state.context.models.served()
-    listener.listen(1024)
-    Server(app, settings, quiet=quiet, on_ready=lambda: pipe.send((served, None))).serve_on(listener)
+    with queued_stderr():
+        log_to_stderr(quiet)
+        from stablernn_server.app import create_app
+        from stablernn_server.process import Server
+
+        try:
+            app = create_app(settings)
+        except (ServerError, RegistryError) as error:
+            pipe.send(([], error))
+            return
+        served = app.state.context.models.served()
+        listener.listen(1024)
+        Server(app, settings, quiet=quiet, on_ready=lambda: pipe.send((served, None))).serve_on(listener)
 
 
 def _end_with_parent() -> None:

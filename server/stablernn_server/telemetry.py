@@ -99,6 +99,7 @@ class Telemetry:
         self._routes: set[str] = {OTHER}
         self._failures: dict[tuple[str, int, str], Counter] = {}
         self._ratios: dict[tuple[str, int], _Ratio] = {}
+        self._dropped_lines = 0
         self._exits: WeakKeyDictionary[Served, int] = WeakKeyDictionary()
 
     def executed(
@@ -165,6 +166,13 @@ class Telemetry:
     def streams(self, count: int) -> None:
         """Say how many streams of WebSockets are open."""
         self.metrics.streams.set(count)
+
+    def server(self, connections: int, idle: int, dropped_lines: int) -> None:
+        """Say how many connections are open and idle, and how many lines of the log were dropped so far."""
+        self.metrics.connections.set(connections)
+        self.metrics.idle_connections.set(idle)
+        self.metrics.dropped_lines.inc(dropped_lines - self._dropped_lines)
+        self._dropped_lines = dropped_lines
 
     def loaded(self, name: str, version: int, ok: bool, seconds: float) -> None:
         """Count one attempt to open a model."""

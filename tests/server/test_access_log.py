@@ -96,7 +96,7 @@ def test_a_line_of_json_for_each_request(published: Published) -> None:
         answer = httpx.post(f"{url}?secret=1", content=content, headers={"x-request-id": "mine-1"})
         assert answer.status_code == 200
         httpx.post(url, content=b"{}", headers={"x-request-id": "mine-2"})
-        httpx.get(f"{server.url}/v2/health/live", headers={"x-request-id": "mine-3"})
+        httpx.get(f"{server.url}/v2", headers={"x-request-id": "mine-3"})
         found = {line["request_id"]: line for line in map(json.loads, lines.wait(3))}
     first = found["mine-1"]
     assert first["time"].endswith("+00:00")

@@ -207,6 +207,14 @@ def test_what_a_server_was_asked_is_in_its_metrics(counted: Running) -> None:
     assert value(found, "loads_total", **which, result="ok") == 1
 
 
+def test_requests_that_are_refused_before_they_are_routed_count_by_their_route(counted: Running) -> None:
+    for method, path in (("POST", "/v1/sessions"), ("GET", "/v2/models/animals"), ("GET", "/openapi.json")):
+        assert httpx.request(method, f"{counted.url}{path}", headers={"Host": "elsewhere.example"}).status_code == 403
+    found = scrape(counted.url)
+    for route in ("/v1/sessions", "/v2/models/{model}", "/openapi.json"):
+        assert value(found, "requests_total", model="", version="", route=route, code="403") == 1
+
+
 def test_openmetrics_for_who_asks_for_it(counted: Running) -> None:
     answer = httpx.get(f"{counted.url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")

@@ -128,12 +128,15 @@ def serve(
 
     def leave() -> NoReturn:
         output.note("Stopped.")
-        sys.stderr.flush()
+        # The queue of queued_stderr, once that is there.
+        getattr(sys.stderr, "drain", sys.stderr.flush)()
         os._exit(0)
 
     # From before the slow imports on: the first process of a container has no default for SIGTERM. An exception in the
     # middle of an import would end in somebody else's traceback, and there is nothing yet that needs an orderly end.
     with _asked_to_stop(leave):
+        from stablernn_server.log_writer import queued_stderr
+
         fields = {
             "host": host,
             "port": port,
@@ -147,9 +150,11 @@ def serve(
             "tls_key_file": tls_key_file,
             "access_log": access_log,
         }
-        # What is not given is left to the environment, which knows these too.
-        _run({name: value for name, value in fields.items() if value is not None} | given, output)
-    output.note("Stopped.")
+        # Whoever reads the log must not be able to stop the server, its start or its end.
+        with queued_stderr():
+            # What is not given is left to the environment, which knows these too.
+            _run({name: value for name, value in fields.items() if value is not None} | given, output)
+            output.note("Stopped.")
 
 
 def _run(given: dict[str, Any], output: Output) -> None:

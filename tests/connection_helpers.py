@@ -1,0 +1,115 @@
+"""Raw connections to a server, for clients that keep to no rules, and the time that health takes in the meantime."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+PATIENT = 20.0
+"""Seconds after which a server that does not answer has failed the test."""
+HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@contextmanager
+def connected(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENT) as connection:
+        yield connection
+
+
+def read_response(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers by lower-case name, and body of one response with a stated length."""
+    # Byte by byte, for the next response may follow at once.
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += read_some(connection, 1)
+    status, *lines = head.decode().rstrip().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    body = b""
+    while len(body) < int(headers["content-length"]):
+        body += read_some(connection, int(headers["content-length"]) - len(body))
+    return int(status.split()[1]), headers, body
+
+
+def read_some(connection: socket.socket, size: int) -> bytes:
+    chunk = connection.recv(size)
+    assert chunk, "the connection was closed before its response was complete"
+    return chunk
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server has closed a connection on which it has nothing to say."""
+    if not select.select((connection,), (), (), 0)[0]:
+        return False
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except ConnectionError:
+        return True
+
+
+def read_error(connection: socket.socket) -> tuple[int, str, str]:
+    """Status, code and sentence of an error after which the server closes the connection."""
+    status, headers, body = read_response(connection)
+    assert headers["connection"] == "close"
+    assert headers["content-type"] == "application/json"
+    assert read_end(connection) == b""
+    error = json.loads(body)
+    return status, error["code"], error["error"]
+
+
+def read_end(connection: socket.socket) -> bytes:
+    """What arrives until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def send_all(connection: socket.socket, content: bytes) -> None:
+    """Send what the server takes, as clients do that read the answer afterwards."""
+    with suppress(ConnectionError):
+        connection.sendall(content)
+
+
+@dataclass
+class Latencies:
+    """Times that health took, in seconds."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def worst(self) -> float:
+        return max(self.seconds)
+
+
+@contextmanager
+def health_watched(port: int, pause: float = 0.05) -> Iterator[Latencies]:
+    """Ask for health over new connections while the block runs, at least once; fails if there is no answer."""
+    latencies = Latencies()
+    is_over = threading.Event()
+    errors: list[Exception] = []
+
+    def watch() -> None:
+        while not is_over.is_set() or not latencies.seconds:
+            started = time.monotonic()
+            try:
+                with connected(port) as connection:
+                    connection.sendall(HEALTH)
+                    assert read_response(connection)[0] == 200
+            except Exception as error:
+                errors.append(error)
+                return
+            latencies.seconds.append(time.monotonic() - started)
+            time.sleep(pause)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield latencies
+    finally:
+        is_over.set()
+        thread.join(2 * PATIENT)
+    assert not errors, errors
+    assert not thread.is_alive()
