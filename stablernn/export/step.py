@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -145,21 +145,22 @@ def parts(model: SequenceModel) -> Parts:
         Transition(model, from_channels=intake is not None), Emission(model), len(transition_samples)
     )
     next_names = [f"{name}_out" for name in rest]
-    # Both parts read the states, so that those of the emission need other names while they share a graph.
-    emission_inputs = {f"emission.{name}": name for name in emission_samples}
+    # Both parts read the states, and a value of the transition may be called "mean" as an output is.
+    emission_names = {f"emission.{name}": name for name in (*emission_samples, *model.output_names)}
+    outputs = [f"emission.{name}" for name in model.output_names]
     graph = _exported(
         module,
         (*transition_samples.values(), *emission_samples.values()),
-        [*transition_samples, *emission_inputs],
-        [*next_names, *model.output_names],
+        [*transition_samples, *(f"emission.{name}" for name in emission_samples)],
+        [*next_names, *outputs],
     )
-    recurrence = _part(graph, list(transition_samples), next_names)
-    emission = _part(graph, list(emission_inputs), list(model.output_names))
-    _rename_inputs(emission.graph, emission_inputs)
+    recurrence = _part(graph, [*transition_samples], next_names)
+    emission = _part(graph, [*emission_names], outputs)
+    _rename(emission.graph, emission_names)
     return Parts(read, names, intake, with_sums(recurrence), emission, model.every_step, model.patches.end_aligned)
 
 
-def _part(model: onnx.ModelProto, inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
+def _part(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
     """Return the part of a graph that computes ``outputs`` from ``inputs``."""
     needed, nodes = set(outputs), []
     for node in reversed(model.graph.node):
@@ -178,11 +179,12 @@ def _part(model: onnx.ModelProto, inputs: list[str], outputs: list[str]) -> onnx
     return part
 
 
-def _rename_inputs(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    for value in graph.input:
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    for value in (*graph.input, *graph.output):
         value.name = names[value.name]
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
 
 
 def _value(name: str, sample: Tensor) -> onnx.ValueInfoProto:
@@ -193,7 +195,9 @@ def _value(name: str, sample: Tensor) -> onnx.ValueInfoProto:
 def _exported(
     module: TransitionAndEmission, arguments: tuple[Tensor, ...], inputs: list[str], outputs: list[str]
 ) -> onnx.ModelProto:
-    batch = torch.export.Dim("batch")
+    # Two axes, though both are batches: with one, the emission would take its size from an input of the transition.
+    axes = [torch.export.Dim("batch")] * module.transition_inputs
+    axes += [torch.export.Dim("emission_batch")] * (len(arguments) - module.transition_inputs)
     with _quiet():
         program = torch.onnx.export(
             module.eval(),
@@ -202,7 +206,7 @@ def _exported(
             opset_version=OPSET,
             input_names=inputs,
             output_names=outputs,
-            dynamic_shapes={"inputs": tuple({0: batch} for _ in arguments)},
+            dynamic_shapes={"inputs": tuple({0: axis} for axis in axes)},
             verbose=False,
         )
     assert program is not None
