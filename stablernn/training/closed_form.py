@@ -39,7 +39,7 @@ def fit_forecaster(model: Forecaster, data: ForecastData, strength: float) -> No
 
 @dataclass(frozen=True)
 class Gate:
-    """How the trained layers compare with the linear skip alone on the validation windows.
+    """Comparison of the trained layers with the linear skip alone on the validation windows.
 
     Errors are mean absolute ones in units of the scaling.
 
@@ -74,20 +74,20 @@ def gate(model: Forecaster, skip: Tensor, windows: WindowSet) -> Gate:
     """
     assert model.skip is not None
     trained = model.skip.weight.detach().clone()
-    chosen = list(evenly(windows, GATE_WINDOWS, _BATCH))
+    batches = list(evenly(windows, GATE_WINDOWS, _BATCH))
     shares = _SHARES if model.head_kind == "direct" else _SHARES[[0, -1]]
     # Sums over the observed values of each window, (windows, shares), and how many these are.
     with torch.no_grad():
         if model.head_kind == "direct":
-            parts = [_blended_errors(model, windows.gather(part), skip, trained, shares) for part in chosen]
+            parts = [_blended_errors(model, windows.gather(part), skip, trained, shares) for part in batches]
         else:
             alone = copy.deepcopy(model)
             set_share(alone, skip, trained, 0.0)
-            parts = [_rolled_out_errors((alone, model), windows.gather(part)) for part in chosen]
+            parts = [_rolled_out_errors((alone, model), windows.gather(part)) for part in batches]
     errors, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     means = errors.sum(axis=0) / counts.sum()
     best = int(means.argmin())
-    origins = np.array(windows.origins, dtype=np.int64)[np.concatenate(chosen)]
+    origins = np.array(windows.origins, dtype=np.int64)[np.concatenate(batches)]
     noise = standard_error((errors[:, 0] - errors[:, best]) / counts.mean(), origins, model.horizon)
     is_better = noise is not None and means[0] - means[best] > noise
     share = float(shares[best]) if is_better else 0.0

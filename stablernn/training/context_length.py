@@ -1,4 +1,4 @@
-"""How far back a forecast looks where no season says so: a few context lengths, compared on the validation windows."""
+"""Choice of the context length where no season is known: a few lengths, compared on the validation windows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def choose_context(data: ForecastData, strength: float) -> ForecastData:
     usable = np.isfinite(errors).all(axis=0)
     if not usable.any():
         return data
-    scores = [float(one[usable].mean()) for one in errors]
+    scores = [float(error[usable].mean()) for error in errors]
     best = int(np.argmin(scores))
     rows: list[dict[str, Any]] = []
     accepted: list[int] = []
@@ -66,8 +66,10 @@ def choose_context(data: ForecastData, strength: float) -> ForecastData:
             accepted.append(steps)
     length = accepted[0]
     tried = {"chosen": length, "by": "linear forecasts of the validation windows", "tried": rows}
-    found = ", ".join(f"{row['context_length']} ({row['mase']:.4g})" for row in rows)
-    _LOG.info("No season is known, so the context was chosen by validation: %d steps. MASE of each: %s.", length, found)
+    listed = ", ".join(f"{row['context_length']} ({row['mase']:.4g})" for row in rows)
+    _LOG.info(
+        "No season is known, so the context was chosen by validation: %d steps. MASE of each: %s.", length, listed
+    )
     data = replace(data, context_length=length, notes={**data.notes, "context_length": tried})
     data.notes["windows"] = data.window_counts()
     return data

@@ -362,7 +362,7 @@ class Trainer:
 
     @property
     def is_diverged(self) -> bool:
-        """Whether the training loss ended far above where it began, and above its unit.
+        """True if the training loss ended far above where it began, and above its unit.
 
         Losses are in units of the scaling, or nats: of a loss that begins near 0, a multiple says little.
         """

@@ -1,4 +1,4 @@
-"""What is said of a run that is done: whether its training diverged, and whether the model is of any use."""
+"""The verdict on a run that is done: divergence of its training, and whether its model is of any use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_PROBABILITY = 1.2e-7
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run ends with.
+    """The end of a run.
 
     Attributes:
         diverged: Whether the training loss ended far above where it began.

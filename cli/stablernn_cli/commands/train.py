@@ -248,7 +248,7 @@ def show(output: Output, summary: Mapping[str, Any]) -> None:
 
 
 def _layers_kept(gate: Mapping[str, Any] | None) -> dict[str, str]:
-    """How much of the layers a forecast keeps beside its linear skip, where the two were compared."""
+    """Return the share of its layers that a forecast keeps beside its linear skip, where the two were compared."""
     if gate is None:
         return {}
     noise = gate["standard_error"]
