@@ -196,9 +196,18 @@ def key_of(text: str, where: str) -> bytes:
     return raw if len(raw) == KEY_BYTES else hashlib.sha256(raw).digest()
 
 
+_MAX_KEY_FILE_BYTES = 2**20
+
+
 def _content(path: Path) -> str:
     try:
-        return path.read_text()
+        with path.open("rb") as file:
+            content = file.read(_MAX_KEY_FILE_BYTES + 1)
+        if len(content) > _MAX_KEY_FILE_BYTES:
+            raise SettingsError(
+                f"The state key file {path} has more than {_MAX_KEY_FILE_BYTES} bytes; is it the right file?"
+            )
+        return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SettingsError(f"The state key file {path} cannot be read: {reason}.") from error

@@ -33,7 +33,7 @@ def read_tokens(path: Path) -> list[Token]:
         SettingsError: If it cannot be read, others can read it too, or a line cannot be taken.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             _check_mode(path, os.fstat(file.fileno()))
             text = file.read(MAX_BYTES + 1).decode("utf-8")
     except UnicodeDecodeError:
@@ -77,6 +77,11 @@ def check_token(role: str, text: str, where: str) -> Token:
     if _SENDABLE.fullmatch(text) is None:
         raise SettingsError(f"{where} has characters that a header cannot carry; use visible ASCII. {_HOW}")
     return Token(known, text, where)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a named pipe would wait for whoever writes to it.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _check_mode(path: Path, status: os.stat_result) -> None:

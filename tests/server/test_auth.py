@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.auth import ANYONE, Auth, access_of, is_loopback
 from stablernn_server.errors import ForbiddenError, UnauthorizedError
 from stablernn_server.origins import Origins
+from stablernn_server.state_token import StateTokens
 from stablernn_server.tokens_file import read_tokens
 
 INFER = "infer-token-0123456789"
@@ -465,3 +467,22 @@ def test_spellings_of_an_origin(given: str, matches: bytes) -> None:
 def test_what_is_no_origin(given: str) -> None:
     with pytest.raises(SettingsError, match="allowed_origins takes origins such as"):
         Origins([given])
+
+
+def test_a_tokens_file_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokens")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_tokens, tmp_path / "tokens")
+        try:
+            with pytest.raises(SettingsError) as caught:
+                reading.result(20)
+        finally:
+            # Ends a read that waits for a writer.
+            os.close(os.open(tmp_path / "tokens", os.O_RDWR))
+    assert str(caught.value) == f"The tokens file {tmp_path / 'tokens'} is no file."
+
+
+def test_a_state_key_file_that_never_ends_is_refused() -> None:
+    with pytest.raises(SettingsError) as caught:
+        StateTokens.of(Settings(state_key_file=Path("/dev/zero")))
+    assert str(caught.value) == "The state key file /dev/zero has more than 1048576 bytes; is it the right file?"
