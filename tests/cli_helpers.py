@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -111,6 +112,16 @@ def republish(
 
 def encoded(document: object) -> bytes:
     return json.dumps(document).encode()
+
+
+@contextlib.contextmanager
+def copied(source: Workplace, folder: Path) -> Iterator[Workplace]:
+    """A copy of a workplace at ``folder``, to change."""
+    shutil.copytree(source.folder, folder)
+    yield Workplace(folder)
+    # Published files are read-only, which must not keep pytest from clearing up.
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def command(*arguments: object) -> list[str]:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli_helpers import HORIZON, Workplace, write_load
+from cli_helpers import HORIZON, Workplace, copied, write_load
 from exports import share_graphs
 
 
@@ -43,9 +42,5 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 @pytest.fixture
 def workplace(trained: Workplace, tmp_path: Path) -> Iterator[Workplace]:
     """A copy of ``trained`` to change."""
-    copy = tmp_path / "copy"
-    shutil.copytree(trained.folder, copy)
-    yield Workplace(copy)
-    # Published files are read-only, which must not keep pytest from clearing up.
-    for path in copy.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    with copied(trained, tmp_path / "copy") as copy:
+        yield copy

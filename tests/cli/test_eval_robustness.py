@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_helpers import Workplace
+from cli_helpers import Workplace, copied
 from stablernn_cli.output import Output
 from stablernn_cli.records import keep
 from stablernn_registry import Registry, Version
@@ -122,19 +122,32 @@ def test_a_registry_of_somebody_else_is_not_written(
     )
 
 
-def measured(workplace: Workplace) -> Any:
-    """The report of ``digits-run``, which is kept in it."""
-    return workplace.ok("-q", "eval", "digits-run", "--robustness", *FEW, "--json").json["robustness"]
+@pytest.fixture(scope="module")
+def attacked(trained: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    with copied(trained, tmp_path_factory.mktemp("attacked") / "copy") as copy:
+        copy.ok("-q", "eval", "digits-run", "--robustness", *FEW)
+        yield copy
+
+
+@pytest.fixture
+def reported(attacked: Workplace, tmp_path: Path) -> Iterator[Workplace]:
+    """A copy to change, in which ``digits-run`` keeps its report and pictures."""
+    with copied(attacked, tmp_path / "copy") as copy:
+        yield copy
+
+
+def stored_report(workplace: Workplace) -> Any:
+    return json.loads(workplace.path("digits-run/robustness.json").read_text())
 
 
 PICTURES = {"plots/robustness.png", "plots/noise.png"}
 
 
-def test_a_report_goes_with_the_weights_that_it_is_of(workplace: Workplace) -> None:
-    report = measured(workplace)
-    exported = workplace.ok("-q", "export", "digits-run", "--name", "digits", "--json").json
+def test_a_report_goes_with_the_weights_that_it_is_of(reported: Workplace) -> None:
+    report = stored_report(reported)
+    exported = reported.ok("-q", "export", "digits-run", "--name", "digits", "--json").json
     assert {"robustness.json", *PICTURES} <= set(exported["files"])
-    version = registered(workplace, "digits:2")
+    version = registered(reported, "digits:2")
     assert json.loads(version.read("robustness.json")) == report
     assert report["weights"] == f"sha256:{version.manifest.files['weights.safetensors'].sha256}"
     pgd = report["attacks"][0]["accuracy"]
@@ -143,13 +156,12 @@ def test_a_report_goes_with_the_weights_that_it_is_of(workplace: Workplace) -> N
     card = version.read("README.md").decode()
     assert f"| accuracy under PGD (linf) | {said} |" in card
     assert f"| median certified radius | {radius}" in card
-    shown = workplace.ok("-q", "registry", "show", "digits:2").out
+    shown = reported.ok("-q", "registry", "show", "digits:2").out
     for words in ("Robustness on 20 sequences of digits, test", said, radius):
         assert words in shown
-    assert "Robustness on" not in workplace.ok("-q", "registry", "show", "digits:1").out
+    assert "Robustness on" not in reported.ok("-q", "registry", "show", "digits:1").out
     assert (
-        "Not measured before this version was published."
-        in registered(workplace, "digits:1").read("README.md").decode()
+        "Not measured before this version was published." in registered(reported, "digits:1").read("README.md").decode()
     )
 
 
@@ -169,10 +181,10 @@ def test_a_report_goes_with_the_weights_that_it_is_of(workplace: Workplace) -> N
     ],
     ids=["other-weights", "no-weights", "no-report"],
 )
-def test_a_report_of_other_weights_stays_out(workplace: Workplace, damage: Callable[[Any], Any], words: str) -> None:
-    report = measured(workplace)
-    workplace.path("digits-run/robustness.json").write_text(json.dumps(damage(report)))
-    result = workplace.ok("export", "digits-run", "--name", "digits", "--json")
+def test_a_report_of_other_weights_stays_out(reported: Workplace, damage: Callable[[Any], Any], words: str) -> None:
+    report = stored_report(reported)
+    reported.path("digits-run/robustness.json").write_text(json.dumps(damage(report)))
+    result = reported.ok("export", "digits-run", "--name", "digits", "--json")
     assert f"Note: {words}" in result.err
     assert not {"robustness.json", *PICTURES} & set(result.json["files"])
     assert "plots/loss.png" in result.json["files"]
@@ -181,7 +193,7 @@ def test_a_report_of_other_weights_stays_out(workplace: Workplace, damage: Calla
 def test_a_run_that_is_trained_further_loses_its_report(empty: Workplace) -> None:
     constant = ("--set", "training.schedule=constant", "--hidden-size", 8, "--batch-size", 64)
     empty.ok("-q", "train", "--data", "digits", "--cell", "rnn", *constant, "--epochs", 1, "--run-dir", "digits-run")
-    measured(empty)
+    empty.ok("-q", "eval", "digits-run", "--robustness", *FEW)
     exported = empty.ok("-q", "export", "digits-run", "--name", "digits", "--json").json
     assert "robustness.json" in exported["files"]
     empty.ok("-q", "train", "--resume", "--run-dir", "digits-run", "--epochs", 3)
@@ -190,10 +202,9 @@ def test_a_run_that_is_trained_further_loses_its_report(empty: Workplace) -> Non
     assert not {"robustness.json", *PICTURES} & set(result.json["files"])
 
 
-def test_pictures_without_their_report_stay_out(workplace: Workplace) -> None:
-    measured(workplace)
-    workplace.path("digits-run/robustness.json").unlink()
-    result = workplace.ok("export", "digits-run", "--name", "digits", "--json")
+def test_pictures_without_their_report_stay_out(reported: Workplace) -> None:
+    reported.path("digits-run/robustness.json").unlink()
+    result = reported.ok("export", "digits-run", "--name", "digits", "--json")
     assert "left out" not in result.err
     assert not PICTURES & set(result.json["files"])
 

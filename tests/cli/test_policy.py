@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from cli_helpers import Workplace, command, encoded, republish
+from cli_helpers import Workplace, command, copied, encoded, republish
 from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_endless_scan
 from stablernn_registry import Manifest, Registry
 
@@ -36,11 +35,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 @pytest.fixture
 def workplace(made: Workplace, tmp_path: Path) -> Iterator[Workplace]:
     """A copy to change."""
-    copy = tmp_path / "copy"
-    shutil.copytree(made.folder, copy)
-    yield Workplace(copy)
-    for path in copy.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    with copied(made, tmp_path / "copy") as copy:
+        yield copy
 
 
 @pytest.fixture
