@@ -58,8 +58,8 @@ class Output:
             print(text, file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
-        """A warning on stderr, also where notes are left out."""
-        print(f"Warning: {text}", file=sys.stderr, flush=True)
+        """Print a warning on stderr, unless ``--quiet`` asks for errors only."""
+        self.note(f"Warning: {text}")
 
     def document(self, value: object) -> None:
         """One JSON document on stdout. Figures that JSON lacks become null."""

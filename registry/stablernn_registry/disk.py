@@ -112,7 +112,8 @@ def make_folders(folder: Path) -> None:
     """Makes a folder and those above it; each new one is synced into the one above it."""
     missing = []
     while not folder.is_dir():
-        if folder.exists():
+        # Asked again: another process may have made the folder in between.
+        if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         missing.append(folder)
         folder = folder.parent

@@ -169,7 +169,12 @@ def _problem(key: str, size: int, time: int) -> tuple[Any, list[Tensor]]:
     layer = StableRNN(key, 2, size, engine="loop", max_dt=2.5, **options).double().eval()
     names = [name for name, _ in layer.named_parameters()]
     points = [_inputs(2, time, 2), 0.1 + _lengths_of_steps(2, time, longest=2.3)]
-    points += [0.5 * torch.randn_like(parameter) for parameter in layer.parameters()]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=0.5)
+        # Outside a constraint the gradient passes straight through the projection, and is no derivative.
+        layer.after_step(1, 100)
+    points += [parameter.detach().clone() for parameter in layer.parameters()]
 
     def outputs(x: Tensor, dt: Tensor, *values: Tensor) -> Tensor:
         result, last = functional_call(layer, dict(zip(names, values, strict=True)), (x, None, None, dt))
@@ -186,6 +191,7 @@ def test_values_and_gradients_are_those_of_the_reference(key: str, sizes: tuple[
     layer = StableRNN(key, features, hidden).double().eval()
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.4 * hidden**-0.5)
+    layer.after_step(1, 100)
     cell = layer.cells[0]
     # Up to 1 no cell divides a step; beyond it only those that take any length at once do not.
     longest = 3.0 if cell.substeps(3.0) == 1 else 1.0

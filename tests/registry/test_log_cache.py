@@ -86,9 +86,11 @@ def test_a_look_at_an_unchanged_log_reads_nothing_of_it(
     assert reader.get("digits@production").version == 1
     assert counted[-2:] == [1, 2]
     counted.clear()
-    read = log_cache.disk.read_or_none
+    read = log_cache.plain_files.read_or_none
     paths: list[Path] = []
-    monkeypatch.setattr(log_cache.disk, "read_or_none", lambda path: (paths.append(path), read(path))[1])
+    monkeypatch.setattr(
+        log_cache.plain_files, "read_or_none", lambda path, *arguments: (paths.append(path), read(path, *arguments))[1]
+    )
     assert reader.resolve("digits@production") == 1
     assert reader.aliases("digits") == {"production": 1}
     assert len(reader.log("digits")) == 2

@@ -299,10 +299,16 @@ def test_a_link_below_the_root_makes_no_write_change_files_elsewhere(
     place.symlink_to(outside)
     with pytest.raises(IntegrityError) as error:
         publish()
-    assert str(error.value) == (
+    by_reader = (
+        f"{where} is a link in place of a folder: a registry holds plain files and folders only. Restore it from a "
+        f"copy of the registry."
+    )
+    by_writer = (
         f"{where} is a link: a write would change files outside the registry {registry.root}. Take it out; a registry "
         f"holds no links."
     )
+    # The log of the model is read before anything is written.
+    assert str(error.value) == (by_reader if where == "models/digits" else by_writer)
     assert tree(outside) == before
 
 

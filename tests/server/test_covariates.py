@@ -439,7 +439,7 @@ def test_times_are_those_that_training_reads(start: datetime, frequency: str, fi
 
 def test_the_time_between_values_is_told_by_dt(client: httpx.Client, published: Published) -> None:
     # What lies before the five steps that the model looks at does not matter, nor does the first of them.
-    series, dt = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0, 4.0], [9.0, 9.0, 9.0, 0.5, 2.0, 1.0, 3.5]
+    series, dt = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0, 4.0], [3.0, 3.0, 3.0, 0.5, 2.0, 1.0, 3.5]
     body = {"model": "timed", "inputs": [{"series": series, "dt": dt}, {"series": series[:3]}]}
     answer = client.post("/v1/timeseries/forecast", json=body)
     assert answer.status_code == 200, answer.text

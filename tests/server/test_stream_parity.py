@@ -150,7 +150,6 @@ def test_a_stream_says_what_the_sequence_says(
     same(transport(running, model, x, dt), offline(model, x, dt))
 
 
-@pytest.mark.parametrize("name", MODELS)
 def v2_tensors(model: OnnxModel, x: np.ndarray, dt: np.ndarray) -> list[dict[str, Any]]:
     flat, told = x.reshape(1, -1, model.sequence.inputs["x"].shape[-1]), dt.reshape(1, -1)
     return [json_tensor("x", flat), json_tensor("dt", told)]
@@ -236,6 +235,7 @@ def test_the_first_dt_must_be_one_that_a_step_may_have(
         assert wire.say(values=[1.0], dt=1.0)["step"] == 1
 
 
+@pytest.mark.parametrize("name", MODELS)
 def test_many_streams_of_a_socket_do_not_see_each_other(
     name: str, running: Running, opened: dict[str, OnnxModel]
 ) -> None:

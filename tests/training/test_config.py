@@ -101,7 +101,7 @@ TRAINING = (
     "'training' has epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, weight_decay, momentum, schedule, "
     "step_epochs, lr_decay, clip_norm, refit, label_smoothing, class_weights, time_warp, jitter, rescale, warm_up, "
     "certified, certified_margin, "
-    "skip_lr, calibrate, bptt_steps, patience, keep_epochs, seed, device, threads."
+    "skip_lr, calibrate, bptt_steps, patience, keep_epochs, plots, seed, device, threads."
 )
 UNKNOWN = {
     "typing mistake": (
@@ -168,7 +168,7 @@ WRONG = {
         "training must be a section with keys (epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, "
         "weight_decay, momentum, schedule, step_epochs, lr_decay, clip_norm, refit, label_smoothing, class_weights, "
         "time_warp, jitter, rescale, warm_up, certified, certified_margin, skip_lr, calibrate, bptt_steps, patience, "
-        "keep_epochs, seed, device, threads), got 5."
+        "keep_epochs, plots, seed, device, threads), got 5."
     ),
 }
 

@@ -274,10 +274,12 @@ class ModelTable:
 
     async def _follow(self, ref: Ref) -> None:
         if ref in self._targets:
-            version = await asyncio.to_thread(self.registry.get, ref)
-            if version.version != self._targets.get(ref) and version.digest not in self._by_digest:
-                self._check_not_failed(version)
-                await self._try_beforehand(version)
+            number = await asyncio.to_thread(self.registry.resolve, ref)
+            if number != self._targets.get(ref):
+                version = await asyncio.to_thread(self.registry.get, Ref(ref.name, number))
+                if version.digest not in self._by_digest:
+                    self._check_not_failed(version)
+                    await self._try_beforehand(version)
         async with self._lock:
             served = self._targets.get(ref)
             if served is None:
