@@ -22,6 +22,8 @@ from stablernn_registry import ManifestFields, Registry, Version
 
 STEPS = 120
 HORIZON = 6
+NO_PLOTS = ("--set", "training.plots=false")
+"""Options of ``train`` that save most of the time of a tiny run."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from cli_helpers import Workplace
+from cli_helpers import NO_PLOTS, Workplace
 from stablernn import list_cells
 from stablernn.stability import certificate
 from stablernn_cli import options
@@ -18,7 +18,19 @@ def trained_cells(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     place = Workplace(tmp_path_factory.mktemp("certify"))
     for cell in ("lru", "rnn"):
         place.ok(
-            "-q", "train", "--data", "digits", "--cell", cell, "--hidden-size", 8, "--max-steps", 2, "--run-dir", cell
+            "-q",
+            "train",
+            *NO_PLOTS,
+            "--data",
+            "digits",
+            "--cell",
+            cell,
+            "--hidden-size",
+            8,
+            "--max-steps",
+            2,
+            "--run-dir",
+            cell,
         )
     return place
 
@@ -60,7 +72,7 @@ def test_an_unknown_kind_is_a_usage_error(trained_cells: Workplace) -> None:
 @pytest.mark.parametrize("cell", list_cells())
 def test_every_cell_of_the_catalog(cell: str, trained_cells: Workplace) -> None:
     name = f"whole-{cell}"
-    trained_cells.ok("-q", "train", "--data", "digits", "--cell", cell, "--max-steps", 1, "--run-dir", name)
+    trained_cells.ok("-q", "train", *NO_PLOTS, "--data", "digits", "--cell", cell, "--max-steps", 1, "--run-dir", name)
     found = trained_cells.ok("certify", name, "--json").json
     assert found["kind"] in ("contracting", "non-expansive", "bounded", "none")
     assert found["holds"] is (found["kind"] != "none")

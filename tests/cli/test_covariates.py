@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import Workplace, first_document
+from cli_helpers import NO_PLOTS, Workplace, first_document
 from stablernn_registry import Registry
 
 HORIZON = 4
@@ -52,7 +52,9 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     task = ("--horizon", HORIZON, "--context-length", CONTEXT, "--target", "y", "--hidden-size", 4, "--max-steps", 3)
     for name, options in MODELS.items():
         sets = [word for option in options for word in ("--set", option)]
-        place.ok("-q", "train", "--data", "shops.csv", "--cell", "lipschitz", *task, *sets, "--run-dir", name)
+        place.ok(
+            "-q", "train", *NO_PLOTS, "--data", "shops.csv", "--cell", "lipschitz", *task, *sets, "--run-dir", name
+        )
         place.ok("-q", "export", name, "--name", name)
     return place
 

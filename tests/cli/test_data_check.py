@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bad_files import BAD_FILES, ROWS, BadFile, table
-from cli_helpers import Workplace
+from cli_helpers import NO_PLOTS, Workplace
 
 FLAGS = {"time_column": "--time-column", "target": "--target", "horizon": "--horizon"}
 
@@ -57,7 +57,7 @@ def test_a_constant_series_is_taken_with_a_warning(empty: Workplace) -> None:
         "[constant_column]" in result.out
     )
     assert result.out.endswith("`train` would take this; 1 warning.\n")
-    empty.ok("-q", "train", "--data", "flat.csv", "--cell", "gru", "--hidden-size", 4, "--max-steps", 1)
+    empty.ok("-q", "train", *NO_PLOTS, "--data", "flat.csv", "--cell", "gru", "--hidden-size", 4, "--max-steps", 1)
 
 
 def test_a_good_file_says_what_train_would_do(empty: Workplace) -> None:

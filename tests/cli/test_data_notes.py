@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import Workplace
+from cli_helpers import NO_PLOTS, Workplace
 from stablernn.data import load_data
 from stablernn.training import load_run
 from stablernn_cli.commands.registry import data_notes
@@ -70,7 +70,7 @@ def write_flawed(path: Path) -> None:
 
 def test_what_was_counted_is_said_before_training(empty: Workplace) -> None:
     write_flawed(empty.path("d.csv"))
-    training = ("train", "--data", "d.csv", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
+    training = ("train", *NO_PLOTS, "--data", "d.csv", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
     chosen = (*training, "--set", "data.channels=[y, x]")
     result = empty.ok(*chosen, "--run-dir", "told", "--json")
     assert result.json["data_notes"] == {"counts": COUNTED}
@@ -84,7 +84,7 @@ def test_what_was_counted_is_said_before_training(empty: Workplace) -> None:
 
 
 def test_data_without_a_flaw_need_no_line(empty: Workplace) -> None:
-    result = empty.ok("train", "--data", "digits", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
+    result = empty.ok("train", *NO_PLOTS, "--data", "digits", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
     assert "Data:" not in result.err + result.out
 
 
@@ -104,7 +104,7 @@ def test_scores_say_what_their_data_lacks(trained: Workplace, lacking: Callable[
     assert trained.ok(*evaluated, "--json").json["data_notes"] == {}
     assert "Data:" not in trained.ok(*evaluated).out
     lacking()
-    training = ("-q", "train", "--data", "digits", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
+    training = ("-q", "train", *NO_PLOTS, "--data", "digits", "--cell", "rnn", "--hidden-size", 3, "--max-steps", 1)
     assert LINE in trained.ok(*training, "--run-dir", tmp_path / "said").out.splitlines()
     told = trained.ok(*training, "--run-dir", tmp_path / "told", "--json").json
     assert told["data_notes"] == PARTIAL | UNCHECKED

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import HORIZON, Workplace
+from cli_helpers import HORIZON, NO_PLOTS, Workplace
 
 FORECASTS = pytest.mark.parametrize("target", ["load-run", "load:1"])
 CLASSES = pytest.mark.parametrize("target", ["digits-run", "digits:1"])
@@ -122,7 +122,9 @@ def gaps(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     place.path("hours.csv").write_text("\n".join(["ds,y", *map(",".join, zip(stamps, values, strict=True))]))
     options = ("--horizon", 4, "--context-length", 9, "--patch-size", 3, "--hidden-size", 4, "--max-steps", 2)
     sets = [word for pair in ("data.calendar=day", "data.test_steps=40") for word in ("--set", pair)]
-    place.ok("-q", "train", "--data", "hours.csv", "--cell", "gru", *options, *sets, "--run-dir", "hours-run")
+    place.ok(
+        "-q", "train", *NO_PLOTS, "--data", "hours.csv", "--cell", "gru", *options, *sets, "--run-dir", "hours-run"
+    )
     place.ok("-q", "export", "hours-run", "--name", "hours")
     return place
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import HORIZON, Workplace, first_document, write_load
+from cli_helpers import HORIZON, NO_PLOTS, Workplace, first_document, write_load
 from stablernn.cells import list_cells
 
 CONTEXT = 14
@@ -23,7 +23,7 @@ def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
     data = ("--horizon", HORIZON, "--context-length", CONTEXT, "--target", "heat") if task == "forecast" else ()
     source = "load.csv" if task == "forecast" else "digits"
     small = ("--hidden-size", 16, "--max-steps", 30)
-    empty.ok("-q", "train", "--data", source, *data, "--cell", cell, *small, "--run-dir", "run")
+    empty.ok("-q", "train", *NO_PLOTS, "--data", source, *data, "--cell", cell, *small, "--run-dir", "run")
 
     formats = ("--format", "onnx", "--format", "torchscript")
     document = empty.ok("-q", "export", "run", "--name", "model", *formats, "--json").json
@@ -62,7 +62,7 @@ def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
 def test_a_text_is_followed(empty: Workplace, cell: str) -> None:
     empty.path("text.txt").write_text("abcacb" * 80)
     small = ("--hidden-size", 16, "--max-steps", 20, "--set", "training.bptt_steps=15")
-    empty.ok("-q", "train", "--data", "text.txt", "--cell", cell, *small, "--run-dir", "run")
+    empty.ok("-q", "train", *NO_PLOTS, "--data", "text.txt", "--cell", cell, *small, "--run-dir", "run")
     formats = ("--format", "onnx", "--format", "torchscript")
     document = empty.ok("-q", "export", "run", "--name", "model", *formats, "--json").json
     assert document["parity"]["stream_equals_sequence"] is True

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from cli_helpers import Workplace, first_document
+from cli_helpers import NO_PLOTS, Workplace, first_document
 
 LONGEST = 3.5
 """The longest gap, in regular steps, of which each lasts half an hour."""
@@ -44,7 +44,7 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     place = Workplace(tmp_path_factory.mktemp("waves"))
     write_irregular(place.path("waves.npz"))
     small = ("--hidden-size", 8, "--max-steps", 12)
-    place.ok("-q", "train", "--data", "waves.npz", "--cell", "lipschitz", *small, "--run-dir", "run")
+    place.ok("-q", "train", *NO_PLOTS, "--data", "waves.npz", "--cell", "lipschitz", *small, "--run-dir", "run")
     place.ok("-q", "export", "run", "--name", "waves", "--format", "onnx", "--format", "torchscript")
     return place
 
@@ -108,7 +108,7 @@ def test_a_file_without_times_is_refused(waves: Workplace) -> None:
 
 def test_time_can_be_asked_for_by_name(empty: Workplace) -> None:
     write_irregular(empty.path("waves.npz"))
-    words = ("-q", "train", "--data", "waves.npz", "--cell", "lem", "--hidden-size", 4, "--max-steps", 1)
+    words = ("-q", "train", *NO_PLOTS, "--data", "waves.npz", "--cell", "lem", "--hidden-size", 4, "--max-steps", 1)
     empty.ok(*words, "--set", "model.time=dt", "--set", "model.time_step=900", "--run-dir", "run")
     model = yaml.safe_load(empty.path("run/config.yaml").read_text())["model"]
     assert (model["time"], model["time_step"], model["max_dt"]) == ("dt", 900.0, 2 * LONGEST)
@@ -121,7 +121,7 @@ def test_a_run_from_before_there_were_times_goes_on_without_them(empty: Workplac
     write_irregular(empty.path("waves.npz"))
     small = ("--hidden-size", 4, "--max-steps", 2, "--set", "training.schedule=constant")
     ignore = ("--set", "model.time=ignore")
-    empty.ok("-q", "train", "--data", "waves.npz", "--cell", "gru", *small, *ignore, "--run-dir", "run")
+    empty.ok("-q", "train", *NO_PLOTS, "--data", "waves.npz", "--cell", "gru", *small, *ignore, "--run-dir", "run")
     config = empty.path("run/config.yaml")
     tree = yaml.safe_load(config.read_text())
     for key in ("time", "time_step", "max_dt"):
@@ -134,7 +134,7 @@ def test_a_run_from_before_there_were_times_goes_on_without_them(empty: Workplac
 
 def test_a_cell_without_a_step_length_refuses_times_unless_told_to_ignore_them(empty: Workplace) -> None:
     write_irregular(empty.path("waves.npz"))
-    words = ("-q", "train", "--data", "waves.npz", "--cell", "gru", "--hidden-size", 4, "--max-steps", 1)
+    words = ("-q", "train", *NO_PLOTS, "--data", "waves.npz", "--cell", "gru", "--hidden-size", 4, "--max-steps", 1)
     assert empty(*words).sentence == (
         "'waves.npz' says when its steps were, and model.cell='gru' takes no time between steps. "
         "Take a cell that does, such as lipschitz, lem or gru_d, or set model.time=ignore."
@@ -145,7 +145,9 @@ def test_a_cell_without_a_step_length_refuses_times_unless_told_to_ignore_them(e
 
 def test_what_is_certified_of_regular_steps_alone_is_refused_before_training(empty: Workplace) -> None:
     write_irregular(empty.path("waves.npz"))
-    result = empty("train", "--data", "waves.npz", "--cell", "lipschitz_rk2", "--certified", "--run-dir", "refused")
+    result = empty(
+        "train", *NO_PLOTS, "--data", "waves.npz", "--cell", "lipschitz_rk2", "--certified", "--run-dir", "refused"
+    )
     assert (result.code, result.sentence) == (
         2,
         "'waves.npz' says when its steps were, and of model.cell='lipschitz_rk2' regular steps alone are certified, "
@@ -157,7 +159,9 @@ def test_what_is_certified_of_regular_steps_alone_is_refused_before_training(emp
 def test_irregular_time_is_trained_within_the_certified_region(empty: Workplace) -> None:
     write_irregular(empty.path("waves.npz"))
     words = ("--hidden-size", 8, "--epochs", 2, "--run-dir", "kept")
-    summary = empty.ok("train", "--data", "waves.npz", "--cell", "lipschitz", "--certified", *words, "--json").json
+    summary = empty.ok(
+        "train", *NO_PLOTS, "--data", "waves.npz", "--cell", "lipschitz", "--certified", *words, "--json"
+    ).json
     assert summary["certificate"]["kind"] == "contracting"
     assert empty.ok("certify", "kept", "--json").json["time"]["steps"] == "irregular"
     assert "over the time of a regular step or faster" in empty.ok("certify", "kept").out.replace("\n", " ")

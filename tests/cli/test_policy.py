@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from cli_helpers import Workplace, command, copied, encoded, republish
+from cli_helpers import NO_PLOTS, Workplace, command, copied, encoded, republish
 from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_endless_scan
 from stablernn_registry import Manifest, Registry
 
@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     workplace = Workplace(tmp_path_factory.mktemp("policy"))
     for cell in ("lru", "rnn"):
         small = ("--hidden-size", 16, "--max-steps", 5, "--batch-size", 16)
-        workplace.ok("-q", "train", "--data", "digits", "--cell", cell, *small, "--run-dir", f"{cell}-run")
+        workplace.ok("-q", "train", *NO_PLOTS, "--data", "digits", "--cell", cell, *small, "--run-dir", f"{cell}-run")
         workplace.ok("-q", "export", f"{cell}-run", "--name", "digits")
     return workplace
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import Workplace
+from cli_helpers import NO_PLOTS, Workplace
 
 SMALL = ("--cell", "lstm", "--hidden-size", 12, "--max-steps", 40, "--run-dir", "run")
 
@@ -71,7 +71,7 @@ def test_sequences_of_frames(kind: str, empty: Workplace) -> None:
     arrays, columns = KINDS[kind]
     x = np.random.default_rng(0).normal(size=(12, 9, 2)).astype(np.float32).cumsum(axis=1)
     np.savez(empty.path("frames.npz"), x=x, **arrays)
-    empty.ok("-q", "train", "--data", "frames.npz", "--task", "predict-next", *SMALL)
+    empty.ok("-q", "train", *NO_PLOTS, "--data", "frames.npz", "--task", "predict-next", *SMALL)
     empty.ok("-q", "export", "run", "--name", "frames")
     by_torch = empty.ok("-q", "eval", "run", "--json").json["metrics"]
     by_runtime = empty.ok("-q", "eval", "frames", "--json").json["metrics"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli_helpers import Workplace
+from cli_helpers import NO_PLOTS, Workplace
 from stablernn_registry import Registry
 
 DAY = 86_400
@@ -38,7 +38,7 @@ def unix(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
         (place.folder / unit).mkdir()
         write(place.path(f"{unit}/d.csv"), unit)
     small = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 3, "--set", "data.calendar=week")
-    place.ok("-q", "train", "--data", "s/d.csv", "--stamps", "unix-s", *small, "--run-dir", "run")
+    place.ok("-q", "train", *NO_PLOTS, "--data", "s/d.csv", "--stamps", "unix-s", *small, "--run-dir", "run")
     place.ok("-q", "export", "run", "--name", "daily")
     return place
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import Workplace, encoded, republish
+from cli_helpers import NO_PLOTS, Workplace, encoded, republish
 from stablernn_registry import Registry
 
 MEANT = "WARNING: The kind 'local' was withdrawn and now means 'bounded' (docs/stability.md)."
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     workplace = Workplace(tmp_path_factory.mktemp("withdrawn"))
     damped = ("--set", "model.cell_options.linear_damping=5")
     workplace.ok(
-        *("-q", "train", "--data", "digits", "--cell", "lipschitz", "--hidden-size", 8, "--max-steps", 2),
+        *("-q", "train", *NO_PLOTS, "--data", "digits", "--cell", "lipschitz", "--hidden-size", 8, "--max-steps", 2),
         *(*damped, "--run-dir", "r"),
     )
     workplace.ok("-q", "export", "r", "--name", "digits")
@@ -135,7 +135,21 @@ def test_recomputing_still_finds_what_was_never_so(workplace: Workplace, changes
 
 def test_a_stored_certificate_of_the_withdrawn_kind_is_refused_where_more_is_proved(workplace: Workplace) -> None:
     workplace.ok(
-        *("-q", "train", "--data", "digits", "--cell", "lru", "--hidden-size", 8, "--max-steps", 1, "--run-dir", "lru"),
+        *(
+            "-q",
+            "train",
+            *NO_PLOTS,
+            "--data",
+            "digits",
+            "--cell",
+            "lru",
+            "--hidden-size",
+            8,
+            "--max-steps",
+            1,
+            "--run-dir",
+            "lru",
+        ),
     )
     workplace.ok("-q", "export", "lru", "--name", "digits")
     stored = {**(Registry(workplace.registry).get("digits:3").manifest.certificate or {}), "kind": "local"}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import Workplace
+from cli_helpers import NO_PLOTS, Workplace
 from stablernn.errors import InterruptedRun, TrainingError
 from stablernn.stability.certificate import certify
 from stablernn.stability.projection import BY_CONSTRUCTION
@@ -22,7 +22,6 @@ from training.test_resume import assert_same
 CONTRACTING = ("rnn", "identity_rnn", "rnn_orth", "soft_orth", "indrnn", "fastrnn", "noisy_rnn", "lipschitz_rk2", "lru")
 WILD = ("--hidden-size", 3, "--epochs", 2, "--lr", 0.5, "--batch-size", 8)
 """Steps that leave the region at once."""
-NO_PLOTS = ("--set", "training.plots=false")
 
 
 @pytest.fixture(scope="module")
