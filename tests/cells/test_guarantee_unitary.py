@@ -25,7 +25,6 @@ from stablernn.export.step import parts, state_names
 from stablernn.parametrizations import complex_modrelu, haar_unitary, real_form, skew_hermitian
 
 every_stage = pytest.mark.parametrize("stage", STAGES)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 UNITARY: list[tuple[str, dict[str, Any]]] = [
     ("urnn", {}),
     ("fc_urnn", {}),
@@ -87,7 +86,9 @@ def hidden_length(cell: StableCell) -> int:
 
 class TestUnitary:
     @every_unitary
-    @every_dtype
+    @pytest.mark.parametrize(
+        "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=["float32", "float64"]
+    )
     def test_matrix_stays_unitary_over_200_optimizer_steps(
         self, key: str, options: dict[str, Any], dtype: torch.dtype
     ) -> None:

@@ -80,14 +80,14 @@ def flips_within(model: Classifier, x: Tensor, lengths: Tensor, radii: np.ndarra
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cell", CELLS)
-def test_no_attack_flips_a_label_within_its_radius(cell: str, shape: str) -> None:
-    for seed in range(2):
-        model = drawn(cell, shape, seed)
-        x, lengths = batch(seed)
-        radii = certified_radii(model, x, lengths)
-        assert (radii > 0).all()
-        # What float32 does to a margin of nothing is not what was proved.
-        assert not bool(flips_within(model, x, lengths, radii * (1 - 1e-4)).any())
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_attack_flips_a_label_within_its_radius(cell: str, shape: str, seed: int) -> None:
+    model = drawn(cell, shape, seed)
+    x, lengths = batch(seed)
+    radii = certified_radii(model, x, lengths)
+    assert (radii > 0).all()
+    # What float32 does to a margin of nothing is not what was proved.
+    assert not bool(flips_within(model, x, lengths, radii * (1 - 1e-4)).any())
 
 
 def test_a_radius_that_is_wrong_is_caught() -> None:

@@ -266,6 +266,11 @@ def led_through(stream: BothStream, samples: np.ndarray, events: dict[int, Any])
 class TestServersThatGoAway:
     """Early in a stream samples alone heal it, later a token and the samples since."""
 
+    @pytest.fixture(params=["asyncio", pytest.param("threads", marks=pytest.mark.slow)])
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        """The blocking client heals its streams by the asynchronous one: once in a while is enough to try both."""
+        return str(request.param)
+
     @pytest.mark.parametrize("way", ["kill", "stop"])
     def test_restarts_in_the_middle_of_a_stream(
         self, mortal: ServerProcess, kind: str, way: str, offline: np.ndarray

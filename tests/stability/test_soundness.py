@@ -34,6 +34,8 @@ from stablernn.stability.projection import certified_kind
 __all__ = ["SLACK", "drawn"]
 
 SIZES = (1, 2, 5, 16)
+QUICK = (2, 5)
+"""The sizes of the fast part; the others are slow tests."""
 LARGE = (33, 64, 128)
 RARE = ("zero", "nilpotent", "repeated")
 """The extremes of the fast part."""
@@ -56,7 +58,9 @@ def check(cell: StableCell, **search: int) -> list[Seen]:
 
 
 @every_draw
-@pytest.mark.parametrize("hidden", SIZES)
+@pytest.mark.parametrize(
+    "hidden", [size if size in QUICK else pytest.param(size, marks=pytest.mark.slow) for size in SIZES]
+)
 @every_cell
 def test_no_step_exceeds_what_is_proved(key: str, hidden: int, draw: str) -> None:
     check(drawn(key, hidden, draw))

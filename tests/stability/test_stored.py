@@ -65,7 +65,7 @@ def bound_of(built: StableRNN, form: Format) -> StorageBound:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("key", CONTRACTING)
 def test_no_output_comes_further_away(key: str, layers: int, form: Format) -> None:
     built = contracting(key, layers)
