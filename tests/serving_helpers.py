@@ -136,6 +136,18 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+def children(pid: int) -> list[int]:
+    """Processes that any thread of a process has started and not waited for."""
+    lists = [tasks.read_text() for tasks in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for text in lists for child in text.split()]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def rss_mb(pid: int) -> float:
     """Resident memory, MB of 10^6 bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6

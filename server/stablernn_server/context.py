@@ -176,6 +176,7 @@ class Context:
     def start(self) -> None:
         """Let requests in; called on the event loop."""
         self.loop = asyncio.get_running_loop()
+        self.models.start_trials()
         self.scheduler.start()
         self._tasks = [asyncio.create_task(self._sweep())]
         if self.settings.reload_seconds:
@@ -185,6 +186,7 @@ class Context:
     async def stop(self) -> None:
         """Let no request in any more, and end what runs."""
         self.is_started = False
+        self.models.stop_trials()
         for task in self._tasks:
             task.cancel()
         await asyncio.to_thread(self.scheduler.stop())
@@ -195,8 +197,10 @@ class Context:
     def drain(self, grace_seconds: float) -> None:
         """Refuse what is new, and end what is in hand after ``grace_seconds``; called on the event loop.
 
-        A request that is ended answers 503, and its inference is stopped.
+        A request that is ended answers 503, and its inference is stopped. First openings in other processes are stopped
+        at once: the threads that wait for them would keep this process from ending.
         """
+        self.models.stop_trials()
         loop = asyncio.get_running_loop()
         self.drained_at = loop.time() + grace_seconds
         loop.call_later(min(READ_GRACE_SECONDS, grace_seconds), self._end, True)

@@ -11,11 +11,12 @@ import pytest
 
 from hostile_graphs import with_endless_scan, with_huge_tensor
 from server_helpers import Published
-from serving_helpers import until
+from serving_helpers import children, cpu_seconds, start_serve, until
 from stablernn_registry import Version
-from stablernn_server import ModelLoadError, Settings, create_app
+from stablernn_server import ModelLoadError, NotReadyError, Settings, create_app
 from stablernn_server.runtime import first_opening
 from stablernn_server.runtime.graph_check import check_graph
+from stablernn_server.runtime.isolation import Abort
 from stock_helpers import Stock, index, loads, version
 
 TRIED = "'animals:3' cannot be served: opening it was tried in a process of its own, and"
@@ -77,6 +78,31 @@ def test_a_server_goes_on_with_the_old_version_and_says_so(stock: Stock) -> None
         until(lambda: version(client) == "2")
 
 
+def test_a_server_stops_while_a_version_is_tried(stock: Stock, tmp_path: Path) -> None:
+    root, log = stock.registry.root, tmp_path / "log"
+    environment = {"STABLERNN_LOAD_TIMEOUT_SECONDS": "120", "STABLERNN_RELOAD_SECONDS": "0.1"}
+    server = start_serve(root, log, "--model", "animals@production", environment=environment)
+    try:
+        (child,) = children(server.process.pid)
+        before = cpu_seconds(child)
+        endless(stock)
+        stock.point(3)
+        until(lambda: cpu_seconds(child) > before + 0.5)
+        assert server.stop() == 0
+        assert "ERROR" not in server.told()
+    finally:
+        server.kill()
+
+
+def test_nothing_is_opened_in_another_process_after_an_abort(stock: Stock) -> None:
+    abort = Abort()
+    abort.set()
+    untried = stock.copy(stock.registry.get("animals:1"), parity_json=b"4")
+    with pytest.raises(NotReadyError) as caught:
+        first_opening.try_opening(untried, stock.registry.root, 1, 60, 2 * GIB, abort)
+    assert str(caught.value) == "'animals:3' is not open yet, and the server is shutting down."
+
+
 def test_what_was_opened_in_time_is_not_tried_again(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     root = stock.registry.root
     known = stock.registry.get("animals:1")
@@ -95,8 +121,7 @@ def test_a_process_that_was_killed_is_replaced(stock: Stock) -> None:
     root, known = stock.registry.root, stock.registry.get("animals:1")
     for number in (1, 2):
         first_opening.try_opening(stock.copy(known, parity_json=b"%d" % number), root, 1, 60, 2 * GIB)
-        process = first_opening._process._process
-        assert process is not None
+        process = first_opening._process.idle[-1]
         os.kill(process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -106,8 +131,7 @@ def test_the_process_is_not_told_what_the_server_keeps_secret(stock: Stock, monk
     monkeypatch.setenv("STABLERNN_STATE_KEY", "a" * 64)
     known = stock.registry.get("animals:1")
     first_opening.try_opening(stock.copy(known, parity_json=b"3"), stock.registry.root, 1, 60, 2 * GIB)
-    process = first_opening._process._process
-    assert process is not None
+    (process,) = first_opening._process.idle
     environment = Path(f"/proc/{process.pid}/environ").read_bytes()
     assert b"STABLERNN_STATE_KEY" not in environment
     assert b"PATH=" in environment

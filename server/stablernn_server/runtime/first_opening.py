@@ -8,15 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from stablernn_registry import Registry, Version
-from stablernn_server.errors import ModelLoadError, ServerError
-from stablernn_server.runtime.isolation import IsolatedProcess, IsolationError, answer_requests, is_out_of_memory
+from stablernn_server.errors import ModelLoadError, NotReadyError, ServerError
+from stablernn_server.runtime.isolation import (
+    Abort,
+    AbortedError,
+    IsolatedProcess,
+    IsolationError,
+    answer_requests,
+    is_out_of_memory,
+)
 
 _process = IsolatedProcess("stablernn_server.runtime.first_opening")
 _sound: set[str] = set()
 """Hashes of what was opened in time; they are of content, not of names and dates."""
 
 
-def try_opening(version: Version, root: Path, threads: int, seconds: float, memory_bytes: int) -> None:
+def try_opening(
+    version: Version, root: Path, threads: int, seconds: float, memory_bytes: int, abort: Abort | None = None
+) -> None:
     """Open a version with ONNX Runtime in another process, where that was not done before.
 
     Args:
@@ -25,16 +34,20 @@ def try_opening(version: Version, root: Path, threads: int, seconds: float, memo
         threads: Threads inside one run.
         seconds: How long it may take.
         memory_bytes: How much memory it may take.
+        abort: Ends the other process when the server stops.
 
     Raises:
         ModelLoadError: If it cannot be opened, or takes longer or more.
+        NotReadyError: If ``abort`` is set.
     """
     key = f"{threads} {_content_of(version)}"
     if key in _sound:
         return
     request = {"root": str(root), "ref": version.ref, "digest": version.digest, "threads": threads}
     try:
-        answer = _process.ask(request, seconds, memory_bytes)
+        answer = _process.ask(request, seconds, memory_bytes, abort)
+    except AbortedError as error:
+        raise NotReadyError(f"'{version.ref}' is not open yet, and the server is shutting down.") from error
     except IsolationError as error:
         raise ModelLoadError(
             f"'{version.ref}' cannot be served: opening it was tried in a process of its own, and {error}. If the "
@@ -46,7 +59,7 @@ def try_opening(version: Version, root: Path, threads: int, seconds: float, memo
 
 
 def close() -> None:
-    """End the process, if there is one; the next call of :func:`try_opening` starts another."""
+    """End the processes without work; the next call of :func:`try_opening` starts another."""
     _process.close()
 
 

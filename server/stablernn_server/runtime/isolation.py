@@ -28,6 +28,8 @@ IDLE_SECONDS = 20.0
 """After which a process without work ends; most work comes in bursts, and starting one takes half a second."""
 _START_SECONDS = 120.0
 """For an interpreter and its imports, which take half a second where nothing else runs."""
+_END_SECONDS = 10.0
+"""For a process to end that has closed its output."""
 _MAX_ANSWER_BYTES = 2**24
 # It has no use for what the server keeps secret.
 _SECRETS = (
@@ -44,8 +46,63 @@ class IsolationError(RuntimeError):
     """Work that did not come to its end; the message says why, as the end of a sentence."""
 
 
+class AbortedError(IsolationError):
+    """Work that an :class:`Abort` ended, or kept from beginning."""
+
+    def __init__(self) -> None:
+        super().__init__("whoever asked for it is shutting down")
+
+
+class Abort:
+    """Ends work in other processes from any thread, without waiting for it; once set, nothing more begins.
+
+    Attributes:
+        is_set: Whether :meth:`set` was called.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+
+    def set(self) -> None:
+        """Kill the processes that are at work; their callers get an :class:`AbortedError`."""
+        with self._lock:
+            self.is_set = True
+            for process in self._processes:
+                process.kill()
+
+    def check(self) -> None:
+        """Raise if it is set.
+
+        Raises:
+            AbortedError: If it is.
+        """
+        if self.is_set:
+            raise AbortedError
+
+    @contextmanager
+    def covering(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Let :meth:`set` kill a process until the block ends; whoever waits for its end does so afterwards.
+
+        Raises:
+            AbortedError: If it is set already.
+        """
+        with self._lock:
+            self.check()
+            self._processes.add(process)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._processes.discard(process)
+
+
 class IsolatedProcess:
     """A process that runs one module, which calls :func:`answer_requests`; safe to use from several threads.
+
+    Threads that ask at the same time get a process each, so that none waits for the work of another. A process without
+    work is used again.
 
     Args:
         module: Name of the module.
@@ -53,30 +110,40 @@ class IsolatedProcess:
 
     def __init__(self, module: str) -> None:
         self._module = module
+        # Guards what follows; never held while a process works.
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._idle: list[subprocess.Popen[bytes]] = []
         self._owner = 0
-        self._code = 0
 
-    def ask(self, request: Mapping[str, Any], seconds: float, memory_bytes: int) -> dict[str, Any]:
+    @property
+    def idle(self) -> tuple[subprocess.Popen[bytes], ...]:
+        """The processes that wait for work."""
+        with self._lock:
+            return tuple(self._idle)
+
+    def ask(
+        self, request: Mapping[str, Any], seconds: float, memory_bytes: int, abort: Abort | None = None
+    ) -> dict[str, Any]:
         """Have one piece of work done.
 
         Args:
             request: What to do, as JSON types.
             seconds: How long it may take, from when the process begins with it.
             memory_bytes: How much memory it may take.
+            abort: Ends the work from another thread.
 
         Raises:
             IsolationError: If it takes longer or more, or the process dies of it.
+            AbortedError: If ``abort`` is set.
         """
         line = json.dumps({"seconds": seconds, "memory_bytes": memory_bytes, "work": request}).encode() + b"\n"
-        with self._lock:
-            answer = self._answer(line, seconds)
-            if answer is None and self._code == 0:
-                # It had been idle, and was about to end.
-                answer = self._answer(line, seconds)
-            if answer is None:
-                raise IsolationError(_end(self._code))
+        abort = abort or Abort()
+        answer, code = self._answer(line, seconds, abort)
+        if answer is None and code == 0:
+            # It had been idle, and was about to end.
+            answer, code = self._answer(line, seconds, abort)
+        if answer is None:
+            raise IsolationError(_end(code))
         document: dict[str, Any] = json.loads(answer)
         if "failed" in document:
             raise IsolationError(str(document["failed"]))
@@ -84,59 +151,79 @@ class IsolatedProcess:
         return result
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """End the processes that wait for work."""
         with self._lock:
-            self._kill()
+            processes, self._idle = self._idle, []
+        for process in processes:
+            self._dispose(process)
 
-    def _answer(self, line: bytes, seconds: float) -> bytes | None:
-        """Return what the process says to a request; None if it ends instead."""
-        process = self._started()
+    def _answer(self, line: bytes, seconds: float, abort: Abort) -> tuple[bytes | None, int]:
+        """Return what a process says to a request, or None and its exit code if it ends instead."""
+        abort.check()
+        process = self._take()
+        is_new = process is None
+        if process is None:
+            process = self._start()
         answer: bytes | None = None
         try:
-            answer = _exchange(process, line, time.monotonic() + seconds)
-            if answer is None:
-                self._code = process.wait(_START_SECONDS)
+            with abort.covering(process):
+                if is_new:
+                    _await_ready(process)
+                answer = _exchange(process, line, time.monotonic() + seconds)
+                if answer is None:
+                    # Its own exit code says more than that of a process that is killed.
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_END_SECONDS)
         except TimeoutError:
             raise IsolationError(f"it takes longer than {seconds:g} s") from None
         finally:
             if answer is None:
-                self._kill()
-        return answer
+                self._dispose(process)
+                # Any other error follows from the abort.
+                abort.check()
+            else:
+                self._put_back(process)
+        return answer, process.returncode or 0
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        """Return the running process, ready for work; a new one where there is none."""
-        if self._process is not None and (self._owner != os.getpid() or not _is_ready(self._process)):
+    def _take(self) -> subprocess.Popen[bytes] | None:
+        """Return a process without work that takes more; None where there is none."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                process = self._idle.pop()
             # After a fork, the process is that of the parent, which goes on to use it.
-            self._kill()
-        if self._process is None:
-            environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
-            environment.setdefault("OMP_NUM_THREADS", "1")
-            try:
-                self._process = subprocess.Popen(
-                    # -P: whatever lies in the working directory is not imported.
-                    [sys.executable, "-P", "-m", self._module],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    env=environment,
-                    bufsize=0,
-                )
-            except OSError as error:
-                raise IsolationError(f"the process for it does not start ({error.strerror})") from error
+            if self._owner == os.getpid() and _is_ready(process):
+                return process
+            self._dispose(process)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        try:
+            process = subprocess.Popen(
+                # -P: whatever lies in the working directory is not imported.
+                [sys.executable, "-P", "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise IsolationError(f"the process for it does not start ({error.strerror})") from error
+        with self._lock:
             if self._owner != os.getpid():
                 self._owner = os.getpid()
                 atexit.register(self.close)
-            with suppress(TimeoutError):
-                if _exchange(self._process, b"", time.monotonic() + _START_SECONDS) == b"ready\n":
-                    return self._process
-            self._kill()
-            raise IsolationError("the process for it does not start")
-        return self._process
+        return process
 
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
+    def _put_back(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._idle.append(process)
+
+    def _dispose(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process, unless it is that of a parent, and close its pipes."""
         if self._owner == os.getpid():
             process.kill()
             process.wait()
@@ -236,6 +323,18 @@ def _is_ready(process: subprocess.Popen[bytes]) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         return not selector.select(0)
+
+
+def _await_ready(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a new process takes work.
+
+    Raises:
+        IsolationError: If it ends instead, or is not ready in time.
+    """
+    with suppress(TimeoutError):
+        if _exchange(process, b"", time.monotonic() + _START_SECONDS) == b"ready\n":
+            return
+    raise IsolationError("the process for it does not start")
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes | None:

@@ -19,6 +19,7 @@ from stablernn_server.errors import (
     DeviceError,
     InputError,
     ModelLoadError,
+    NotReadyError,
     OneProcessError,
     ServerError,
     SettingsError,
@@ -27,6 +28,7 @@ from stablernn_server.errors import (
     cut,
 )
 from stablernn_server.runtime.first_opening import try_opening
+from stablernn_server.runtime.isolation import Abort
 from stablernn_server.runtime.named_engine import AUTO
 from stablernn_server.runtime.onnx_model import OnnxModel
 from stablernn_server.runtime.opened import ONNX, first_line
@@ -80,6 +82,7 @@ class ModelTable:
         self._refused: dict[str, ModelLoadError] = {}
         self._lock = asyncio.Lock()
         self._work: set[asyncio.Task[Any]] = set()
+        self._abort = Abort()
 
     @classmethod
     def open(cls, settings: Settings, telemetry: Telemetry) -> ModelTable:
@@ -202,6 +205,14 @@ class ModelTable:
         if expired:
             give_back_memory()
 
+    def start_trials(self) -> None:
+        """Let versions be opened in processes of their own, also after :meth:`stop_trials`."""
+        self._abort = Abort()
+
+    def stop_trials(self) -> None:
+        """End the processes in which versions are opened for the first time, and start no more: the server stops."""
+        self._abort.set()
+
     async def load(self, reference: str) -> OnnxModel:
         """Open a version of the registry, or open it anew, and serve it; what is served goes on until it is warm.
 
@@ -255,6 +266,9 @@ class ModelTable:
         for ref in list(self._targets):
             try:
                 await self._follow(ref)
+            except NotReadyError:
+                # The server is shutting down.
+                return
             except Exception as error:
                 # Whatever it is, the other aliases are followed all the same.
                 self._say_once(ref, f"{ref} is still answered by version {self._targets.get(ref)}: ", error)
@@ -541,6 +555,7 @@ class ModelTable:
                 settings.threads,
                 settings.load_timeout_seconds,
                 settings.load_memory_bytes,
+                self._abort,
             )
 
     async def _open_on_thread(self, version: Version) -> OnnxModel:
