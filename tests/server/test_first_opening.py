@@ -14,7 +14,7 @@ from server_helpers import Published
 from serving_helpers import children, cpu_seconds, start_serve, until
 from stablernn_registry import Version
 from stablernn_server import ModelLoadError, NotReadyError, Settings, create_app
-from stablernn_server.runtime import first_opening
+from stablernn_server.runtime import first_opening, isolation
 from stablernn_server.runtime.graph_check import check_graph
 from stablernn_server.runtime.isolation import Abort
 from stock_helpers import Stock, index, loads, version
@@ -126,12 +126,32 @@ def test_a_process_that_was_killed_is_replaced(stock: Stock) -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
+def test_a_process_without_work_is_ended_and_leaves_nothing(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_opening.close()
+    monkeypatch.setattr(isolation, "IDLE_SECONDS", 0.2)
+    process_of_its_own = isolation.IsolatedProcess("stablernn_server.runtime.first_opening")
+    known = stock.registry.get("animals:1")
+    request = {"root": str(stock.registry.root), "ref": known.ref, "digest": known.digest, "threads": 1}
+    assert process_of_its_own.ask(request, 60, 2 * GIB) == {}
+    (process,) = process_of_its_own.idle
+    until(lambda: process.returncode is not None)
+    until(lambda: process.stdout is not None and process.stdout.closed)
+    assert process.stdin is not None
+    assert process.stdin.closed
+    assert process_of_its_own.idle == ()
+
+
+SECRETS = ("STABLERNN_STATE_KEY", "stablernn_state_key", "Stablernn_Infer_Tokens", "OTEL_EXPORTER_OTLP_HEADERS")
+
+
 def test_the_process_is_not_told_what_the_server_keeps_secret(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     first_opening.close()
-    monkeypatch.setenv("STABLERNN_STATE_KEY", "a" * 64)
+    for name in SECRETS:
+        monkeypatch.setenv(name, "a" * 64)
     known = stock.registry.get("animals:1")
     first_opening.try_opening(stock.copy(known, parity_json=b"3"), stock.registry.root, 1, 60, 2 * GIB)
     (process,) = first_opening._process.idle
     environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-    assert b"STABLERNN_STATE_KEY" not in environment
+    assert [name for name in SECRETS if name.encode() in environment] == []
+    assert b"a" * 64 not in environment
     assert b"PATH=" in environment

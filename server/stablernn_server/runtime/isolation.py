@@ -4,7 +4,7 @@ ONNX Runtime can be kept busy for years by a graph of a few hundred bytes, in a 
 and its memory is that of the process. So whatever opens a version for the first time does it here first: when the
 process does not answer in time, it is killed, and nothing else has come to harm.
 
-A process does one piece of work after another and ends when there was none for a while. Both sides speak JSON, one
+A process does one piece of work after another and is ended when there was none for a while. Both sides speak JSON, one
 document a line: nothing that the other process says is run.
 """
 
@@ -25,21 +25,17 @@ from pathlib import Path
 from typing import Any
 
 IDLE_SECONDS = 20.0
-"""After which a process without work ends; most work comes in bursts, and starting one takes half a second."""
+"""After which a process without work is ended; most work comes in bursts, and starting one takes half a second."""
+_ORPHANED_SECONDS = 60.0
+"""After which a process without work ends by itself: whoever should have ended it is gone."""
 _START_SECONDS = 120.0
 """For an interpreter and its imports, which take half a second where nothing else runs."""
 _END_SECONDS = 10.0
 """For a process to end that has closed its output."""
 _MAX_ANSWER_BYTES = 2**24
-# It has no use for what the server keeps secret.
-_SECRETS = (
-    "STABLERNN_STATE_KEY",
-    "STABLERNN_STATE_KEY_FILE",
-    "STABLERNN_INFER_TOKENS",
-    "STABLERNN_ADMIN_TOKENS",
-    "STABLERNN_TOKENS_FILE",
-    "STABLERNN_TLS_KEY_FILE",
-)
+# It has no use for what the server is configured with, which includes keys, tokens and passwords. The server reads its
+# settings from variables in upper and lower case.
+_PREFIXES_KEPT_BACK = ("STABLERNN_", "OTEL_")
 
 
 class IsolationError(RuntimeError):
@@ -113,6 +109,8 @@ class IsolatedProcess:
         # Guards what follows; never held while a process works.
         self._lock = threading.Lock()
         self._idle: list[subprocess.Popen[bytes]] = []
+        self._since: dict[subprocess.Popen[bytes], float] = {}
+        self._timer: threading.Timer | None = None
         self._owner = 0
 
     @property
@@ -154,6 +152,7 @@ class IsolatedProcess:
         """End the processes that wait for work."""
         with self._lock:
             processes, self._idle = self._idle, []
+            self._since.clear()
         for process in processes:
             self._dispose(process)
 
@@ -192,13 +191,16 @@ class IsolatedProcess:
                 if not self._idle:
                     return None
                 process = self._idle.pop()
+                del self._since[process]
             # After a fork, the process is that of the parent, which goes on to use it.
             if self._owner == os.getpid() and _is_ready(process):
                 return process
             self._dispose(process)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.upper().startswith(_PREFIXES_KEPT_BACK)
+        }
         environment.setdefault("OMP_NUM_THREADS", "1")
         try:
             process = subprocess.Popen(
@@ -221,6 +223,28 @@ class IsolatedProcess:
     def _put_back(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
             self._idle.append(process)
+            self._since[process] = time.monotonic()
+            if self._timer is None or not self._timer.is_alive():
+                self._set_timer(IDLE_SECONDS)
+
+    def _set_timer(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._end_idle)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end_idle(self) -> None:
+        """End the processes that have been idle for long; one that ends by itself would stay as a zombie."""
+        with self._lock:
+            self._timer = None
+            now = time.monotonic()
+            expired = [process for process in self._idle if now - self._since[process] >= IDLE_SECONDS]
+            self._idle = [process for process in self._idle if process not in expired]
+            for process in expired:
+                del self._since[process]
+            if self._idle:
+                self._set_timer(max(0.1, min(self._since.values()) + IDLE_SECONDS - now))
+        for process in expired:
+            self._dispose(process)
 
     def _dispose(self, process: subprocess.Popen[bytes]) -> None:
         """End a process, unless it is that of a parent, and close its pipes."""
@@ -253,7 +277,7 @@ def answer_requests(
     os.write(answers, b"ready\n")
     with selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
-        while selector.select(IDLE_SECONDS):
+        while selector.select(_ORPHANED_SECONDS):
             received = os.read(requests, 2**16)
             if not received:
                 return
