@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from hostile_graphs import with_endless_scan, with_huge_tensor
 from server_helpers import Published
 from serving_helpers import children, cpu_seconds, start_serve, until
 from stablernn_registry import Version
-from stablernn_server import ModelLoadError, NotReadyError, Settings, create_app
+from stablernn_server import DeadlineError, ModelLoadError, NotReadyError, Settings, VersionGoneError, create_app
 from stablernn_server.runtime import first_opening, isolation
 from stablernn_server.runtime.graph_check import check_graph
 from stablernn_server.runtime.isolation import Abort
@@ -92,6 +93,45 @@ def test_a_server_stops_while_a_version_is_tried(stock: Stock, tmp_path: Path) -
         assert "ERROR" not in server.told()
     finally:
         server.kill()
+
+
+def test_other_versions_are_opened_while_one_is_tried(stock: Stock) -> None:
+    hostile = endless(stock)
+    untried = stock.copy(stock.registry.get("animals:1"), parity_json=b"5")
+    settings = Settings(registry=stock.registry.root, models=("animals:1", "animals:2"), load_timeout_seconds=120)
+    context = create_app(settings).state.context
+
+    async def open_both() -> None:
+        slow = asyncio.create_task(context.models.by_digest(hostile.digest, "animals", hostile.version))
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            model = await context.models.by_digest(untried.digest, "animals", untried.version)
+            assert model.digest == untried.digest
+            assert (await context.models.load("flow:1")).ref == "flow:1"
+        assert not slow.done()
+        context.models.stop_trials()
+        with pytest.raises(NotReadyError):
+            await slow
+
+    asyncio.run(open_both())
+
+
+def test_a_version_is_tried_once_for_all_who_wait_and_their_deadlines_hold(stock: Stock) -> None:
+    hostile = endless(stock)
+    settings = Settings(registry=stock.registry.root, models=("animals:1",), load_timeout_seconds=3)
+    models = create_app(settings).state.context.models
+
+    async def open_for_several() -> list[BaseException | object]:
+        soon = asyncio.get_running_loop().time() + 0.5
+        waits = [models.by_digest(hostile.digest, "animals", 3, deadline) for deadline in (soon, None, None)]
+        return await asyncio.gather(*waits, return_exceptions=True)
+
+    late, *others = asyncio.run(open_for_several())
+    assert isinstance(late, DeadlineError)
+    sentence = f"{TRIED} it takes longer than 3 s. {ADVICE}"
+    for error in others:
+        assert isinstance(error, VersionGoneError)
+        assert sentence in str(error)
 
 
 def test_nothing_is_opened_in_another_process_after_an_abort(stock: Stock) -> None:

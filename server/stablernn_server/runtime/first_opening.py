@@ -23,6 +23,11 @@ _sound: set[str] = set()
 """Hashes of what was opened in time; they are of content, not of names and dates."""
 
 
+def is_known_sound(version: Version, threads: int) -> bool:
+    """Return whether :func:`try_opening` has opened a version of the same content with so many threads before."""
+    return _key(version, threads) in _sound
+
+
 def try_opening(
     version: Version, root: Path, threads: int, seconds: float, memory_bytes: int, abort: Abort | None = None
 ) -> None:
@@ -40,7 +45,7 @@ def try_opening(
         ModelLoadError: If it cannot be opened, or takes longer or more.
         NotReadyError: If ``abort`` is set.
     """
-    key = f"{threads} {_content_of(version)}"
+    key = _key(version, threads)
     if key in _sound:
         return
     request = {"root": str(root), "ref": version.ref, "digest": version.digest, "threads": threads}
@@ -63,10 +68,10 @@ def close() -> None:
     _process.close()
 
 
-def _content_of(version: Version) -> str:
-    """The hash of all that opening depends on: the graphs and what the manifest says of them."""
+def _key(version: Version, threads: int) -> str:
+    """Return all that opening depends on: the threads, and a hash of the graphs and what the manifest says of them."""
     facts = version.manifest.model_dump(mode="json", exclude={"name", "version", "created", "lineage", "metrics"})
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return f"{threads} {hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}"
 
 
 def _open(request: dict[str, Any]) -> dict[str, Any]:

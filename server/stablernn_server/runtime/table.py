@@ -8,7 +8,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
@@ -27,7 +27,7 @@ from stablernn_server.errors import (
     VersionGoneError,
     cut,
 )
-from stablernn_server.runtime.first_opening import try_opening
+from stablernn_server.runtime.first_opening import is_known_sound, try_opening
 from stablernn_server.runtime.isolation import Abort
 from stablernn_server.runtime.named_engine import AUTO
 from stablernn_server.runtime.onnx_model import OnnxModel
@@ -45,6 +45,20 @@ KEPT_FOR_TOKENS = 8
 """Versions that are open for state tokens only: after several releases in a row, streams of as many versions drain side
 by side, and opening a version takes many times as long as a step."""
 CLOSED = "closed to make room; it is opened again when it is asked for"
+MAX_TRIALS = 2
+"""Versions that are tried in processes of their own at the same time: one that takes until its time is over leaves room
+for others, and each may take as much memory as the settings allow."""
+
+Refusals = Mapping[str, ModelLoadError]
+"""By digest, why versions could not be opened in a process of their own."""
+
+
+class _UntriedError(Exception):
+    """Raised while the table is locked: a version has to be tried first, without the lock."""
+
+    def __init__(self, version: Version) -> None:
+        super().__init__(version.ref)
+        self.version = version
 
 
 class ModelTable:
@@ -78,8 +92,9 @@ class ModelTable:
         self._by_digest: WeakValueDictionary[str, OnnxModel] = WeakValueDictionary()
         # The last used at the end.
         self._for_tokens: dict[str, OnnxModel] = {}
-        # Why a version could not be opened beforehand, until it is opened.
-        self._refused: dict[str, ModelLoadError] = {}
+        # By digest: the versions that are being tried in processes of their own.
+        self._trials: dict[str, asyncio.Task[ModelLoadError | NotReadyError | None]] = {}
+        self._trial_limit = asyncio.Semaphore(MAX_TRIALS)
         self._lock = asyncio.Lock()
         self._work: set[asyncio.Task[Any]] = set()
         self._abort = Abort()
@@ -102,7 +117,11 @@ class ModelTable:
         for reference in references:
             ref = parse_ref(reference)
             version = table.registry.get(ref)
-            model = table.get(version.name, version.version) or table._opened(version)
+            model = table.get(version.name, version.version)
+            if model is None:
+                if not table._is_tried(version):
+                    table._try_out(version)
+                model = table._opened(version)
             table._serve(model, reference)
             if ref.alias is not None:
                 table._targets[ref] = version.version
@@ -144,7 +163,9 @@ class ModelTable:
         """
         found = self._ready(*self.resolve(reference, version))
         if found is None:
-            found = await self._alone(lambda: self._reopen(reference, version), deadline)
+            found = await self._after_trials(
+                lambda refusals: self._alone(lambda: self._reopen(reference, version, refusals), deadline), deadline
+            )
         return found
 
     async def by_digest(self, digest: str, name: str, version: int, deadline: float | None = None) -> OnnxModel:
@@ -167,7 +188,10 @@ class ModelTable:
         self._check_name_is_served(name, version)
         model = self._by_digest.get(digest)
         if model is None:
-            return await self._alone(lambda: self._open_for_token(digest, Ref(name, version)), deadline)
+            ref = Ref(name, version)
+            return await self._after_trials(
+                lambda refusals: self._alone(lambda: self._open_for_token(digest, ref, refusals), deadline), deadline
+            )
         self._keep_for_tokens(model)
         return model
 
@@ -228,9 +252,11 @@ class ModelTable:
         ref = _parsed(reference)
         if ref.alias is None and ref.version is None:
             ref = next((each for each in self._targets if each.name == ref.name), ref)
-        await self._try_beforehand(await self._version(ref))
+        return await self._after_trials(lambda refusals: self._load(ref, refusals))
+
+    async def _load(self, ref: Ref, refusals: Refusals) -> OnnxModel:
         async with self._lock:
-            model = await self._open_on_thread(await self._version(ref))
+            model = await self._open_on_thread(await self._version(ref), refusals)
             self._serve(model, "load" if ref.alias is None else str(ref))
             if ref.alias is not None:
                 self._move(ref, model.version)
@@ -265,7 +291,7 @@ class ModelTable:
         """Serve what the aliases point at now. What cannot be opened is logged; what was served before still is."""
         for ref in list(self._targets):
             try:
-                await self._follow(ref)
+                await self._after_trials(functools.partial(self._follow, ref))
             except NotReadyError:
                 # The server is shutting down.
                 return
@@ -286,14 +312,7 @@ class ModelTable:
                 for number in self.versions(name):
                     self._name(name, number, tuple(alias for alias, target in found.items() if target == number))
 
-    async def _follow(self, ref: Ref) -> None:
-        if ref in self._targets:
-            number = await asyncio.to_thread(self.registry.resolve, ref)
-            if number != self._targets.get(ref):
-                version = await asyncio.to_thread(self.registry.get, Ref(ref.name, number))
-                if version.digest not in self._by_digest:
-                    self._check_not_failed(version)
-                    await self._try_beforehand(version)
+    async def _follow(self, ref: Ref, refusals: Refusals) -> None:
         async with self._lock:
             served = self._targets.get(ref)
             if served is None:
@@ -307,7 +326,7 @@ class ModelTable:
             model = self._by_digest.get(version.digest)
             if model is None:
                 self._check_not_failed(version)
-                model = await self._open_on_thread(version)
+                model = await self._open_on_thread(version, refusals)
             model.aliases = tuple(version.aliases)
             self._serve(model, str(ref))
             self._move(ref, version.version)
@@ -480,12 +499,12 @@ class ModelTable:
         finally:
             self._lock.release()
 
-    async def _reopen(self, reference: str, version: str | None) -> OnnxModel:
+    async def _reopen(self, reference: str, version: str | None, refusals: Refusals) -> OnnxModel:
         # The words may mean another version than before the wait for the lock.
         name, number = self.resolve(reference, version)
         found = self._ready(name, number)
         if found is None:
-            found = await self._open_on_thread(await self._version(Ref(name, number)))
+            found = await self._open_on_thread(await self._version(Ref(name, number)), refusals)
             self._put(found)
         return found
 
@@ -497,7 +516,7 @@ class ModelTable:
                 "stream."
             )
 
-    async def _open_for_token(self, digest: str, ref: Ref) -> OnnxModel:
+    async def _open_for_token(self, digest: str, ref: Ref, refusals: Refusals) -> OnnxModel:
         # The name may have been unloaded during the wait for the lock.
         self._check_name_is_served(ref.name, ref.version)
         found = self._by_digest.get(digest)
@@ -507,7 +526,7 @@ class ModelTable:
                 if version.digest != digest:
                     raise ModelLoadError(f"the registry has another version under this number, with {version.digest}.")
                 self._check_not_failed(version)
-                found = await self._open_on_thread(version)
+                found = await self._open_on_thread(version, refusals)
             except (RegistryError, ModelLoadError, DeviceError) as error:
                 raise VersionGoneError(
                     f"The stream belongs to '{cut(ref.name)}:{ref.version}', which this server cannot open: {error} "
@@ -529,26 +548,66 @@ class ModelTable:
         except RegistryError as error:
             raise ModelLoadError(str(error)) from error
 
-    async def _try_beforehand(self, version: Version) -> None:
-        """Open a version in a process of its own while others may still change the table; it may take a minute."""
-        try:
-            await asyncio.to_thread(self._try_out, version)
-        except ModelLoadError as error:
-            self._refused[version.digest] = error
+    async def _after_trials(self, work: Callable[[Refusals], Awaitable[T]], deadline: float | None = None) -> T:
+        """Return what ``work`` gives, which is begun anew after each version that it needs and nobody has tried.
 
-    def _try_out(self, version: Version) -> None:
-        """Raise if a version cannot be opened in a process of its own; where it was done before, it is not repeated.
+        ``work`` locks the table, trials do not: one may take as long as ``load_timeout_seconds``.
 
-        Engines of packages open versions in their own way, which is theirs to bound.
+        Args:
+            work: Gets the reasons why versions that were tried for it cannot be opened.
+            deadline: As in :meth:`find_open`.
 
         Raises:
-            ModelLoadError: If it cannot.
+            DeadlineError: If ``deadline`` passes during a trial.
+            NotReadyError: If the server stops.
         """
-        refused = self._refused.pop(version.digest, None)
-        if refused is not None:
-            raise refused
+        refusals: dict[str, ModelLoadError] = {}
+        while True:
+            try:
+                return await work(refusals)
+            except _UntriedError as untried:
+                version = untried.version
+            try:
+                async with asyncio.timeout_at(deadline):
+                    # It goes on for others, and for later requests, if this caller gives up.
+                    error = await asyncio.shield(self._trial(version))
+            except TimeoutError as timeout:
+                raise _late() from timeout
+            if isinstance(error, ModelLoadError):
+                refusals[version.digest] = error
+            elif error is not None:
+                raise error
+
+    def _trial(self, version: Version) -> asyncio.Task[ModelLoadError | NotReadyError | None]:
+        """Return the task that tries a version, and gives the reason if it cannot be opened or the server stops."""
+        task = self._trials.get(version.digest)
+        if task is None:
+            task = self._trials[version.digest] = asyncio.create_task(self._try_on_thread(version))
+            task.add_done_callback(lambda _: self._trials.pop(version.digest, None))
+        return task
+
+    async def _try_on_thread(self, version: Version) -> ModelLoadError | NotReadyError | None:
+        async with self._trial_limit:
+            try:
+                await asyncio.to_thread(self._try_out, version)
+            except (ModelLoadError, NotReadyError) as error:
+                return error
+        return None
+
+    def _is_tried(self, version: Version) -> bool:
+        """Return whether a version needs no trial; to bound how packages' engines open versions is left to them."""
+        return self._settings.engine not in (ONNX, AUTO) or is_known_sound(version, self._settings.threads)
+
+    def _try_out(self, version: Version) -> None:
+        """Open a version in a process of its own, which may take a minute.
+
+        Raises:
+            ModelLoadError: If it cannot be opened.
+            NotReadyError: If the server stops.
+        """
         settings = self._settings
-        if settings.engine in (ONNX, AUTO):
+        started = time.perf_counter()
+        try:
             try_opening(
                 version,
                 self.registry.root,
@@ -557,12 +616,31 @@ class ModelTable:
                 settings.load_memory_bytes,
                 self._abort,
             )
+        except ModelLoadError as error:
+            self._note_failure(version, error, started)
+            raise
 
-    async def _open_on_thread(self, version: Version) -> OnnxModel:
+    def _note_failure(self, version: Version, error: ServerError, started: float) -> None:
+        self._telemetry.loaded(version.name, version.version, False, time.perf_counter() - started)
+        self._reasons[version.name, version.version] = str(error)
+        self._failed[version.name, version.version] = (time.monotonic() + RETRY_SECONDS, str(error))
+
+    async def _open_on_thread(self, version: Version, refusals: Refusals) -> OnnxModel:
+        """Open a version that was tried.
+
+        Raises:
+            _UntriedError: If it was not.
+            ModelLoadError: If it cannot be served.
+            DeviceError, SettingsError: As :meth:`OnnxModel.load`.
+        """
+        if (error := refusals.get(version.digest)) is not None:
+            raise error
+        if not await asyncio.to_thread(self._is_tried, version):
+            raise _UntriedError(version)
         return await asyncio.to_thread(self._opened, version)
 
     def _opened(self, version: Version) -> OnnxModel:
-        """Open a version: its hashes, a warm-up run, and its two graphs against each other.
+        """Open a version that was tried: its hashes, a warm-up run, and its two graphs against each other.
 
         Raises:
             ModelLoadError: If it cannot be served, whatever the reason.
@@ -570,12 +648,9 @@ class ModelTable:
         """
         started = time.perf_counter()
         try:
-            self._try_out(version)
             model = self._loaded(version)
         except ServerError as error:
-            self._telemetry.loaded(version.name, version.version, False, time.perf_counter() - started)
-            self._reasons[version.name, version.version] = str(error)
-            self._failed[version.name, version.version] = (time.monotonic() + RETRY_SECONDS, str(error))
+            self._note_failure(version, error, started)
             give_back_memory()
             raise
         self._failed.pop((version.name, version.version), None)
