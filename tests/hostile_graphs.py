@@ -108,6 +108,36 @@ def with_endless_scan(content: bytes) -> bytes:
     return model.SerializeToString()
 
 
+def with_triggered_scan(content: bytes) -> bytes:
+    """Return a graph that the check takes and that runs in no time, unless a value of ``x`` is large.
+
+    Its first output is ready after as many trips of a Scan as the largest value of ``x`` says.
+    """
+    model, output = _hidden(content)
+    value, row, after = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("value", None), ("row", [0]), ("after", None))
+    )
+    inner = [helper.make_node("Neg", ["value"], ["turned"]), helper.make_node("Neg", ["turned"], ["after"])]
+    body = helper.make_graph(inner, "trip", [value, row], [after])
+    for name, number in (("one", 1), ("zero", 0)):
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [1], [number]))
+    model.graph.node.extend(
+        [
+            helper.make_node("Reshape", ["x", "all"], ["flat"]),
+            helper.make_node("ReduceMax", ["flat"], ["largest"]),
+            helper.make_node("Relu", ["largest"], ["above"]),
+            helper.make_node("Cast", ["above"], ["whole"], to=TensorProto.INT64),
+            helper.make_node("Add", ["whole", "one"], ["trips"]),
+            helper.make_node("Concat", ["trips", "zero"], ["rows"], axis=0),
+            helper.make_node("ConstantOfShape", ["rows"], ["empty"]),
+            helper.make_node("Scan", ["hidden", "empty"], [output.name], body=body, num_scan_inputs=1),
+        ]
+    )
+    model.graph.initializer.append(helper.make_tensor("all", TensorProto.INT64, [1], [-1]))
+    return model.SerializeToString()
+
+
 def with_huge_tensor(content: bytes, elements: int) -> bytes:
     """Return a graph that needs so many float32 numbers in between; its outputs stay as they are."""
     model, output = _hidden(content)

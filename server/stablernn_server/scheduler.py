@@ -27,6 +27,7 @@ from stablernn_server.errors import (
     TooLargeError,
     TooManyError,
 )
+from stablernn_server.loop_watch import LIMIT_SECONDS, LoopWatch
 from stablernn_server.runners import Runners
 from stablernn_server.runtime.batch import Part, Share, run_parts, run_steps
 from stablernn_server.runtime.cpus import available_cpus
@@ -54,6 +55,8 @@ INLINE_NS = 500_000
 """Runs that take no longer are made on the event loop itself: to hand them to a thread and back costs more."""
 ALONE_NS = 2_000_000
 """The same where nothing else is in hand that would have to wait for it."""
+OFF_LOOP_SECONDS = 600.0
+"""For how long no run of a model is made on the event loop after one had to be ended there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +158,9 @@ class Scheduler:
         # By version and about the rows: how long a time step of whole sequences takes.
         self._sequence_ns: dict[tuple[str, int], float] = {}
         self._in_runs: dict[asyncio.Future[Answer], _Batch] = {}
+        self._watch = LoopWatch()
+        # By version: until when its runs are not made on the event loop.
+        self._off_loop: dict[str, float] = {}
 
     def start(self) -> None:
         """Take work; called on the event loop."""
@@ -162,6 +168,7 @@ class Scheduler:
         # Whatever was left behind belongs to the event loop before.
         self._timer, self._pump_is_due = None, False
         self._runners.start(self._loop)
+        self._watch.start()
 
     def stop(self) -> Callable[[], None]:
         """Take no more work, and end what runs.
@@ -170,6 +177,7 @@ class Scheduler:
             As :meth:`Runners.stop`.
         """
         self._recall()
+        self._watch.stop()
         for queue in self._queues.values():
             for _, _, job in queue.heap:
                 if not job.future.done():
@@ -508,8 +516,29 @@ class Scheduler:
 
     def _run_inline(self, queue: _Queue) -> None:
         batch = self._take(queue, None)
+        batch.stop = self._watch.begin()
         _execute(batch)
-        self._settle(batch)
+        if self._watch.end() and all(isinstance(share, NotReadyError) for share in batch.shares):
+            self._run_apart(batch)
+        else:
+            self._settle(batch)
+
+    def _run_apart(self, batch: _Batch) -> None:
+        """Begin anew on threads what had to be ended on the event loop, each job by itself."""
+        model = batch.jobs[0].model
+        logger.warning(
+            "%s: a run that was expected to be short took longer than %g s on the event loop and is begun anew on a "
+            "thread; so are all runs of this version in the next %g s",
+            model.ref,
+            LIMIT_SECONDS,
+            OFF_LOOP_SECONDS,
+        )
+        self._off_loop[model.ref] = time.monotonic() + OFF_LOOP_SECONDS
+        for job in batch.jobs:
+            # A queue of its own: the values of one may be the reason, and the others must not wait for it.
+            job.key = (*job.key[:3], id(job))
+        self._dissolve(batch)
+        self._pump_soon()
 
     def _is_dropped(self, job: _Job) -> bool:
         """Whether nobody waits for ``job`` any more: it was cancelled, its time is over, or its client is gone."""
@@ -562,9 +591,12 @@ class Scheduler:
         return queue.heap[0][2].kind == "call"
 
     def _expected_ns(self, queue: _Queue) -> float:
-        """About how long the next batch of steps or sequences takes; for ever where no such one was run."""
+        """About how long the next batch of steps or sequences takes; for ever where no such one was run, or a run took
+        far longer than expected."""
         rows = longest = 0
         first = queue.heap[0][2]
+        if self._off_loop and time.monotonic() < self._off_loop.get(first.model.ref, 0.0):
+            return math.inf
         most = self._most_rows(first)
         for _, _, job in queue.heap:
             rows += job.part.rows

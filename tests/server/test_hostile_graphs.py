@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop
+from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_triggered_scan
 from server_helpers import Published
 from stablernn_server import ModelLoadError, OnnxModel
 from stablernn_server.runtime.graph_check import check_graph
@@ -80,6 +83,27 @@ def test_a_published_loop_without_an_end_is_not_served(published: Published, tmp
         "step.onnx of 'animals:3' uses the operator 'Loop', whose running time has no bound; use Scan, which runs once "
         "a time step."
     )
+
+
+def test_values_that_make_a_step_endless_leave_the_server_alive(
+    published: Published, tmp_path: Path, step: bytes
+) -> None:
+    stock = Stock(tmp_path / "registry", published)
+    stock.copy(published.registry.get("animals:1"), step_onnx=with_triggered_scan(step))
+    with stock.served("animals:3", "flow", request_timeout_seconds=6) as (_, client), ThreadPoolExecutor() as pool:
+
+        def ask(value: float, model: str = "animals", features: int = 1) -> httpx.Response:
+            return client.post("/v1/step", json={"model": model, "values": [[value] * features]})
+
+        assert ask(1.0).status_code == 200
+        endless = pool.submit(ask, 1e12)
+        time.sleep(0.2)
+        assert client.get("/v2/health/live").status_code == 200
+        assert ask(1.0).status_code == 200
+        assert ask(1.0, "flow", 3).status_code == 200
+        assert not endless.done()
+        assert endless.result(30).json()["code"] == "deadline"
+        assert ask(1.0).status_code == 200
 
 
 def _training(model: onnx.ModelProto) -> None:
