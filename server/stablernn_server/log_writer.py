@@ -60,6 +60,7 @@ class QueuedStderr(io.TextIOBase):
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._is_closed = False
+        self._has_stalled = False
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
 
@@ -97,8 +98,14 @@ class QueuedStderr(io.TextIOBase):
         """Do nothing: every logging handler calls this after each record. See :meth:`drain`."""
 
     def drain(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until everything queued is written, but not longer than ``seconds``; return whether it is."""
-        return self._is_idle.wait(seconds)
+        """Wait until everything queued is written, but not longer than ``seconds``; return whether it is.
+
+        A process that ends drains more than once: after a wait in vain, the next do not wait until the target takes
+        something again.
+        """
+        is_idle = self._is_idle.wait(0 if self._has_stalled else seconds)
+        self._has_stalled = not is_idle
+        return is_idle
 
     def stop(self, seconds: float = FLUSH_SECONDS) -> None:
         """Drain, and end the thread unless its target has stalled."""
@@ -122,6 +129,7 @@ class QueuedStderr(io.TextIOBase):
                 self._queued -= len(text)
                 if not self._chunks:
                     self._is_idle.set()
+                    self._has_stalled = False
             time.sleep(BATCH_SECONDS)
 
     def _pass_on(self, text: str) -> None:

@@ -71,6 +71,16 @@ def test_a_pipe_that_is_full_takes_no_time_and_what_was_dropped_is_reported() ->
         queued.stop()
 
 
+def test_a_reader_that_has_stalled_is_waited_for_once() -> None:
+    with pipe() as (_, stream):
+        queued = QueuedStderr(stream)
+        queued.write("x" * 2**17)
+        assert not queued.drain(0.1)
+        started = time.monotonic()
+        queued.stop(60)
+        assert time.monotonic() - started < 30
+
+
 def test_a_full_disk_is_no_error() -> None:
     with open("/dev/full", "w") as stream:
         check_refused(stream)
