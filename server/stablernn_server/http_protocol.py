@@ -6,11 +6,11 @@ The limits hold before any request reaches the application, and so before any to
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from websockets.http11 import MAX_LINE_LENGTH
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from stablernn_server.answers import error_answer
 from stablernn_server.connections import ConnectionTable
@@ -126,6 +126,11 @@ class HttpProtocol(HttpToolsProtocol):
         """Begin to answer."""
         self._is_in_head = False
         self._has_advanced = True
+        if self.parser.should_upgrade() and self._should_upgrade():
+            # The connection stays idle, and its time for the head runs on, until the handshake is handed over.
+            super().on_headers_complete()
+            self._check_handshake()
+            return
         self._cancel_head_timer()
         self._table.mark_busy(self)
         self._gathered.is_receiving = True
@@ -153,17 +158,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over to the protocol of WebSockets."""
-        target = b"GET " + self.url + b" HTTP/1.1"
-        longest = max(map(len, (target, *(name + b": " + value for name, value in self.headers))))
-        # The WebSocket library would say nothing of either and never answer.
-        if longest + 2 > MAX_LINE_LENGTH:
-            sentence = f"A line of the WebSocket handshake is longer than {MAX_LINE_LENGTH} bytes; send a shorter one."
-            self._refuse(HeadTooLargeError(sentence))
-            return
-        if self.scope["method"] != "GET":
-            self._refuse(InputError("A WebSocket handshake must be a GET request."))
-            return
-        self._cancel_head_timer()
         make_protocol = self.ws_protocol_class
 
         def make_counted(**options: Any) -> asyncio.Protocol:
@@ -173,6 +167,7 @@ class HttpProtocol(HttpToolsProtocol):
 
         self.ws_protocol_class = make_counted  # type: ignore[assignment]
         super().handle_websocket_upgrade()
+        self._cancel_head_timer()
 
     def shutdown(self) -> None:
         """End the connection after the answer that is on its way, if there is one."""
@@ -205,9 +200,30 @@ class HttpProtocol(HttpToolsProtocol):
         self._has_advanced = True
         self._head_bytes += count
         if self._head_bytes > self._max_bytes or self._fields > self._max_fields:
-            self._refusal = self._head_too_large()
-            # Ends the parser, which says no more than that a callback has failed.
-            raise self._refusal
+            self._end_parser(self._head_too_large())
+
+    def _check_handshake(self) -> None:
+        """Refuse a WebSocket handshake that the WebSocket library would leave without an answer."""
+        target = b"GET " + self.url + b" HTTP/1.1"
+        longest = max(map(len, (target, *(name + b": " + value for name, value in self.headers))))
+        if self.scope["method"] != "GET":
+            self._end_parser(InputError("A WebSocket handshake must be a GET request."))
+        if any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        ):
+            self._end_parser(InputError("A WebSocket handshake must not have a body; send it without one."))
+        if longest + 2 > MAX_LINE_LENGTH:
+            sentence = f"A line of the WebSocket handshake is longer than {MAX_LINE_LENGTH} bytes; send a shorter one."
+            self._end_parser(HeadTooLargeError(sentence))
+        if len(self.headers) > MAX_NUM_HEADERS:
+            sentence = f"The WebSocket handshake has more than {MAX_NUM_HEADERS} fields; send fewer headers."
+            self._end_parser(HeadTooLargeError(sentence))
+
+    def _end_parser(self, error: ServerError) -> NoReturn:
+        """End the parser from within a callback; it reports no more than that a callback has failed."""
+        self._refusal = error
+        raise error
 
     def _head_too_large(self) -> HeadTooLargeError:
         return HeadTooLargeError(

@@ -81,6 +81,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._gathered.discard_input()
             return
         super().data_received(data)
+        if self.conn.handshake_exc is not None:
+            # The library answers such a handshake only in part, or not at all, and the application never hears of it.
+            self.transport.abort()
+            return
         self._count_held()
         if not (self.frames or self.conn.reader.buffer):
             self._cancel_frame_timer()

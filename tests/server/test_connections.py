@@ -41,6 +41,18 @@ GET = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = b"POST /v1/timeseries/classify HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+HANDSHAKE_FIELDS = (
+    b"\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+# Of WebSocket handshakes, which have none.
+BODIES = {
+    "a length": b"Content-Length: 1",
+    "a length of two digits": b"Content-Length: 00",
+    "chunks": b"Transfer-Encoding: chunked",
+}
+
+
 @contextmanager
 def running(published: Published, **settings: Any) -> Iterator[Running]:
     yield from serve(create_app(Settings(registry=published.root, models=("animals:1",), **settings)))
@@ -177,13 +189,39 @@ def test_a_connection_on_which_nothing_is_asked_is_closed(small: Running, conten
 def test_a_handshake_that_the_websocket_library_refuses_is_answered(
     server: Running, head: bytes, answer: tuple[int, str, str]
 ) -> None:
-    fields = (
-        b"\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    )
     with connected(server.port) as connection:
-        connection.sendall(head + fields)
+        connection.sendall(head + HANDSHAKE_FIELDS)
         assert read_error(connection) == answer
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=list(BODIES))
+def test_a_handshake_with_a_body_is_a_400(server: Running, body: bytes) -> None:
+    with connected(server.port) as connection:
+        connection.sendall(b"GET /v1/stream?model=animals HTTP/1.1\r\n" + body + HANDSHAKE_FIELDS)
+        sentence = "A WebSocket handshake must not have a body; send it without one."
+        assert read_error(connection) == (400, "bad_input", sentence)
+
+
+def test_a_handshake_has_as_many_fields_as_the_websocket_library_takes(published: Published) -> None:
+    with running(published, max_head_fields=200) as server:
+        # With the 5 fields that make it a handshake.
+        heads = [b"GET /v1/stream?model=animals HTTP/1.1" + b"\r\nX: a" * count for count in (123, 124)]
+        with connected(server.port) as connection:
+            connection.sendall(heads[0] + HANDSHAKE_FIELDS)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
+        with connected(server.port) as connection:
+            connection.sendall(heads[1] + HANDSHAKE_FIELDS)
+            sentence = "The WebSocket handshake has more than 128 fields; send fewer headers."
+            assert read_error(connection) == (431, "head_too_large", sentence)
+
+
+def test_handshakes_that_are_refused_take_no_connection_from_others(published: Published) -> None:
+    handshake = b"GET / HTTP/1.1\r\nContent-Length: 1" + HANDSHAKE_FIELDS
+    with running(published, max_connections=3, infer_tokens=("a" * 32,)) as server, ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(connected(server.port)).sendall(handshake)
+        with connected(server.port) as another:
+            ask_for_health(another)
 
 
 def test_a_request_that_asks_for_another_protocol_is_answered_and_so_is_the_next(server: Running) -> None:
