@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from stablernn_server.answers import error_answer
@@ -18,6 +18,8 @@ from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, Re
 from stablernn_server.gathered import GatheredTransport
 
 if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
+
     from stablernn_server.context import Context
 
 UNREAD = "unread"
@@ -54,6 +56,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._pending_bytes = 0
         self._has_advanced = False
         self._refusal: ServerError | None = None
+        # Requests are answered one by one; uvicorn's ``cycle`` is the newest, which may still wait in its ``pipeline``.
+        self._answering: RequestResponseCycle | None = None
         # What follows on the connection is not read any more; an answer may still be on its way.
         self._is_discarding = False
 
@@ -73,6 +77,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._table.remove(self)
         self._cancel_head_timer()
         super().connection_lost(exc)
+        # uvicorn tells the newest request alone.
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def close_idle(self) -> None:
         """Close the connection, on which no request is in flight."""
@@ -177,8 +185,15 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             super().shutdown()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _is_awaiting_head(self) -> bool:
-        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
+        return not self.transport.is_closing() and not self._is_answering()
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._head_seconds, self._end_slow_head)
@@ -206,6 +221,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Refuse a WebSocket handshake that the WebSocket library would leave without an answer."""
         target = b"GET " + self.url + b" HTTP/1.1"
         longest = max(map(len, (target, *(name + b": " + value for name, value in self.headers))))
+        if self._is_answering():
+            # The answer would be written into the WebSocket.
+            self._end_parser(InputError("A WebSocket handshake must not follow a request before its answer."))
         if self.scope["method"] != "GET":
             self._end_parser(InputError("A WebSocket handshake must be a GET request."))
         if any(
@@ -232,16 +250,21 @@ class HttpProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, error: ServerError) -> None:
-        """Answer with an error, where an answer can be placed, and read no further."""
+        """Answer with an error, where an answer can be placed, and read no further.
+
+        Whole requests before the fault are answered, and the last of these answers closes the connection.
+        """
         self._is_discarding = True
         self._cancel_head_timer()
-        self.pipeline.clear()
-        cycle = self.cycle
         answer = error_answer(error)
         self._context.telemetry.finished(None, UNREAD, answer.status, answer.code, 0.0)
-        if cycle is not None and not cycle.response_complete:
+        if self.pipeline and self.cycle.more_body:
+            # The fault lies in a request that the application has not seen yet.
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._answering)
+        cycle = self.cycle
+        if self._is_answering():
             if not cycle.more_body:
-                # The fault lies behind a whole request, which is still to be answered.
                 cycle.keep_alive = False
                 self._gathered.is_receiving = True
                 return

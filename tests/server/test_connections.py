@@ -124,6 +124,34 @@ def test_a_large_head_behind_a_request_does_not_take_its_answer(small: Running) 
         assert read_end(connection) == b""
 
 
+PIPELINED = {
+    "a head": GET + b"a b: c\r\n\r\n",
+    "a body": CHUNKED + b"no number\r\n",
+    "a handshake": b"GET /v1/stream?model=animals HTTP/1.1" + HANDSHAKE_FIELDS,
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("refused", PIPELINED.values(), ids=list(PIPELINED))
+def test_whole_requests_before_one_that_is_refused_are_answered(small: Running, count: int, refused: bytes) -> None:
+    with connected(small.port) as connection:
+        connection.sendall(HEALTH * count + refused)
+        headers = []
+        for _ in range(count):
+            status, fields, body = read_response(connection)
+            assert (status, json.loads(body)) == (200, {"live": True})
+            headers.append(fields.get("connection"))
+        assert headers == [None] * (count - 1) + ["close"]
+        assert read_end(connection) == b""
+
+
+def test_a_handshake_after_an_answer_is_accepted(server: Running) -> None:
+    with connected(server.port) as connection:
+        ask_for_health(connection)
+        connection.sendall(b"GET /v1/stream?model=animals HTTP/1.1" + HANDSHAKE_FIELDS)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
+
+
 def test_trailers_are_not_taken_for_fields_of_the_head(small: Running) -> None:
     with connected(small.port) as connection:
         head = b"POST /fields HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
