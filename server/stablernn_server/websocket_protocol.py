@@ -70,7 +70,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         """End the connection; the application has said goodbye before."""
-        if self._gathered.is_lingering:
+        # Once the library has ended its side it takes no goodbye any more; the client may just not have read all.
+        if self._gathered.is_lingering or self.conn.handshake_exc is not None or self.conn.eof_sent:
             self._gathered.close_at_once()
         else:
             super().shutdown()

@@ -252,6 +252,19 @@ def test_handshakes_that_are_refused_take_no_connection_from_others(published: P
             ask_for_health(another)
 
 
+def test_a_server_stops_in_order_beside_a_handshake_that_failed(
+    published: Published, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack, running(published) as server:
+        # Closed after the server has stopped.
+        connection = stack.enter_context(connected(server.port))
+        fields = b"\r\nTransfer-Encoding: chunked" + HANDSHAKE_FIELDS
+        connection.sendall(b"GET /v1/stream?model=animals HTTP/1.1" + fields + b"0\r\n\r\n")
+        with connected(server.port) as another:
+            ask_for_health(another)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 def test_a_request_that_asks_for_another_protocol_is_answered_and_so_is_the_next(server: Running) -> None:
     with httpx.Client(base_url=server.url, headers={"Connection": "Upgrade", "Upgrade": "h2c"}) as client:
         for _ in range(2):
