@@ -6,7 +6,8 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from uvicorn._types import ASGIReceiveEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
@@ -147,6 +148,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             if self.writable.is_set():
                 self.transport.resume_reading()
         return message
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send a message; raise what tells the application that the client has left once the connection was failed."""
+        await self.writable.wait()
+        # With a frame in hand the application cannot know yet, and uvicorn would call its answer a mistake.
+        if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
+            raise ClientDisconnected
+        await super().send(message)
 
     def pause_writing(self) -> None:
         """Read no further while the client does not read."""

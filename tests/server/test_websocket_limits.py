@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import select
 from collections.abc import Iterator
 from contextlib import suppress
@@ -155,6 +156,22 @@ def test_a_text_that_is_not_utf_8_is_told_so(patient: Running) -> None:
     with Wire(patient.url, "animals") as wire:
         wire.socket.socket.sendall(fragment(b"\xff", opcode=Opcode.TEXT, fin=True))
         assert closed(wire) == (1007, "The text frame is not UTF-8.")
+
+
+def test_an_answer_to_a_connection_that_was_failed_is_no_error(
+    patient: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = fragment(frame([0], np.zeros((1, 6, 1), np.float32)), opcode=Opcode.BINARY, fin=True)
+    sockets = patient.app.state.context.sockets
+    with caplog.at_level(logging.WARNING), connected(patient.port) as connection:
+        connection.sendall(HANDSHAKE)
+        wait(lambda: len(sockets) == 1)
+        # A client that does not close when it is told why.
+        connection.sendall(whole + whole + fragment(b"\xff", opcode=Opcode.TEXT, fin=True))
+        wait(lambda: len(sockets) == 0)
+        # In its next turn the event loop has written down what became of the socket.
+        assert httpx.get(f"{patient.url}/v2/health/live").status_code == 200
+    assert caplog.messages == []
 
 
 def test_pings_of_a_client_that_does_not_read_are_not_answered_into_memory(patient: Running) -> None:

@@ -83,7 +83,7 @@ class Socket:
         caller, seconds = self.conversation.caller, self._context.settings.request_timeout_seconds
         caller.is_gone = self.is_gone
         try:
-            await self._send({"type": "websocket.send", "text": self.conversation.hello().decode()})
+            await self._say({"type": "websocket.send", "text": self.conversation.hello().decode()})
             # The handshake may have ended in the middle of the goodbyes.
             self._is_leaving = self._is_leaving or not self._context.is_ready
             self._is_busy = False
@@ -101,7 +101,7 @@ class Socket:
                 caller.deadline = frame.since + seconds
                 answer = await self._answer(frame)
                 if not self._has_left:
-                    await self._send(answer)
+                    await self._say(answer)
                 self._context.release(self._item, frame.size)
                 self._is_busy = False
                 if self._is_leaving:
@@ -170,10 +170,17 @@ class Socket:
     async def _say_goodbye(self) -> None:
         try:
             text = await self.conversation.goodbye()
-            await self._send({"type": "websocket.send", "text": text})
-            await self._send({"type": "websocket.close", "code": GOING_AWAY, "reason": "The server is shutting down."})
+            await self._say({"type": "websocket.send", "text": text})
+            await self._say({"type": "websocket.close", "code": GOING_AWAY, "reason": "The server is shutting down."})
         finally:
             self._is_over.set()
+
+    async def _say(self, message: dict[str, Any]) -> None:
+        try:
+            await self._send(message)
+        except OSError:
+            # By ASGI's rules: the client has left, or the connection was failed with this frame in hand.
+            self._has_left = True
 
     async def _answer(self, frame: _Read) -> dict[str, Any]:
         about: dict[str, Any] = {}
