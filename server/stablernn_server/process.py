@@ -60,6 +60,7 @@ class Server(uvicorn.Server):
         tls = tls_context(settings)
         self._context = app.state.context
         self._on_ready = on_ready
+        self._head_seconds = settings.head_timeout_seconds
         quieten_uvicorn()
         self._connections = connection_table(settings)
         shared = {"context": self._context, "table": self._connections}
@@ -89,7 +90,20 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        create_server = loop.create_server
+
+        def create_with_time_limit(*args: Any, **options: Any) -> Any:
+            if options.get("ssl") is not None:
+                options["ssl_handshake_timeout"] = self._head_seconds
+            return create_server(*args, **options)
+
+        # uvicorn has no option for it, and the default is 60 s.
+        loop.create_server = create_with_time_limit  # type: ignore[method-assign]
+        try:
+            await super().startup(sockets)
+        finally:
+            loop.create_server = create_server  # type: ignore[method-assign]
         if self.started:
             self._on_ready()
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import Request
 
+from certificate_helpers import make_certificate
 from connection_helpers import (
     HEALTH,
     connected,
@@ -323,6 +327,18 @@ def test_where_all_connections_are_busy_one_more_is_a_503(published: Published) 
         connection.close()
         wait(lambda: context.held_bytes == 2)
         assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize("content", [b"", b"\x16\x03\x01"], ids=["silent", "begun"])
+def test_a_tls_handshake_has_the_time_of_a_head(published: Published, tmp_path: Path, content: bytes) -> None:
+    make_certificate(tmp_path, "own")
+    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
+    with running(published, head_timeout_seconds=1, **files) as server, connected(server.port) as connection:
+        connection.sendall(content)
+        wait(lambda: is_closed(connection))
+        url = f"https://127.0.0.1:{server.port}/v2/health/live"
+        assert httpx.get(url, verify=ssl.create_default_context(cafile=files["tls_cert_file"])).status_code == 200
 
 
 @pytest.mark.parametrize("exempt", [(), ("127.0.0.0/8",)], ids=["client", "proxy"])

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from certificate_helpers import make_certificate
 from client_helpers import Both
 from server_helpers import Published, json_tensor
 from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, until
@@ -341,18 +342,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     make_certificate(folder, "own")
     return folder / "own.pem", folder / "own.key"
-
-
-def make_certificate(folder: Path, name: str) -> None:
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"), "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-        ],
-        check=True,
-        capture_output=True,
-    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
