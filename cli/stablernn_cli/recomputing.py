@@ -89,8 +89,11 @@ def _judge(request: dict[str, Any]) -> dict[str, Any]:
             results = [gates.open_graphs(version, rules)]
         else:
             results = gates.recompute_both(version, rules)
-    except (IntegrityError, StorageError) as error:
-        return {type(error).__name__: str(error)}
+    except IntegrityError as error:
+        # By the name of the base class: what is raised may be a subclass, which the parent does not look for.
+        return {IntegrityError.__name__: str(error)}
+    except StorageError as error:
+        return {StorageError.__name__: str(error)}
     return {"results": [{"name": result.name, "ok": result.ok, "detail": result.detail} for result in results]}
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from cli_helpers import NO_PLOTS, Workplace, command, copied, encoded, republish
 from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_endless_scan
-from stablernn_registry import Manifest, Registry
+from stablernn_cli.gates import gates
+from stablernn_registry import GateRefused, Manifest, Registry
 
 STABLE, UNSTABLE = "digits:1", "digits:2"
 """Of an lru, contracting by construction; of a tanh network that was trained for five steps, bounded."""
@@ -439,6 +440,25 @@ def test_damage_is_reported_once(workplace: Workplace) -> None:
     report = workplace("registry", "verify", "--recompute", "--json").json
     assert "Nothing was computed anew, for a log is damaged; name a version of another model." in report["notes"]
     assert report["recomputed"] == []
+
+
+@pytest.mark.parametrize("filename", ["config.json", "step.onnx"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_plain_file_is_refused_as_damage(
+    workplace: Workplace, tmp_path: Path, kind: str, filename: str
+) -> None:
+    registry = Registry(workplace.registry)
+    blob = registry.get(STABLE).path(filename)
+    blob.rename(tmp_path / "elsewhere")
+    if kind == "pipe":
+        os.mkfifo(blob)
+    else:
+        blob.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(GateRefused) as error:
+        registry.set_alias("digits", "production", 1, checks=gates(registry, "production"))
+    damaged = [result.name for result in error.value.results if result.detail == "its files are damaged"]
+    computed = ["certificate recomputed", "parity recomputed"]
+    assert damaged == (computed if filename == "config.json" else [*computed, "signature of the graphs"])
 
 
 WITHOUT_TORCH = """
