@@ -165,6 +165,15 @@ class Policy:
         entry = self.of(alias)
         return (entry.rules if entry is not None else None) or PolicyRules()
 
+    def last_line(self, alias: str) -> int:
+        """Return the number of the last line that had a say in which rules an alias is under; 0 where none had.
+
+        Lines are only ever added, so the rules are those of before exactly where this number is. Rules alone could be
+        changed and changed back unnoticed.
+        """
+        patterns = {alias} if alias in self.in_force else {alias, EVERY}
+        return max((entry.seq for entry in self.entries if entry.alias in patterns), default=0)
+
     def warnings(self, alias: str | None = None) -> tuple[str, ...]:
         """Return a sentence for each rule in force whose kind was withdrawn.
 

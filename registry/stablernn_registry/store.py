@@ -489,12 +489,17 @@ class Registry:
         """Moves an alias to the version that ``target`` finds in the log.
 
         Judging may take minutes, so it is done before the model's lock is taken. The judgement is of one digest, one
-        version that the alias points to, and one state of the policy; where any of them is another under the lock,
-        it is done again.
+        version that the alias points to, and the rules that the alias is under; where any of them is another under the
+        lock, it is done again.
         """
+        warned: set[str] = set()
         for _ in range(_JUDGEMENTS):
             case = self._case(name, alias, target)
-            results = self._judge(name, alias, case, checks)
+            for sentence in case.warnings:
+                if sentence not in warned:
+                    logger.warning(sentence)
+            warned.update(case.warnings)
+            results = self._judge(name, case, checks)
             refused = failures(results)
             if refused and not force:
                 stays = f"stays at version {case.current}" if case.current else "is not set"
@@ -503,7 +508,7 @@ class Registry:
                     f"or move it all the same: {_command(action, name, alias, case.version)} --force --why '...'.",
                     results,
                 )
-            with self._writer.locked(self._place(name)):
+            with suppress(_OvertakenError), self._writer.locked(self._place(name)):
                 if self._case(name, alias, target) == case:
                     return self._write_move(action, name, alias, case, results, who=who, why=why)
         raise StorageError(
@@ -514,12 +519,15 @@ class Registry:
     def _case(self, name: str, alias: str, target: Callable[[History], int]) -> _Case:
         history = self._known_history(name)
         version, current = target(history), history.aliases.get(alias)
+        policy = self.policy()
         return _Case(
             version,
             history.digests[version],
             current,
             history.digests[current] if current else None,
-            self.policy().head,
+            policy.rules(alias),
+            policy.last_line(alias),
+            policy.warnings(alias),
         )
 
     def _write_move(
@@ -533,7 +541,11 @@ class Registry:
         who: str,
         why: str | None,
     ) -> AliasEntry:
-        """Writes the line of a move; the caller holds the lock."""
+        """Writes the line of a move; the caller holds the lock of the model.
+
+        Raises:
+            _OvertakenError: If the alias is under other rules by now; nothing is written then.
+        """
         history = self._known_history(name)
         entry = AliasEntry.model_validate(
             {
@@ -554,19 +566,19 @@ class Registry:
         place = self._place(name)
         with self._writer.staged(place, f"move '{name}@{alias}'"):
             self._writer.stage_line(place, entry)
+            # The model's lock does not hold the policy still, and staging waits for the disk: so it is read last.
+            policy = self.policy()
+            if (policy.rules(alias), policy.last_line(alias)) != (case.rules, case.policy_line):
+                raise _OvertakenError
             self._writer.commit(place, f"'{name}@{alias}' is moved")
         return entry
 
-    def _judge(self, name: str, alias: str, case: _Case, checks: Sequence[Check]) -> tuple[CheckResult, ...]:
-        policy = self.policy()
-        rules = policy.rules(alias)
-        if not checks and rules == PolicyRules():
+    def _judge(self, name: str, case: _Case, checks: Sequence[Check]) -> tuple[CheckResult, ...]:
+        if not checks and case.rules == PolicyRules():
             return ()
-        for sentence in policy.warnings(alias):
-            logger.warning(sentence)
         candidate = self.get(Ref(name, case.version))
         incumbent = self.get(Ref(name, case.current)) if case.current else None
-        return (*policy_results(rules, candidate, incumbent), *(check(candidate, incumbent) for check in checks))
+        return (*policy_results(case.rules, candidate, incumbent), *(check(candidate, incumbent) for check in checks))
 
     def _resolve(self, ref: Ref, history: History) -> int:
         if ref.alias is not None:
@@ -689,14 +701,22 @@ class _Case:
         digest: Of that version.
         current: Where it points; None if it is new.
         current_digest: Of that version.
-        policy: Hash of the last line of the policy.
+        rules: What the policy asks of it.
+        policy_line: Number of the last line of the policy that had a say in these rules.
+        warnings: What there is to say of these rules.
     """
 
     version: int
     digest: str
     current: int | None
     current_digest: str | None
-    policy: str
+    rules: PolicyRules
+    policy_line: int
+    warnings: tuple[str, ...]
+
+
+class _OvertakenError(Exception):
+    """The rules of an alias were changed between the judgement of its move and the commit."""
 
 
 def _sources(files: Mapping[str, str | Path], none: str) -> dict[str, Path]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from stablernn_registry import (
     UnknownRefError,
     Version,
 )
+from stablernn_registry.journal import Line
+from stablernn_registry.writes import Place, Writer
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]
@@ -253,6 +256,60 @@ def test_a_judgement_holds_for_the_policy_that_it_was_made_by(three: Registry) -
     with pytest.raises(GateRefused, match="check 'policy parity' failed"):
         three.set_alias("digits", "production", 1, checks=[tightens])
     assert three.list()[0].aliases == {}
+
+
+@pytest.mark.parametrize("earlier", [{}, {"*": {"max_parity": 1.0}}], ids=["first line", "further line"])
+def test_a_policy_that_is_set_while_the_move_is_written_counts(
+    three: Registry, tree: Tree, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, earlier: dict[str, Any]
+) -> None:
+    for alias, rules in earlier.items():
+        three.set_policy(rules, alias=alias, why="from the start")
+    parity = {"parity": {"max_rel_error": 0.5}}
+    version = three.publish("digits", {"step.onnx": three.get("digits").path("step.onnx")}, {**fields, **parity})
+    stage_line = Writer.stage_line
+    before: dict[str, bytes] = {}
+
+    def tightens(writer: Writer, place: Place, entry: Line) -> None:
+        stage_line(writer, place, entry)
+        if place.what == "'digits'":
+            three.set_policy({"max_parity": 1e-9}, alias="production", why="careful")
+            before.update(tree(three.root / "models"))
+
+    monkeypatch.setattr(Writer, "stage_line", tightens)
+    with pytest.raises(GateRefused, match="check 'policy parity' failed"):
+        three.set_alias("digits", "production", version.version)
+    assert tree(three.root / "models") == before
+    assert three.aliases("digits") == {}
+    assert (three.verify().problems, three.verify().notes) == ((), ())
+
+
+def test_a_line_of_the_policy_for_another_alias_does_not_judge_anew(three: Registry) -> None:
+    three.set_policy({}, alias="production", why="free on purpose")
+    judged: list[int] = []
+
+    def changes(candidate: Version, current: Version | None) -> CheckResult:
+        judged.append(candidate.version)
+        three.set_policy({"max_parity": 1e-9}, alias="canary", why="careful")
+        three.set_policy({"max_parity": 1e-9}, why="careful")
+        return CheckResult("slow", True)
+
+    three.set_alias("digits", "production", 1, checks=[changes])
+    assert judged == [1]
+
+
+@pytest.mark.parametrize("alias", ["production", "*"])
+def test_rules_that_were_changed_and_changed_back_judge_anew(three: Registry, alias: str) -> None:
+    judged: list[int] = []
+
+    def changes(candidate: Version, current: Version | None) -> CheckResult:
+        judged.append(candidate.version)
+        if len(judged) == 1:
+            three.set_policy({}, alias=alias, why="for a moment")
+            three.set_policy(None, alias=alias, why="it is over")
+        return CheckResult("slow", True)
+
+    three.set_alias("digits", "production", 1, checks=[changes])
+    assert judged == [1, 1]
 
 
 def test_a_rollback_that_was_overtaken_goes_back_from_where_the_alias_is(three: Registry) -> None:

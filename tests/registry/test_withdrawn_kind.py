@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stablernn_registry import GateRefused, ManifestFields, PolicyRules, Registry, Version, model_card
+from stablernn_registry import CheckResult, GateRefused, ManifestFields, PolicyRules, Registry, Version, model_card
 from stablernn_registry.certificates import current_certificate, in_words, kind_in_words
 from stablernn_registry.copies import copy_versions
 
@@ -155,6 +155,23 @@ class TestPolicy:
         with pytest.raises(GateRefused, match=r"'none \(stored as local; withdrawn\)' is weaker than 'bounded'"):
             ruled.set_alias("digits", "production", 1)
         assert len(caplog.records) == 1
+
+    def test_a_move_that_is_judged_twice_warns_once(
+        self, ruled: Registry, publish: Publish, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        publish(certificate={"kind": "bounded", "holds": True})
+        judged: list[int | None] = []
+
+        def moves_once(candidate: Version, current: Version | None) -> CheckResult:
+            judged.append(current.version if current else None)
+            if len(judged) == 1:
+                ruled.set_alias("digits", "production", 2)
+                caplog.clear()
+            return CheckResult("slow", True)
+
+        ruled.set_alias("digits", "production", 2, checks=[moves_once])
+        assert judged == [None, 2]
+        assert caplog.records == []
 
     def test_a_move_under_other_rules_does_not_warn(self, ruled: Registry, caplog: pytest.LogCaptureFixture) -> None:
         ruled.set_alias("digits", "free", 1)
