@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import Result, Workplace
-from stablernn_registry import AliasEntry, Registry
+from stablernn_registry import AliasEntry, Registry, disk
 
 FILES = {
     "certificate.json",
@@ -253,3 +255,23 @@ def test_an_export_whose_alias_cannot_be_set_says_that_the_version_is_published(
     )
     assert (result.code, result.out) == (1, "")
     assert workplace.ok("registry", "list", "--json").json[0] == {"name": "digits", "versions": [1, 2], "aliases": {}}
+
+
+def test_an_export_whose_alias_was_set_does_not_say_that_it_is_left_to_set(workplace: Workplace) -> None:
+    sync_folder = disk.sync_folder
+
+    def unconfirmed(folder: Path) -> None:
+        # The folder of the log; the new version is in it already.
+        if folder.name == "digits" and Registry(workplace.registry).aliases("digits"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync_folder(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "sync_folder", unconfirmed)
+        result = workplace("-q", "export", "digits-run", "--name", "digits", "--alias", "live", "--json")
+    assert result.sentence == (
+        "'digits:2' is published. 'digits@live' is moved, but the disk did not confirm it (Input/output error), so a "
+        "power cut may undo it. Check the disk, then run 'stablernn registry verify'."
+    )
+    assert (result.code, result.out) == (1, "")
+    assert Registry(workplace.registry).aliases("digits") == {"live": 2}

@@ -67,7 +67,7 @@ def publish(
     output: Output, run: Path, name: str, *, formats: Sequence[str] = ("onnx",), alias: str | None = None
 ) -> dict[str, Any]:
     """Export, publish and set the alias; what ``export --json`` prints."""
-    from stablernn_registry import GateRefused, Registry, RegistryError, model_card
+    from stablernn_registry import GateRefused, Registry, RegistryError, StorageError, model_card
     from stablernn_registry.reports import ROBUSTNESS, ROBUSTNESS_PLOTS
 
     check_names(name, alias)
@@ -123,10 +123,9 @@ def publish(
             raise
         except RegistryError as error:
             # Whoever repeats the export because of this error would publish the same model twice.
-            raise CommandError(
-                f"'{version.ref}' is published, and only its alias is left to set. {error}",
-                exit_code_of(error) or FAILED,
-            ) from error
+            is_set = isinstance(error, StorageError) and error.is_done
+            outcome = "is published" if is_set else "is published, and only its alias is left to set"
+            raise CommandError(f"'{version.ref}' {outcome}. {error}", exit_code_of(error) or FAILED) from error
         document["aliases"] = [alias]
     return document
 
