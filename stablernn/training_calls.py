@@ -39,7 +39,8 @@ def _missing_calls(module: nn.Module) -> Iterator[str]:
             "The model's scaling was never fitted, so that the layers see raw values divided by 1. Call "
             "fit_scaling(sequences) of the model with the training sequences before training."
         )
-    if isinstance(module, SequencePredictor) and not module.targets.is_fitted:
+    # A predicted change is in units of the inputs: the scaling of the targets is not used.
+    if isinstance(module, SequencePredictor) and not (module.predict_change or module.targets.is_fitted):
         yield (
             "The scaling of the model's targets was never fitted, so that answers are in units of 1. Call "
             "fit_targets(targets) of the model with the training targets before training."

@@ -34,6 +34,7 @@ def reload(config: bytes, weights: bytes) -> SequenceModel:
             f"config.json and weights.safetensors do not make a model ({error}). They were written by another version "
             "of stablernn, or not by stablernn."
         ) from error
+    model.mark_fitted()
     return model.eval().requires_grad_(False)
 
 

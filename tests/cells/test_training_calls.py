@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 import stablernn as srn
@@ -18,6 +20,7 @@ from stablernn.cells.fastrnn import FastGRNNCell
 from stablernn.cells.indrnn import IndRNNCell
 from stablernn.cells.nais_net import NAISNetCell
 from stablernn.errors import UntrainedWarning
+from stablernn.export.reload import reload
 from stablernn.stability.certificate import KINDS, prove
 
 STEPS = 40
@@ -179,6 +182,21 @@ def test_targets_and_static_covariates_are_scalings_too() -> None:
     assert warnings_of(lambda: srn.certify(forecaster)) == [STATIC]
     forecaster.fit_static(np.array([[3.0]]))
     assert warnings_of(lambda: srn.certify(forecaster)) == []
+
+
+def test_a_predicted_change_needs_no_scaling_of_targets() -> None:
+    predictor = srn.SequencePredictor("rnn", 1, num_outputs=1, hidden_size=4, output="real", predict_change=True)
+    assert warnings_of(lambda: srn.certify(predictor)) == [UNFITTED]
+    predictor.fit_scaling([np.arange(9.0)[:, None]])
+    assert warnings_of(lambda: srn.certify(predictor)) == []
+
+
+def test_an_exported_model_counts_as_fitted() -> None:
+    # Its values need no scaling, so that nothing in the weights says that it was fitted.
+    model = srn.Classifier("rnn", 1, num_classes=2, hidden_size=4)
+    model.fit_scaling([np.array([[-1.0], [1.0]])])
+    exported = reload(json.dumps({"model": model.config()}).encode(), save(model.state_dict()))
+    assert warnings_of(lambda: srn.certify(exported)) == []
 
 
 def test_tokens_have_no_scaling_to_fit() -> None:
