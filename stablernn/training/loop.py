@@ -289,7 +289,9 @@ class Trainer:
         while position.batch < self.epoch_steps and position.step < self.total_steps:
             piece = self._feed.take(position.batch)
             loss = self._step(piece)
-            if position.first_loss is None and piece.weight:
+            # A checkpoint from before this was stored goes on without: a later loss is no first one.
+            is_first = not position.epoch and not position.seen and position.first_loss is None
+            if is_first and piece.weight:
                 position.first_loss = loss
             position.loss_sum += loss * piece.weight
             position.seen += piece.weight

@@ -13,6 +13,7 @@ import pytest
 from stablernn.errors import TrainingError
 from stablernn.training import load_config, train
 from stablernn.training import loop as loop_module
+from stablernn.training.checkpoint import load_checkpoint, save_checkpoint
 
 NUMBER = r"-?[\d.]+(e[+-]?\d+)?"
 
@@ -87,6 +88,22 @@ def test_without_validation_a_diverged_loss_decides_alone(tmp_path: Path, monkey
         rf"Training diverged: the training loss ended at {NUMBER}, from {NUMBER} at the first step\. Set a lower",
         str(caught.value),
     )
+
+
+@pytest.mark.parametrize("steps", [1, 5], ids=["in the first epoch", "in a later epoch"])
+def test_a_resumed_run_that_stored_no_first_loss_takes_no_other_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    source = sequences(tmp_path / "a.npz", learnable=True)
+    options = ("training.schedule=constant", "training.batch_size=16", "training.calibrate=false")
+    run(tmp_path, source, *options, f"training.max_steps={steps}")
+    last = tmp_path / "run/checkpoints/last.safetensors"
+    checkpoint = load_checkpoint(last)
+    del checkpoint.state["position"]["first_loss"]
+    save_checkpoint(last, checkpoint)
+    monkeypatch.setattr(loop_module, "DIVERGED", 0.0)
+    summary = train(load_config(overrides=[source, "model.cell=rnn", "training.max_steps=8"]), tmp_path / "run", True)
+    assert (summary["steps"], summary["diverged"]) == (8, False)
 
 
 FORECAST = ("task.horizon=6", "task.context_length=12", "task.season=1")
