@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DeviceOption, Split, TargetArgument
+from stablernn_cli.options import DeviceOption, Split, Stamps, TargetArgument
 from stablernn_cli.output import JsonOption, Output
 from stablernn_cli.targets import Target, is_run, open_target
 
@@ -43,6 +43,13 @@ def plot(
         str | None,
         typer.Option(help="A dataset's name or a file; default: what it was trained on.", show_default=False),
     ] = None,
+    stamps: Annotated[
+        Stamps | None,
+        typer.Option(
+            help="Meaning of whole numbers as times in --data; default: that of the training data.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[Split, typer.Option(help="Which part of the data.")] = "test",
     series: Annotated[
         str | None, typer.Option(help="Forecast: unique_id of a series; default: the last one.", show_default=False)
@@ -74,7 +81,7 @@ def plot(
             _draw_curve(target, kind, destination)
             document["kind"] = kind
         else:
-            document |= _draw(target, kind, destination, data, split, (series, window, channel), device)
+            document |= _draw(target, kind, destination, (data, stamps), split, (series, window, channel), device)
     if as_json:
         output.document(document)
     else:
@@ -106,7 +113,7 @@ def _draw(
     target: str,
     kind: Kind | None,
     path: Path,
-    source: str | None,
+    data_source: tuple[str | None, Stamps | None],
     split: Split,
     place: tuple[str | None, int | None, str | None],
     device: Any,
@@ -124,7 +131,7 @@ def _draw(
         )
     if chosen != "forecast" and any(value is not None for value in place):
         raise UsageError(f"--series, --window and --channel are for forecasts, and {model.name} classifies.")
-    data = model.load_data(source)
+    data = model.load_data(*data_source)
     if isinstance(data, ForecastData):
         return {"kind": chosen, "split": split, **_draw_forecast(model, data, path, split, place)}
     assert isinstance(data, ClassificationData)
