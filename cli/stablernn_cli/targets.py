@@ -74,10 +74,12 @@ class Target:
             stamps: What whole numbers are as timestamps; as in training when omitted.
 
         Raises:
-            UsageError: If the data of the training run is asked for and a file of it is not there.
+            UsageError: If the data of the training run is asked for and a file of it is not there, or ``stamps`` is
+                given for a source that is no table.
             stablernn.errors.DataError: If it does not fit.
         """
         from stablernn.data import ForecastData
+        from stablernn.data.files import is_table
         from stablernn.data.frequency import parse_frequency
         from stablernn.data.inputs import other_steps
         from stablernn.training import load_run_data
@@ -86,6 +88,8 @@ class Target:
             self._check_files()
         config = self.config
         if stamps is not None:
+            if not is_table(source or config.data.source):
+                raise UsageError(f"--stamps is for tables of series, got '{stamps}'. Leave it out.")
             config = config.model_copy(update={"data": config.data.model_copy(update={"stamps": stamps})})
         data = load_run_data(config, source, features=self.features, targets=self.targets)
         own = data.frequency if isinstance(data, ForecastData) else None
@@ -183,12 +187,14 @@ def _open_run(path: Path, device: Device) -> Target:
 def _open_version(version: Version, device: Device) -> Target:
     from stablernn.errors import ConfigError
     from stablernn.training.config import validate
+    from stablernn.training.run import with_stamps_of_training
     from stablernn_server import OnnxModel
 
     manifest = version.manifest
     lineage = manifest.lineage
     try:
-        config = validate(lineage.get("config") or {}).as_stored()
+        stored = validate(lineage.get("config") or {}).as_stored()
+        config = with_stamps_of_training(stored, manifest.frequency)
     except ConfigError as error:
         raise CommandError(
             f"'{version.ref}' does not say how its data was read, so it cannot be run on files: {error}"

@@ -63,6 +63,11 @@ def ending(path: Path) -> str:
     return found
 
 
+def is_table(source: str | Path) -> bool:
+    """Return True if a file has the ending of a table; False for the name of a dataset."""
+    return Path(_unpacked(Path(source).name.lower())).suffix in TABLES
+
+
 def require_task(path: Path, task: Task) -> str:
     """The file's ending, if it is one that is read for this task.
 

@@ -24,7 +24,8 @@ from stablernn.augment import Augmentation
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.data.catalog import is_dataset
 from stablernn.data.covariates import calendar_periods
-from stablernn.data.files import TABLES
+from stablernn.data.files import is_table
+from stablernn.data.frequency import parse_frequency
 from stablernn.data.sequences import are_names
 from stablernn.data.steps import StepData
 from stablernn.data.types import score_notes
@@ -63,6 +64,8 @@ _NOT_SHARED = {
     *("head", "skip", "skip_strength", "log"),
 }
 """Settings of the model that a classifier and a forecaster do not take by the same name."""
+_SAID_LATER = ("data.stamps",)
+"""What a resumed run may set where nothing was set when it began."""
 _MACHINE = ("training.device", "training.threads")
 """What a resumed run may always set anew."""
 
@@ -100,7 +103,7 @@ def train(
         InterruptedRun: If the user stopped it; it can be resumed.
     """
     place = _place_to_resume(run_dir) if resume else None
-    stored = load_config(place.config).as_stored() if place is not None else None
+    stored = _stored_settings(place) if place is not None else None
     if stored is not None:
         config = stored if config is None else laid_over(stored, config)
     if config is None:
@@ -143,7 +146,7 @@ def load_run_data(
     if source is not None and source != config.data.source:
         # What was asked of one dataset is nothing that another takes.
         options |= {"test": None, "variant": None, "partial": False, "permutation": None, "length": None}
-        if not any(kind in Path(source).suffixes for kind in TABLES):
+        if not is_table(source):
             # Parts of a table's columns mean nothing to a file without columns.
             for key in ("id_column", "time_column", "label_column", "stamps"):
                 options.pop(key)
@@ -296,7 +299,7 @@ def load_run(run_dir: str | Path, epoch: int | None = None) -> LoadedRun:
     model.load_state_dict(checkpoint.group("model"))
     model.mark_fitted()
     summary = {**read_json(place.summary), "run": str(run_dir)} if place.summary.is_file() else None
-    return LoadedRun(place.path, model.eval(), load_config(place.config).as_stored(), read_json(place.data), summary)
+    return LoadedRun(place.path, model.eval(), _stored_settings(place), read_json(place.data), summary)
 
 
 class RunDirectory:
@@ -350,6 +353,26 @@ def _place_to_resume(run_dir: str | Path | None) -> RunDirectory:
     return place
 
 
+def _stored_settings(place: RunDirectory) -> Config:
+    stored = load_config(place.config).as_stored()
+    return with_stamps_of_training(stored, read_json(place.data).get("frequency"))
+
+
+def with_stamps_of_training(stored: Config, frequency: str | None) -> Config:
+    """Return stored settings that say how whole numbers were read as times where they are from before they said so.
+
+    Days written as YYYYMMDD were taken for dates then; such numbers are refused now unless they are named.
+
+    Args:
+        stored: The settings of a run or of a registry version.
+        frequency: Word of the time grid of its data; None where there is none.
+    """
+    is_calendar = frequency is not None and parse_frequency(frequency).kind != "index"
+    if "stamps" in stored.data.model_fields_set or not is_calendar or not is_table(stored.data.source):
+        return stored
+    return stored.model_copy(update={"data": stored.data.model_copy(update={"stamps": "yyyymmdd"})})
+
+
 def data_files(config: Config) -> dict[str, str]:
     """The settings of the data that name files, not a dataset."""
     named = {"source": config.data.source, "test": config.data.test}
@@ -383,6 +406,8 @@ def _check_resumable(stored: Config, given: Config) -> None:
     """Refuse settings with which the run could not go on as it began."""
     before, now = _flat(stored.tree()), _flat(given.tree())
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key) and key not in _MACHINE]
+    # What was not said may be said now: the fingerprint tells whether the data are still the same.
+    changed = [key for key in changed if key not in _SAID_LATER or before.get(key) is not None]
     if not changed:
         return
     fixed = [key for key in changed if key not in _LENGTH]

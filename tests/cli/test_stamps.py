@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
-from cli_helpers import NO_PLOTS, Workplace
+from cli_helpers import NO_PLOTS, Workplace, copied, republish
 from stablernn_registry import Registry
 
 DAY = 86_400
@@ -91,6 +92,60 @@ def test_a_model_of_dates_asks_what_the_numbers_are(workplace: Workplace) -> Non
         dated = workplace.ok("-q", "predict", target, "--input", "load.csv").out
         said = workplace.ok("-q", "predict", target, "--input", "unix/load.csv", "--stamps", "unix-s").out
         assert said.replace("T00:00:00Z", "") == dated
+
+
+@pytest.fixture(scope="module")
+def dated(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A run and a model ``digits:1`` of days as YYYYMMDD, as they were written before there was ``data.stamps``."""
+    place = Workplace(tmp_path_factory.mktemp("dated"))
+    days = np.datetime_as_string(np.datetime64("2024-01-01") + np.arange(90), unit="D")
+    lines = [f"{day.replace('-', '')},{10 + np.sin(2 * np.pi * n / 7):.4f}" for n, day in enumerate(days)]
+    place.path("d.csv").write_text("\n".join(["ds,y", *lines]) + "\n")
+    small = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 3)
+    place.ok("-q", "train", *NO_PLOTS, "--data", "d.csv", "--stamps", "yyyymmdd", *small, "--run-dir", "run")
+    config = yaml.safe_load(place.path("run/config.yaml").read_text())
+    del config["data"]["stamps"]
+    place.path("run/config.yaml").write_text(yaml.safe_dump(config))
+    described = json.loads(place.path("run/data.json").read_text())
+    del described["stamps"]
+    place.path("run/data.json").write_text(json.dumps(described))
+    place.ok("-q", "export", "run", "--name", "old")
+    lineage = Registry(place.registry).get("old").manifest.lineage
+    republish(place, "old:1", lineage={**lineage, "config": config})
+    return place
+
+
+@pytest.mark.parametrize("target", ["run", "digits:1"])
+def test_a_model_from_before_stamps_reads_days_as_it_did(dated: Workplace, target: str) -> None:
+    said = dated.ok("-q", "predict", target, "--input", "d.csv").out
+    assert said.splitlines()[1].startswith("d,2024-03-31,")
+    assert dated.ok("-q", "eval", target, "--json").json["data"]["as_trained"] is True
+
+
+@pytest.mark.parametrize("stamps", [(), ("--stamps", "yyyymmdd")], ids=["left out", "named"])
+def test_a_run_from_before_stamps_is_resumed(dated: Workplace, tmp_path: Path, stamps: tuple[str, ...]) -> None:
+    with copied(dated, tmp_path / "copy") as copy:
+        copy.ok("-q", "train", *NO_PLOTS, "--resume", "--run-dir", "run", *stamps)
+        assert yaml.safe_load(copy.path("run/config.yaml").read_text())["data"]["stamps"] == "yyyymmdd"
+
+
+def test_plot_reads_other_data_as_it_is_told(unix: Workplace, tmp_path: Path) -> None:
+    options = ("--data", "ms/d.csv", "--output", tmp_path / "forecast.png")
+    unix.ok("-q", "plot", "run", *options, "--stamps", "unix-ms")
+    assert (tmp_path / "forecast.png").stat().st_size > 0
+
+
+def test_a_table_is_one_however_its_ending_is_written(unix: Workplace) -> None:
+    unix.path("ms/d.CSV").write_bytes(unix.path("ms/d.csv").read_bytes())
+    report = unix.ok("-q", "eval", "run", "--data", "ms/d.CSV", "--stamps", "unix-ms", "--json").json
+    assert report["data"]["as_trained"] is True
+
+
+@pytest.mark.parametrize("command", [("eval",), ("plot", "--output", "picture.png")])
+def test_stamps_are_for_tables_only(workplace: Workplace, command: tuple[str, ...]) -> None:
+    name, *options = command
+    result = workplace(name, "digits-run", *options, "--stamps", "unix-s")
+    assert (result.code, result.sentence) == (2, "--stamps is for tables of series, got 'unix-s'. Leave it out.")
 
 
 def test_stamps_are_not_for_sequences(workplace: Workplace) -> None:
