@@ -246,7 +246,7 @@ def test_processes_that_end_together_are_replaced_together(start: Start) -> None
     until(lambda: set(children(server.process.pid)) - killed)
     for pid in killed:
         assert f"server process {pid} ended with exit code -9; another takes its place" in server.told()
-    until(lambda: len({worker(httpx.get(f"{server.url}/v2")) for _ in range(30)}) == 3, 30)
+    until(lambda: len({worker(httpx.get(f"{server.url}/v2", timeout=30)) for _ in range(30)}) == 3, 30)
     assert server.stop() == 0
 
 
