@@ -134,6 +134,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Begin to answer."""
         self._is_in_head = False
         self._has_advanced = True
+        assert self.parser is not None
         if self.parser.should_upgrade() and self._should_upgrade():
             # The connection stays idle, and its time for the head runs on, until the handshake is handed over.
             super().on_headers_complete()
