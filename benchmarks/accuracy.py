@@ -318,8 +318,8 @@ _SHORT = "The reason has not been found."
 _FORECAST = """`m4-hourly`: 414 series, horizon 48, sMAPE, MASE and their average over those of Naive2, as the
 competition defines them. `etth1`: seven channels, each a series of one model, `etth1-ot`: the last of them alone;
 horizon 96, context 336, all windows of the test rows, errors of values standardized by the training rows. The runs are
-older than the rule that layers must beat the linear skip by more than one standard error ([forecasting.md](forecasting.md)): they
-kept layers that the same command may leave out now."""
+older than the rule that layers must beat the linear skip by more than one standard error
+([forecasting.md](forecasting.md)): they kept layers that the same command may leave out now."""
 
 
 if __name__ == "__main__":

@@ -94,11 +94,9 @@ def _compare(
 ) -> _Comparison | None:
     if isinstance(data, ClassificationData):
         return _Comparison("log_loss", scores["log_loss"], "one answer for all sequences", _constant_loss(data))
-    if isinstance(data, ForecastData):
-        metric, trivial = "mae", "seasonal_naive"
-    else:
-        metric = trainer.task.headline
-        trivial = next((name for name in ("frequencies", "mean") if name in scores), "")
+    # Of several series it is MASE: errors in the unit of the data would be those of the largest series.
+    metric = trainer.task.headline
+    trivial = next((name for name in ("seasonal_naive", "frequencies", "mean") if name in scores), "")
     beside = scores.get(trivial, {}).get(metric)
     if trainer.task.mode == "max" or beside is None or not math.isfinite(beside):
         return None

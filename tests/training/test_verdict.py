@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from forecast_helpers import many_series
 from stablernn.errors import TrainingError
+from stablernn.tasks import ForecastTask
 from stablernn.training import load_config, train
 from stablernn.training import loop as loop_module
 from stablernn.training.checkpoint import load_checkpoint, save_checkpoint
+from stablernn.training.loop import Trainer
+from stablernn.training.verdict import judge
 
 NUMBER = r"-?[\d.]+(e[+-]?\d+)?"
 
@@ -122,3 +127,12 @@ def test_a_forecast_that_leaves_its_layers_out_is_told_in_the_summary(tmp_path: 
     assert summary["gate"]["share"] == 0
     assert (summary["diverged"], summary["warnings"]) == (False, [])
     assert json.loads((tmp_path / "run/calibration.json").read_text())["gate"] == summary["gate"]
+
+
+@pytest.mark.parametrize(("headline", "is_warned"), [("mase", False), ("mae", True)])
+def test_a_forecast_is_judged_by_the_figure_that_its_epochs_are_chosen_by(headline: str, is_warned: bool) -> None:
+    """Of many series it is MASE: errors in the unit of the data are those of the largest series alone."""
+    trainer = SimpleNamespace(task=ForecastTask(headline), is_diverged=False)
+    scores = {"mase": 0.9, "mae": 457.0, "seasonal_naive": {"mase": 1.2, "mae": 335.0}}
+    verdict = judge(cast(Trainer, trainer), many_series([np.arange(60.0)[:, None]] * 2), scores, None)
+    assert bool(verdict.warnings) is is_warned
