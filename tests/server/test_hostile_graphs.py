@@ -90,7 +90,7 @@ def test_values_that_make_a_step_endless_leave_the_server_alive(
 ) -> None:
     stock = Stock(tmp_path / "registry", published)
     stock.copy(published.registry.get("animals:1"), step_onnx=with_triggered_scan(step))
-    with stock.served("animals:3", "flow", request_timeout_seconds=6) as (_, client), ThreadPoolExecutor() as pool:
+    with stock.served("animals:3", "flow", request_timeout_seconds=10) as (_, client), ThreadPoolExecutor() as pool:
 
         def ask(value: float, model: str = "animals", features: int = 1) -> httpx.Response:
             return client.post("/v1/step", json={"model": model, "values": [[value] * features]})
