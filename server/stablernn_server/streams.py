@@ -90,7 +90,7 @@ class StreamFormat:
 
 
 class StreamPlan:
-    """What the streams of one model take and answer.
+    """The inputs and answers of the streams of one model.
 
     Attributes:
         model: The model; whoever has a plan has to keep it.

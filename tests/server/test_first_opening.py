@@ -159,11 +159,14 @@ def test_what_was_opened_in_time_is_not_tried_again(stock: Stock, monkeypatch: p
 
 def test_a_process_that_was_killed_is_replaced(stock: Stock) -> None:
     root, known = stock.registry.root, stock.registry.get("animals:1")
+    pids = set()
     for number in (1, 2):
         first_opening.try_opening(stock.copy(known, parity_json=b"%d" % number), root, 1, 60, 2 * GIB)
         process = first_opening._process.idle[-1]
+        pids.add(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert len(pids) == 2
 
 
 def test_a_process_without_work_is_ended_and_leaves_nothing(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
