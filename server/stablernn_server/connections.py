@@ -113,7 +113,7 @@ class ConnectionTable:
             peer.idle.pop(connection, None)
 
     def replace(self, connection: Connection, successor: Connection) -> None:
-        """Count ``successor``, the WebSocket that a connection has become, in its stead; it is never idle."""
+        """Count ``successor``, what a connection has become, in its stead and as busy."""
         self.mark_busy(connection)
         peer = self._open.pop(connection, None)
         if peer is not None:

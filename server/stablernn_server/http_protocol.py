@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from stablernn_server.answers import error_answer
-from stablernn_server.connections import ConnectionTable
+from stablernn_server.connections import Connection, ConnectionTable
 from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, ReadTimeoutError, ServerError
 from stablernn_server.gathered import GatheredTransport
 
@@ -29,7 +29,11 @@ FIELD_OVERHEAD = 4
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection, until it becomes a WebSocket or ends."""
+    """One connection, until it becomes a WebSocket or ends.
+
+    Attributes:
+        handshake: The TLS handshake that the connection began with; it has a place in the table already.
+    """
 
     def __init__(self, *args: Any, context: Context, table: ConnectionTable, **options: Any) -> None:
         """Take what the connections of one server share.
@@ -41,6 +45,7 @@ class HttpProtocol(HttpToolsProtocol):
             options: As uvicorn gives them.
         """
         super().__init__(*args, **options)
+        self.handshake: Connection | None = None
         settings = context.settings
         self._context = context
         self._table = table
@@ -65,7 +70,12 @@ class HttpProtocol(HttpToolsProtocol):
         """Take a new connection, or refuse it where there are too many."""
         self._gathered = GatheredTransport(transport, self.loop)
         super().connection_made(cast("asyncio.Transport", self._gathered))
-        if self._table.add(self, self.client[0] if self.client else ""):
+        if self.handshake is not None:
+            self._table.replace(self.handshake, self)
+            self._table.mark_idle(self)
+            self.handshake = None
+            self._start_head_timer()
+        elif self._table.add(self, self.client[0] if self.client else ""):
             self._start_head_timer()
         elif self._table.refuse(self):
             self._refuse(BusyError("The server has as many connections as it can take; try again later.", 1))

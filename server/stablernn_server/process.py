@@ -20,9 +20,12 @@ from stablernn_server.http_protocol import HttpProtocol
 from stablernn_server.log_writer import drain_stderr, dropped_lines
 from stablernn_server.settings import Settings
 from stablernn_server.tls import tls_context
+from stablernn_server.tls_protocol import TlsProtocol
 from stablernn_server.websocket_protocol import WebSocketProtocol
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from fastapi import FastAPI
 
 logger = logging.getLogger(__name__)
@@ -93,13 +96,13 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         create_server = loop.create_server
 
-        def create_with_time_limit(*args: Any, **options: Any) -> Any:
-            if options.get("ssl") is not None:
-                options["ssl_handshake_timeout"] = self._head_seconds
-            return create_server(*args, **options)
+        def create_counted(factory: Callable[[], Any], *args: Any, ssl: SSLContext | None, **options: Any) -> Any:
+            if ssl is not None:
+                factory = partial(TlsProtocol, factory, ssl, self._connections, handshake_seconds=self._head_seconds)
+            return create_server(factory, *args, **options)
 
-        # uvicorn has no option for it, and the default is 60 s.
-        loop.create_server = create_with_time_limit  # type: ignore[method-assign]
+        # uvicorn has no option for it.
+        loop.create_server = create_counted  # type: ignore[assignment]
         try:
             await super().startup(sockets)
         finally:

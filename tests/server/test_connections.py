@@ -341,6 +341,25 @@ def test_a_tls_handshake_has_the_time_of_a_head(published: Published, tmp_path: 
         assert httpx.get(url, verify=ssl.create_default_context(cafile=files["tls_cert_file"])).status_code == 200
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_tls_handshakes_count_as_idle_connections(published: Published, tmp_path: Path) -> None:
+    make_certificate(tmp_path, "own")
+    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
+    limits = {"max_connections": 8, "max_idle_connections": 4, "head_timeout_seconds": 60}
+    trust = ssl.create_default_context(cafile=files["tls_cert_file"])
+    with running(published, **limits, **files) as server, ExitStack() as stack:
+        url = f"https://127.0.0.1:{server.port}"
+        begun = [stack.enter_context(connected(server.port)) for _ in range(5)]
+        wait(lambda: [is_closed(connection) for connection in begun] == [True, False, False, False, False])
+        with httpx.Client(base_url=url, verify=trust) as client:
+            # Its own handshake takes the place of the second.
+            assert client.get("/v2/health/live").status_code == 200
+            assert [is_closed(connection) for connection in begun] == [True, True, False, False, False]
+            for connection in begun:
+                connection.close()
+            wait(lambda: "stablernn_connections 1.0" in client.get("/metrics").text)
+
+
 @pytest.mark.parametrize("exempt", [(), ("127.0.0.0/8",)], ids=["client", "proxy"])
 def test_one_address_keeps_a_share_of_idle_connections(published: Published, exempt: tuple[str, ...]) -> None:
     settings = {"max_idle_connections": 4, "head_timeout_seconds": 60, "forwarded_allow_ips": exempt}
