@@ -1,0 +1,263 @@
+"""Computes what the manifest of a version states from the files of the version. Run as a module, it is the process that
+:mod:`stablernn_cli.promotion_checks` asks.
+
+The registry stores JSON and the server opens graphs; only here are both compared with the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stablernn_registry import CheckResult, PolicyRules, Version
+
+GRAPHS = ("step.onnx", "sequence.onnx")
+MODEL = ("config.json", "weights.safetensors", *GRAPHS)
+"""Files from which certificate and parity are computed."""
+TOLERANCE = 1e-4
+"""Allowed relative difference of a certificate's figures between machines: rates are the result of a search."""
+RECOMPUTED = ("certificate recomputed", "parity recomputed")
+"""Names of the checks that compute."""
+SIGNATURE = "signature of the graphs"
+"""Name of the check that opens the graphs."""
+_COMPARED = ("kind", "holds", "norm", "contraction_rate", "states", "state_ball", "state_balls")
+
+
+def check_graphs(version: Version, rules: PolicyRules | None = None) -> CheckResult:
+    """Check that the graphs have the inputs, outputs, states and labels that the manifest states, as a server does.
+
+    A version without graphs passes unless a rule of the policy requires the signature.
+
+    Args:
+        version: Any version.
+        rules: Rules of the policy that apply to the version; None for none.
+
+    Raises:
+        stablernn_registry.IntegrityError: If a graph is damaged.
+    """
+    from stablernn_registry import CheckResult, Signature
+
+    stated = Signature.model_validate(version.manifest.signature)
+    missing = [name for name in GRAPHS if name not in version.manifest.files]
+    if missing or stated.sequence is None or stated.step is None:
+        why = f"the version has no {missing[0]}" if missing else "the manifest has no signature of both graphs"
+        return CheckResult(SIGNATURE, not (rules and rules.model_signature), f"nothing to check: {why}")
+    for name in version.manifest.files:
+        if name in (*GRAPHS, "calibration.json"):
+            version.read(name)
+    from stablernn_server import ModelLoadError, OnnxModel
+
+    try:
+        model = OnnxModel.load(version, "cpu")
+    except ModelLoadError as error:
+        return CheckResult(SIGNATURE, False, _detail(error).removeprefix(f"'{version.ref}' cannot be served: "))
+    states = {name for state in model.states for name in (state.input, state.output)}
+    inputs, outputs = (
+        ", ".join(name for name in side if name not in states)
+        for side in (model.sequence.inputs, model.sequence.outputs)
+    )
+    return CheckResult(SIGNATURE, True, f"inputs {inputs}, outputs {outputs}, {len(model.states)} states, as stated")
+
+
+def recompute_both(version: Version, rules: PolicyRules | None = None) -> tuple[CheckResult, CheckResult]:
+    """Compute certificate and parity of a version again, and return a result for each.
+
+    A version that states neither, or whose files were not written by stablernn, passes unless a rule of the policy
+    requires them.
+
+    Args:
+        version: Any version.
+        rules: Rules of the policy that apply to the version; None for none.
+
+    Raises:
+        stablernn_registry.IntegrityError: If a file is damaged.
+    """
+    from stablernn_registry import CheckResult, PolicyRules
+
+    rules = rules or PolicyRules()
+    files = {
+        name: version.read(name)
+        for name in (*MODEL, "certificate.json", "parity.json")
+        if name in version.manifest.files
+    }
+    stored = (version.manifest.certificate, version.manifest.parity or None)
+    why_not_ours = _why_not_ours(files)
+    fresh: tuple[Mapping[str, Any] | str, Mapping[str, Any] | str] = ("", "")
+    if why_not_ours is None and stored != (None, None):
+        fresh = _compute(files, version.manifest.parity.get("longest"))
+    parts = (
+        ("certificate", "certificate.json", rules.kind is not None, _certificate),
+        ("parity report", "parity.json", rules.max_parity is not None, _parity),
+    )
+    results = []
+    for name, (what, filename, is_required, judge), stated, computed in zip(
+        RECOMPUTED, parts, stored, fresh, strict=True
+    ):
+        if filename in files and _without_metrics(_json(files[filename])) != stated:
+            ok, detail = False, f"{filename} is not the {what} of the manifest"
+        elif stated is None:
+            ok, detail = True, f"nothing to recompute: no {what} is stored"
+        elif why_not_ours is not None:
+            ok, detail = not is_required, f"nothing to recompute: {why_not_ours}"
+        elif isinstance(computed, str):
+            ok, detail = False, computed
+        else:
+            ok, detail = judge(stated, computed, rules)
+        results.append(CheckResult(name, ok, detail))
+    return results[0], results[1]
+
+
+def _why_not_ours(files: Mapping[str, bytes]) -> str | None:
+    """Return why the files are not a model that stablernn wrote, or None if they are."""
+    missing = [name for name in MODEL if name not in files]
+    if missing:
+        return f"the version has no {missing[0]}"
+    config = _json(files["config.json"])
+    is_ours = isinstance(config, dict) and "stablernn" in config
+    return None if is_ours else "config.json was not written by stablernn"
+
+
+def _without_metrics(document: Any) -> Any:
+    """Return a certificate as the manifest holds it, without the matrices of its norms."""
+    if isinstance(document, dict) and "contraction_rate" in document:
+        return {key: value for key, value in document.items() if key != "metrics"}
+    return document
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        # NaN equals nothing, so a damaged document never matches the manifest.
+        return math.nan
+
+
+def _compute(files: Mapping[str, bytes], longest: object) -> tuple[Mapping[str, Any] | str, Mapping[str, Any] | str]:
+    """Return the certificate and the parity report, or in place of each the reason why it cannot be computed."""
+    try:
+        from stablernn.errors import CheckpointError, ParityError
+        from stablernn.export.reload import recompute, reload
+        from stablernn.stability.certificate import certify
+        from stablernn_server.runtime.graph_check import check_graph
+    except ModuleNotFoundError as error:
+        lacks = f"this installation has no '{error.name}', which the computation needs"
+        return lacks, lacks
+    try:
+        for name in GRAPHS:
+            check_graph(files[name], name)
+        return recompute(files, longest if isinstance(longest, int) else 1)
+    except MemoryError:
+        raise
+    except CheckpointError as error:
+        return _detail(error), _detail(error)
+    except ParityError as error:
+        wrong = _detail(error).removesuffix("; nothing was exported")
+    except Exception as error:
+        # Any error may come from running graphs that do not belong to the weights.
+        wrong = f"the graphs cannot be compared with the weights: {_detail(error)}"
+    try:
+        return certify(reload(files["config.json"], files["weights.safetensors"])).document(), wrong
+    except MemoryError:
+        raise
+    except Exception as error:
+        return f"nothing can be proved of the weights: {_detail(error)}", wrong
+
+
+def _detail(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _certificate(stored: Mapping[str, Any], fresh: Mapping[str, Any], rules: PolicyRules) -> tuple[bool, str]:
+    del rules
+    from stablernn_registry.certificates import WITHDRAWN_KIND
+
+    differences = list(_differences(stored, fresh))
+    if differences:
+        return False, " and ".join(differences)
+    if stored.get("kind") == WITHDRAWN_KIND:
+        return True, f"'{fresh['kind']}', stored as the kind '{WITHDRAWN_KIND}', which was withdrawn"
+    return True, f"'{fresh['kind']}', as stored"
+
+
+def _differences(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[str]:
+    from stablernn_registry.certificates import WITHDRAWN_KIND
+
+    # The withdrawn kind was stored, with `holds` true, of models that are computed to be none or bounded now. Norm,
+    # rate, states and balls never depended on it. Stronger kinds went before it then as now.
+    is_withdrawn = (
+        stored.get("kind") == WITHDRAWN_KIND and stored.get("holds") is True and fresh["kind"] in ("bounded", "none")
+    )
+    for key in _COMPARED:
+        if is_withdrawn and key in ("kind", "holds"):
+            continue
+        before, computed = stored.get(key), fresh[key]
+        if not _is_same(before, computed):
+            yield f"{key} {json.dumps(before)} is stored, {json.dumps(computed)} is computed"
+            if key == "kind":
+                # The other figures of another kind differ anyway.
+                return
+
+
+def _is_same(stored: object, fresh: object) -> bool:
+    if isinstance(stored, Mapping) and isinstance(fresh, Mapping):
+        return stored.keys() == fresh.keys() and all(_is_same(stored[key], fresh[key]) for key in fresh)
+    if isinstance(stored, list) and isinstance(fresh, list):
+        return len(stored) == len(fresh) and all(map(_is_same, stored, fresh))
+    if isinstance(stored, float) and isinstance(fresh, float):
+        return math.isclose(stored, fresh, rel_tol=TOLERANCE)
+    return type(stored) is type(fresh) and stored == fresh
+
+
+def _parity(stored: Mapping[str, Any], fresh: Mapping[str, Any], rules: PolicyRules) -> tuple[bool, str]:
+    del stored
+    error = fresh["max_rel_error"]
+    if rules.max_parity is not None and error > rules.max_parity:
+        return False, f"max_rel_error {error:g} is computed, above {rules.max_parity:g}"
+    return True, f"max_rel_error {error:g} is computed"
+
+
+def _judge(request: dict[str, Any]) -> dict[str, Any]:
+    from stablernn_registry import IntegrityError, PolicyRules, StorageError
+
+    version = _version(request)
+    rules = PolicyRules.parse(request["rules"]) if request["rules"] is not None else None
+    only_signature = request["what"] == "signature"
+    try:
+        results = (check_graphs(version, rules),) if only_signature else recompute_both(version, rules)
+    except IntegrityError as error:
+        # The parent looks for the base classes, and a subclass may be raised.
+        return {IntegrityError.__name__: str(error)}
+    except StorageError as error:
+        return {StorageError.__name__: str(error)}
+    return {"results": [{"name": result.name, "ok": result.ok, "detail": result.detail} for result in results]}
+
+
+def _prepare(request: dict[str, Any]) -> None:
+    """Import what the work needs, so that its address space does not count as memory of the version."""
+    files = _version(request).manifest.files
+    try:
+        import stablernn_server.runtime.onnx_model  # noqa: F401
+
+        if request["what"] == "recomputed" and {"config.json", "weights.safetensors"} <= files.keys():
+            import stablernn.export.reload  # noqa: F401
+    except ModuleNotFoundError:
+        # The check itself reports what is missing.
+        pass
+
+
+def _version(request: dict[str, Any]) -> Version:
+    from stablernn_registry import Registry
+
+    version = Registry(request["root"]).get(request["ref"])
+    if version.digest != request["digest"]:
+        raise ValueError(f"'{version.ref}' is another version now")
+    return version
+
+
+if __name__ == "__main__":
+    from stablernn_server.runtime.isolation import answer_requests
+
+    answer_requests(_judge, _prepare)
