@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from .card import model_card
+from .checks import CheckResult
 from .errors import (
     AliasError,
     GateRefused,
@@ -20,7 +21,7 @@ from .errors import (
     StorageError,
     UnknownRefError,
 )
-from .gates import Check, CheckResult
+from .gates import Check
 from .journal import AliasEntry, LogEntry, PublishEntry, RecordEntry
 from .manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
 from .policy import MetricRule, Policy, PolicyEntry, PolicyRules

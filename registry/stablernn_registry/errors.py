@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .gates import CheckResult
+    from .checks import CheckResult
 
 RESTORE = "Restore it from a copy of the registry"
 """What to do about damage, with a full stop or ", or ..." to follow."""

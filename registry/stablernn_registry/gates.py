@@ -7,30 +7,15 @@ parity again) is passed in by the caller as a ``Check``; so this package never i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
 from .certificates import KINDS, Kind, current_certificate, is_as_strong, kind_in_words
+from .checks import CheckResult
 from .policy import MetricRule, PolicyRules
 
 if TYPE_CHECKING:
     from .version import Version
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The outcome of one check; it is written to the log with the move.
-
-    Attributes:
-        name: What was checked, e.g. ``"accuracy not below production"``.
-        ok: Whether the alias may move.
-        detail: Figures or the reason, as a sentence without a full stop; may be empty.
-    """
-
-    name: str
-    ok: bool
-    detail: str = ""
 
 
 class Check(Protocol):

@@ -27,6 +27,7 @@ import platformdirs
 
 from . import disk, journal, plain_files
 from . import policy as rulebook
+from .checks import CheckResult
 from .errors import (
     AliasError,
     GateRefused,
@@ -37,7 +38,7 @@ from .errors import (
     UnknownRefError,
     near,
 )
-from .gates import Check, CheckResult, failures, policy_results
+from .gates import Check, failures, policy_results
 from .journal import AliasEntry, CheckLine, History, LogEntry, PublishEntry, RecordEntry
 from .layout import (
     FOREIGN,
