@@ -14,7 +14,7 @@ import pytest
 
 from cli_helpers import NO_PLOTS, Workplace, command, copied, encoded, republish
 from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_endless_scan
-from stablernn_cli.gates import gates
+from stablernn_cli.promotion_checks import promotion_checks
 from stablernn_registry import GateRefused, Manifest, Registry
 
 STABLE, UNSTABLE = "digits:1", "digits:2"
@@ -455,7 +455,7 @@ def test_what_is_no_plain_file_is_refused_as_damage(
     else:
         blob.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(GateRefused) as error:
-        registry.set_alias("digits", "production", 1, checks=gates(registry, "production"))
+        registry.set_alias("digits", "production", 1, checks=promotion_checks(registry, "production"))
     damaged = [result.name for result in error.value.results if result.detail == "its files are damaged"]
     computed = ["certificate recomputed", "parity recomputed"]
     assert damaged == (computed if filename == "config.json" else [*computed, "signature of the graphs"])

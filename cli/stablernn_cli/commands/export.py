@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stablernn_cli.errors import FAILED, CommandError, UsageError, exit_code_of
-from stablernn_cli.gates import gates
 from stablernn_cli.options import RunArgument
 from stablernn_cli.output import JsonOption, Output, figure, plain
+from stablernn_cli.promotion_checks import promotion_checks
 from stablernn_cli.targets import is_run
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ def publish(
     if alias is not None:
         output.note(f"Published {version.ref}.")
         try:
-            registry.set_alias(name, alias, version.version, why=f"export of {run.name}", checks=gates(registry, alias))
+            registry.set_alias(
+                name, alias, version.version, why=f"export of {run.name}", checks=promotion_checks(registry, alias)
+            )
         except GateRefused:
             raise
         except RegistryError as error:

@@ -126,7 +126,7 @@ def alias(
 
     Example: stablernn registry alias digits@production 3 --why "98.6 % on the test split"
     """
-    from stablernn_cli.gates import gates
+    from stablernn_cli.promotion_checks import promotion_checks
     from stablernn_registry import Registry
 
     output = Output.of(context, as_json)
@@ -134,7 +134,7 @@ def alias(
     name, word, number = _alias_and_version(registry, target, version)
     _check_force(force, why)
     with output.status(f"Checking {name}:{number} ..."):
-        entry = registry.set_alias(name, word, number, why=why, force=force, checks=gates(registry, word))
+        entry = registry.set_alias(name, word, number, why=why, force=force, checks=promotion_checks(registry, word))
     _report_move(output, name, entry)
 
 
@@ -153,7 +153,7 @@ def rollback(
 
     Example: stablernn registry rollback digits@production --why "errors on the night shift"
     """
-    from stablernn_cli.gates import gates
+    from stablernn_cli.promotion_checks import promotion_checks
     from stablernn_registry import Registry
 
     output = Output.of(context, as_json)
@@ -161,7 +161,7 @@ def rollback(
     _check_force(force, why)
     registry = Registry()
     with output.status("Checking the version before ..."):
-        entry = registry.rollback(name, word, why=why, force=force, checks=gates(registry, word))
+        entry = registry.rollback(name, word, why=why, force=force, checks=promotion_checks(registry, word))
     _report_move(output, name, entry)
 
 
@@ -245,7 +245,7 @@ def verify(
 
 def _recompute(output: Output, registry: Registry, ref: str | None, document: dict[str, Any]) -> None:
     """Adds to what ``verify`` found what comes out differently when it is computed anew."""
-    from stablernn_cli.gates import recomputed, signature
+    from stablernn_cli.promotion_checks import check_signature, recompute
     from stablernn_registry import IntegrityError
 
     document["recomputed"] = []
@@ -258,7 +258,7 @@ def _recompute(output: Output, registry: Registry, ref: str | None, document: di
         try:
             version = registry.get(one)
             with output.status(f"Computing certificate and parity of {version.ref} anew ..."):
-                results = (*recomputed(registry, version), signature(registry, version))
+                results = (*recompute(registry, version), check_signature(registry, version))
         except IntegrityError:
             # One of the problems already.
             continue
