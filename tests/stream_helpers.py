@@ -132,7 +132,7 @@ def offline(
 
 def outputs(model: OnnxModel, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Those of ``found`` that are no states."""
-    return {name: value for name, value in found.items() if name not in model.next_outputs}
+    return {name: value for name, value in found.items() if name not in model.step.state_outputs}
 
 
 def plain(x: np.ndarray) -> Any:

@@ -725,8 +725,8 @@ def _run(jobs: Sequence[_Job], stop: Stop | None) -> Sequence[Share | Exception]
         return [first.function(stop or Stop())]
     parts = [job.part for job in jobs]
     if first.kind == "step":
-        return run_steps(first.model, parts, stop)
-    return run_parts(first.model, first.model.sequence, parts, stop)
+        return run_steps(first.model.step, parts, stop)
+    return run_parts(first.model.sequence, parts, stop)
 
 
 def _translated(error: Exception) -> Exception:

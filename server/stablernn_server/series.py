@@ -51,7 +51,7 @@ class Prepared:
     @property
     def outputs(self) -> list[str]:
         """Names of the outputs that are wanted: all but the states."""
-        return [name for name in self.model.sequence.outputs if name not in self.model.next_outputs]
+        return [name for name in self.model.sequence.outputs if name not in self.model.sequence.state_outputs]
 
     def roll_out(self, stop: Stop) -> Share:
         """The answers of a recursive head over its whole horizon."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["sequence", "step", "call"]
 
-INFERENCE = ("/infer", "/forecast", "/classify", "/step", "/generate")
+INFERENCE = ("/infer", "/forecast", "/classify", "/step")
 """How the routes end whose requests count as inferences in Triton's statistics."""
 MAX_ROUTES = 128
 """More routes than there are; what comes beyond is counted as :data:`OTHER`."""

@@ -150,7 +150,7 @@ def step_requests(kind: Kind, count: int) -> list[tuple[Arrays, Arrays, bool]]:
 def test_steps(kind: Kind, step_ns: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, requests = kind.model, step_requests(kind, 40)
     alone = [
-        run_steps(model, [model.prepare_steps(inputs, states, every=every)], None)[0]
+        run_steps(model.step, [model.prepare_steps(inputs, states, every=every)], None)[0]
         for inputs, states, every in requests
     ]
     monkeypatch.setattr(model, "step_ns", lambda rows: step_ns)

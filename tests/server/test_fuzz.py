@@ -147,7 +147,7 @@ def test_infer(animals: OnnxModel, body: dict[str, Any], header: str | None) -> 
         if x is not None and x.ndim == 3:
             check_size(animals, x.shape[0], x.shape[1], LIMITS)
         part = animals.prepare(animals.sequence, request.inputs, names, from_client=True)
-        (share,) = run_parts(animals, animals.sequence, [part], None)
+        (share,) = run_parts(animals.sequence, [part], None)
         if isinstance(share, InputError):
             raise share
         content, json_length = encode_response({"model_name": "animals"}, request, share.outputs, LABELS)
@@ -218,7 +218,7 @@ def test_timeseries(table: ModelTable, schema: Any, prepare: Any, body: Any) -> 
         model = asyncio.run(table.find_open(request.model))
         prepared = prepare(model, request, LIMITS)
         part = model.prepare(model.sequence, prepared.inputs, prepared.outputs)
-        (share,) = run_parts(model, model.sequence, [part], None)
+        (share,) = run_parts(model.sequence, [part], None)
         if isinstance(share, InputError):
             raise share
         content = json_body(prepared.finish(share.outputs, share.outside))

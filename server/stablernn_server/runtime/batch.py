@@ -6,21 +6,18 @@ Rows do not see each other: on one CPU thread each gets the bits that it would h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import TensorSignature
-from stablernn_server.errors import InputError, NotReadyError
+from stablernn_server.errors import InputError
 from stablernn_server.runtime.checks import KNOWN
-from stablernn_server.runtime.session import RUNTIME_ERRORS, Stop
-
-if TYPE_CHECKING:
-    from stablernn_server.runtime.onnx_model import Graph, OnnxModel
+from stablernn_server.runtime.graph import Graph
+from stablernn_server.runtime.session import Stop
 
 Array = NDArray[Any]
 
@@ -59,13 +56,12 @@ class Share:
     outside: set[str] = field(default_factory=set)
 
 
-def run_parts(model: OnnxModel, graph: Graph, parts: Sequence[Part], stop: Stop | None) -> list[Share | InputError]:
+def run_parts(graph: Graph, parts: Sequence[Part], stop: Stop | None) -> list[Share | InputError]:
     """One run of a graph for all parts together.
 
     Args:
-        model: The model that the graph belongs to.
-        graph: Its graph over whole sequences or over one step.
-        parts: From :meth:`OnnxModel.prepare`, of one length where the graph takes no ``lengths``.
+        graph: A graph over whole sequences or over one step.
+        parts: From ``OnnxModel.prepare``, of one length where the graph takes no ``lengths``.
         stop: Ends the run from another thread.
 
     Returns:
@@ -79,9 +75,9 @@ def run_parts(model: OnnxModel, graph: Graph, parts: Sequence[Part], stop: Stop 
     time = max(part.time for part in parts)
     feeds = {name: _stacked(name, spec, parts, rows, time) for name, spec in graph.inputs.items()}
     wanted = dict.fromkeys(name for part in parts for name in part.names)
-    answers = run_graph(model, graph, feeds, list(wanted), stop)
-    exits = model.guard.exited(
-        {model.guarded[name]: value for name, value in answers.items() if name in model.guarded}, model.ref
+    answers = graph.run(feeds, list(wanted), stop)
+    exits = graph.guard.exited(
+        {graph.guarded[name]: value for name, value in answers.items() if name in graph.guarded}, graph.ref
     )
     broken = {name: ~fine for name, value in answers.items() if (fine := _finite_rows(value)) is not None}
     shares: list[Share | InputError] = []
@@ -91,7 +87,7 @@ def run_parts(model: OnnxModel, graph: Graph, parts: Sequence[Part], stop: Stop 
         at += part.rows
         # A class or a forecast made of NaN would look like any other.
         if bad := next((name for name, where in broken.items() if where[place].any()), None):
-            shares.append(not_finite(model, bad, int(np.argmax(broken[bad][place]))))
+            shares.append(_not_finite(graph, bad, int(np.argmax(broken[bad][place]))))
             continue
         outputs = {}
         for name in part.names:
@@ -101,12 +97,12 @@ def run_parts(model: OnnxModel, graph: Graph, parts: Sequence[Part], stop: Stop 
     return shares
 
 
-def run_steps(model: OnnxModel, parts: Sequence[Part], stop: Stop | None) -> list[Share | InputError]:
+def run_steps(graph: Graph, parts: Sequence[Part], stop: Stop | None) -> list[Share | InputError]:
     """Steps of several streams through the graph of one step, all streams at once.
 
     Args:
-        model: The model.
-        parts: From :meth:`OnnxModel.prepare_steps`; they may have different numbers of steps.
+        graph: The graph over one step.
+        parts: From ``OnnxModel.prepare_steps``; they may have different numbers of steps.
         stop: Ends the run from another thread.
 
     Returns:
@@ -118,9 +114,9 @@ def run_steps(model: OnnxModel, parts: Sequence[Part], stop: Stop | None) -> lis
     # The longest first, so that the streams with a step left are always the first rows.
     order = sorted(range(len(parts)), key=lambda index: -parts[index].time)
     chosen = [parts[index] for index in order]
-    graph, rows, steps = model.step, sum(part.rows for part in parts), chosen[0].time
+    rows, steps = sum(part.rows for part in parts), chosen[0].time
     states = {
-        state.input: _stacked(state.input, graph.inputs[state.input], chosen, rows, steps) for state in model.states
+        state.input: _stacked(state.input, graph.inputs[state.input], chosen, rows, steps) for state in graph.states
     }
     others = [
         (name, _stacked_steps(name, spec, chosen, rows, steps))
@@ -128,7 +124,7 @@ def run_steps(model: OnnxModel, parts: Sequence[Part], stop: Stop | None) -> lis
         if name not in states
     ]
     names = list(dict.fromkeys(name for part in chosen for name in part.names))
-    fetched = [*names, *(name for name in model.next_outputs if name not in names)]
+    fetched = [*names, *(name for name in graph.state_outputs if name not in names)]
     kept: dict[int, dict[str, Array]] = {}
     # Of a long stream whose last step alone is wanted, the others would only fill the memory.
     wanted = range(steps) if any(part.every for part in chosen) else {part.time - 1 for part in chosen}
@@ -138,10 +134,10 @@ def run_steps(model: OnnxModel, parts: Sequence[Part], stop: Stop | None) -> lis
         active = rows if step == 0 else sum(part.rows for part in chosen if part.time > step)
         feeds = {name: value[:active, step] for name, value in others}
         feeds |= {name: value[:active] for name, value in states.items()}
-        answers = run_graph(model, graph, {name: np.ascontiguousarray(v) for name, v in feeds.items()}, fetched, stop)
-        after = {state.input: answers[state.output] for state in model.states}
-        if model.guarded:
-            for name, left in model.guard.exited(after, model.ref).items():
+        answers = graph.run({name: np.ascontiguousarray(v) for name, v in feeds.items()}, fetched, stop)
+        after = {state.input: answers[state.output] for state in graph.states}
+        if graph.guarded:
+            for name, left in graph.guard.exited(after, graph.ref).items():
                 outside.setdefault(name, np.zeros(rows, bool))[:active] |= left
         for name, value in answers.items():
             fine = _finite_rows(value)
@@ -162,7 +158,7 @@ def run_steps(model: OnnxModel, parts: Sequence[Part], stop: Stop | None) -> lis
         at += part.rows
         bad = next((row for row in sorted(broken) if place.start <= row < place.stop), None)
         if bad is not None:
-            shares[index] = not_finite(model, broken[bad], bad - place.start)
+            shares[index] = _not_finite(graph, broken[bad], bad - place.start)
             continue
         over = range(part.time) if part.every else range(part.time - 1, part.time)
         if len(over) == 1:
@@ -177,31 +173,10 @@ def run_steps(model: OnnxModel, parts: Sequence[Part], stop: Stop | None) -> lis
     return shares
 
 
-def run_graph(
-    model: OnnxModel, graph: Graph, feeds: Mapping[str, Array], names: Sequence[str], stop: Stop | None
-) -> dict[str, Array]:
-    """The outputs ``names`` of a graph, and those that are guarded.
-
-    Raises:
-        NotReadyError: If the run was ended.
-    """
-    fetched = [*names, *(name for name in model.guarded if name not in names)]
-    model.used = monotonic()
-    try:
-        values: Sequence[Any] = graph.session.run(fetched, feeds, None if stop is None else stop.options)
-    except RUNTIME_ERRORS as error:
-        if stop is not None and stop.is_set:
-            raise NotReadyError(
-                "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
-            ) from error
-        raise
-    return dict(zip(fetched, values, strict=True))
-
-
-def not_finite(model: OnnxModel, name: str, row: int) -> InputError:
-    """Why a sequence whose output left the range of numbers has no answer."""
+def _not_finite(graph: Graph, name: str, row: int) -> InputError:
+    """Return the error for a sequence whose output left the range of float32."""
     return InputError(
-        f"The output '{name}' of {model.described} is not finite for sequence {row}: its values lead beyond "
+        f"The output '{name}' of model '{graph.ref}' is not finite for sequence {row}: its values lead beyond "
         "the range of float32."
     )
 

@@ -29,10 +29,11 @@ from stablernn_server.errors import InputError, ModelLoadError, cut
 from stablernn_server.runtime.batch import Part, run_parts
 from stablernn_server.runtime.checks import KNOWN, check_dt, check_lengths, checked, converted, count
 from stablernn_server.runtime.engines import open_version
+from stablernn_server.runtime.graph import Graph
 from stablernn_server.runtime.guard import StateGuard
 from stablernn_server.runtime.opened import ONNX
 from stablernn_server.runtime.rollout import Rollout
-from stablernn_server.runtime.session import RUNTIME_ERRORS, Device, Placement, Session, Stop
+from stablernn_server.runtime.session import RUNTIME_ERRORS, Device, Placement, Stop
 
 logger = logging.getLogger(__name__)
 
@@ -41,16 +42,6 @@ AXES: dict[int | str, str] = {"batch": "sequence", "time": "time step"}
 _PROBE_STEPS = 3
 _PROBE_TOLERANCE = 1e-3
 WARM_UP_ERRORS: tuple[type[Exception], ...] = (InputError, *RUNTIME_ERRORS)
-
-
-class Graph:
-    """Inputs and outputs of one graph, by name, and the session that runs it."""
-
-    def __init__(self, signature: GraphSignature, session: Session) -> None:
-        self.signature = signature
-        self.inputs = {tensor.name: tensor for tensor in signature.inputs}
-        self.outputs = {tensor.name: tensor for tensor in signature.outputs}
-        self.session = session
 
 
 class OnnxModel:
@@ -72,12 +63,10 @@ class OnnxModel:
         rollout: How a recursive head comes to its horizon; None for any other.
         patch_stride: Samples after which the state moves on.
         input_name: ``x``, numbers, or ``tokens``, whole numbers below that of the features.
-        next_outputs: Names of the outputs that are states.
         guard: Where the certificate says that states stay.
-        guarded: Those outputs that are states with a ball, and the inputs that they feed.
         step_numbers: Numbers in and out of one step of one stream.
         memory_bytes: About what the open version takes.
-        used: When it was last asked for or run, on the monotonic clock.
+        last_requested: When it was last asked for, on the monotonic clock.
     """
 
     def __init__(self, version: Version, device: Device, threads: int, engine: str) -> None:
@@ -104,18 +93,14 @@ class OnnxModel:
         self.placement: Placement = opened.placement
         self.engine: str = opened.engine
         self.engine_note: str = opened.note
-        self.sequence = Graph(signature.sequence, opened.sequence)
-        self.step = Graph(signature.step, opened.step)
-        shape = self.step.inputs[self.input_name].shape
-        self.patch_stride: int = int(shape[1]) if self.input_name == "x" and len(shape) == 3 else 1
-        self.next_outputs: frozenset[str] = frozenset(state.output for state in self.states)
         try:
             self.guard = StateGuard(self.manifest.certificate, [state.input for state in self.states])
         except ValueError as error:
             raise self._refusal(str(error)) from error
-        self.guarded: dict[str, str] = {
-            state.output: state.input for state in self.states if state.input in self.guard.balls
-        }
+        self.sequence = Graph(signature.sequence, opened.sequence, self.states, self.guard, self.ref)
+        self.step = Graph(signature.step, opened.step, self.states, self.guard, self.ref)
+        shape = self.step.inputs[self.input_name].shape
+        self.patch_stride: int = int(shape[1]) if self.input_name == "x" and len(shape) == 3 else 1
         self._row_sizes = self._count()
         tensors = (*self.step.inputs.values(), *self.step.outputs.values())
         self.step_numbers: int = sum(prod(size for size in spec.shape if isinstance(size, int)) for spec in tensors)
@@ -125,7 +110,7 @@ class OnnxModel:
         # runs.
         graphs = sum(entry.bytes for name, entry in self.manifest.files.items() if name.endswith(".onnx"))
         self.memory_bytes: int = 6 * graphs + 2**19
-        self.used: float = time.monotonic()
+        self.last_requested: float = time.monotonic()
 
     @classmethod
     def load(cls, version: Version, device: Device = "auto", threads: int = 1, engine: str = ONNX) -> Self:
@@ -349,7 +334,7 @@ class OnnxModel:
             static: Shape ``(batch, static)``, what never changes within a series; NaN where not known, the default.
             future: Shape ``(batch, horizon, future)``, what is known of the steps ahead; likewise.
         """
-        answers = [name for name in self.sequence.outputs if name not in self.next_outputs]
+        answers = [name for name in self.sequence.outputs if name not in self.sequence.state_outputs]
         given = {self.input_name: x, "lengths": lengths, "dt": dt, "static": static, "future": future}
         inputs = {name: value for name, value in given.items() if value is not None}
         return self._whole(inputs, answers, stop, outside)
@@ -399,7 +384,7 @@ class OnnxModel:
                 values lead to an output that is not finite.
             NotReadyError: If the run was ended.
         """
-        share = run_parts(self, graph, [self.prepare(graph, inputs, outputs, from_client=from_client)], stop)[0]
+        share = run_parts(graph, [self.prepare(graph, inputs, outputs, from_client=from_client)], stop)[0]
         if isinstance(share, InputError):
             raise share
         if outside is not None:
@@ -450,7 +435,7 @@ class OnnxModel:
         """
         main, graph = self.input_name, self.step
         if outputs is None:
-            outputs = [name for name in graph.outputs if name not in self.next_outputs]
+            outputs = [name for name in graph.outputs if name not in graph.state_outputs]
         names = self._wanted(graph, outputs)
         if main not in inputs:
             raise InputError(f"The input '{main}' is missing; {self.described} takes {_listing(graph.inputs)}.")
@@ -509,7 +494,7 @@ class OnnxModel:
         rolled = 0 if self.rollout is None else self.rollout.horizon - 1
         fixed = timed = 0
         for name, tensor in (*self.sequence.inputs.items(), *self.sequence.outputs.items()):
-            is_answer = name in self.sequence.outputs and name not in self.next_outputs
+            is_answer = name in self.sequence.outputs and name not in self.sequence.state_outputs
             size = prod(extent for extent in tensor.shape if isinstance(extent, int))
             size *= 1 + rolled if is_answer or name == "future" else 1
             if "time" in tensor.shape:
@@ -546,6 +531,11 @@ class OnnxModel:
                 "is NaN (null in JSON)."
             )
         return values
+
+    @property
+    def last_used(self) -> float:
+        """When the model was last asked for or run, on the monotonic clock."""
+        return max(self.last_requested, self.sequence.last_run, self.step.last_run)
 
     @property
     def described(self) -> str:

@@ -5,19 +5,40 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Manifest
 from stablernn_server.errors import InputError
+from stablernn_server.runtime.graph import Graph
 from stablernn_server.runtime.session import Stop
 
-if TYPE_CHECKING:
-    from stablernn_server.runtime.onnx_model import OnnxModel
-
 Array = NDArray[Any]
+
+
+class Model(Protocol):
+    """The part of :class:`~stablernn_server.runtime.onnx_model.OnnxModel` that a rollout needs."""
+
+    manifest: Manifest
+    input_name: str
+    sequence: Graph
+    step: Graph
+
+    def run(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] | None = None,
+        stop: Stop | None = None,
+        *,
+        outside: set[str] | None = None,
+    ) -> dict[str, Array]:
+        """Check the inputs and run one graph."""
+
+    def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the states among the outputs by the names of the inputs that they feed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +78,7 @@ class Rollout:
 
     def run(
         self,
-        model: OnnxModel,
+        model: Model,
         inputs: Mapping[str, Array],
         stop: Stop | None = None,
         outside: set[str] | None = None,
@@ -67,7 +88,7 @@ class Rollout:
         Args:
             model: The model whose head it is.
             inputs: Of the graph over whole sequences, but for ``future``, which spans the horizon.
-            stop: As in :meth:`OnnxModel.run`.
+            stop: As in :meth:`Graph.run`.
             outside: Likewise; of all steps ahead together.
 
         Raises:
@@ -76,7 +97,7 @@ class Rollout:
         x = np.asarray(inputs[model.input_name])
         future = self._future(x, inputs.get("future"))
         outputs = model.run(model.sequence, {**inputs, **self._ahead(future, 0)}, stop=stop, outside=outside)
-        answers = [name for name in outputs if name not in model.next_outputs]
+        answers = [name for name in outputs if name not in model.sequence.state_outputs]
         steps = {name: [outputs[name]] for name in answers}
         found = dict(outputs)
         constant = {name: value for name, value in inputs.items() if name == "static"}
@@ -87,7 +108,7 @@ class Rollout:
                 steps[name].append(outputs[name])
         return found | self.joined(steps)
 
-    def next_inputs(self, model: OnnxModel, mean: Array, future: Array | None, step: int) -> dict[str, Array]:
+    def next_inputs(self, model: Model, mean: Array, future: Array | None, step: int) -> dict[str, Array]:
         """What the step graph reads after ``step`` steps ahead: what it answered last, and what is known of then.
 
         Args:

@@ -223,7 +223,7 @@ class ModelTable:
     def close_unused(self) -> None:
         """Close what is open for state tokens only and was last used so long ago that all its tokens have expired."""
         oldest = time.monotonic() - self._settings.token_ttl_seconds
-        expired = [digest for digest, model in self._for_tokens.items() if model.used < oldest]
+        expired = [digest for digest, model in self._for_tokens.items() if model.last_used < oldest]
         for digest in expired:
             logger.info("%s is closed: the state tokens of its streams have expired", self._for_tokens.pop(digest).ref)
         if expired:
@@ -397,14 +397,14 @@ class ModelTable:
     def _enter(self, model: OnnxModel) -> None:
         self._living.add(model)
         self._by_digest[model.digest] = model
-        model.used = time.monotonic()
+        model.last_requested = time.monotonic()
         self._make_room(model)
 
     def _ready(self, name: str, number: int) -> OnnxModel | None:
         """The model of a version that is served, as used now; None where it has to be opened."""
         model = self.get(name, number)
         if model is not None:
-            model.used = time.monotonic()
+            model.last_requested = time.monotonic()
             if self._models[name][number] is None:
                 self._put(model)
         return model
@@ -419,7 +419,7 @@ class ModelTable:
         self._for_tokens[model.digest] = model
         while len(self._for_tokens) > KEPT_FOR_TOKENS:
             del self._for_tokens[next(iter(self._for_tokens))]
-        model.used = time.monotonic()
+        model.last_requested = time.monotonic()
         if kept is not model:
             self._enter(model)
 
@@ -455,7 +455,7 @@ class ModelTable:
         served = (model for versions in self._models.values() for model in versions.values() if model is not None)
         # Not the models themselves, or they would live as long as this list.
         idle = sorted(
-            (model.used, model.digest, (model.name, model.version))
+            (model.last_used, model.digest, (model.name, model.version))
             for model in (*served, *self._for_tokens.values())
             if model is not needed
         )
