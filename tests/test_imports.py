@@ -1,0 +1,68 @@
+"""The direction of imports between packages and files, from the code of every file.
+
+Imports inside functions and under ``TYPE_CHECKING`` count: a reader follows them too.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "stablernn": ROOT / "stablernn",
+    "stablernn_registry": ROOT / "registry" / "stablernn_registry",
+    "stablernn_server": ROOT / "server" / "stablernn_server",
+    "stablernn_cli": ROOT / "cli" / "stablernn_cli",
+}
+MAY_IMPORT = {
+    "stablernn": set(),
+    "stablernn_registry": set(),
+    "stablernn_server": {"stablernn_registry"},
+    "stablernn_cli": {"stablernn", "stablernn_registry", "stablernn_server"},
+}
+
+
+def module_name(path: Path, package: str) -> str:
+    parts = path.relative_to(PACKAGES[package]).with_suffix("").parts
+    return ".".join((package, *parts)).removesuffix(".__init__")
+
+
+MODULES = {module_name(path, package): path for package, folder in PACKAGES.items() for path in folder.rglob("*.py")}
+
+
+def imported_modules(module: str) -> set[str]:
+    """Modules of ours that a module imports; ``from a import b`` is the module ``a.b`` if there is one, else ``a``."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            anchor = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            base = ".".join([*anchor, *([node.module] if node.module else [])])
+            names |= {full if (full := f"{base}.{alias.name}") in MODULES else base for alias in node.names}
+    return names & MODULES.keys() - {module}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_one_way(package: str) -> None:
+    modules = [module for module in MODULES if module.partition(".")[0] == package]
+    assert modules
+    for module in modules:
+        tops = {name.partition(".")[0] for name in imported_modules(module)}
+        forbidden = tops - MAY_IMPORT[package] - {package}
+        assert not forbidden, f"{module} imports {forbidden}"
+
+
+def test_no_files_import_each_other_in_a_cycle() -> None:
+    graph = {module: imported_modules(module) for module in MODULES}
+    # Were the imports not found, there would be no cycle.
+    assert "stablernn_registry.checks" in graph["stablernn_registry.errors"]
+    assert "stablernn.cells" in graph["stablernn"]
+    # Raises CycleError, which lists the modules of the cycle.
+    graphlib.TopologicalSorter(graph).prepare()
