@@ -4,6 +4,11 @@ import gc
 import os
 
 import pytest
+
+# The threads of NumPy's and SciPy's linear algebra wait for each other at full speed, which on shared cores takes many
+# times what the work itself does. The number is read when NumPy is imported; what the tests start inherits it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import torch
 
 from exports import keep_in
