@@ -18,7 +18,10 @@ from stablernn.training.config import TrainingConfig
 
 every_cell = pytest.mark.parametrize("key", list_cells())
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-every_depth = pytest.mark.parametrize("num_layers", [1, 3], ids=["1-layer", "3-layers"])
+# What holds of three layers holds of each; one alone is a slow test.
+every_depth = pytest.mark.parametrize(
+    "num_layers", [pytest.param(1, marks=pytest.mark.slow), 3], ids=["1-layer", "3-layers"]
+)
 every_preset = pytest.mark.parametrize("preset", ["practical", "paper"])
 
 
@@ -140,7 +143,11 @@ def test_rows_of_a_batch_do_not_see_each_other(key: str, num_layers: int) -> Non
 
 @every_cell
 @every_depth
-@pytest.mark.parametrize("cuts", [[5, 6], [1] * 11, [10, 1]], ids=["two-chunks", "single-steps", "one-left"])
+@pytest.mark.parametrize(
+    "cuts",
+    [[5, 6], [1] * 11, pytest.param([10, 1], marks=pytest.mark.slow)],
+    ids=["two-chunks", "single-steps", "one-left"],
+)
 def test_a_run_in_chunks_equals_the_whole_run(key: str, num_layers: int, cuts: list[int]) -> None:
     layer = _layer(key, num_layers)
     x, state = _inputs(2, 11, 3), _reached_state(layer, 2)

@@ -55,6 +55,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ode_rnn", {"solver": "rk4", "solver_steps": 2, "flow_size": 4}),
     ("ode_rnn", {"solver": "midpoint", "flow_size": 4}),
 ]
+# Along random directions, which a wrong derivative does not survive; entry by entry in the slow tests.
+every_thoroughness = pytest.mark.parametrize(
+    "fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["directions", "entries"]
+)
 IDS = [",".join([key, *(str(value) for value in options.values())]) for key, options in VARIANTS]
 
 
@@ -83,12 +87,14 @@ def _problem(key: str, options: dict[str, Any], time: int) -> tuple[Any, list[Te
     return outputs, [point.detach().requires_grad_() for point in points]
 
 
+@every_thoroughness
 @pytest.mark.parametrize(("key", "options"), VARIANTS, ids=IDS)
-def test_first_derivatives_equal_finite_differences(key: str, options: dict[str, Any]) -> None:
+def test_first_derivatives_equal_finite_differences(key: str, options: dict[str, Any], fast: bool) -> None:
     function, points = _problem(key, options, time=4)
-    assert gradcheck(function, points)
+    assert gradcheck(function, points, fast_mode=fast)
 
 
+@every_thoroughness
 @pytest.mark.parametrize(
     ("key", "options"),
     # Autograd differentiates its own derivatives alike under all options of a cell.
@@ -98,6 +104,6 @@ def test_first_derivatives_equal_finite_differences(key: str, options: dict[str,
     ],
     ids=IDS,
 )
-def test_second_derivatives_equal_finite_differences(key: str, options: dict[str, Any]) -> None:
+def test_second_derivatives_equal_finite_differences(key: str, options: dict[str, Any], fast: bool) -> None:
     function, points = _problem(key, options, time=2)
-    assert gradgradcheck(function, points)
+    assert gradgradcheck(function, points, fast_mode=fast)

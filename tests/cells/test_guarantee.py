@@ -13,7 +13,18 @@ import math
 import pytest
 import torch
 
-from reference.dynamics import STAGES, assert_approach, cell_at, eye, jacobian, norm, symmetric_part, train, trajectory
+from reference.dynamics import (
+    STAGES,
+    TRAINED_STEPS,
+    assert_approach,
+    cell_at,
+    eye,
+    jacobian,
+    norm,
+    symmetric_part,
+    train,
+    trajectory,
+)
 from stablernn import StableRNN, create_cell, list_cells
 
 every_stage = pytest.mark.parametrize("stage", STAGES)
@@ -23,7 +34,7 @@ every_stage = pytest.mark.parametrize("stage", STAGES)
 def test_the_trained_stage_is_not_the_fresh_one(key: str) -> None:
     layer = StableRNN(key, 1, 7).double()
     before = copy.deepcopy(layer.state_dict())
-    train(layer, steps=50)
+    train(layer, steps=TRAINED_STEPS)
     for name, parameter in layer.named_parameters():
         assert (parameter - before[name]).abs().max() > 1e-3, name
 

@@ -87,12 +87,17 @@ def hidden_length(cell: StableCell) -> int:
 class TestUnitary:
     @every_unitary
     @pytest.mark.parametrize(
-        "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=["float32", "float64"]
+        ("dtype", "size"),
+        [
+            pytest.param(torch.float32, 64, id="float32-64"),
+            pytest.param(torch.float32, 128, id="float32-128", marks=pytest.mark.slow),
+            pytest.param(torch.float64, 128, id="float64-128", marks=pytest.mark.slow),
+        ],
     )
     def test_matrix_stays_unitary_over_200_optimizer_steps(
-        self, key: str, options: dict[str, Any], dtype: torch.dtype
+        self, key: str, options: dict[str, Any], dtype: torch.dtype, size: int
     ) -> None:
-        layer = StableRNN(key, 1, 128, **options).to(dtype)
+        layer = StableRNN(key, 1, size, **options).to(dtype)
         optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
         start = layer.cells[0].recurrent_matrix().detach()
         x, target = torch.randn(2, 3, 1, dtype=dtype), torch.randn(2, 3, layer.output_size, dtype=dtype)

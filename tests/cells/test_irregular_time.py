@@ -38,6 +38,10 @@ REPEATING = [key for key in TIMED if _repeats_its_step(key)]
 # The midpoint rule's reference has no dt: a test of its own says what its step is.
 REFERENCED = [key for key in TIMED if "dt" in inspect.signature(MAPPING[key].module.sequence).parameters]
 every_timed_cell = pytest.mark.parametrize("key", TIMED)
+# Along random directions, which a wrong derivative does not survive; entry by entry in the slow tests.
+every_thoroughness = pytest.mark.parametrize(
+    "fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["directions", "entries"]
+)
 every_repeating_cell = pytest.mark.parametrize("key", REPEATING)
 
 
@@ -150,16 +154,18 @@ def test_the_longest_step_decides_the_parts_of_all_steps() -> None:
 
 
 @every_timed_cell
+@every_thoroughness
 @pytest.mark.parametrize("size", [1, 3])
-def test_first_derivatives_through_dt_equal_finite_differences(key: str, size: int) -> None:
+def test_first_derivatives_through_dt_equal_finite_differences(key: str, size: int, fast: bool) -> None:
     function, points = _problem(key, size, time=3)
-    assert gradcheck(function, points)
+    assert gradcheck(function, points, fast_mode=fast)
 
 
 @every_timed_cell
-def test_second_derivatives_through_dt_equal_finite_differences(key: str) -> None:
+@every_thoroughness
+def test_second_derivatives_through_dt_equal_finite_differences(key: str, fast: bool) -> None:
     function, points = _problem(key, 3, time=2)
-    assert gradgradcheck(function, points)
+    assert gradgradcheck(function, points, fast_mode=fast)
 
 
 def _problem(key: str, size: int, time: int) -> tuple[Any, list[Tensor]]:

@@ -162,9 +162,16 @@ def test_every_cell_of_the_catalog_has_a_reference() -> None:
     assert sorted(MAPPING) == list_cells()
 
 
+# Options are quick tests at the sizes of a usual and of a wide layer, and slow ones at the others.
+CASES = [
+    pytest.param(key, options, sizes, marks=[] if not options or sizes in SIZES[2::2] else pytest.mark.slow)
+    for key, options in VARIANTS
+    for sizes in SIZES
+]
+
+
 @pytest.mark.parametrize("engine", list_engines())
-@pytest.mark.parametrize("sizes", SIZES, ids=_id)
-@pytest.mark.parametrize(("key", "options"), VARIANTS, ids=_id)
+@pytest.mark.parametrize(("key", "options", "sizes"), CASES, ids=_id)
 def test_float64_values_and_gradients_are_those_of_the_reference(
     key: str, options: dict[str, Any], sizes: tuple[int, ...], engine: str
 ) -> None:

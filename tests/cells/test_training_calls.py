@@ -23,7 +23,7 @@ from stablernn.errors import UntrainedWarning
 from stablernn.export.reload import reload
 from stablernn.stability.certificate import KINDS, prove
 
-STEPS = 40
+STEPS = 20
 
 
 def trained(key: str, *, with_after_step: bool, lr: float = 0.5) -> StableRNN:

@@ -13,16 +13,19 @@ from stablernn.cells import StableCell
 STAGES = ("fresh", "perturbed", "trained")
 """A promise by construction holds at every stage of a cell's life."""
 
+TRAINED_STEPS = 20
+"""After which the stage "trained" stands: at its rate of learning every parameter has moved by tenths."""
+
 
 def cell_at(stage: str, key: str, hidden_size: int, **options: Any) -> Any:
-    """A float64 cell with one input: as created, after a random perturbation, or after 50 optimizer steps."""
+    """A float64 cell with one input: as created, after a random perturbation, or after some optimizer steps."""
     layer = StableRNN(key, 1, hidden_size, **options).double()
     if stage == "perturbed":
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter.add_(0.5 * torch.randn_like(parameter))
     if stage == "trained":
-        train(layer, steps=50)
+        train(layer, steps=TRAINED_STEPS)
     return layer.cells[0]
 
 

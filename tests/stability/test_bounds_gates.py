@@ -189,7 +189,7 @@ def test_cfc_of_one_unit_is_exact(heads: tuple[float, float, float]) -> None:
 
 
 @pytest.mark.parametrize("activation", ["lecun_tanh", "tanh", "relu", "silu", "gelu"])
-@pytest.mark.parametrize("layers", [0, 1, 3])
+@pytest.mark.parametrize("layers", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("hidden", [pytest.param(1, marks=pytest.mark.slow), 6])
 def test_cfc_with_any_backbone_keeps_its_bound(activation: str, layers: int, hidden: int) -> None:
     for spread in (0.3, 1.0, 3.0):

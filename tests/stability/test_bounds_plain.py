@@ -286,7 +286,7 @@ class TestTightness:
 
 class TestReach:
     @pytest.mark.parametrize(("key", "options"), OPTIONS, ids=OPTION_IDS)
-    @pytest.mark.parametrize("std", [None, 0.1, 0.7])
+    @pytest.mark.parametrize("std", [None, pytest.param(0.1, marks=pytest.mark.slow), 0.7])
     def test_no_option_exceeds_its_bound(self, key: str, options: dict[str, Any], std: float | None) -> None:
         torch.manual_seed(1)
         cell = create_cell(key, 2, 8, **options)
