@@ -19,8 +19,8 @@ from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import parts
 from stablernn.models import SequencePredictor
 
-# One cell of each kind of step; all of them are run with the slow tests.
-SOME = ("lstm", "gru_d", "lru")
+# One cell of each kind of step, and both shapes of the first; all of them are run with the slow tests.
+SOME = (("lstm", "tokens"), ("lstm", "frames"), ("gru_d", "frames"), ("lru", "tokens"))
 SHAPES: dict[str, dict[str, Any]] = {
     "tokens": {"input_size": 5, "num_outputs": 5, "tokens": True},
     "frames": {"input_size": 2, "num_outputs": 2, "output": "real", "predict_change": True},
@@ -55,9 +55,13 @@ def check(model: SequencePredictor, folder: Path) -> None:
     assert all(row["torchscript_rel_error"] <= row["allowed_rel_error"] <= 1e-3 for row in parity["compared"])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    "cell", [pytest.param(cell, marks=[] if cell in SOME else pytest.mark.slow) for cell in srn.list_cells()]
+    ("cell", "shape"),
+    [
+        pytest.param(cell, shape, marks=[] if (cell, shape) in SOME else pytest.mark.slow)
+        for cell in srn.list_cells()
+        for shape in SHAPES
+    ],
 )
 def test_every_cell_exports_to_both_formats_with_parity(cell: str, shape: str, tmp_path: Path) -> None:
     check(predictor(cell, **SHAPES[shape]), tmp_path)

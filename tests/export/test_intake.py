@@ -41,10 +41,11 @@ class Graphs:
 
     def __init__(self, model: SequenceModel) -> None:
         self.model = model
-        exported = parts(model)
-        assert exported.intake is not None
-        self.step = session(step_graph(exported).SerializeToString())
-        self.sequence = session(sequence_graph(exported).SerializeToString())
+        self.exported = parts(model)
+        assert self.exported.intake is not None
+        self.step_model, self.sequence_model = step_graph(self.exported), sequence_graph(self.exported)
+        self.step = session(self.step_model.SerializeToString())
+        self.sequence = session(self.sequence_model.SerializeToString())
         sizes = [size for _, size in model.state_roles()]
         draw = np.random.default_rng(5)
         self.state = {
@@ -169,11 +170,10 @@ def test_the_nodes_of_a_step_compute_what_the_scaling_computes(kind: str) -> Non
 
 def test_a_large_recurrence_stands_in_the_file_once() -> None:
     model = srn.Classifier("lstm", 2, 3, 260).eval().requires_grad_(False)
-    exported = parts(model)
-    graph = sequence_graph(exported)
-    assert [node.op_type for node in graph.graph.node].count("Scan") == 1
-    assert graph.ByteSize() < 1.1 * exported.recurrence.ByteSize()
     graphs = Graphs(model)
+    graph = graphs.sequence_model
+    assert [node.op_type for node in graph.graph.node].count("Scan") == 1
+    assert graph.ByteSize() < 1.1 * graphs.exported.recurrence.ByteSize()
     x = np.random.default_rng(1).normal(size=(2, 6, 2)).astype(np.float32)
     for lengths in ([6, 6], [6, 2]):
         answers = graphs.run(graphs.sequence, {"x": x, "lengths": np.array(lengths), **graphs.repeated(2)})
@@ -185,7 +185,7 @@ def test_a_large_recurrence_stands_in_the_file_once() -> None:
 def test_a_step_has_no_control_flow() -> None:
     """Smaller runtimes take a step where they know neither If nor Scan."""
     for kind in ("one feature", "patches"):
-        graph = step_graph(parts(MODELS[kind]().eval().requires_grad_(False))).graph
+        graph = made(kind).step_model.graph
         assert not {"If", "Scan", "Loop"} & {node.op_type for node in graph.node}
 
 
@@ -197,7 +197,7 @@ def test_a_name_stands_for_one_value_in_all_nested_graphs(kind: str) -> None:
         # What the two branches hold never meets.
         return own + sorted({name for part in inner for name in written(part)})
 
-    names = written(sequence_graph(parts(MODELS[kind]().eval().requires_grad_(False))).graph)
+    names = written(made(kind).sequence_model.graph)
     assert len(names) == len(set(names))
 
 
@@ -217,8 +217,7 @@ def test_scaling_that_follows_a_series_is_part_of_the_recurrence(model: Any) -> 
 
 def test_the_body_of_a_scan_holds_the_cell_alone() -> None:
     """Each node costs its call at every step, which is most of a small cell's time."""
-    model = srn.Classifier("antisymmetric", 1, 2, 5).eval().requires_grad_(False)
-    whole, padded = scan_bodies(sequence_graph(parts(model)))
+    whole, padded = scan_bodies(made("one feature").sequence_model)
     assert [node.op_type for node in whole.node] == ["Gemm", "Gemm", "Tanh", "Mul", "Add"]
     assert [node.op_type for node in padded.node] == ["Gemm", "Gemm", "Tanh", "Mul", "Add", "Where"]
 

@@ -76,12 +76,18 @@ VARIANTS = {
     "two-layers-max": lambda: srn.Classifier("gru", 1, 2, 64, num_layers=2, readout="max"),
     "window-scaling": lambda: srn.Forecaster("lipschitz", 2, 7, 20, scaling="window", window=12),
     "no-quantiles-all-targets": lambda: srn.Forecaster("lvf_mid", 3, 4, 20, target_indices=[0, 1, 2], quantiles=()),
-    "many-features": lambda: srn.Classifier("lipschitz", 300, 2, 128),
+    "many-features": lambda: srn.Classifier("lipschitz", 300, 2, 16),
+    "many-features-and-units": lambda: srn.Classifier("lipschitz", 300, 2, 128),
     "hidden-1": lambda: srn.Classifier("antisymmetric", 1, 2, 1),
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+SLOW_VARIANTS = {"many-features-and-units"}
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=pytest.mark.slow if name in SLOW_VARIANTS else []) for name in VARIANTS]
+)
 def test_every_part_of_a_model_exports_with_parity(variant: str, tmp_path: Path) -> None:
     report = srn.export(VARIANTS[variant](), tmp_path, formats=("onnx", "torchscript"))
     assert report.parity["stream_equals_sequence"] is True

@@ -81,7 +81,7 @@ def whole_requests(kind: Kind, count: int) -> list[tuple[Arrays, list[str] | Non
 
 
 def test_whole_sequences(kind: Kind) -> None:
-    model, requests = kind.model, whole_requests(kind, 60)
+    model, requests = kind.model, whole_requests(kind, 40)
     alone = [model.run(model.sequence, inputs, names) for inputs, names in requests]
 
     async def together() -> dict[int, int]:
@@ -255,7 +255,7 @@ def test_hundreds_of_requests_at_once_each_get_their_own_answer(
     """Models, lengths, rows, JSON and raw bytes mixed, over a port; by value, bit for bit."""
     random = np.random.default_rng(0)
     jobs = []
-    for number in range(400):
+    for number in range(200):
         model = animals if random.random() < 0.6 else flow
         shape = (int(random.integers(1, 4)), int(random.integers(1, 60)), len(model.manifest.features))
         x = random.normal(size=shape).astype(np.float32)

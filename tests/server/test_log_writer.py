@@ -169,7 +169,7 @@ def test_a_reader_that_stalls_stops_no_answer(published: Published, tmp_path: Pa
     os.close(reading)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_log_that_cannot_be_written_does_not_stop_the_start(
     published: Published, tmp_path: Path, workers: str
 ) -> None:

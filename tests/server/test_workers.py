@@ -318,7 +318,8 @@ def test_processes_do_not_outlive_a_supervisor_that_was_killed(start: Start) -> 
     until(lambda: not any(is_alive(pid) for pid in server.ready["workers"]))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+# What one process says is what each of two says; alone it is a slow test.
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_cannot_be_served_ends_the_command(published: Published, tmp_path: Path, workers: int) -> None:
     own = Registry(tmp_path / "registry")
     path = copy(own, published.registry.get("animals:1")).path("sequence.onnx")
@@ -344,7 +345,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "own.pem", folder / "own.key"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+# One process serves the client below.
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_tls(certificate: tuple[Path, Path], start: Start, opened: OnnxModel, workers: int) -> None:
     files = ("--tls-cert-file", certificate[0], "--tls-key-file", certificate[1])
     server = start("--workers", workers, "--model", "animals:1", *files)
@@ -365,9 +367,23 @@ def test_tls(certificate: tuple[Path, Path], start: Start, opened: OnnxModel, wo
     assert "Traceback" not in server.told()
 
 
+@pytest.fixture(scope="module")
+def secured(
+    certificate: tuple[Path, Path], registry: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServeProcess]:
+    """One process that serves ``animals:1`` over TLS."""
+    log = tmp_path_factory.mktemp("log") / "log"
+    files = ("--tls-cert-file", certificate[0], "--tls-key-file", certificate[1])
+    server = start_serve(registry.root, log, "--model", "animals:1", "--access-log", "off", *files)
+    yield server
+    server.kill()
+
+
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_the_client_over_tls(certificate: tuple[Path, Path], start: Start, opened: OnnxModel, kind: str) -> None:
-    server = start("--model", "animals:1", "--tls-cert-file", certificate[0], "--tls-key-file", certificate[1])
+def test_the_client_over_tls(
+    certificate: tuple[Path, Path], secured: ServeProcess, opened: OnnxModel, kind: str
+) -> None:
+    server = secured
     x = noise(1, 4, 1)
     expected = opened.run_sequence(x)["logits"][0]
     with Both.of(kind, server.url, ssl_context=ssl.create_default_context(cafile=str(certificate[0]))) as client:
@@ -411,7 +427,7 @@ def test_tls_files_that_cannot_be_used(certificate: tuple[Path, Path], registry:
         assert not any("Traceback" in line for line in err)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_other_machines_are_let_in_only_with_tokens_or_on_purpose(
     registry: Registry, start: Start, workers: int
 ) -> None:
