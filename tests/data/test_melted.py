@@ -155,7 +155,7 @@ def test_only_forecasts_have_series(source: str, task: str) -> None:
 def test_a_run_on_columns_is_scored_again(tmp_path: Path) -> None:
     path = wide(tmp_path, "ds,a,b")
     overrides = [f"data.source={path}", "data.channels_as_series=true", "model.cell=rnn", "model.hidden_size=4"]
-    overrides += ["training.max_steps=2", "training.threads=1", "training.device=cpu"]
+    overrides += ["training.max_steps=2", "training.threads=1", "training.device=cpu", "training.plots=false"]
     summary = train(load_config(overrides=overrides), tmp_path / "run")
     run = load_run(tmp_path / "run")
     data = run.load_data()

@@ -13,6 +13,8 @@ from stablernn import Classifier
 from stablernn.robustness.hessian import hessian_product, hutchinson, lanczos, loss_hessian
 from stablernn.tasks import Batch, ClassifyTask
 
+MEMBERS = {"members": 2, "patch_embedding": 3, "patch_size": 2}
+
 
 def symmetric(values: np.ndarray, seed: int = 0) -> np.ndarray:
     turned, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((len(values), len(values))))
@@ -77,8 +79,18 @@ def test_the_product_is_that_of_a_quadratic_in_parts() -> None:
     assert hessian_product(parts, [first, second, unused])(vector) == pytest.approx(np.append(expected, 0.0))
 
 
-@pytest.mark.parametrize("options", [{}, {"members": 2, "patch_embedding": 3, "patch_size": 2}])
-@pytest.mark.parametrize("cell", ["gru", "exprnn", "lipschitz"])
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        pytest.param("gru", {}, marks=pytest.mark.slow),
+        ("gru", MEMBERS),
+        ("exprnn", {}),
+        pytest.param("exprnn", MEMBERS, marks=pytest.mark.slow),
+        ("lipschitz", {}),
+        pytest.param("lipschitz", MEMBERS, marks=pytest.mark.slow),
+    ],
+    ids=["gru", "gru-members", "exprnn", "exprnn-members", "lipschitz", "lipschitz-members"],
+)
 def test_a_small_classifier_against_its_whole_hessian(cell: str, options: dict[str, int]) -> None:
     torch.manual_seed(0)
     model = Classifier(cell, 1, 3, 3, **options)  # type: ignore[arg-type]

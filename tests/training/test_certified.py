@@ -61,7 +61,7 @@ def test_cells_that_keep_distances_are_non_expansive(cell: str, place: Workplace
 
 
 def test_what_a_free_run_does_instead(place: Workplace) -> None:
-    found = trained(place, "lipschitz", "free")
+    found = trained(place, "lipschitz", "free", *NO_PLOTS)
     assert found[-1]["kind"] == "none"
     assert found[-1]["contraction_rate"] > 1
 
@@ -91,7 +91,7 @@ def test_a_cell_of_which_no_rate_is_known_has_no_figures_and_no_picture(place: W
 
 
 def test_layers_and_members_are_told_apart(place: Workplace) -> None:
-    found = trained(place, "rnn", "many", "--certified", "--num-layers", 2, "--members", 2)
+    found = trained(place, "rnn", "many", "--certified", "--num-layers", 2, "--members", 2, *NO_PLOTS)
     assert set(found[-1]["figures"]) == {f"member {m} layer {d} norm_W" for m in (0, 1) for d in (0, 1)}
     assert all(norm <= 0.999 + 1e-6 for norm in found[-1]["figures"].values())
 
@@ -132,7 +132,7 @@ def test_a_margin_without_certified_is_refused(place: Workplace) -> None:
 
 
 def test_weights_of_which_less_is_proved_end_the_run(place: Workplace) -> None:
-    trained(place, "lipschitz", "free-again")
+    trained(place, "lipschitz", "free-again", *NO_PLOTS)
     model = load_run(place.path("free-again")).model
     proved = certify(model)
     with pytest.raises(TrainingError) as caught:
@@ -146,9 +146,8 @@ def test_weights_of_which_less_is_proved_end_the_run(place: Workplace) -> None:
 
 def test_a_stopped_run_goes_on_to_the_same_numbers(place: Workplace, tmp_path: Path) -> None:
     given = [f"data.source={place.path('waves.npz')}", "model.cell=lipschitz", "model.hidden_size=3"]
-    settings = load_config(
-        overrides=[*given, "training.epochs=4", "training.batch_size=8", "training.lr=0.3", "training.certified=true"]
-    )
+    given += ["training.epochs=4", "training.batch_size=8", "training.lr=0.3", "training.plots=false"]
+    settings = load_config(overrides=[*given, "training.certified=true"])
     train(settings, tmp_path / "whole")
 
     def stop(now: Progress) -> None:
@@ -166,7 +165,7 @@ def test_free_runs_are_certified_ever_more_seldom() -> None:
 
 
 def test_large_models_say_once_that_they_are_not_followed(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained(place, "rnn", "small")
+    trained(place, "rnn", "small", *NO_PLOTS)
     model = load_run(place.path("small")).model
     monkeypatch.setattr(certified, "LARGEST", 2)
     log = StabilityLog(model, each=True)
@@ -175,7 +174,7 @@ def test_large_models_say_once_that_they_are_not_followed(place: Workplace, monk
 
 
 def test_a_slow_certificate_is_the_last_one(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained(place, "rnn", "slow")
+    trained(place, "rnn", "slow", *NO_PLOTS)
     model = load_run(place.path("slow")).model
     monkeypatch.setattr(certified, "MOST_SECONDS", 0.0)
     log = StabilityLog(model, each=True)

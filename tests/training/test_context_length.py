@@ -105,6 +105,7 @@ def test_missing_values_and_a_constant_series_are_left_out_of_the_comparison() -
 
 
 TINY = ["model.cell=rnn", "model.hidden_size=4", "training.max_steps=2", "training.device=cpu", "task.horizon=2"]
+TINY += ["training.plots=false"]
 
 
 def write(path: Path) -> Path:

@@ -11,7 +11,10 @@ from stablernn.errors import CheckpointError
 from stablernn.training import load_config, load_run, train
 from stablernn.training.checkpoint import load_checkpoint
 
-SETTINGS = ("data.source=digits", "model.cell=rnn", "model.hidden_size=4", "training.epochs=3")
+SETTINGS = (
+    *("data.source=digits", "model.cell=rnn", "model.hidden_size=4", "training.epochs=3", "training.batch_size=128"),
+    "training.plots=false",
+)
 
 
 def checkpoints(run: Path) -> set[str]:

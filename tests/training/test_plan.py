@@ -27,7 +27,7 @@ def test_the_plan_is_what_a_run_does(tmp_path: Path, name: str) -> None:
     table("d.csv", ROWS)(tmp_path)
     np.savez(tmp_path / "d.npz", x=np.random.default_rng(1).normal(size=(40, 5)), y=[0, 1] * 20)
     (tmp_path / "d.txt").write_text("the cat sat on the mat. " * 100)
-    settings = config(tmp_path / name, "training.epochs=2", "training.batch_size=7")
+    settings = config(tmp_path / name, "training.epochs=2", "training.batch_size=7", "training.plots=false")
     plan = plan_training(settings, load_run_data(settings))
     done = train(settings, run_dir=tmp_path / "run")
     assert plan["task"] == done["task"]

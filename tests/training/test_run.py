@@ -169,7 +169,7 @@ def test_the_best_weights_are_scored_and_kept(tmp_path: Path) -> None:
     overrides += ["training.max_steps=null", "training.epochs=6", "training.lr=0.01", "training.schedule=constant"]
     # A linear map of the context would go on falling as it went on rising.
     overrides += ["model.scaling=standard", "training.warm_up=0"]
-    summary = train(load_config(overrides=overrides), tmp_path / "run")
+    summary = train(load_config(overrides=[*overrides, NO_PLOTS]), tmp_path / "run")
     errors = [
         json.loads(line)["validation"]["mae"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     ]
@@ -180,7 +180,7 @@ def test_the_best_weights_are_scored_and_kept(tmp_path: Path) -> None:
 
 
 def test_equal_settings_give_equal_weights(tmp_path: Path, runs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
-    train(load_config(overrides=DIGITS), tmp_path / "again")
+    train(load_config(overrides=[*DIGITS, NO_PLOTS]), tmp_path / "again")
     name = "checkpoints/best.safetensors"
     assert (tmp_path / "again" / name).read_bytes() == (runs["classify"][0] / name).read_bytes()
 
@@ -202,13 +202,13 @@ def test_another_source_is_read_in_the_same_way(tmp_path: Path, runs: dict[str, 
 def test_runs_are_numbered_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
-        assert train(load_config(overrides=DIGITS))["run"] == f"runs/digits-lipschitz-{number}"
+        assert train(load_config(overrides=[*DIGITS, NO_PLOTS]))["run"] == f"runs/digits-lipschitz-{number}"
 
 
 def test_a_file_names_its_run_without_its_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("My Series.csv").write_text("\n".join(["ds,y", *(f"{step},{step % 5}" for step in range(90))]))
-    config = load_config(overrides=["data.source=My Series.csv", "task.horizon=2", "model.cell=rnn", *TINY])
+    config = load_config(overrides=["data.source=My Series.csv", "task.horizon=2", "model.cell=rnn", NO_PLOTS, *TINY])
     assert train(config)["run"] == "runs/my-series-rnn-1"
 
 
@@ -285,8 +285,15 @@ def test_loading_a_damaged_run(tmp_path: Path, runs: dict[str, tuple[Path, dict[
         load_run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("source", ["digits", "co2"])
-@pytest.mark.parametrize("cell", list_cells())
+@pytest.mark.parametrize(
+    ("cell", "source"),
+    # The cells take turns: each is trained for one task in the quick tests, and for the other in the slow ones.
+    [
+        pytest.param(cell, source, marks=[pytest.mark.slow] if (number + place) % 2 else [])
+        for number, cell in enumerate(list_cells())
+        for place, source in enumerate(("digits", "co2"))
+    ],
+)
 def test_every_cell_trains_for_both_tasks(cell: str, source: str, tmp_path: Path) -> None:
     overrides = DIGITS if source == "digits" else CO2
     summary = train(
@@ -304,7 +311,7 @@ def test_sequences_of_unequal_length_with_gaps(tmp_path: Path) -> None:
     x[random.random(x.shape) < 0.2] = np.nan
     np.savez(tmp_path / "toy.npz", x=x, y=y, lengths=lengths)
     overrides = [f"data.source={tmp_path / 'toy.npz'}", "model.cell=lvf_mid", "model.readout=mean", *TINY]
-    summary = train(load_config(overrides=[*overrides, "training.max_steps=100"]), tmp_path / "run")
+    summary = train(load_config(overrides=[*overrides, "training.max_steps=100", NO_PLOTS]), tmp_path / "run")
     assert list(summary["metrics"]) == ["validation"]
     assert summary["metrics"]["validation"]["accuracy"] >= 0.75
     assert load_run(tmp_path / "run").config.model.mask_channel is True
@@ -327,6 +334,7 @@ def test_a_forecast_beats_the_seasonal_naive_one_on_a_clear_signal(tmp_path: Pat
             "training.threads=1",
             "training.device=cpu",
             "training.epochs=8",
+            NO_PLOTS,
         ]
     )
     assert train(config, tmp_path / "run")["metrics"]["test"]["relative_mae"] < 0.85
@@ -342,7 +350,7 @@ def wide(path: Path, order: str, steps: int = 60) -> Path:
 
 def test_columns_of_other_data_are_found_by_name(tmp_path: Path) -> None:
     source = wide(tmp_path / "abc.csv", "abc")
-    overrides = [f"data.source={source}", "data.target=[c, a]", "task.horizon=2", "model.cell=rnn", *TINY]
+    overrides = [f"data.source={source}", "data.target=[c, a]", "task.horizon=2", "model.cell=rnn", NO_PLOTS, *TINY]
     train(load_config(overrides=overrides), tmp_path / "run")
     run = load_run(tmp_path / "run")
     expected = evaluate(run.predictor(), run.load_data(), "test")
@@ -358,7 +366,8 @@ def test_features_of_other_sequences_are_found_by_name(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(40, 5, 2)) * [1, 100], np.arange(40) % 2
     np.savez(tmp_path / "ab.npz", x=x, y=y, features=np.array(["a", "b"]))
     np.savez(tmp_path / "ba.npz", x=x[:, :, ::-1], y=y, features=np.array(["b", "a"]))
-    train(load_config(overrides=[f"data.source={tmp_path / 'ab.npz'}", "model.cell=rnn", *TINY]), tmp_path / "run")
+    overrides = [f"data.source={tmp_path / 'ab.npz'}", "model.cell=rnn", NO_PLOTS, *TINY]
+    train(load_config(overrides=overrides), tmp_path / "run")
     run = load_run(tmp_path / "run")
     expected = evaluate(run.predictor(), run.load_data(), "validation")
     assert evaluate(run.predictor(), run.load_data(str(tmp_path / "ba.npz")), "validation") == expected
@@ -368,7 +377,7 @@ def small_series(path: Path, level: int = 0) -> None:
     path.write_text("\n".join(["ds,y", *(f"{step},{level + step % 7}" for step in range(80))]))
 
 
-SERIES = ["data.source=series.csv", "task.horizon=2", "model.cell=rnn", *TINY]
+SERIES = ["data.source=series.csv", "task.horizon=2", "model.cell=rnn", NO_PLOTS, *TINY]
 
 
 def test_the_data_of_a_run_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

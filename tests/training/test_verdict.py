@@ -34,7 +34,7 @@ def sequences(path: Path, *, learnable: bool) -> str:
 
 
 def run(folder: Path, source: str, *overrides: str) -> dict[str, Any]:
-    tiny = ["model.cell=rnn", "model.hidden_size=4", "training.device=cpu"]
+    tiny = ["model.cell=rnn", "model.hidden_size=4", "training.device=cpu", "training.plots=false"]
     return train(load_config(overrides=[source, *tiny, *overrides]), folder / "run")
 
 

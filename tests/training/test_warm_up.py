@@ -139,7 +139,12 @@ def test_a_carried_state_is_as_good_as_a_fresh_one_after_a_warm_up(tmp_path: Pat
     for warm_up in (0, 24):
         overrides = [f"data.source={source}", "task.horizon=4", "task.context_length=24", "task.season=12"]
         overrides += ["model.skip=none", "model.cell=gru", "model.hidden_size=16", "training.threads=1"]
-        overrides += ["training.device=cpu", "training.max_steps=100", f"training.warm_up={warm_up}"]
+        overrides += [
+            "training.device=cpu",
+            "training.plots=false",
+            "training.max_steps=100",
+            f"training.warm_up={warm_up}",
+        ]
         train(load_config(overrides=overrides), tmp_path / str(warm_up))
         run = load_run(tmp_path / str(warm_up))
         data = run.load_data()
