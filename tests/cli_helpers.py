@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import numpy as np
 
@@ -69,11 +69,16 @@ class Workplace:
     def path(self, name: str) -> Path:
         return self.folder / name
 
-    def __call__(self, *arguments: object) -> Result:
-        """Run a command in this process, as ``main`` does in its own."""
+    def __call__(self, *arguments: object, stderr: TextIO | None = None) -> Result:
+        """Run a command in this process, as ``main`` does in its own.
+
+        Args:
+            *arguments: Of the command line.
+            stderr: What it writes to instead of the result, such as a terminal.
+        """
         with _environment(self.environment), _logging(), contextlib.chdir(self.folder):
             out, err = io.StringIO(), io.StringIO()
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(stderr or err):
                 code = run([str(argument) for argument in arguments])
         return Result(code, out.getvalue(), err.getvalue())
 

@@ -38,13 +38,21 @@ def keep_in(folder: Path) -> None:
     read_operators_once()
 
 
+def shared(name: str) -> Path:
+    """A place for something else that all workers of this run see; whoever makes it holds a lock."""
+    return _state["folder"] / name
+
+
 def share_graphs(patch: pytest.MonkeyPatch) -> None:
     """Let exports of the same weights and configuration share their graphs in a run of the tests.
 
     For tests of commands, which export the same run under other names again and again. Parity is checked each time.
+    Where they share them already, nothing is left to do.
     """
     module = sys.modules["stablernn.export"]
     make = module.parts
+    if hasattr(make, "shares_graphs"):
+        return
 
     def parts(model: SequenceModel) -> Parts:
         shared = _state["folder"] / f"graphs-{_key(model)}"
@@ -54,6 +62,7 @@ def share_graphs(patch: pytest.MonkeyPatch) -> None:
         exported: Parts = pickle.loads(shared.read_bytes())
         return exported
 
+    parts.shares_graphs = True  # type: ignore[attr-defined]
     patch.setattr(module, "parts", parts)
 
 

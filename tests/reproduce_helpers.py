@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from named_helpers import at_home, images, lay, published
-from stablernn.errors import ConfigError
 from stablernn.reproduce import published as tables
 from stablernn.reproduce.published import TABLES
 from stablernn.reproduce.table import Curvature, Protocol, Row, Table
@@ -31,7 +28,7 @@ def little_table(monkeypatch: pytest.MonkeyPatch, **changes: object) -> Table:
     table = TABLES["robustness"]
 
     def little(protocol: Protocol, seeds: tuple[int, ...]) -> Protocol:
-        training = {**protocol.settings["training"], "batch_size": 8, "epochs": EPOCHS}
+        training = {**protocol.settings["training"], "batch_size": 8, "epochs": EPOCHS, "plots": False}
         settings = {**protocol.settings, "training": training}
         attacks = Settings(
             linf_budgets=(0.02, 0.05), l2_budgets=(0.5, 1.0), sequences=6, steps=2, draws=2, hessian=False
@@ -47,24 +44,3 @@ def little_table(monkeypatch: pytest.MonkeyPatch, **changes: object) -> Table:
 def two_rows(table: Table) -> tuple[Row, ...]:
     """One that the paper has, and one that it has not."""
     return tuple(row for row in table.rows if row.cell in ("lipschitz", "lstm"))
-
-
-def leave_a_file(path: Path) -> None:
-    path.write_text("done", encoding="utf-8")
-
-
-def refuse(path: Path) -> None:
-    raise ConfigError(f"No {path.name} today.")
-
-
-def die(path: Path) -> None:
-    signal.raise_signal(signal.SIGKILL)
-
-
-def wait_long(path: Path) -> None:
-    path.write_text("begun", encoding="utf-8")
-    time.sleep(600)
-
-
-def ctrl_c(path: Path) -> None:
-    signal.raise_signal(signal.SIGINT)

@@ -7,12 +7,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_helpers import Workplace, copied
+from cli_helpers import NO_PLOTS, Result, Workplace, copied
 from stablernn_cli.output import Output
 from stablernn_cli.records import keep
 from stablernn_registry import Registry, Version
@@ -20,8 +21,30 @@ from stablernn_registry import Registry, Version
 FEW = ("--attack-sequences", 20, "--attack-steps", 3, "--attack-budgets", "0.01,0.2", "--attack-budgets-l2", "0.1,1,5")
 
 
-def test_a_run_keeps_its_report_and_pictures(workplace: Workplace) -> None:
-    result = workplace.ok("eval", "digits-run", "--robustness", *FEW, "--json")
+@dataclass(frozen=True)
+class Measured:
+    """A workplace, and what `eval --robustness` said there."""
+
+    workplace: Workplace
+    result: Result
+
+
+@pytest.fixture(scope="module")
+def run(trained: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    """``digits-run`` was attacked; not to be changed."""
+    with copied(trained, tmp_path_factory.mktemp("run") / "copy") as copy:
+        yield Measured(copy, copy.ok("eval", "digits-run", "--robustness", *FEW, "--json"))
+
+
+@pytest.fixture(scope="module")
+def version(trained: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    """``digits:1`` was attacked; not to be changed."""
+    with copied(trained, tmp_path_factory.mktemp("version") / "copy") as copy:
+        yield Measured(copy, copy.ok("eval", "digits:1", "--robustness", *FEW, "--json"))
+
+
+def test_a_run_keeps_its_report_and_pictures(run: Measured) -> None:
+    workplace, result = run.workplace, run.result
     report = result.json["robustness"]
     assert report["sequences"] == 20
     assert [attack["budgets"] for attack in report["attacks"]] == [[0.01, 0.2], [0.1, 1.0, 5.0]] * 2
@@ -40,12 +63,13 @@ def registered(workplace: Workplace, ref: str) -> Version:
     return Registry(workplace.registry).get(ref)
 
 
-def test_a_version_is_attacked_by_its_own_weights_and_its_report_is_kept_beside_it(workplace: Workplace) -> None:
-    before = registered(workplace, "digits:1")
-    result = workplace.ok("eval", "digits:1", "--robustness", *FEW, "--json")
-    run = workplace.ok("-q", "eval", "digits-run", "--robustness", *FEW, "--json").json["robustness"]
+def test_a_version_is_attacked_by_its_own_weights_and_its_report_is_kept_beside_it(
+    trained: Workplace, run: Measured, version: Measured
+) -> None:
+    before = registered(trained, "digits:1")
+    workplace, result = version.workplace, version.result
     report = result.json["robustness"]
-    assert run == report
+    assert run.result.json["robustness"] == report
     assert report["weights"] == f"sha256:{before.manifest.files['weights.safetensors'].sha256}"
     assert "Kept beside digits:1 as its record 'robustness'." in result.err
 
@@ -64,12 +88,14 @@ def test_a_version_is_attacked_by_its_own_weights_and_its_report_is_kept_beside_
     assert "record robustness of version 1" in workplace.ok("-q", "registry", "log", "digits").out
 
 
-def test_a_report_beside_a_version_that_is_damaged_is_found(workplace: Workplace) -> None:
-    kept = workplace.ok("-q", "eval", "digits:1", "--robustness", *FEW, "--json").json["records"][0]
-    path = Path(kept["files"]["robustness.json"]["path"])
-    path.chmod(0o644)
-    path.write_bytes(path.read_bytes().replace(b"accuracy", b"Accuracy", 1))
-    found = workplace("registry", "verify", "digits:1", "--json")
+def test_a_report_beside_a_version_that_is_damaged_is_found(version: Measured, tmp_path: Path) -> None:
+    (record,) = version.result.json["records"]
+    kept = Path(record["files"]["robustness.json"]["path"]).relative_to(version.workplace.folder)
+    with copied(version.workplace, tmp_path / "copy") as workplace:
+        path = workplace.path(str(kept))
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes().replace(b"accuracy", b"Accuracy", 1))
+        found = workplace("registry", "verify", "digits:1", "--json")
     (problem,) = found.json["problems"]
     assert problem.startswith("'robustness.json' of the record 'robustness' of 'digits:1' (blobs/sha256/")
     assert found.code == 3
@@ -122,17 +148,10 @@ def test_a_registry_of_somebody_else_is_not_written(
     )
 
 
-@pytest.fixture(scope="module")
-def attacked(trained: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with copied(trained, tmp_path_factory.mktemp("attacked") / "copy") as copy:
-        copy.ok("-q", "eval", "digits-run", "--robustness", *FEW)
-        yield copy
-
-
 @pytest.fixture
-def reported(attacked: Workplace, tmp_path: Path) -> Iterator[Workplace]:
+def reported(run: Measured, tmp_path: Path) -> Iterator[Workplace]:
     """A copy to change, in which ``digits-run`` keeps its report and pictures."""
-    with copied(attacked, tmp_path / "copy") as copy:
+    with copied(run.workplace, tmp_path / "copy") as copy:
         yield copy
 
 
@@ -191,12 +210,12 @@ def test_a_report_of_other_weights_stays_out(reported: Workplace, damage: Callab
 
 
 def test_a_run_that_is_trained_further_loses_its_report(empty: Workplace) -> None:
-    constant = ("--set", "training.schedule=constant", "--hidden-size", 8, "--batch-size", 64)
-    empty.ok("-q", "train", "--data", "digits", "--cell", "rnn", *constant, "--epochs", 1, "--run-dir", "digits-run")
+    constant = ("--set", "training.schedule=constant", "--hidden-size", 8, "--max-steps", 1, *NO_PLOTS)
+    empty.ok("-q", "train", "--data", "digits", "--cell", "rnn", *constant, "--run-dir", "digits-run")
     empty.ok("-q", "eval", "digits-run", "--robustness", *FEW)
     exported = empty.ok("-q", "export", "digits-run", "--name", "digits", "--json").json
     assert "robustness.json" in exported["files"]
-    empty.ok("-q", "train", "--resume", "--run-dir", "digits-run", "--epochs", 3)
+    empty.ok("-q", "train", "--resume", "--run-dir", "digits-run", "--max-steps", 2)
     result = empty.ok("export", "digits-run", "--name", "digits", "--json")
     assert "for it is of other weights than those that are exported" in result.err
     assert not {"robustness.json", *PICTURES} & set(result.json["files"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_helpers import Workplace
+from cli_helpers import Workplace, copied
 from stablernn_registry import Registry
 
 
@@ -18,17 +20,32 @@ def stability(workplace: Workplace, target: str, *more: object) -> dict[str, Any
     return document
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A workplace, and by target what `eval --stability` said there."""
+
+    workplace: Workplace
+    documents: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def measured(trained: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    """Both runs and both versions, once each; not to be changed."""
+    with copied(trained, tmp_path_factory.mktemp("measured") / "copy") as copy:
+        yield Measured(copy, {t: stability(copy, t) for t in ("digits-run", "digits:1", "load-run", "load:1")})
+
+
 @pytest.mark.parametrize(("run", "version"), [("digits-run", "digits:1"), ("load-run", "load:1")])
-def test_a_version_shows_what_its_run_does(workplace: Workplace, run: str, version: str) -> None:
-    left, right = stability(workplace, run), stability(workplace, version)
+def test_a_version_shows_what_its_run_does(measured: Measured, run: str, version: str) -> None:
+    workplace, left, right = measured.workplace, measured.documents[run], measured.documents[version]
     assert left["stability"] == right["stability"]
     assert set(left["stability"]) == {"certificate", "empirical"}
     certified = workplace.ok("-q", "certify", version, "--json").json
     assert {"target": version, **right["stability"]["certificate"]} == certified
 
 
-def test_a_run_gets_pictures_and_a_version_a_record(workplace: Workplace) -> None:
-    left, right = stability(workplace, "digits-run"), stability(workplace, "digits:1")
+def test_a_run_gets_pictures_and_a_version_a_record(measured: Measured) -> None:
+    workplace, left, right = measured.workplace, measured.documents["digits-run"], measured.documents["digits:1"]
     assert left["plots"] == ["digits-run/plots/jacobian_spectrum.png", "digits-run/plots/gradient_norms.png"]
     assert all(workplace.path(plot).read_bytes()[:4] == b"\x89PNG" for plot in left["plots"])
     assert "records" not in left
@@ -49,6 +66,7 @@ def test_a_run_gets_pictures_and_a_version_a_record(workplace: Workplace) -> Non
         **right["stability"],
     }
     assert version.digest == workplace.ok("registry", "show", "digits:1", "--json").json["digest"]
+    # Found out once more, it is not kept once more.
     assert stability(workplace, "digits:1")["records"] == [record]
     assert workplace.ok("registry", "verify", "--json").json["ok"] is True
 

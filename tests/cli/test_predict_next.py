@@ -12,7 +12,7 @@ import pytest
 
 from cli_helpers import NO_PLOTS, Workplace
 
-SMALL = ("--cell", "lstm", "--hidden-size", 12, "--max-steps", 40, "--run-dir", "run")
+SMALL = ("--cell", "lstm", "--hidden-size", 12, "--run-dir", "run", *NO_PLOTS)
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -21,7 +21,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 def test_a_text_from_training_to_answers(empty: Workplace) -> None:
     empty.path("notes.txt").write_text("abcacb\n" * 100)
-    given = ("--data", "notes.txt", "--set", "training.bptt_steps=10", "--set", "training.lr=0.02")
+    given = ("--data", "notes.txt", "--max-steps", 40, "--set", "training.bptt_steps=10", "--set", "training.lr=0.02")
     summary = empty.ok("-q", "train", *given, *SMALL, "--json").json
     assert summary["task"] == "predict-next"
     scores = summary["metrics"]["test"]
@@ -71,7 +71,7 @@ def test_sequences_of_frames(kind: str, empty: Workplace) -> None:
     arrays, columns = KINDS[kind]
     x = np.random.default_rng(0).normal(size=(12, 9, 2)).astype(np.float32).cumsum(axis=1)
     np.savez(empty.path("frames.npz"), x=x, **arrays)
-    empty.ok("-q", "train", *NO_PLOTS, "--data", "frames.npz", "--task", "predict-next", *SMALL)
+    empty.ok("-q", "train", "--data", "frames.npz", "--task", "predict-next", "--max-steps", 2, *SMALL)
     empty.ok("-q", "export", "run", "--name", "frames")
     by_torch = empty.ok("-q", "eval", "run", "--json").json["metrics"]
     by_runtime = empty.ok("-q", "eval", "frames", "--json").json["metrics"]

@@ -13,6 +13,8 @@ from cli_helpers import NO_PLOTS, Workplace, copied, republish
 from stablernn_registry import Registry
 
 DAY = 86_400
+SMALL = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 3, "--set", "data.calendar=week")
+"""The same days in whichever unit, so that the weights are the same and their graphs are shared."""
 FIRST = 1_704_067_200  # 2024-01-01
 REFUSED = (
     "holds whole numbers that look like Unix times in seconds: 1704067200 would be 2024-01-01 00:00:00. Say what they "
@@ -22,10 +24,12 @@ REFUSED = (
 
 def write(path: Path, unit: str, steps: int = 90) -> None:
     days = np.arange(steps)
+    dates = np.datetime_as_string(np.datetime64("2024-01-01") + days, unit="D")
     times = {
         "s": FIRST + DAY * days,
         "ms": 1000 * (FIRST + DAY * days),
-        "iso": np.datetime_as_string(np.datetime64("2024-01-01") + days, unit="D") + np.array("T00:00:00Z"),
+        "iso": dates + np.array("T00:00:00Z"),
+        "yyyymmdd": np.char.replace(dates, "-", ""),
     }[unit]
     values = 10 + np.sin(2 * np.pi * days / 7)
     path.write_text("\n".join(["ds,y", *(f"{t},{y:.4f}" for t, y in zip(times, values, strict=True))]) + "\n")
@@ -38,8 +42,7 @@ def unix(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     for unit in ("s", "ms", "iso"):
         (place.folder / unit).mkdir()
         write(place.path(f"{unit}/d.csv"), unit)
-    small = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 3, "--set", "data.calendar=week")
-    place.ok("-q", "train", *NO_PLOTS, "--data", "s/d.csv", "--stamps", "unix-s", *small, "--run-dir", "run")
+    place.ok("-q", "train", *NO_PLOTS, "--data", "s/d.csv", "--stamps", "unix-s", *SMALL, "--run-dir", "run")
     place.ok("-q", "export", "run", "--name", "daily")
     return place
 
@@ -98,11 +101,8 @@ def test_a_model_of_dates_asks_what_the_numbers_are(workplace: Workplace) -> Non
 def dated(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """A run and a model ``digits:1`` of days as YYYYMMDD, as they were written before there was ``data.stamps``."""
     place = Workplace(tmp_path_factory.mktemp("dated"))
-    days = np.datetime_as_string(np.datetime64("2024-01-01") + np.arange(90), unit="D")
-    lines = [f"{day.replace('-', '')},{10 + np.sin(2 * np.pi * n / 7):.4f}" for n, day in enumerate(days)]
-    place.path("d.csv").write_text("\n".join(["ds,y", *lines]) + "\n")
-    small = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 3)
-    place.ok("-q", "train", *NO_PLOTS, "--data", "d.csv", "--stamps", "yyyymmdd", *small, "--run-dir", "run")
+    write(place.path("d.csv"), "yyyymmdd")
+    place.ok("-q", "train", *NO_PLOTS, "--data", "d.csv", "--stamps", "yyyymmdd", *SMALL, "--run-dir", "run")
     config = yaml.safe_load(place.path("run/config.yaml").read_text())
     del config["data"]["stamps"]
     place.path("run/config.yaml").write_text(yaml.safe_dump(config))

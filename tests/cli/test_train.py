@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from cli_helpers import Workplace, command
+from cli_helpers import NO_PLOTS, Result, Workplace
 
-TINY = ("--data", "digits", "--cell", "rnn", "--hidden-size", 4)
+TINY = ("--data", "digits", "--cell", "rnn", "--hidden-size", 4, *NO_PLOTS)
 
 
 def weights(run: Path) -> bytes:
@@ -40,9 +42,17 @@ def test_the_summary_is_one_document(empty: Workplace) -> None:
     assert stored == summary
 
 
-def test_the_seasonal_naive_score_stands_beside_a_forecast_score(empty: Workplace) -> None:
-    run = empty.ok("train", "--data", "co2", "--cell", "rnn", "--hidden-size", 2, "--max-steps", 1, "--run-dir", "run")
-    summary = json.loads((empty.path("run") / "summary.json").read_text())
+@pytest.fixture(scope="module")
+def forecast(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Any]:
+    """What a run of a forecast says, and its summary."""
+    place = Workplace(tmp_path_factory.mktemp("forecast"))
+    small = ("--data", "co2", "--cell", "rnn", "--hidden-size", 2, "--max-steps", 1)
+    result = place.ok("train", *small, *NO_PLOTS, "--run-dir", "run")
+    return result, json.loads((place.path("run") / "summary.json").read_text())
+
+
+def test_the_seasonal_naive_score_stands_beside_a_forecast_score(forecast: tuple[Result, Any]) -> None:
+    run, summary = forecast
     header = next(line for line in run.out.splitlines() if line.startswith("metric"))
     assert header.split("  ")[0] == "metric"
     for split in ("validation", "test"):
@@ -72,7 +82,7 @@ def test_a_run_directory_has_what_the_contract_says(trained: Workplace) -> None:
 def test_options_reach_the_configuration(empty: Workplace) -> None:
     empty.path("base.yaml").write_text("training: {lr: 0.5, batch_size: 64}\nmodel: {cell: gru, hidden_size: 3}\n")
     empty.ok(
-        "-q", "train", "--config", "base.yaml", "--data", "digits", "--lr", 0.01, "--max-steps", 2,
+        "-q", "train", *NO_PLOTS, "--config", "base.yaml", "--data", "digits", "--lr", 0.01, "--max-steps", 2,
         "--set", "training.clip_norm=1", "--set", "model.readout=mean", "--run-dir", "run",
     )  # fmt: skip
     config = yaml.safe_load((empty.path("run") / "config.yaml").read_text())
@@ -83,7 +93,7 @@ def test_options_reach_the_configuration(empty: Workplace) -> None:
 
 
 def test_progress_goes_to_stderr_a_line_an_epoch(empty: Workplace) -> None:
-    result = empty.ok("train", *TINY, "--epochs", 2)
+    result = empty.ok("train", *TINY, "--epochs", 2, "--batch-size", 128)
     lines = [line for line in result.err.splitlines() if line.startswith("epoch ")]
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
     assert all("loss " in line and "validation accuracy " in line for line in lines)
@@ -93,7 +103,7 @@ def test_progress_goes_to_stderr_a_line_an_epoch(empty: Workplace) -> None:
 
 
 def test_quiet_leaves_the_answer_only(empty: Workplace) -> None:
-    result = empty.ok("-q", "train", *TINY, "--epochs", 1, "--json")
+    result = empty.ok("-q", "train", *TINY, "--max-steps", 1, "--json")
     assert result.err == ""
     assert result.json["run"] == "runs/digits-rnn-1"
 
@@ -115,9 +125,9 @@ def test_a_useless_model_is_warned_of(empty: Workplace) -> None:
     assert f"Warning: {sentence}\n" in result.err
 
 
-def test_a_forecast_says_what_is_kept_of_its_layers(empty: Workplace) -> None:
-    run = empty.ok("train", "--data", "co2", "--cell", "rnn", "--hidden-size", 2, "--max-steps", 1, "--run-dir", "run")
-    gate = json.loads((empty.path("run") / "summary.json").read_text())["gate"]
+def test_a_forecast_says_what_is_kept_of_its_layers(forecast: tuple[Result, Any]) -> None:
+    run, summary = forecast
+    gate = summary["gate"]
     (line,) = [line for line in run.out.splitlines() if line.startswith("layers")]
     assert ("left out" in line) is (gate["share"] == 0)
     assert f"{gate['skip_error']:.4g} without" in line
@@ -160,7 +170,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_numbers(empty: Workplace) 
 
 
 def test_a_resumed_run_can_be_longer_but_not_another(empty: Workplace) -> None:
-    short = (*TINY, "--epochs", 1, "--set", "training.schedule=constant", "--run-dir", "run")
+    short = (*TINY, "--epochs", 1, "--batch-size", 128, "--set", "training.schedule=constant", "--run-dir", "run")
     empty.ok("-q", "train", *short)
     result = empty("train", "--resume", "--run-dir", "run", "--lr", 0.5)
     assert result.sentence.startswith("A resumed run keeps its settings: 'training.lr' was ")
@@ -168,36 +178,30 @@ def test_a_resumed_run_can_be_longer_but_not_another(empty: Workplace) -> None:
     assert empty.ok("-q", "train", "--resume", "--run-dir", "run", "--epochs", 2, "--json").json["epochs"] == 2
 
 
-def test_a_bar_is_drawn_where_somebody_watches(empty: Workplace) -> None:
+def test_a_bar_is_drawn_where_somebody_watches(empty: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     pty = pytest.importorskip("pty")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command("train", *TINY, "--epochs", 2, "--json"),
-        cwd=empty.folder,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(theirs)
-    seen = b""
-    # The read ends with an error once the other side is closed.
-    while chunk := _read(ours):
-        seen += chunk
-    out, _ = process.communicate(timeout=60)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        seen = pool.submit(_read_all, ours)
+        with open(theirs, "w") as terminal:
+            result = empty("train", *TINY, "--epochs", 2, "--batch-size", 512, "--json", stderr=terminal)
+        text = seen.result().decode(errors="replace")
     os.close(ours)
-    text = seen.decode(errors="replace")
-    assert json.loads(out)["epochs"] == 2
+    assert result.json["epochs"] == 2
     assert "epoch 2/2" in text
     assert "validation accuracy" in text
     assert "━" in text
 
 
-def _read(handle: int) -> bytes:
-    try:
-        return os.read(handle, 65536)
-    except OSError:
-        return b""
+def _read_all(handle: int) -> bytes:
+    seen = b""
+    # The read ends with an error once the other side is closed.
+    with contextlib.suppress(OSError):
+        while chunk := os.read(handle, 65536):
+            seen += chunk
+    return seen
 
 
 BAD = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reproduce_helpers import ctrl_c, die, leave_a_file, refuse, wait_long
+from process_jobs import ctrl_c, die, leave_a_file, refuse, wait_long
 from stablernn.errors import ConfigError, InterruptedRun, TrainingError
 from stablernn.reproduce.processes import Job, run_jobs
 

@@ -1,0 +1,30 @@
+"""Jobs that tests have done in other processes, which import this module; it imports little for that reason."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from stablernn.errors import ConfigError
+
+
+def leave_a_file(path: Path) -> None:
+    path.write_text("done", encoding="utf-8")
+
+
+def refuse(path: Path) -> None:
+    raise ConfigError(f"No {path.name} today.")
+
+
+def die(path: Path) -> None:
+    signal.raise_signal(signal.SIGKILL)
+
+
+def wait_long(path: Path) -> None:
+    path.write_text("begun", encoding="utf-8")
+    time.sleep(600)
+
+
+def ctrl_c(path: Path) -> None:
+    signal.raise_signal(signal.SIGINT)
