@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from cli_helpers import NO_PLOTS, Workplace
+from cli_helpers import ALIKE, NO_PLOTS, Workplace
 from stablernn import list_cells
 from stablernn.stability import certificate
 from stablernn_cli import options
@@ -17,21 +17,7 @@ from stablernn_registry import certificates
 def trained_cells(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     place = Workplace(tmp_path_factory.mktemp("certify"))
     for cell in ("lru", "rnn"):
-        place.ok(
-            "-q",
-            "train",
-            *NO_PLOTS,
-            "--data",
-            "digits",
-            "--cell",
-            cell,
-            "--hidden-size",
-            8,
-            "--max-steps",
-            2,
-            "--run-dir",
-            cell,
-        )
+        place.ok("-q", "train", "--cell", cell, *ALIKE, "--run-dir", cell)
     return place
 
 

@@ -12,14 +12,13 @@ from typing import Any
 import onnx
 import pytest
 
-from cli_helpers import NO_PLOTS, Workplace, command, copied, encoded, republish
+from cli_helpers import ALIKE, Workplace, command, copied, encoded, republish
 from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_endless_scan
 from stablernn_cli.promotion_checks import promotion_checks
 from stablernn_registry import GateRefused, Manifest, Registry
 
 STABLE, UNSTABLE = "digits:1", "digits:2"
 """Of an lru, contracting by construction; of a tanh network that was trained for five steps, bounded."""
-SMALL = ("--hidden-size", 16, "--max-steps", 5, "--batch-size", 16)
 CHECKS = ["policy kind", "files intact", "certificate recomputed", "parity recomputed", "signature of the graphs"]
 
 
@@ -28,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """Both versions; not to be changed."""
     workplace = Workplace(tmp_path_factory.mktemp("policy"))
     for cell in ("lru", "rnn"):
-        workplace.ok("-q", "train", *NO_PLOTS, "--data", "digits", "--cell", cell, *SMALL, "--run-dir", f"{cell}-run")
+        workplace.ok("-q", "train", "--cell", cell, *ALIKE, "--run-dir", f"{cell}-run")
         workplace.ok("-q", "export", f"{cell}-run", "--name", "digits")
     return workplace
 
@@ -75,9 +74,8 @@ def weaker(version: int) -> str:
 def test_from_two_trainings_to_a_gate_with_its_history(empty: Workplace) -> None:
     """As somebody does it who comes with nothing: each step by the command line, and what it says."""
     # Without --certified it is the unstable one, whose graphs are shared.
-    small = ("--data", "digits", "--cell", "rnn", *SMALL, *NO_PLOTS)
     for name, more in (("free", ()), ("kept", ("--certified",))):
-        empty.ok("-q", "train", *small, *more, "--run-dir", name)
+        empty.ok("-q", "train", "--cell", "rnn", *ALIKE, *more, "--run-dir", name)
     rules = ("--require", "contracting", "--max-parity", 1e-4, "--metric", "accuracy", "--worse-by", 0.05)
     why = ("--why", "it runs unattended")
     policy = ("-q", "registry", "policy", "set", "--alias", "production", *rules, "--model-signature", *why)

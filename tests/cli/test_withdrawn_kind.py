@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_helpers import NO_PLOTS, Workplace, encoded, republish
+from cli_helpers import ALIKE, NO_PLOTS, Workplace, encoded, republish
 from stablernn_registry import Registry
 
 MEANT = "WARNING: The kind 'local' was withdrawn and now means 'bounded' (docs/stability.md)."
@@ -134,11 +134,7 @@ def test_recomputing_still_finds_what_was_never_so(workplace: Workplace, changes
 
 
 def test_a_stored_certificate_of_the_withdrawn_kind_is_refused_where_more_is_proved(workplace: Workplace) -> None:
-    workplace.ok(
-        # As in test_policy.py, so that the two share their graphs.
-        *("-q", "train", *NO_PLOTS, "--data", "digits", "--cell", "lru", "--hidden-size", 16, "--max-steps", 5),
-        *("--batch-size", 16, "--run-dir", "lru"),
-    )
+    workplace.ok("-q", "train", "--cell", "lru", *ALIKE, "--run-dir", "lru")
     workplace.ok("-q", "export", "lru", "--name", "digits")
     stored = {**(Registry(workplace.registry).get("digits:3").manifest.certificate or {}), "kind": "local"}
     republish(workplace, "digits:3", {"certificate.json": encoded(stored)}, certificate=stored)
