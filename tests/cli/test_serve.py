@@ -105,7 +105,9 @@ def test_no_torch_in_the_process(server: Server) -> None:
     assert not loaded & {"torch", "stablernn", "onnx", "polars", "matplotlib", "scipy"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "SIGINT"]
+)
 def test_it_stops_when_asked(trained: Workplace, tmp_path: Path, number: signal.Signals) -> None:
     running = start(trained, tmp_path / "log", "--model", "digits:1")
     assert running.ready["models"] == ["digits:1"]

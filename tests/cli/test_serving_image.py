@@ -43,13 +43,13 @@ def run(image: Workplace, tmp_path: Path, *arguments: object) -> subprocess.Comp
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["cells", "list"],
+        pytest.param(["cells", "list"], marks=pytest.mark.slow),
         ["data", "list"],
         ["train", "--data", "digits", "--cell", "gru"],
-        ["eval", "digits-run"],
+        pytest.param(["eval", "digits-run"], marks=pytest.mark.slow),
         ["predict", "digits", "--input", "x.npz"],
-        ["export", "digits-run", "--name", "x"],
-        ["quickstart"],
+        pytest.param(["export", "digits-run", "--name", "x"], marks=pytest.mark.slow),
+        pytest.param(["quickstart"], marks=pytest.mark.slow),
     ],
     ids=lambda words: words[0],
 )
