@@ -13,8 +13,8 @@ from cli_helpers import NO_PLOTS, Workplace, copied, republish
 from stablernn_registry import Registry
 
 DAY = 86_400
-SMALL = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 3, "--set", "data.calendar=week")
-"""The same days in whichever unit, so that the weights are the same and their graphs are shared."""
+SMALL = ("--cell", "lipschitz", "--hidden-size", 4, "--max-steps", 3)
+CALENDAR = ("--set", "data.calendar=week")
 FIRST = 1_704_067_200  # 2024-01-01
 REFUSED = (
     "holds whole numbers that look like Unix times in seconds: 1704067200 would be 2024-01-01 00:00:00. Say what they "
@@ -42,7 +42,7 @@ def unix(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     for unit in ("s", "ms", "iso"):
         (place.folder / unit).mkdir()
         write(place.path(f"{unit}/d.csv"), unit)
-    place.ok("-q", "train", *NO_PLOTS, "--data", "s/d.csv", "--stamps", "unix-s", *SMALL, "--run-dir", "run")
+    place.ok("-q", "train", *NO_PLOTS, "--data", "s/d.csv", "--stamps", "unix-s", *SMALL, *CALENDAR, "--run-dir", "run")
     place.ok("-q", "export", "run", "--name", "daily")
     return place
 
