@@ -19,11 +19,38 @@ FOLDERS = {
 }
 
 
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
 @pytest.mark.parametrize("package", ["stablernn_server", "stablernn_registry", "stablernn_cli.main"])
 def test_importing_it_loads_no_torch(package: str) -> None:
     code = f"import {package}, sys; print([name for name in ('torch', 'stablernn') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code) == "[]"
+
+
+@pytest.mark.parametrize("package", ["stablernn", "stablernn.data"])
+def test_the_library_loads_torch_only_when_it_is_used(package: str) -> None:
+    assert run_python(f"import {package}, sys; print('torch' in sys.modules)") == "False"
+
+
+@pytest.mark.parametrize(
+    "imports",
+    ["import stablernn as srn", "import stablernn as srn, stablernn.export.weights"],
+    ids=["first", "after a module below it"],
+)
+def test_export_can_be_called_in_either_order_of_imports(imports: str, tmp_path: Path) -> None:
+    code = f"{imports}; print(*sorted(srn.export(srn.Classifier('gru', 1, 2, 3), {str(tmp_path)!r}).files))"
+    files = "certificate.json config.json parity.json sequence.onnx step.onnx weights.safetensors"
+    assert run_python(code) == files
+
+
+def test_public_names_and_modules_are_found_when_asked_for() -> None:
+    code = "import stablernn; print(stablernn.models.Classifier is stablernn.Classifier, 'certify' in dir(stablernn))"
+    assert run_python(code) == "True True"
+    assert run_python("import stablernn; print(hasattr(stablernn, 'nothing'), hasattr(stablernn, '_nothing'))") == (
+        "False False"
+    )
 
 
 @pytest.mark.parametrize("package", ["stablernn", "stablernn_registry", "stablernn_server", "stablernn.cells"])

@@ -1,4 +1,4 @@
-"""Writes what the documentation takes from the code: pages of ``docs/`` and the tables of ``README.md``.
+"""Writes what is generated from the code: pages of ``docs/``, the tables of ``README.md``, and the catalog of cells.
 
 ``python -m stablernn_cli.docs`` in the repository (``make docs``); tests fail when either is out of date.
 """
@@ -41,6 +41,13 @@ Every cell trains, exports to ONNX and TorchScript, and is served. Vectors are c
 `hidden_size`. Each has two presets of options and training settings: `practical`, ours, the default, and `paper`, the
 published values where they are known. Options are set by `--set model.cell_options.NAME=VALUE`.
 """
+
+
+def cells_catalog() -> str:
+    """Return the facts about all cells as the file that ``stablernn cells`` reads."""
+    from stablernn.cells import cell_info, list_cells
+
+    return json.dumps([cell_info(key).facts() for key in list_cells()], indent=1, allow_nan=False) + "\n"
 
 
 def cells_page() -> str:
@@ -205,6 +212,7 @@ def main() -> None:
     root = Path(__file__).parents[2]
     (root / "docs" / "cli.md").write_text(render(), encoding="utf-8")
     (root / "docs" / "cells.md").write_text(cells_page(), encoding="utf-8")
+    (root / "stablernn" / "cells" / "catalog.json").write_text(cells_catalog(), encoding="utf-8")
     (root / "docs" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
     served = root / "docs" / "serving.md"
     served.write_text(serving(served.read_text(encoding="utf-8")), encoding="utf-8")

@@ -62,6 +62,28 @@ class CellInfo:
         return defaults | dict(self.paper_options) if preset == "paper" else defaults
 
 
+    def facts(self) -> dict[str, Any]:
+        """Return everything that can be told of the cell without its class, as JSON types.
+
+        Besides the attributes: ``options`` and ``training`` by preset, and ``takes``, which says whether a step takes
+        the time since the one before (``dt``) and missing values (``missing``).
+        """
+        return {
+            "key": self.key,
+            "title": self.title,
+            "paper": self.paper,
+            "year": self.year,
+            "guarantee": self.guarantee,
+            "family": self.family,
+            "exports": list(self.exports),
+            "equation": self.equation,
+            "options": {preset: self.options(preset) for preset in PRESETS},
+            "training": {preset: dict(self.training.get(preset, {})) for preset in PRESETS},
+            "paper_source": self.paper_source,
+            "takes": {"dt": self.cell.takes_dt, "missing": self.cell.takes_missing},
+        }
+
+
 _CATALOG: dict[str, CellInfo] = {}
 
 _Cell = TypeVar("_Cell", bound=type[StableCell])

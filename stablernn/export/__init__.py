@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from stablernn._version import __version__
@@ -185,3 +187,17 @@ def _tensor(name: Any, shape: Any, *, dtype: str = "float32", optional: bool = F
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+class _CallableModule(ModuleType):
+    """This package, callable as :func:`export`.
+
+    ``stablernn.export`` is a public function, but the import system binds the name to this package whenever a module
+    below it is imported.
+    """
+
+    def __call__(self, *args: Any, **options: Any) -> ExportReport:
+        return export(*args, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from stablernn_cli.output import JsonOption, Output
 
-if TYPE_CHECKING:
-    from stablernn.cells import CellInfo
+LISTED = ("key", "title", "paper", "year", "guarantee", "family", "exports")
+"""Facts that the list gives of each cell."""
 
 app = typer.Typer(help="Look up the cells that can be trained", no_args_is_help=True)
 
@@ -24,10 +24,10 @@ def list_(
 
     Example: stablernn cells list 'lipschitz*'
     """
-    from stablernn.cells import cell_info, list_cells
+    from stablernn.catalog import cell_facts
 
     output = Output.of(context, as_json)
-    rows = [_row(cell_info(key)) for key in list_cells(pattern)]
+    rows = [{fact: cell[fact] for fact in LISTED} for cell in cell_facts(pattern)]
     if as_json:
         output.document(rows)
     else:
@@ -50,40 +50,32 @@ def show(
 
     Example: stablernn cells show lipschitz
     """
-    from stablernn.cells import cell_info
+    from stablernn.catalog import facts_of_cell
 
     output = Output.of(context, as_json)
-    info = cell_info(name)
-    presets = {preset: info.options(preset) for preset in ("practical", "paper")}
-    document = {
-        **_row(info),
-        "equation": info.equation,
-        "options": presets,
-        "training": {preset: dict(info.training.get(preset, {})) for preset in presets},
-        "paper_source": info.paper_source,
-        "takes": {"dt": info.cell.takes_dt, "missing": info.cell.takes_missing},
-        "train": f"stablernn train --data digits --cell {info.key} --hidden-size 64 --run-dir runs/{info.key}",
-    }
+    cell = facts_of_cell(name)
+    command = f"stablernn train --data digits --cell {name} --hidden-size 64 --run-dir runs/{name}"
+    document = {**cell, "train": command}
     if as_json:
         output.document(document)
         return
     output.facts(
         {
-            "key": info.key,
-            "paper": info.paper,
-            "family": info.family,
-            "guarantee": info.guarantee,
-            "one step": info.equation,
-            "irregular time": "takes the time between steps" if info.cell.takes_dt else "regular steps only",
-            "missing values": "takes them as they are" if info.cell.takes_missing else "filled in before the cell",
-            "exports to": ", ".join(info.exports),
+            "key": name,
+            "paper": cell["paper"],
+            "family": cell["family"],
+            "guarantee": cell["guarantee"],
+            "one step": cell["equation"],
+            "irregular time": "takes the time between steps" if cell["takes"]["dt"] else "regular steps only",
+            "missing values": "takes them as they are" if cell["takes"]["missing"] else "filled in before the cell",
+            "exports to": ", ".join(cell["exports"]),
         },
-        title=info.title,
+        title=cell["title"],
     )
-    _show_presets(output, "option (model.cell_options.*)", presets)
-    _show_presets(output, "recommended (training.*)", document["training"])
-    output.text(f"\nThe preset 'practical' is ours. 'paper': {info.paper_source or 'the same values'}")
-    output.text(f"\nTrain it:\n    {document['train']}")
+    _show_presets(output, "option (model.cell_options.*)", cell["options"])
+    _show_presets(output, "recommended (training.*)", cell["training"])
+    output.text(f"\nThe preset 'practical' is ours. 'paper': {cell['paper_source'] or 'the same values'}")
+    output.text(f"\nTrain it:\n    {command}")
 
 
 def _show_presets(output: Output, heading: str, presets: dict[str, dict[str, Any]]) -> None:
@@ -94,15 +86,3 @@ def _show_presets(output: Output, heading: str, presets: dict[str, dict[str, Any
             (heading, "practical", "paper"),
             [[name, *(str(presets[preset].get(name, "-")) for preset in ("practical", "paper"))] for name in names],
         )
-
-
-def _row(info: CellInfo) -> dict[str, Any]:
-    return {
-        "key": info.key,
-        "title": info.title,
-        "paper": info.paper,
-        "year": info.year,
-        "guarantee": info.guarantee,
-        "family": info.family,
-        "exports": list(info.exports),
-    }
