@@ -6,10 +6,9 @@ for torch.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from stablernn._lazy import lazy_names
 from stablernn._version import __version__
 
 if TYPE_CHECKING:
@@ -31,29 +30,16 @@ __all__ = [
     "list_cells",
 ]
 
-_MODULES = {
-    "Classifier": "models",
-    "Forecaster": "models",
-    "SequencePredictor": "models",
-    "StableRNN": "layers",
-    "certify": "stability.certificate",
-    "create_cell": "cells",
-    "export": "export",
-    "list_cells": "cells",
-}
-"""Module below this package that defines each public name."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-        # Found without this function from now on.
-        globals()[name] = value
-        return value
-    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Classifier": "models",
+        "Forecaster": "models",
+        "SequencePredictor": "models",
+        "StableRNN": "layers",
+        "certify": "stability.certificate",
+        "create_cell": "cells",
+        "export": "export",
+        "list_cells": "cells",
+    },
+)

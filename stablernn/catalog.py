@@ -1,4 +1,7 @@
-"""Facts about the cells, for programs that list them: reads a file, and imports neither cells nor torch."""
+"""Facts about cells and named datasets, for programs that list them: reads files, and imports neither torch nor NumPy.
+
+Both files are written by ``make docs`` from the code.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from stablernn.data.named.places import DataFile, presence
 from stablernn.errors import unknown
 
 CELLS = Path(__file__).parent / "cells" / "catalog.json"
-"""Written by ``make docs`` from the decorators of the cell classes."""
+DATASETS = Path(__file__).parent / "data" / "named" / "catalog.json"
+BUNDLED = Path(__file__).parent / "data" / "bundled"
 
 
 def cell_facts(pattern: str = "*") -> list[dict[str, Any]]:
     """Return the facts about the cells whose keys match a shell-style pattern, sorted by key.
 
-    See :meth:`stablernn.cells.CellInfo.facts` for the keys.
+    See :meth:`stablernn.cells.CellInfo.facts` for the facts.
     """
     rows: list[dict[str, Any]] = json.loads(CELLS.read_text(encoding="utf-8"))
     return [row for row in rows if fnmatchcase(row["key"], pattern)]
@@ -32,3 +37,20 @@ def facts_of_cell(key: str) -> dict[str, Any]:
     if key not in rows:
         raise unknown("cell", key, rows, "See `stablernn cells list`.")
     return rows[key]
+
+
+def dataset_facts(pattern: str = "*") -> list[dict[str, Any]]:
+    """Return the facts about the datasets whose names match a shell-style pattern, sorted by name.
+
+    Besides those of :meth:`stablernn.data.DatasetInfo.facts`: ``here``, whether the files are on this machine
+    (``yes``, ``partly`` or ``no``).
+    """
+    rows: list[dict[str, Any]] = json.loads(DATASETS.read_text(encoding="utf-8"))
+    return [_with_presence(row) for row in rows if fnmatchcase(row["name"], pattern)]
+
+
+def _with_presence(row: dict[str, Any]) -> dict[str, Any]:
+    facts = {key: value for key, value in row.items() if key not in ("bundled", "files", "folders")}
+    files = [DataFile(file["name"], also=tuple(file["also"]), packed=file["packed"]) for file in row["files"]]
+    names = [str(BUNDLED / row["bundled"])] if row["bundled"] else [file.name for file in files]
+    return {**facts, "here": presence(files, row["folders"]), "files": names}

@@ -11,7 +11,7 @@ from named_helpers import at_home, images, lay, published
 from stablernn.reproduce import published as tables
 from stablernn.reproduce.published import TABLES
 from stablernn.reproduce.table import Curvature, Protocol, Row, Table
-from stablernn.robustness.report import Settings
+from stablernn.robustness.settings import Settings
 
 EPOCHS = 3
 

@@ -1,4 +1,4 @@
-"""Writes what is generated from the code: pages of ``docs/``, the tables of ``README.md``, and the catalog of cells.
+"""Writes what is generated from the code: pages of ``docs/``, tables of ``README.md``, catalogs of cells and datasets.
 
 ``python -m stablernn_cli.docs`` in the repository (``make docs``); tests fail when either is out of date.
 """
@@ -48,6 +48,13 @@ def cells_catalog() -> str:
     from stablernn.cells import cell_info, list_cells
 
     return json.dumps([cell_info(key).facts() for key in list_cells()], indent=1, allow_nan=False) + "\n"
+
+
+def datasets_catalog() -> str:
+    """Return the facts about all named datasets as the file that ``stablernn data list`` reads."""
+    from stablernn.data import list_datasets
+
+    return json.dumps([info.facts() for info in list_datasets()], indent=1, ensure_ascii=False) + "\n"
 
 
 def cells_page() -> str:
@@ -213,6 +220,7 @@ def main() -> None:
     (root / "docs" / "cli.md").write_text(render(), encoding="utf-8")
     (root / "docs" / "cells.md").write_text(cells_page(), encoding="utf-8")
     (root / "stablernn" / "cells" / "catalog.json").write_text(cells_catalog(), encoding="utf-8")
+    (root / "stablernn" / "data" / "named" / "catalog.json").write_text(datasets_catalog(), encoding="utf-8")
     (root / "docs" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
     served = root / "docs" / "serving.md"
     served.write_text(serving(served.read_text(encoding="utf-8")), encoding="utf-8")

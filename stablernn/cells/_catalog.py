@@ -61,7 +61,6 @@ class CellInfo:
         _check_preset(preset)
         return defaults | dict(self.paper_options) if preset == "paper" else defaults
 
-
     def facts(self) -> dict[str, Any]:
         """Return everything that can be told of the cell without its class, as JSON types.
 

@@ -3,12 +3,19 @@
 All values are in raw units and NaN means missing. ``docs/data.md`` describes the formats.
 """
 
-from stablernn.data.catalog import dataset_info, list_datasets
-from stablernn.data.inputs import InputSet, read_inputs
-from stablernn.data.load import load_data
-from stablernn.data.named.entry import DatasetInfo
-from stablernn.data.types import ClassificationData, ForecastData, SequenceSplit, Series
-from stablernn.data.windows import Samples, WindowSet
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stablernn._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from stablernn.data.catalog import dataset_info, list_datasets
+    from stablernn.data.inputs import InputSet, read_inputs
+    from stablernn.data.load import load_data
+    from stablernn.data.named.entry import DatasetInfo
+    from stablernn.data.types import ClassificationData, ForecastData, SequenceSplit, Series
+    from stablernn.data.windows import Samples, WindowSet
 
 __all__ = [
     "ClassificationData",
@@ -24,3 +31,21 @@ __all__ = [
     "load_data",
     "read_inputs",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "ClassificationData": "types",
+        "DatasetInfo": "named.entry",
+        "ForecastData": "types",
+        "InputSet": "inputs",
+        "Samples": "windows",
+        "SequenceSplit": "types",
+        "Series": "types",
+        "WindowSet": "windows",
+        "dataset_info": "catalog",
+        "list_datasets": "catalog",
+        "load_data": "load",
+        "read_inputs": "inputs",
+    },
+)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stablernn.atomic_files import plain, read_json, write_json
 from stablernn.errors import CheckpointError, ConfigError
 from stablernn.reproduce.table import FULL, ProtocolName, Table
-from stablernn.training._files import plain, read_json, write_json
-from stablernn.training.run import RunDirectory
+
+if TYPE_CHECKING:
+    from stablernn.training.run import RunDirectory
 
 ROOT = Path("reproductions")
 """Below the working directory."""
@@ -28,20 +30,27 @@ class Run:
     Attributes:
         cell: Key of the catalog.
         seed: Of its training.
-        directory: Its run directory.
+        path: Its run directory.
     """
 
     cell: str
     seed: int
-    directory: RunDirectory
+    path: Path
 
     @property
     def name(self) -> str:
         return f"{self.cell}, seed {self.seed}"
 
     @property
+    def directory(self) -> RunDirectory:
+        # Tables are listed without torch, which this module imports.
+        from stablernn.training.run import RunDirectory
+
+        return RunDirectory(self.path)
+
+    @property
     def is_done(self) -> bool:
-        return self.directory.summary.is_file()
+        return (self.path / "summary.json").is_file()
 
     @property
     def accuracies(self) -> dict[int, float]:
@@ -70,7 +79,7 @@ class Folder:
         return self.path / f"{table.key}.png"
 
     def run(self, cell: str, seed: int) -> Run:
-        return Run(cell, seed, RunDirectory(self.path / "runs" / f"{cell}-{seed}"))
+        return Run(cell, seed, self.path / "runs" / f"{cell}-{seed}")
 
     def finished(self, table: Table) -> list[Run]:
         """The runs that are done, in the order of the table, then by seed."""

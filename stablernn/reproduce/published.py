@@ -6,7 +6,7 @@ from typing import Any
 
 from stablernn.errors import unknown
 from stablernn.reproduce.table import FULL, SHORT, Column, Curvature, Protocol, Row, Table
-from stablernn.robustness.report import Settings
+from stablernn.robustness.settings import Settings
 
 # The last state alone is read, of one network, without anything that the paper does not have.
 _PLAIN_MODEL: dict[str, Any] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stablernn.atomic_files import plain, read_json, write_bytes, write_json
 from stablernn.data import ClassificationData
 from stablernn.data.load import LARGEST_SEED
 from stablernn.errors import ConfigError, unknown
@@ -16,14 +17,13 @@ from stablernn.reproduce.folder import ROOT, Folder, Run, default_folder
 from stablernn.reproduce.measure import figures, measure
 from stablernn.reproduce.pictures import plot_attacks
 from stablernn.reproduce.processes import Job, run_jobs
-from stablernn.reproduce.published import TABLES, published_table
+from stablernn.reproduce.published import published_table
 from stablernn.reproduce.render import page
-from stablernn.reproduce.shipped import shipped_results
 from stablernn.reproduce.sizes import hidden_size, parameter_count
-from stablernn.reproduce.table import FULL, SHORT, STATES, Protocol, ProtocolName, State, Table
+from stablernn.reproduce.states import state_of
+from stablernn.reproduce.table import FULL, Protocol, ProtocolName, Table
 from stablernn.stability.certificate import KINDS
 from stablernn.training import load_run_data, train
-from stablernn.training._files import plain, read_json, write_bytes, write_json
 from stablernn.training.config import load_config, validate
 from stablernn.training.environment import environment
 
@@ -114,7 +114,7 @@ def reproduce(
         "title": table.title,
         "paper": table.paper,
         "source": table.source,
-        "state": _state_of({"protocol": rules.document(), "missing": missing}),
+        "state": state_of({"protocol": rules.document(), "missing": missing}),
         "missing": missing,
         "protocol": {**rules.document(), "headline": dict(table.headline), "lost": table.lost},
         "match": {"validation_accuracy": target, "given": match_accuracy is not None},
@@ -128,48 +128,6 @@ def reproduce(
     if rules.attacks is not None:
         plot_attacks(folder.picture(table), results)
     return results | {"output": str(folder.path)}
-
-
-def states(root: Path) -> list[Results]:
-    """Returns every table with the state of its best reproduction, made below a folder or shipped with stablernn."""
-    rows = []
-    for table in TABLES.values():
-        folders = [Folder(default_folder(root, table, name)) for name in (FULL, SHORT)]
-        made = [(folder, results) for folder in folders if (results := folder.read_results()) is not None]
-        best = max(made, key=lambda pair: STATES.index(_state_of(pair[1])), default=None)
-        shipped = shipped_results(table)
-        candidates = [pair[1] for pair in (best, shipped) if pair is not None]
-        rows.append(
-            {
-                "table": table.key,
-                "paper": table.paper,
-                "rows": len(table.rows),
-                "state": max((_state_of(results) for results in candidates), key=STATES.index, default=STATES[0]),
-                "title": table.title,
-                "source": table.source,
-                "output": None if best is None else str(best[0].path),
-                "shipped": None if shipped is None else _shipped_row(*shipped),
-                "finished_runs": {FULL: len(folders[0].finished(table)), SHORT: len(folders[1].finished(table))},
-            }
-        )
-    return rows
-
-
-def _shipped_row(path: Path, results: Results) -> dict[str, Any]:
-    made_with = results["environment"]
-    return {
-        "state": _state_of(results),
-        "commit": made_with["commit"],
-        "time": made_with["time"],
-        "results": str(path),
-    }
-
-
-def _state_of(results: Mapping[str, Any]) -> State:
-    """Returns the state that results are in; those of older versions call a partial reproduction short, too."""
-    if results["protocol"]["name"] != FULL:
-        return "short"
-    return "partial" if results["missing"] else "full"
 
 
 def train_one(settings: Mapping[str, Any], directory: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stablernn.atomic_files import plain, read_json
 from stablernn.errors import CheckpointError
 from stablernn.reproduce.table import FULL, Table
-from stablernn.training._files import plain, read_json
 
 
 def shipped_results(table: Table) -> tuple[Path, dict[str, Any]] | None:

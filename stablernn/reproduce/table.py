@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from stablernn.robustness.report import Settings as Attacks
+from stablernn.robustness.settings import Settings as Attacks
 
 ProtocolName = Literal["full", "short"]
 FULL: ProtocolName = "full"

@@ -14,7 +14,6 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +22,8 @@ from stablernn.cells import kept_weights
 from stablernn.layers import valid_steps
 from stablernn.models import Classifier
 from stablernn.preprocessing import Patches
+from stablernn.robustness.settings import Norm
 
-Norm = Literal["linf", "l2"]
 Logits = Callable[[Tensor], Tensor]
 """From changes ``(batch, ...)`` to logits ``(batch, classes)``, each row by itself; with gradients."""
 

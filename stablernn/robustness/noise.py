@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stablernn.robustness.settings import DRAWS
+
 Array = npt.NDArray[Any]
 Predict = Callable[[Array], Array]
 """From values (samples, time, features) to class numbers (samples,)."""
-
-DRAWS = 5
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from stablernn.training._files import write_json
+from stablernn.atomic_files import write_json
 from stablernn.training.plots import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style
 
 Report = Mapping[str, Any]

@@ -18,8 +18,8 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablernn.atomic_files import plain, write_bytes, write_json
 from stablernn.errors import CheckpointError
-from stablernn.training._files import plain, write_bytes, write_json
 
 FORMAT = "stablernn-checkpoint-1"
 

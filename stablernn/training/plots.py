@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from stablernn.training._files import write_bytes
+from stablernn.atomic_files import write_bytes
 
 Array = npt.NDArray[Any]
 Record = dict[str, Any]

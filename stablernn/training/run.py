@@ -20,6 +20,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from stablernn.atomic_files import plain, read_json, write_bytes, write_json
 from stablernn.augment import Augmentation
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.data.catalog import is_dataset
@@ -33,7 +34,6 @@ from stablernn.errors import CheckpointError, ConfigError, DataError, Interrupte
 from stablernn.models import Classifier, Forecaster, SequenceModel, build_model
 from stablernn.stability.certificate import prove
 from stablernn.tasks import ClassifyTask, ForecastTask, Task
-from stablernn.training._files import plain, read_json, write_bytes, write_json
 from stablernn.training.baselines import Baselines
 from stablernn.training.calibration import fit_offsets, fit_temperature
 from stablernn.training.certified import check_certified, proved_in_short

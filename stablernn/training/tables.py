@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stablernn.atomic_files import write_bytes
 from stablernn.data import ForecastData
 from stablernn.metrics import ratio
-from stablernn.training._files import write_bytes
 from stablernn.training.evaluate import Array, Outputs, Scorer
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from cli_helpers import Workplace
-from stablernn_cli.docs import cells_page, readme, render, serving
+from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, readme, render, serving
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
@@ -76,6 +76,17 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert done.stderr.strip() == "0 []"
 
 
+@pytest.mark.parametrize("command", ["cells list", "cells show gru", "data list", "reproduce list"])
+def test_lists_load_nothing_heavy(command: str) -> None:
+    code = (
+        "import sys; from stablernn_cli.main import run; code = run(sys.argv[1:]);"
+        f"print(code, [name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "-q", *command.split()], capture_output=True, text=True)
+    assert done.stdout
+    assert done.stderr.splitlines()[-1] == "0 []"
+
+
 def test_registry_commands_load_no_torch(trained: Workplace) -> None:
     code = (
         "import sys; from stablernn_cli.main import run; run(sys.argv[1:]);"
@@ -123,6 +134,10 @@ def test_the_documentation_is_current() -> None:
     root = Path(__file__).parents[2]
     assert (root / "docs" / "cli.md").read_text(encoding="utf-8") == render(), "run `make docs`"
     assert (root / "docs" / "cells.md").read_text(encoding="utf-8") == cells_page(), "run `make docs`"
+    catalogs = root / "stablernn"
+    assert (catalogs / "cells" / "catalog.json").read_text(encoding="utf-8") == cells_catalog(), "run `make docs`"
+    named = catalogs / "data" / "named" / "catalog.json"
+    assert named.read_text(encoding="utf-8") == datasets_catalog(), "run `make docs`"
     assert (root / "docs" / "configuration.md").read_text(encoding="utf-8") == configuration_page(), "run `make docs`"
     served = (root / "docs" / "serving.md").read_text(encoding="utf-8")
     assert served == serving(served), "run `make docs`"

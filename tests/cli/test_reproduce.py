@@ -13,7 +13,6 @@ import pytest
 from cli_helpers import Workplace
 from reproduce_helpers import little_images, little_table, two_rows
 from stablernn.data import dataset_info
-from stablernn.data.named.fetch import presence
 from stablernn.reproduce.published import TABLES
 from stablernn_cli.commands import reproduce
 
@@ -155,7 +154,7 @@ def test_without_the_images_it_says_which_files_are_wanted(little: Workplace, mo
 
 
 def needs_mnist() -> None:
-    if presence(dataset_info("mnist-rows")) != "yes":
+    if dataset_info("mnist-rows").presence != "yes":
         pytest.skip("MNIST is not below STABLERNN_DATA")
 
 

@@ -18,7 +18,7 @@ from named_helpers import at_home, batches, entry, images, lay, published, sha25
 from stablernn.data import dataset_info, load_data
 from stablernn.data.named import fetch as fetching
 from stablernn.data.named.entry import DatasetInfo
-from stablernn.data.named.fetch import fetch, presence
+from stablernn.data.named.fetch import fetch
 from stablernn.errors import DataError
 
 IMAGES = images()
@@ -94,13 +94,13 @@ def left_behind(folder: Path) -> list[str]:
 
 
 def test_files_are_fetched_checked_and_used(mnist: DatasetInfo, home: Home, tmp_path: Path) -> None:
-    assert presence(mnist) == "no"
+    assert mnist.presence == "no"
     told: list[str] = []
     fetched = fetch(mnist, report=told.append)
     assert [path.name for path in fetched] == [f"{name}.gz" for name in IMAGES]
     assert left_behind(tmp_path) == sorted(f"data/mnist/{name}.gz" for name in IMAGES)
     assert told == [f"Fetching {home.address}/{name}.gz" for name in IMAGES]
-    assert presence(mnist) == "yes"
+    assert mnist.presence == "yes"
     assert load_data("mnist").notes["sequences"]["test"] == 10
     assert fetch(mnist) == []
     assert len(home.asked) == 4
@@ -110,7 +110,7 @@ def test_loading_fetches_what_is_not_here(
     mnist: DatasetInfo, home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lay(tmp_path / "data" / "mnist", {name: IMAGES[name] for name in IMAGES if "t10k" in name})
-    assert presence(mnist) == "partly"
+    assert mnist.presence == "partly"
     with caplog.at_level(logging.WARNING):
         data = load_data("mnist")
     assert data.notes["sequences"] == {"train": 12, "validation": 12, "test": 10}
@@ -124,10 +124,10 @@ def test_where_the_users_folder_is_not_named_files_go_into_the_cache(
     monkeypatch.delenv("STABLERNN_DATA")
     fetch(mnist)
     assert left_behind(tmp_path) == sorted(f"cache/datasets/mnist/{name}.gz" for name in IMAGES)
-    assert presence(mnist) == "yes"
+    assert mnist.presence == "yes"
     # And they are found there when a folder is named later.
     monkeypatch.setenv("STABLERNN_DATA", str(tmp_path / "data"))
-    assert presence(mnist) == "yes"
+    assert mnist.presence == "yes"
 
 
 def test_files_of_another_content_are_refused_and_not_kept(mnist: DatasetInfo, home: Home, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_transfer_that_breaks_off_is_refused_and_not_kept(mnist: DatasetInfo, 
     assert left_behind(tmp_path) == ["data/mnist/train-images-idx3-ubyte.gz"]
     del home.announce[name]
     assert len(fetch(mnist)) == 3
-    assert presence(mnist) == "yes"
+    assert mnist.presence == "yes"
 
 
 def test_a_file_that_is_not_there_is_named(mnist: DatasetInfo, home: Home, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import pytest
 
 from stablernn.data import ClassificationData, ForecastData, dataset_info, load_data
 from stablernn.data.named.audio import log_magnitudes, read_speech
-from stablernn.data.named.fetch import presence
 from stablernn.data.named.places import find
 from stablernn.data.named.timit import CORE, DEVELOPMENT
 from stablernn.data.steps import StepData
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.skipif(not ROOT, reason="STABLERNN_DATA does not say wh
 
 
 def needs(key: str, *, partly: bool = False) -> None:
-    here = presence(dataset_info(key))
+    here = dataset_info(key).presence
     if here != "yes" and not (partly and here == "partly"):
         pytest.skip(f"STABLERNN_DATA has not all files of {key}")
 

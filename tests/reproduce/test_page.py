@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from stablernn.atomic_files import plain
 from stablernn.reproduce.published import TABLES
 from stablernn.reproduce.render import page
-from stablernn.training._files import plain
 
 ROOT = Path(__file__).parents[2]
 TABLE = TABLES["robustness"]

@@ -14,17 +14,18 @@ import pytest
 import torch
 
 from reproduce_helpers import EPOCHS, little_images, little_table, two_rows
+from stablernn.atomic_files import read_json
 from stablernn.data import ClassificationData, load_data
 from stablernn.errors import CheckpointError, ConfigError, InterruptedRun, UnknownNameError
 from stablernn.models import Classifier
 from stablernn.reproduce.folder import default_folder
 from stablernn.reproduce.measure import in_raw_units
 from stablernn.reproduce.published import TABLES
-from stablernn.reproduce.running import reproduce, states
+from stablernn.reproduce.running import reproduce
+from stablernn.reproduce.states import states
 from stablernn.reproduce.table import FULL, SHORT, ProtocolName, Table
 from stablernn.robustness.attacks import Perturbed, prepared
 from stablernn.training import Progress, load_config, load_run, train
-from stablernn.training._files import read_json
 
 
 @pytest.fixture(scope="module")

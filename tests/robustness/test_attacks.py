@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stablernn import Classifier
-from stablernn.robustness.attacks import Box, Norm, Perturbed, deepfool, pgd, prepared, sizes
+from stablernn.robustness.attacks import Box, Perturbed, deepfool, pgd, prepared, sizes
+from stablernn.robustness.settings import Norm
 
 BOTH = pytest.mark.parametrize("norm", ["linf", "l2"])
 

@@ -17,7 +17,8 @@ from stablernn import Classifier
 from stablernn.data.types import ClassificationData, SequenceSplit
 from stablernn.errors import ConfigError, DataError
 from stablernn.robustness.pictures import write_report
-from stablernn.robustness.report import Settings, robustness
+from stablernn.robustness.report import robustness
+from stablernn.robustness.settings import Settings
 
 QUICK = Settings(linf_budgets=(0.01, 0.3, 1.0), l2_budgets=(0.001, 1.0, 4.0), steps=10, sequences=60, draws=2)
 

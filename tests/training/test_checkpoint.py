@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from stablernn.atomic_files import plain, write_bytes, write_json
 from stablernn.errors import CheckpointError
-from stablernn.training._files import plain, write_bytes, write_json
 from stablernn.training.checkpoint import (
     FORMAT,
     Checkpoint,

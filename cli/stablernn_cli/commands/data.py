@@ -9,6 +9,9 @@ import typer
 from stablernn_cli.commands.data_check import check
 from stablernn_cli.output import JsonOption, Output
 
+LISTED = ("name", "title", "task", "here", "splits", "variants", "options", "licence", "source", "settings", "files")
+"""Facts that the list gives of each dataset."""
+
 app = typer.Typer(help="Look up named datasets, look at data", no_args_is_help=True)
 
 
@@ -25,26 +28,10 @@ def list_(
 
     Example: stablernn data list "*mnist*"
     """
-    from stablernn.data import list_datasets
-    from stablernn.data.named.fetch import presence
+    from stablernn.catalog import dataset_facts
 
     output = Output.of(context, as_json)
-    rows: list[dict[str, Any]] = [
-        {
-            "name": info.key,
-            "title": info.title,
-            "task": info.task,
-            "here": presence(info),
-            "splits": info.splits,
-            "variants": list(info.variants),
-            "options": list(info.takes),
-            "licence": info.licence,
-            "source": info.source,
-            "settings": dict(info.settings),
-            "files": [str(info.file)] if info.file else [file.name for file in info.files],
-        }
-        for info in list_datasets(pattern)
-    ]
+    rows = [{fact: dataset[fact] for fact in LISTED} for dataset in dataset_facts(pattern)]
     if as_json:
         output.document(rows)
     else:
@@ -69,14 +56,14 @@ def fetch_(
     Example: stablernn data fetch mnist etth1
     """
     from stablernn.data import dataset_info
-    from stablernn.data.named.fetch import fetch, presence
+    from stablernn.data.named.fetch import fetch
 
     output = Output.of(context, as_json)
     infos = [dataset_info(name) for name in names]
     rows: list[dict[str, Any]] = []
     for info in infos:
         fetched = fetch(info, base=base, report=output.note)
-        rows.append({"name": info.key, "here": presence(info), "fetched": [str(path) for path in fetched]})
+        rows.append({"name": info.key, "here": info.presence, "fetched": [str(path) for path in fetched]})
     if as_json:
         output.document(rows)
         return

@@ -18,7 +18,7 @@ from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
     from stablernn.models import Classifier
-    from stablernn.robustness.report import Settings
+    from stablernn.robustness.settings import Settings
 
 PANEL = "Robustness"
 
@@ -112,7 +112,7 @@ class Asked:
             return None
         if task != "classify":
             raise UsageError(f"--robustness is for classes, and {name} is for '{task}'. Leave it out.")
-        from stablernn.robustness.report import Settings
+        from stablernn.robustness.settings import Settings
 
         return Settings(**used)
 

@@ -34,7 +34,7 @@ def list_(
 
     Example: stablernn reproduce list
     """
-    from stablernn.reproduce.running import states
+    from stablernn.reproduce.states import states
 
     output = Output.of(context, as_json)
     rows = states(root)

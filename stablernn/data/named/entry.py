@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from stablernn import errors
 from stablernn.data.fingerprint import fingerprint
-from stablernn.data.named.places import DataFile, verified
+from stablernn.data.named.places import DataFile, presence, verified
 from stablernn.data.steps import StepData
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.data.windows import Int64Array, SplitName
@@ -64,6 +64,31 @@ class DatasetInfo:
     def takes(self) -> tuple[str, ...]:
         """All settings of ``data`` that it takes beside those of its task."""
         return (("variant",) if self.variants else ()) + self.options
+
+    @property
+    def presence(self) -> str:
+        """``yes``, ``partly`` or ``no``: whether the files are here. What is generated or part of the package is."""
+        return presence(self.files, self.folders)
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything that a list of datasets needs, as JSON types.
+
+        ``files`` and ``folders`` say which files are looked for and where; ``bundled`` names a file of this package.
+        """
+        return {
+            "name": self.key,
+            "title": self.title,
+            "task": self.task,
+            "splits": self.splits,
+            "variants": list(self.variants),
+            "options": list(self.takes),
+            "licence": self.licence,
+            "source": self.source,
+            "settings": dict(self.settings),
+            "bundled": self.file.name if self.file else None,
+            "files": [{"name": file.name, "also": list(file.also), "packed": file.packed} for file in self.files],
+            "folders": list(self.folders),
+        }
 
 
 @dataclass(frozen=True)

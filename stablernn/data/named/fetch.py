@@ -58,12 +58,6 @@ def located(info: DatasetInfo, *, partial: bool = False) -> tuple[dict[str, Path
     return paths, tuple(file.name for file in missing)
 
 
-def presence(info: DatasetInfo) -> str:
-    """``yes``, ``partly`` or ``no``: whether the files are here. What is generated or part of the package is."""
-    paths, missing = _here(info)
-    return "yes" if not missing else "partly" if paths else "no"
-
-
 def fetch(info: DatasetInfo, *, base: str | None = None, report: Report | None = None) -> list[Path]:
     """Fetches the files of a dataset that are not here.
 

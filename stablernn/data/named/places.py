@@ -80,6 +80,12 @@ def find(file: DataFile, folders: Sequence[str]) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
+def presence(files: Sequence[DataFile], folders: Sequence[str]) -> str:
+    """Return ``yes``, ``partly`` or ``no``: whether the files of a dataset are here. A dataset without files is."""
+    paths = [find(file, folders) for file in files]
+    return "yes" if None not in paths else "partly" if any(paths) else "no"
+
+
 def verified(key: str, file: DataFile, path: Path) -> bytes:
     """The decompressed content of a file, if it is what was published.
 

@@ -1,0 +1,54 @@
+"""The state of each table, from the files of its reproductions. Imports no torch, so that tables can be listed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stablernn.reproduce.folder import Folder, default_folder
+from stablernn.reproduce.published import TABLES
+from stablernn.reproduce.shipped import shipped_results
+from stablernn.reproduce.table import FULL, SHORT, STATES, State
+
+
+def states(root: Path) -> list[dict[str, Any]]:
+    """Return every table with the state of its best reproduction, made below a folder or shipped with stablernn."""
+    rows = []
+    for table in TABLES.values():
+        folders = [Folder(default_folder(root, table, name)) for name in (FULL, SHORT)]
+        made = [(folder, results) for folder in folders if (results := folder.read_results()) is not None]
+        best = max(made, key=lambda pair: STATES.index(state_of(pair[1])), default=None)
+        shipped = shipped_results(table)
+        candidates = [pair[1] for pair in (best, shipped) if pair is not None]
+        rows.append(
+            {
+                "table": table.key,
+                "paper": table.paper,
+                "rows": len(table.rows),
+                "state": max((state_of(results) for results in candidates), key=STATES.index, default=STATES[0]),
+                "title": table.title,
+                "source": table.source,
+                "output": None if best is None else str(best[0].path),
+                "shipped": None if shipped is None else _shipped_row(*shipped),
+                "finished_runs": {FULL: len(folders[0].finished(table)), SHORT: len(folders[1].finished(table))},
+            }
+        )
+    return rows
+
+
+def _shipped_row(path: Path, results: dict[str, Any]) -> dict[str, Any]:
+    made_with = results["environment"]
+    return {
+        "state": state_of(results),
+        "commit": made_with["commit"],
+        "time": made_with["time"],
+        "results": str(path),
+    }
+
+
+def state_of(results: Mapping[str, Any]) -> State:
+    """Return the state that results are in; those of older versions call a partial reproduction short, too."""
+    if results["protocol"]["name"] != FULL:
+        return "short"
+    return "partial" if results["missing"] else "full"
