@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from .card import model_card
-from .checks import CheckResult
-from .errors import (
+from stablernn_registry.card import model_card
+from stablernn_registry.checks import CheckResult
+from stablernn_registry.errors import (
     AliasError,
     GateRefused,
     IntegrityError,
@@ -21,16 +21,16 @@ from .errors import (
     StorageError,
     UnknownRefError,
 )
-from .gates import Check
-from .journal import AliasEntry, LogEntry, PublishEntry, RecordEntry
-from .manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
-from .policy import MetricRule, Policy, PolicyEntry, PolicyRules
-from .refs import Ref, parse_ref
-from .reports import RobustnessReport
-from .signature import GraphSignature, Signature, StateSignature, TensorSignature
-from .store import Registry
-from .verify import VerifyReport
-from .version import ModelInfo, Record, Version
+from stablernn_registry.log import AliasEntry, LogEntry, PublishEntry, RecordEntry
+from stablernn_registry.manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
+from stablernn_registry.model_version import ModelInfo, Record, Version
+from stablernn_registry.policy import MetricRule, Policy, PolicyEntry, PolicyRules
+from stablernn_registry.promotion import Check
+from stablernn_registry.refs import Ref, parse_ref
+from stablernn_registry.registry import Registry
+from stablernn_registry.reports import RobustnessReport
+from stablernn_registry.signature import GraphSignature, Signature, StateSignature, TensorSignature
+from stablernn_registry.verify import VerifyReport
 
 __all__ = [
     "AliasEntry",

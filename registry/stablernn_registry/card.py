@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from .certificates import current_certificate, in_words
-from .manifest import ManifestFields
-from .reports import ROBUSTNESS, RobustnessReport
+from stablernn_registry.certificates import current_certificate, in_words
+from stablernn_registry.manifest import ManifestFields
+from stablernn_registry.reports import ROBUSTNESS, RobustnessReport
 
 MOST_NAMES = 100
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .checks import CheckResult
+    from stablernn_registry.checks import CheckResult
 
 RESTORE = "Restore it from a copy of the registry"
 """What to do about damage, with a full stop or ", or ..." to follow."""
@@ -77,6 +77,6 @@ class GateRefused(RegistryError, RuntimeError):
 
 
 def near(word: str, allowed: Iterable[str]) -> str:
-    """Returns ``" Did you mean 'x'?"`` for the nearest allowed word, or an empty string."""
+    """Return ``" Did you mean 'x'?"`` for the nearest allowed word, or an empty string."""
     matches = difflib.get_close_matches(word, sorted(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{matches[0]}'?" if matches else ""

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import journal, plain_files
-from .journal import History
-from .layout import MAX_LOG_BYTES
+from stablernn_registry import log, plain_files
+from stablernn_registry.layout import MAX_LOG_BYTES
+from stablernn_registry.log import History
 
 MAX_LINES = 100_000
 """Lines of all cached logs together; a line takes about 1.5 kB."""
@@ -48,7 +48,7 @@ class LogCache:
         self._lock = threading.Lock()
 
     def read(self, path: Path, root: Path, where: str) -> History | None:
-        """Returns the replay of a log, which callers must not change; None if there is no such file.
+        """Return the replay of a log, which callers must not change; None if there is no such file.
 
         Args:
             path: The file.
@@ -57,7 +57,7 @@ class LogCache:
 
         Raises:
             OSError: If it cannot be read.
-            IntegrityError, RegistryError: As for :func:`plain_files.read_or_none` and :func:`journal.decode`.
+            IntegrityError, RegistryError: As for :func:`plain_files.read_or_none` and :func:`log.decode`.
         """
         status = _status(path)
         with self._lock:
@@ -87,16 +87,16 @@ class LogCache:
 def _replay(data: bytes, where: str, cached: _Entry | None) -> History:
     """Replays a log, from where the cached part of it ends if it still begins with that."""
     if cached is None or len(data) < cached.size:
-        return journal.decode(data, where)
+        return log.decode(data, where)
     if hashlib.sha256(memoryview(data)[: cached.size]).digest() != cached.sha256:
-        return journal.decode(data, where)
+        return log.decode(data, where)
     if len(data) == cached.size:
         return cached.history
-    return journal.continued(cached.history, data[cached.size :], where)
+    return log.continued(cached.history, data[cached.size :], where)
 
 
 def _status(path: Path) -> _Status | None:
-    """Returns what changes when a file is replaced or written to; None if there is none."""
+    """Return what changes when a file is replaced or written to; None if there is none."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

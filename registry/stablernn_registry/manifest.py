@@ -15,15 +15,15 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from .errors import RESTORE, IntegrityError, ManifestError, RegistryError, near
-from .signature import Signature
+from stablernn_registry.errors import RESTORE, IntegrityError, ManifestError, RegistryError, near
+from stablernn_registry.signature import Signature
 
 SCHEMA: Literal[1] = 1
 _FILENAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def plain_json(value: object, where: str = "") -> object:
-    """Returns ``value`` as plain JSON data: tuples become lists, numbers are finite, keys are strings.
+    """Return ``value`` as plain JSON data: tuples become lists, numbers are finite, keys are strings.
 
     Raises:
         ValueError: Naming the place of the first value that JSON cannot hold.
@@ -49,7 +49,7 @@ def plain_json(value: object, where: str = "") -> object:
 
 
 def is_text(value: str, at: str = "") -> str:
-    """Returns ``value`` if it can be written as UTF-8, which half of a surrogate pair cannot.
+    """Return ``value`` if it can be written as UTF-8, which half of a surrogate pair cannot.
 
     Raises:
         ValueError: Otherwise; ``at`` says where it was found.
@@ -62,7 +62,7 @@ def is_text(value: str, at: str = "") -> str:
 
 
 def check_filename(filename: str) -> str:
-    """Returns ``filename`` if a version may hold a file of that name: ``model.onnx``, ``plots/loss.png``.
+    """Return ``filename`` if a version may hold a file of that name: ``model.onnx``, ``plots/loss.png``.
 
     Raises:
         ManifestError: If it is not a relative path of plain parts, which is what keeps ``..`` out of exported folders.
@@ -76,7 +76,7 @@ def check_filename(filename: str) -> str:
 
 
 def check_filenames(filenames: Iterable[str]) -> None:
-    """Raises unless the names can all lie in one folder, on a disk that ignores case too.
+    """Raise unless the names can all lie in one folder, on a disk that ignores case too.
 
     Raises:
         ManifestError: If a name is bad (see ``check_filename``), or two cannot lie side by side.
@@ -149,7 +149,7 @@ class CalendarPeriod(BaseModel):
 
     @property
     def channels(self) -> tuple[str, str]:
-        """Names of the two features."""
+        """Name of the two features."""
         return f"calendar_{self.name}_sin", f"calendar_{self.name}_cos"
 
 
@@ -232,7 +232,7 @@ class ManifestFields(BaseModel):
 
     @classmethod
     def parse(cls, fields: ManifestFields | Mapping[str, object]) -> ManifestFields:
-        """Checks the publisher's fields; those of a whole manifest are taken out of it.
+        """Check the publisher's fields; those of a whole manifest are taken out of it.
 
         Raises:
             ManifestError: One sentence about the first field that is wrong.
@@ -264,13 +264,13 @@ class Manifest(ManifestFields):
     files: dict[str, FileEntry] = Field(min_length=1)
 
     def encode(self) -> bytes:
-        """Returns the bytes of the manifest file: ASCII JSON, keys sorted, no spaces, one newline at the end."""
+        """Return the bytes of the manifest file: ASCII JSON, keys sorted, no spaces, one newline at the end."""
         data = self.model_dump(mode="json")
         return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
 def decode(data: bytes, where: str) -> Manifest:
-    """Reads a manifest file whose hash was already found right.
+    """Read a manifest file whose hash was already found right.
 
     Raises:
         RegistryError: If a newer program wrote it.
@@ -292,7 +292,7 @@ def decode(data: bytes, where: str) -> Manifest:
 
 
 def checked(data: bytes | None, name: str, version: int, digest: str, place: str) -> Manifest:
-    """Reads the manifest of one version.
+    """Read the manifest of one version.
 
     Args:
         data: Bytes of the file; None if there is none.
@@ -317,12 +317,12 @@ def checked(data: bytes | None, name: str, version: int, digest: str, place: str
 
 
 def digest_of(data: bytes) -> str:
-    """Returns ``sha256:`` and the hex hash of a manifest file's bytes."""
+    """Return ``sha256:`` and the hex hash of a manifest file's bytes."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """Turns the first complaint of pydantic into half a sentence that names the field."""
+    """Turn the first complaint of pydantic into half a sentence that names the field."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

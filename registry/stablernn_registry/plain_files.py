@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import RESTORE, IntegrityError
-from .manifest import FileEntry
+from stablernn_registry.errors import RESTORE, IntegrityError
+from stablernn_registry.manifest import FileEntry
 
 _CHUNK_BYTES = 1 << 20
 # O_NONBLOCK: without it, opening a pipe that replaced the file after it was looked at would wait for a writer. Windows
@@ -51,7 +51,7 @@ class NotPlainError(IntegrityError):
 
 @contextmanager
 def opened(path: Path, root: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """Opens a plain file for reading; gives it with its size.
+    """Open a plain file for reading; gives it with its size.
 
     Args:
         path: The file.
@@ -70,7 +70,7 @@ def opened(path: Path, root: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def size(path: Path, root: Path) -> int:
-    """Returns the size of a plain file; arguments and errors are those of ``opened``."""
+    """Return the size of a plain file; arguments and errors are those of ``opened``."""
     relative = path.relative_to(root)
     for folder in reversed(relative.parents[:-1]):
         mode = os.lstat(root / folder).st_mode
@@ -82,7 +82,7 @@ def size(path: Path, root: Path) -> int:
 
 
 def read_or_none(path: Path, root: Path, at_most: int) -> bytes | None:
-    """Returns the bytes of a file, or None if there is none.
+    """Return the bytes of a file, or None if there is none.
 
     Args:
         path: The file.
@@ -106,7 +106,7 @@ def read_or_none(path: Path, root: Path, at_most: int) -> bytes | None:
 
 
 def hash_of(file: BinaryIO, length: int) -> FileEntry:
-    """Returns size and hash of the first ``length`` bytes of an open file, or of all that it has."""
+    """Return size and hash of the first ``length`` bytes of an open file, or of all that it has."""
     sha256, count = hashlib.sha256(), 0
     while chunk := file.read(min(_CHUNK_BYTES, length - count)):
         sha256.update(chunk)

@@ -1,7 +1,7 @@
 """The policy: what an alias may point to, in ``policy.jsonl`` at the root; lines chained as those of the logs are.
 
 Each line holds the whole of the rules for one alias, or for ``*``, every alias that has none of its own; the last line
-for an alias counts. What is decided by them is in ``gates.py``.
+for an alias counts. What is decided by them is in ``promotion.py``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from . import journal
-from .certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE, Kind
-from .errors import RESTORE, IntegrityError, PolicyError, RefError
-from .layout import POLICY, Layout
-from .manifest import is_text, sentence
-from .refs import check_alias
+from stablernn_registry import log
+from stablernn_registry.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE, Kind
+from stablernn_registry.errors import RESTORE, IntegrityError, PolicyError, RefError
+from stablernn_registry.layout import POLICY, Layout
+from stablernn_registry.manifest import is_text, sentence
+from stablernn_registry.refs import check_alias
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def missing(layout: Layout) -> str:
 
 
 def check_pattern(alias: str) -> str:
-    """Returns ``alias`` if rules can be for it: an alias, or ``*``.
+    """Return ``alias`` if rules can be for it: an alias, or ``*``.
 
     Raises:
         RefError: If it is neither.
@@ -104,7 +104,7 @@ class PolicyRules(_Rules):
 
     @classmethod
     def parse(cls, rules: PolicyRules | Mapping[str, object]) -> PolicyRules:
-        """Checks rules that were handed over.
+        """Check rules that were handed over.
 
         Raises:
             PolicyError: One sentence about the first that is wrong.
@@ -115,7 +115,7 @@ class PolicyRules(_Rules):
             raise PolicyError(f"The policy cannot be written: {sentence(error, cls)}.") from error
 
 
-class PolicyEntry(journal.Line):
+class PolicyEntry(log.Line):
     """The rules for an alias were set or withdrawn.
 
     Attributes:
@@ -131,7 +131,7 @@ class PolicyEntry(journal.Line):
     alias: Annotated[str, AfterValidator(_pattern)]
     rules: PolicyRules | None
     why: _Word
-    previous: str = Field(pattern=journal.HEX)
+    previous: str = Field(pattern=log.HEX)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Policy:
     """
 
     entries: tuple[PolicyEntry, ...] = ()
-    head: str = journal.FIRST
+    head: str = log.FIRST
     withdrawn: frozenset[int] = frozenset()
 
     @property
@@ -192,7 +192,7 @@ class Policy:
 
 
 def decode(data: bytes, where: str) -> Policy:
-    """Reads a whole policy and checks every line and the chain.
+    """Read a whole policy and checks every line and the chain.
 
     Args:
         data: Bytes of ``policy.jsonl``.
@@ -204,11 +204,11 @@ def decode(data: bytes, where: str) -> Policy:
     """
     entries: list[PolicyEntry] = []
     withdrawn: set[int] = set()
-    head = journal.FIRST
-    for number, tree, own in journal.lines(data, where):
+    head = log.FIRST
+    for number, tree, own in log.lines(data, where):
         rules = tree.get("rules")
         if not isinstance(rules, dict | None) or (rules or {}).keys() - PolicyRules.model_fields.keys():
-            raise journal.unknown_line(where, number)
+            raise log.unknown_line(where, number)
         if isinstance(rules, dict) and rules.get("kind") == WITHDRAWN_KIND:
             # The hash was taken over the stored bytes, which stay as they are.
             withdrawn.add(number)

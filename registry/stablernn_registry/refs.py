@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .errors import RefError
+from stablernn_registry.errors import RefError
 
 # [0-9] and not \d: \d also matches digits of other scripts. Always used with fullmatch: "$" would let a newline pass.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -53,7 +53,7 @@ class Ref:
 
 
 def parse_ref(text: str) -> Ref:
-    """Parses ``NAME``, ``NAME:VERSION`` or ``NAME@ALIAS``.
+    """Parse ``NAME``, ``NAME:VERSION`` or ``NAME@ALIAS``.
 
     Raises:
         RefError: If the text is none of the three, or the alias is a reserved word.
@@ -74,7 +74,7 @@ def parse_ref(text: str) -> Ref:
 
 
 def check_name(name: str) -> str:
-    """Returns ``name`` if it may name a model.
+    """Return ``name`` if it may name a model.
 
     Raises:
         RefError: If it does not match ``[a-z0-9][a-z0-9._-]{0,63}``, or is reserved: ``health``, ``repository``,
@@ -93,7 +93,7 @@ def is_name(name: str) -> bool:
 
 
 def check_new_name(name: str) -> str:
-    """Returns ``name`` if a new model may have it.
+    """Return ``name`` if a new model may have it.
 
     Stricter than :func:`check_name`: models that were published under such names stay readable and get new versions.
 
@@ -115,7 +115,7 @@ def check_new_name(name: str) -> str:
 
 
 def check_new_alias(alias: str, name: str) -> str:
-    """Returns ``alias`` if it may become an alias of the model ``name``.
+    """Return ``alias`` if it may become an alias of the model ``name``.
 
     Raises:
         RefError: As for :func:`check_alias`; or if it ends in a dot or has two dots in a row.
@@ -130,7 +130,7 @@ def _check_dots(name: str, what: str) -> str:
 
 
 def check_version(version: int) -> int:
-    """Returns ``version`` if it can be a version number.
+    """Return ``version`` if it can be a version number.
 
     Raises:
         RefError: If it is not a whole number from 1 to 999999999.
@@ -142,7 +142,7 @@ def check_version(version: int) -> int:
 
 
 def check_alias(alias: str, name: str) -> str:
-    """Returns ``alias`` if it may be an alias of the model ``name``.
+    """Return ``alias`` if it may be an alias of the model ``name``.
 
     Raises:
         RefError: If it is not well formed or reserved: ``latest``, digits, ``v`` with digits.

@@ -69,7 +69,7 @@ class RobustnessReport(_Part):
 
     @classmethod
     def parse(cls, content: bytes) -> Self | None:
-        """Reads a report; None where the bytes are not one."""
+        """Read a report; None where the bytes are not one."""
         try:
             return cls.model_validate_json(content)
         except ValidationError:

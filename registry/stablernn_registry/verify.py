@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import disk, journal, plain_files, policy
-from .errors import RESTORE, IntegrityError, RegistryError
-from .journal import History
-from .layout import (
+from stablernn_registry import atomic_io, log, plain_files, policy
+from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
+from stablernn_registry.layout import (
     FOREIGN,
     MARKER,
     MAX_LOG_BYTES,
@@ -29,10 +28,11 @@ from .layout import (
     STAGED_POLICY,
     Layout,
 )
-from .manifest import FileEntry, Manifest
-from .manifest import checked as checked_manifest
-from .refs import is_name
-from .version import record_name
+from stablernn_registry.log import History
+from stablernn_registry.manifest import FileEntry, Manifest
+from stablernn_registry.manifest import checked as checked_manifest
+from stablernn_registry.model_version import record_name
+from stablernn_registry.refs import is_name
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Verifier:
     _strays: set[str] = field(default_factory=set)
 
     def root(self) -> Sequence[str]:
-        """Checks the root's own files: ``registry.json``, the policy, ``locks``, ``tmp``, and that there are no others.
+        """Check the root's own files: ``registry.json``, the policy, ``locks``, ``tmp``, and that there are no others.
 
         Returns:
             The names of the models, of those too that only a lock file tells of.
@@ -132,7 +132,7 @@ class Verifier:
         return sorted(names)
 
     def model(self, name: str) -> History | None:
-        """Checks log and manifests of one model, and notes which blobs its versions want.
+        """Check log and manifests of one model, and notes which blobs its versions want.
 
         Returns:
             The replayed log, or None if there is none or it is damaged.
@@ -154,7 +154,7 @@ class Verifier:
         history = History()
         if data is not None:
             try:
-                history = journal.decode(data, f"The log of '{name}' ({layout.relative(layout.log(name))})")
+                history = log.decode(data, f"The log of '{name}' ({layout.relative(layout.log(name))})")
             except RegistryError as error:
                 self.problems.append(str(error))
                 return None
@@ -184,13 +184,13 @@ class Verifier:
         return history if data is not None else None
 
     def blobs_of(self, ref: str) -> None:
-        """Checks the blobs of a version and its records, of a model that was checked; given as ``NAME:VERSION``."""
+        """Check the blobs of a version and its records, of a model that was checked; given as ``NAME:VERSION``."""
         for sha256, owners in self._wanted.items():
             if any(owner.ref == ref for owner in owners):
                 self._blob(self.layout.blob(sha256))
 
     def all_blobs(self) -> None:
-        """Checks every blob, wanted or not, and that every wanted one is there."""
+        """Check every blob, wanted or not, and that every wanted one is there."""
         layout = self.layout
         for entry in self._scan(layout.blobs.parent):
             if entry.name != layout.blobs.name:
@@ -252,10 +252,10 @@ class Verifier:
                 wanted = [owner.entry for owner in owners] or [FileEntry(bytes=length, sha256=path.name)]
                 for entry in wanted:
                     # A file of another size is not read: it may be one of terabytes without content.
-                    disk.check_bytes(FileEntry(bytes=length, sha256=entry.sha256), entry, f"{who} ({place})")
+                    atomic_io.check_bytes(FileEntry(bytes=length, sha256=entry.sha256), entry, f"{who} ({place})")
                 actual = plain_files.hash_of(file, length)
                 for entry in wanted:
-                    disk.check_bytes(actual, entry, f"{who} ({place})")
+                    atomic_io.check_bytes(actual, entry, f"{who} ({place})")
         except (FileNotFoundError, NotADirectoryError):
             if owners:
                 self.problems.append(f"{who} ({place}) is missing. {RESTORE}, or publish the same file again.")

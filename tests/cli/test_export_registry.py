@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import Result, Workplace
-from stablernn_registry import AliasEntry, Registry, disk
+from stablernn_registry import AliasEntry, Registry, atomic_io
 
 FILES = {
     "certificate.json",
@@ -258,7 +258,7 @@ def test_an_export_whose_alias_cannot_be_set_says_that_the_version_is_published(
 
 
 def test_an_export_whose_alias_was_set_does_not_say_that_it_is_left_to_set(workplace: Workplace) -> None:
-    sync_folder = disk.sync_folder
+    sync_folder = atomic_io.sync_folder
 
     def unconfirmed(folder: Path) -> None:
         # The folder of the log; the new version is in it already.
@@ -267,7 +267,7 @@ def test_an_export_whose_alias_was_set_does_not_say_that_it_is_left_to_set(workp
         sync_folder(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk, "sync_folder", unconfirmed)
+        patch.setattr(atomic_io, "sync_folder", unconfirmed)
         result = workplace("-q", "export", "digits-run", "--name", "digits", "--alias", "live", "--json")
     assert result.sentence == (
         "'digits:2' is published. 'digits@live' is moved, but the disk did not confirm it (Input/output error), so a "

@@ -20,8 +20,8 @@ from stablernn_registry import (
     UnknownRefError,
     Version,
 )
-from stablernn_registry.journal import Line
-from stablernn_registry.writes import Place, Writer
+from stablernn_registry.log import Line
+from stablernn_registry.transaction import Writer, WriteTarget
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]
@@ -269,7 +269,7 @@ def test_a_policy_that_is_set_while_the_move_is_written_counts(
     stage_line = Writer.stage_line
     before: dict[str, bytes] = {}
 
-    def tightens(writer: Writer, place: Place, entry: Line) -> None:
+    def tightens(writer: Writer, place: WriteTarget, entry: Line) -> None:
         stage_line(writer, place, entry)
         if place.what == "'digits'":
             three.set_policy({"max_parity": 1e-9}, alias="production", why="careful")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stablernn_registry import Manifest, Registry, Version
-from stablernn_registry.journal import AliasEntry, PublishEntry, RecordEntry
 from stablernn_registry.layout import MARKER
+from stablernn_registry.log import AliasEntry, PublishEntry, RecordEntry
 from stablernn_registry.policy import MetricRule, PolicyEntry, PolicyRules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "registry.md").read_text()

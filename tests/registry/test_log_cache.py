@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stablernn_registry import IntegrityError, Registry, UnknownRefError, Version, journal, log_cache
-from stablernn_registry.journal import AliasEntry, History, PublishEntry
+from stablernn_registry import IntegrityError, Registry, UnknownRefError, Version, log, log_cache
+from stablernn_registry.log import AliasEntry, History, PublishEntry
 
 Publish = Callable[..., Version]
 TIME = "2026-11-20T07:30:00Z"
@@ -65,14 +65,14 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the lines of logs that are decoded."""
     numbers: list[int] = []
-    decode = journal.lines
+    decode = log.lines
 
     def lines(*arguments: Any, **options: Any) -> Iterator[tuple[int, dict[str, Any], str]]:
         for number, tree, own in decode(*arguments, **options):
             numbers.append(number)
             yield number, tree, own
 
-    monkeypatch.setattr(journal, "lines", lines)
+    monkeypatch.setattr(log, "lines", lines)
     return numbers
 
 
@@ -196,7 +196,7 @@ def test_a_log_of_many_lines_is_that_of_its_lines(registry: Registry, publish: P
     for number in range(2, 2001):
         previous = json.loads(lines[-1])["sha256"]
         line = PublishEntry(seq=number, time=TIME, who="ada", version=number, digest=version.digest, previous=previous)
-        lines.append(journal.encode(line))
+        lines.append(log.encode(line))
     path.write_bytes(b"".join(lines))
     assert registry.list()[0].versions == tuple(range(1, 2001))
     assert registry.resolve("digits") == 2000

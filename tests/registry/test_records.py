@@ -171,7 +171,7 @@ def test_a_line_that_was_changed_is_found(
 
 
 def test_a_line_of_another_version_does_not_follow(registry: Registry, publish: Publish, keep: Keep) -> None:
-    from stablernn_registry.journal import encode
+    from stablernn_registry.log import encode
 
     publish()
     entry = keep("digits:1").entry

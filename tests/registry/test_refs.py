@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablernn_registry import Ref, RefError, Registry, Version, parse_ref, store
+from stablernn_registry import Ref, RefError, Registry, Version, parse_ref
 
 Publish = Callable[..., Version]
 
@@ -158,8 +158,8 @@ def test_a_model_that_has_such_a_name_already_is_read_and_written_as_before(
 ) -> None:
     with monkeypatch.context() as patch:
         # As a version before these rules published it.
-        patch.setattr(store, "check_new_name", lambda name: name)
-        patch.setattr(store, "check_new_alias", lambda alias, name: alias)
+        patch.setattr("stablernn_registry.registry.check_new_name", lambda name: name)
+        patch.setattr("stablernn_registry.registry.check_new_alias", lambda alias, name: alias)
         publish(name)
         registry.set_alias(name, "old..alias", 1)
     reader = Registry(registry.root)

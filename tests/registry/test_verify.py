@@ -281,7 +281,7 @@ def test_log_lines_that_do_not_follow(damaged: Registry, lines: list[int], what:
 
 
 def test_a_line_put_in_by_hand_breaks_the_chain(damaged: Registry) -> None:
-    from stablernn_registry.journal import PublishEntry, encode
+    from stablernn_registry.log import PublishEntry, encode
 
     log = damaged.log("digits")[0]
     assert isinstance(log, PublishEntry)

@@ -13,7 +13,7 @@ import pytest
 
 from stablernn_registry import CheckResult, GateRefused, ManifestFields, PolicyRules, Registry, Version, model_card
 from stablernn_registry.certificates import current_certificate, in_words, kind_in_words
-from stablernn_registry.copies import copy_versions
+from stablernn_registry.subset import copy_versions
 
 Publish = Callable[..., Version]
 Tree = Callable[[Path], dict[str, bytes]]

@@ -23,7 +23,7 @@ import pytest
 from container_helpers import RUNNERS, Container, Storage, make_storage
 from server_helpers import Published, Running, json_tensor, torch_answer
 from stablernn_registry import Registry
-from stablernn_registry.copies import copy_versions
+from stablernn_registry.subset import copy_versions
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")

@@ -148,7 +148,7 @@ def _staged(
     stage: Path, registry: Registry, chosen: dict[str, Version], *, gpu: bool, compose: bool, base: str
 ) -> Image:
     from stablernn_cli.own_wheel import requirements, write_wheel
-    from stablernn_registry.copies import copy_versions
+    from stablernn_registry.subset import copy_versions
     from stablernn_server import OnnxModel
 
     copy = copy_versions(registry, list(chosen.values()), stage / _MODELS)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from . import disk, plain_files
-from .errors import RESTORE, IntegrityError, StorageError, UnknownRefError, near
-from .journal import RecordEntry
-from .layout import Layout
-from .manifest import FileEntry, Manifest
+from stablernn_registry import atomic_io, plain_files
+from stablernn_registry.errors import RESTORE, IntegrityError, StorageError, UnknownRefError, near
+from stablernn_registry.layout import Layout
+from stablernn_registry.log import RecordEntry
+from stablernn_registry.manifest import FileEntry, Manifest
 
 MAX_READ_BYTES = 2**31
 """Size up to which a file is read into memory as a whole."""
@@ -63,7 +63,7 @@ class Version:
         return StoredFiles(f"'{self.ref}'", self.manifest.files, self._layout)
 
     def path(self, filename: str) -> Path:
-        """Returns where a file lies, for programs that must open it themselves; its content is not checked here.
+        """Return where a file lies, for programs that must open it themselves; its content is not checked here.
 
         Raises:
             UnknownRefError: If the version has no such file.
@@ -72,7 +72,7 @@ class Version:
         return self._stored.path(filename)
 
     def read(self, filename: str) -> bytes:
-        """Returns the bytes of a file, checked against the hash in the manifest.
+        """Return the bytes of a file, checked against the hash in the manifest.
 
         Raises:
             UnknownRefError: If the version has no such file.
@@ -82,7 +82,7 @@ class Version:
         return self._stored.read(filename)
 
     def check(self, filename: str) -> None:
-        """Checks a file of any size against the hash in the manifest, a piece at a time.
+        """Check a file of any size against the hash in the manifest, a piece at a time.
 
         Raises:
             UnknownRefError: If the version has no such file.
@@ -137,10 +137,10 @@ class StoredFiles:
     layout: Layout
 
     def path(self, filename: str) -> Path:
-        """Returns where a file lies, if it has the right size."""
+        """Return where a file lies, if it has the right size."""
         entry = self._entry(filename)
         path = self.layout.blob(entry.sha256)
-        with disk.explained(f"read '{filename}' of {self.owner}", self.layout.root):
+        with atomic_io.explained(f"read '{filename}' of {self.owner}", self.layout.root):
             try:
                 length = plain_files.size(path, self.layout.root)
             except (FileNotFoundError, NotADirectoryError) as error:
@@ -149,7 +149,7 @@ class StoredFiles:
         return path
 
     def read(self, filename: str) -> bytes:
-        """Returns the bytes of a file, if their hash is the right one."""
+        """Return the bytes of a file, if their hash is the right one."""
         entry = self._entry(filename)
         with self._opened(filename) as file:
             if entry.bytes > MAX_READ_BYTES:
@@ -159,28 +159,28 @@ class StoredFiles:
             except MemoryError as error:
                 raise self._too_large(filename, "there is not enough memory for them") from error
         actual = FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-        disk.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
+        atomic_io.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
         return data
 
     def check(self, filename: str) -> None:
-        """Checks a file as ``read`` does, without holding it in memory."""
+        """Check a file as ``read`` does, without holding it in memory."""
         entry = self._entry(filename)
         with self._opened(filename) as file:
             actual = plain_files.hash_of(file, entry.bytes)
-        disk.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
+        atomic_io.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
 
     def copy(self, filename: str, target: Path) -> None:
-        """Copies a file to one that must not exist yet; it is checked as ``check`` does while it is written."""
+        """Copy a file to one that must not exist yet; it is checked as ``check`` does while it is written."""
         entry = self._entry(filename)
         with self._opened(filename) as file:
-            actual = disk.write_from(file, target, entry.bytes)
-        disk.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
+            actual = atomic_io.write_from(file, target, entry.bytes)
+        atomic_io.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
 
     @contextmanager
     def _opened(self, filename: str) -> Iterator[BinaryIO]:
         """The open blob of a file; it has the stated size."""
         path = self.layout.blob(self._entry(filename).sha256)
-        with disk.explained(f"read '{filename}' of {self.owner}", self.layout.root):
+        with atomic_io.explained(f"read '{filename}' of {self.owner}", self.layout.root):
             try:
                 with plain_files.opened(path, self.layout.root) as (file, length):
                     self._check_size(filename, path, length)
@@ -190,7 +190,7 @@ class StoredFiles:
 
     def _check_size(self, filename: str, path: Path, length: int) -> None:
         entry = self._entry(filename)
-        disk.check_bytes(FileEntry(bytes=length, sha256=entry.sha256), entry, self._what(filename, path))
+        atomic_io.check_bytes(FileEntry(bytes=length, sha256=entry.sha256), entry, self._what(filename, path))
 
     def _too_large(self, filename: str, reason: str) -> StorageError:
         size = self._entry(filename).bytes
@@ -215,5 +215,5 @@ class StoredFiles:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Returns names as messages list them: ``'a', 'b'``."""
+    """Return names as messages list them: ``'a', 'b'``."""
     return ", ".join(f"'{name}'" for name in sorted(names))

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import filelock
 
-from . import disk, journal, plain_files
-from .errors import IntegrityError, StorageError
-from .layout import MARKER, Layout
+from stablernn_registry import atomic_io, log, plain_files
+from stablernn_registry.errors import IntegrityError, StorageError
+from stablernn_registry.layout import MARKER, Layout
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class WriteTarget:
     """What one lock guards: a model, or the policy.
 
     Attributes:
@@ -63,16 +63,16 @@ class Writer:
     lock_timeout_seconds: float
 
     @contextmanager
-    def locked(self, place: Place) -> Iterator[None]:
-        """Holds the lock of a place."""
+    def locked(self, place: WriteTarget) -> Iterator[None]:
+        """Hold the lock of a place."""
         self.exists()
         root = self.layout.root
-        with disk.explained(f"lock {place.what}", root):
+        with atomic_io.explained(f"lock {place.what}", root):
             self.refuse_links(place.lock, place.staging, *place.guarded)
             if not place.lock.exists():
                 # Says to verify, from before the lock is there, why there is a lock without what it guards.
-                disk.make_folders(place.staging)
-            disk.make_folders(self.layout.locks)
+                atomic_io.make_folders(place.staging)
+            atomic_io.make_folders(self.layout.locks)
             lock = filelock.FileLock(place.lock)
             try:
                 lock.acquire(timeout=self.lock_timeout_seconds)
@@ -88,8 +88,8 @@ class Writer:
             raise
         self._unlock(place, lock, is_done=True)
 
-    def _unlock(self, place: Place, lock: filelock.BaseFileLock, *, is_done: bool) -> None:
-        """Releases a lock, after removing it together with the staging folder if there is nothing that it guards."""
+    def _unlock(self, place: WriteTarget, lock: filelock.BaseFileLock, *, is_done: bool) -> None:
+        """Release a lock, after removing it together with the staging folder if there is nothing that it guards."""
         try:
             try:
                 if not place.file.exists():
@@ -103,7 +103,7 @@ class Writer:
             self._warn_of_leftovers(place, error, is_done=is_done)
 
     def refuse_links(self, *paths: Path) -> None:
-        """Raises if a path, or a folder between it and the root, is a link: a write would change files elsewhere."""
+        """Raise if a path, or a folder between it and the root, is a link: a write would change files elsewhere."""
         root = self.layout.root
         for path in paths:
             for part in (*reversed(path.relative_to(root).parents), path.relative_to(root)):
@@ -114,26 +114,26 @@ class Writer:
                     )
 
     @contextmanager
-    def staged(self, place: Place, action: str) -> Iterator[Path]:
+    def staged(self, place: WriteTarget, action: str) -> Iterator[Path]:
         """A staging folder, empty at the start; gone at the end if the file exists, as it explains the lock if not.
 
         The caller holds the lock, and leaves the block without an exception only if the write is done.
         """
-        with disk.explained(action, self.layout.root):
+        with atomic_io.explained(action, self.layout.root):
             self._clear(place)
-            disk.make_folders(place.staging)
+            atomic_io.make_folders(place.staging)
             try:
                 if not self.exists():
-                    disk.write_new(place.staging / "registry.json", MARKER)
-                    disk.place(place.staging / "registry.json", self.layout.marker)
+                    atomic_io.write_new(place.staging / "registry.json", MARKER)
+                    atomic_io.place(place.staging / "registry.json", self.layout.marker)
                 yield place.staging
             except BaseException as error:
                 self._unstage(place, is_done=_is_done(error))
                 raise
         self._unstage(place, is_done=True)
 
-    def _unstage(self, place: Place, *, is_done: bool) -> None:
-        """Removes the staging folder; a failure to do so never hides how the write itself ended."""
+    def _unstage(self, place: WriteTarget, *, is_done: bool) -> None:
+        """Remove the staging folder; a failure to do so never hides how the write itself ended."""
         try:
             self._clear(place)
             if place.file.exists():
@@ -141,7 +141,7 @@ class Writer:
         except (OSError, IntegrityError) as error:
             self._warn_of_leftovers(place, error, is_done=is_done)
 
-    def _warn_of_leftovers(self, place: Place, error: OSError | IntegrityError, *, is_done: bool) -> None:
+    def _warn_of_leftovers(self, place: WriteTarget, error: OSError | IntegrityError, *, is_done: bool) -> None:
         if isinstance(error, OSError):
             reason = f"{error.strerror or error}. What is left does no harm; the next write removes it"
         else:
@@ -151,21 +151,21 @@ class Writer:
         staging = self.layout.relative(place.staging)
         logger.warning("The write to %s %s; %s cannot be removed: %s.", place.what, outcome, staging, reason)
 
-    def stage_line(self, place: Place, entry: journal.Line) -> None:
-        """Writes the file with its next line into the staging folder."""
+    def stage_line(self, place: WriteTarget, entry: log.Line) -> None:
+        """Write the file with its next line into the staging folder."""
         old = plain_files.read_or_none(place.file, self.layout.root, place.max_bytes) or b""
-        new = old + journal.encode(entry)
+        new = old + log.encode(entry)
         if len(new) > place.max_bytes:
             raise StorageError(
                 f"Could not write to {place.what}: {self.layout.relative(place.file)} would have {len(new)} bytes, and "
                 f"at most {place.max_bytes} are read. Go on under another name, or in a new registry."
             )
-        disk.write_new(place.staging / place.file.name, new, writable=True)
+        atomic_io.write_new(place.staging / place.file.name, new, writable=True)
         # It marks a manifest that comes next as unfinished, so it must be there first after a power cut too.
-        disk.sync_folder(place.staging)
+        atomic_io.sync_folder(place.staging)
 
-    def commit(self, place: Place, done: str) -> None:
-        """Renames the staged file over the old one: from here on the line counts.
+    def commit(self, place: WriteTarget, done: str) -> None:
+        """Rename the staged file over the old one: from here on the line counts.
 
         Raises:
             StorageError: If that cannot be relied on; ``done`` says what has happened all the same.
@@ -179,7 +179,7 @@ class Writer:
             if not _is_file(place.file, status):
                 raise
         try:
-            disk.sync_folder(place.file.parent)
+            atomic_io.sync_folder(place.file.parent)
         except OSError as error:
             raise StorageError(
                 f"{done}, but the disk did not confirm it ({error.strerror}), so a power cut may undo it. Check the "
@@ -187,8 +187,8 @@ class Writer:
                 is_done=True,
             ) from error
 
-    def _clear(self, place: Place) -> None:
-        """Removes what a write that was not finished left behind; does nothing after one that was.
+    def _clear(self, place: WriteTarget) -> None:
+        """Remove what a write that was not finished left behind; does nothing after one that was.
 
         A staged file that still lies there means that its line does not count, so what was put in place for it belongs
         to nobody. It is gone for good before the staged file is: a kill in between leaves the same picture.
@@ -199,7 +199,7 @@ class Writer:
             orphan = place.orphan()
             if orphan is not None and orphan.exists():
                 orphan.unlink()
-                disk.sync_folder(orphan.parent)
+                atomic_io.sync_folder(orphan.parent)
         for leftover in place.staging.iterdir():
             if leftover.is_dir() and not leftover.is_symlink():
                 stray = self.layout.relative(leftover)
@@ -215,7 +215,7 @@ def _is_done(error: BaseException) -> bool:
 
 
 def _is_file(path: Path, status: os.stat_result) -> bool:
-    """Returns whether a path names the file that had this status under another name."""
+    """Return whether a path names the file that had this status under another name."""
     try:
         return os.path.samestat(os.lstat(path), status)
     except OSError:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stablernn_registry import disk
+from stablernn_registry import atomic_io
 
 
 def test_a_folder_that_another_process_makes_in_between_is_no_error(
@@ -19,11 +19,11 @@ def test_a_folder_that_another_process_makes_in_between_is_no_error(
         return exists(path)
 
     monkeypatch.setattr(Path, "exists", made_by_another_process)
-    disk.make_folders(folder)
+    atomic_io.make_folders(folder)
     assert folder.is_dir()
 
 
 def test_a_file_in_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "locks").touch()
     with pytest.raises(NotADirectoryError):
-        disk.make_folders(tmp_path / "locks" / "digits")
+        atomic_io.make_folders(tmp_path / "locks" / "digits")

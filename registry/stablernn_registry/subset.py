@@ -11,21 +11,21 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from . import disk, journal, plain_files
-from .errors import StorageError
-from .journal import History
-from .layout import MARKER, MAX_LOG_BYTES, MAX_MANIFEST_BYTES, Layout
-from .manifest import FileEntry, checked
-from .refs import Ref
-from .store import Registry
-from .version import Record, Version
+from stablernn_registry import atomic_io, log, plain_files
+from stablernn_registry.errors import StorageError
+from stablernn_registry.layout import MARKER, MAX_LOG_BYTES, MAX_MANIFEST_BYTES, Layout
+from stablernn_registry.log import History
+from stablernn_registry.manifest import FileEntry, checked
+from stablernn_registry.model_version import Record, Version
+from stablernn_registry.refs import Ref
+from stablernn_registry.registry import Registry
 
 _FOLDER_MODE = 0o755
 _FILE_MODE = 0o444
 
 
 def copy_versions(registry: Registry, versions: Sequence[Version], root: str | Path) -> Registry:
-    """Copies versions and what was recorded of them; every byte is checked against its hash on the way.
+    """Copy versions and what was recorded of them; every byte is checked against its hash on the way.
 
     Everybody may read the copy, whatever the umask says: it is made for a program that runs under another user.
 
@@ -40,11 +40,11 @@ def copy_versions(registry: Registry, versions: Sequence[Version], root: str | P
         UnknownRefError: If a model is gone.
     """
     source, target = Layout(registry.root), Layout(Path(root).absolute())
-    with disk.explained("copy versions", target.root):
+    with atomic_io.explained("copy versions", target.root):
         if target.root.exists() and any(target.root.iterdir()):
             raise StorageError(f"{target.root} is not empty. Copy versions to a new or empty folder.")
-        disk.make_folders(target.root)
-        disk.write_new(target.marker, MARKER)
+        atomic_io.make_folders(target.root)
+        atomic_io.write_new(target.marker, MARKER)
         for name in dict.fromkeys(version.name for version in versions):
             _copy_history(registry, source, target, name)
         for version in {version.ref: version for version in versions}.values():
@@ -64,19 +64,19 @@ def _copy_history(registry: Registry, source: Layout, target: Layout, name: str)
         # Says that there is no such model.
         registry.log(name)
         raise StorageError(f"Could not copy '{name}': its log came and went. Do it again.")
-    history: History = journal.decode(data, f"The log of '{name}' ({source.relative(source.log(name))})")
-    disk.make_folders(target.versions(name))
+    history: History = log.decode(data, f"The log of '{name}' ({source.relative(source.log(name))})")
+    atomic_io.make_folders(target.versions(name))
     for number, digest in history.digests.items():
         path = source.manifest(name, number)
         manifest = plain_files.read_or_none(path, source.root, MAX_MANIFEST_BYTES)
         checked(manifest, name, number, digest, source.relative(path))
-        disk.write_new(target.manifest(name, number), manifest or b"")
-    disk.write_new(target.log(name), data)
+        atomic_io.write_new(target.manifest(name, number), manifest or b"")
+    atomic_io.write_new(target.log(name), data)
 
 
 def _copy_files(target: Layout, files: Iterable[tuple[str, FileEntry]], owner: Version | Record) -> None:
     for filename, entry in files:
         blob = target.blob(entry.sha256)
         if not blob.exists():
-            disk.make_folders(blob.parent)
+            atomic_io.make_folders(blob.parent)
             owner._stored.copy(filename, blob)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import RESTORE, IntegrityError, ManifestError, RegistryError, StorageError
-from .manifest import FileEntry
+from stablernn_registry.errors import RESTORE, IntegrityError, ManifestError, RegistryError, StorageError
+from stablernn_registry.manifest import FileEntry
 
 _CHUNK_BYTES = 1 << 20
 # EFBIG is the limit on file size of a process or a file system, EDQUOT a quota: for the user all three are a full disk.
@@ -21,7 +21,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextmanager
 def explained(action: str, root: Path) -> Iterator[None]:
-    """Turns an ``OSError`` of the block into a ``StorageError`` of one sentence.
+    """Turn an ``OSError`` of the block into a ``StorageError`` of one sentence.
 
     Args:
         action: What was being done and to what, e.g. ``publish 'digits'``.
@@ -49,7 +49,7 @@ def explained(action: str, root: Path) -> Iterator[None]:
 
 
 def write_new(path: Path, data: bytes, *, writable: bool = False) -> None:
-    """Writes and syncs a file that must not exist yet.
+    """Write and syncs a file that must not exist yet.
 
     Args:
         path: The file.
@@ -63,7 +63,7 @@ def write_new(path: Path, data: bytes, *, writable: bool = False) -> None:
 
 
 def copy_new(source: Path, path: Path, filename: str) -> FileEntry:
-    """Copies a file to one that must not exist yet, hashing what is written, and syncs it.
+    """Copy a file to one that must not exist yet, hashing what is written, and syncs it.
 
     Raises:
         ManifestError: If the source cannot be opened, or is no plain file.
@@ -81,7 +81,7 @@ def copy_new(source: Path, path: Path, filename: str) -> FileEntry:
 
 
 def write_from(reader: BinaryIO, path: Path, length: int) -> FileEntry:
-    """Writes and syncs a file that must not exist yet, hashing what is written.
+    """Write and syncs a file that must not exist yet, hashing what is written.
 
     Args:
         reader: Where the bytes come from.
@@ -103,13 +103,13 @@ def write_from(reader: BinaryIO, path: Path, length: int) -> FileEntry:
 
 
 def place(staged: Path, path: Path) -> None:
-    """Renames a staged file to its place, over an older one if there is one, and syncs the folder."""
+    """Rename a staged file to its place, over an older one if there is one, and syncs the folder."""
     os.replace(staged, path)
     sync_folder(path.parent)
 
 
 def make_folders(folder: Path) -> None:
-    """Makes a folder and those above it; each new one is synced into the one above it."""
+    """Make a folder and those above it; each new one is synced into the one above it."""
     missing = []
     while not folder.is_dir():
         # Asked again: another process may have made the folder in between.
@@ -123,7 +123,7 @@ def make_folders(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in a folder last through a power cut."""
+    """Make renames in a folder last through a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -136,7 +136,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_bytes(found: FileEntry, wanted: FileEntry, what: str) -> None:
-    """Compares what was read with the manifest.
+    """Compare what was read with the manifest.
 
     Args:
         found: Size and hash of the bytes on disk.

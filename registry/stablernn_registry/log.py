@@ -11,12 +11,13 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from .errors import RESTORE, IntegrityError, RegistryError
-from .manifest import FileEntry, sentence
+from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
+from stablernn_registry.manifest import FileEntry, sentence
 
 FIRST = "0" * 64
 KIND = r"^[a-z][a-z0-9-]{0,31}$"
@@ -148,7 +149,7 @@ class History:
         return tuple(alias for alias, target in self.aliases.items() if target == version)
 
     def apply(self, entry: LogEntry, head: str) -> str | None:
-        """Adds one line; returns what is wrong with it, or None."""
+        """Add one line; returns what is wrong with it, or None."""
         if entry.seq != len(self.entries) + 1:
             return f"its seq is {entry.seq}"
         if entry.previous != self.head:
@@ -178,7 +179,7 @@ class History:
         return None
 
     def copy(self) -> History:
-        """Returns a copy to which lines can be added; the lines themselves are shared."""
+        """Return a copy to which lines can be added; the lines themselves are shared."""
         return History(
             entries=self.entries.copy(),
             digests=self.digests.copy(),
@@ -188,15 +189,20 @@ class History:
         )
 
 
+def utc_now() -> str:
+    """Return the time as a line states it, ``2026-11-20T07:30:00Z``."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def encode(entry: Line) -> bytes:
-    """Returns the line of an entry: ASCII JSON without spaces, its own hash as the last member, and a newline."""
+    """Return the line of an entry: ASCII JSON without spaces, its own hash as the last member, and a newline."""
     body = json.dumps(entry.model_dump(mode="json"), separators=(",", ":"), allow_nan=False).encode("ascii")
     own = hashlib.sha256(body).hexdigest()
     return body[:-1] + f',"sha256":"{own}"}}\n'.encode("ascii")
 
 
 def lines(data: bytes, where: str, first: int = 1) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """Yields the lines of a log or of the policy: number, content without the hash, hash.
+    """Yield the lines of a log or of the policy: number, content without the hash, hash.
 
     Each is checked against its own hash; whether they follow each other is for the caller.
 
@@ -232,7 +238,7 @@ def unknown_line(where: str, number: int) -> RegistryError:
 
 
 def decode(data: bytes, where: str) -> History:
-    """Reads a whole log and checks every line, the chain and that the moves make sense.
+    """Read a whole log and checks every line, the chain and that the moves make sense.
 
     Args:
         data: Bytes of ``log.jsonl``.
@@ -248,7 +254,7 @@ def decode(data: bytes, where: str) -> History:
 
 
 def continued(history: History, data: bytes, where: str) -> History:
-    """Returns a history with the lines that were appended to its log, checked as by :func:`decode`.
+    """Return a history with the lines that were appended to its log, checked as by :func:`decode`.
 
     Args:
         history: What the log amounted to before; it stays as it is.

@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
-from .certificates import KINDS, Kind, current_certificate, is_as_strong, kind_in_words
-from .checks import CheckResult
-from .policy import MetricRule, PolicyRules
+from stablernn_registry.certificates import KINDS, Kind, current_certificate, is_as_strong, kind_in_words
+from stablernn_registry.checks import CheckResult
+from stablernn_registry.policy import MetricRule, PolicyRules
 
 if TYPE_CHECKING:
-    from .version import Version
+    from stablernn_registry.model_version import Version
 
 
 class Check(Protocol):
     """Anything that can be called with the two versions; it may be slow, since no lock is held while it runs."""
 
     def __call__(self, candidate: Version, current: Version | None, /) -> CheckResult:
-        """Judges whether the alias may move.
+        """Judge whether the alias may move.
 
         Args:
             candidate: The version that the alias is to point to.
@@ -32,7 +32,7 @@ class Check(Protocol):
 
 
 def failures(results: tuple[CheckResult, ...]) -> str:
-    """Names every check that refused, e.g. ``check 'parity' failed (error 0.1 is above 1e-5)``."""
+    """Name every check that refused, e.g. ``check 'parity' failed (error 0.1 is above 1e-5)``."""
     lines = [f"check '{r.name}' failed" + (f" ({r.detail})" if r.detail else "") for r in results if not r.ok]
     return " and ".join(lines)
 
