@@ -34,7 +34,7 @@ def model_card(fields: ManifestFields, name: str = "model", robustness: Robustne
         *(["## Robustness\n\n" + _robustness(robustness, name)] if fields.task == "classify" else []),
         "## Parity of the exported graphs\n\n"
         + (_table(("difference", "value"), _flat(fields.parity)) or "None was recorded."),
-        "## Preprocessing\n\nPart of the graphs, but for the calibration of a recursive head; listed for people.\n\n"
+        "## Preprocessing\n\nPart of the graphs, except for the calibration of a recursive head; listed for people.\n\n"
         + (_table(("field", "value"), _flat(fields.preprocessing)) or "None."),
         "## Lineage\n\n" + (_table(("field", "value"), _flat(fields.lineage)) or "None was recorded."),
         f"## Use\n\n    stablernn registry verify {_text(name)}\n    stablernn serve --model {_text(name)}",
@@ -58,9 +58,13 @@ def _summary(fields: ManifestFields) -> str:
     if fields.task == "forecast":
         targets = ", ".join(_text(target) for target in fields.targets or ())
         return f"Forecasts {targets} for the next {fields.horizon} steps with {cell}."
-    said = {"categorical": "which of several comes", "bernoulli": "which of several are on", "real": "what is measured"}
-    what = f"Says {said[fields.output]}" if fields.output else "Predicts what comes"
-    return f"{what} at each step of a sequence with {cell}."
+    predictions = {
+        None: "what comes next",
+        "categorical": "one of several classes",
+        "bernoulli": "which of several binary targets are on",
+        "real": "measured values",
+    }
+    return f"Predicts {predictions[fields.output]} at each step of a sequence with {cell}."
 
 
 def _networks(fields: ManifestFields) -> str:
@@ -89,7 +93,7 @@ def _certificate(fields: ManifestFields) -> str:
                 table = [[*cells, row.get("of", "")] for cells, row in zip(table, rows, strict=True)]
             parts.append(f"{title}:\n\n{_table(head, table)}")
     if _setting(fields, "skip") == "linear":
-        parts.append("A certificate is of the recurrent layers: it says nothing of the linear skip beside them.")
+        parts.append("The certificate covers the recurrent layers only, not the linear skip.")
     return "\n\n".join(parts)
 
 
@@ -97,7 +101,7 @@ def _robustness(report: RobustnessReport | None, name: str) -> str:
     if report is None:
         return (
             "Not measured before this version was published. "
-            f"`stablernn eval {_text(name)} --robustness` measures it and keeps the report beside the version."
+            f"`stablernn eval {_text(name)} --robustness` measures it and stores the report with the version."
         )
     about = (
         f"Of {_text(report.sample)}. Changes are in standard deviations of each feature: the largest change of a value "

@@ -227,7 +227,7 @@ class ManifestFields(BaseModel):
         for names, among, word in ((self.future, self.features, "features"), (made, self.future, "future")):
             strange = [name for name in names or () if name not in (among or ())]
             if strange:
-                raise ValueError(f"'{strange[0]}' is known in advance and must stand in {word}, which has none such")
+                raise ValueError(f"'{strange[0]}' is known in advance and must be in {word}, which does not have it")
         return self
 
     @classmethod

@@ -88,6 +88,6 @@ class RobustnessReport(_Part):
             what = f"accuracy under {_WORDS.get(attack.name, attack.name)} ({attack.norm})"
             found[what] = ", ".join(f"{accuracy:.4g} at {budget:g}" for budget, accuracy in reached)
         radius = self.certified.median_radius
-        none = self.certified.reason or "no sequence is classified rightly"
+        none = self.certified.reason or "no sequence is classified correctly"
         found["median certified radius"] = f"none: {none.rstrip('.')}" if radius is None else f"{radius:.4g} (l2)"
         return found

@@ -98,7 +98,9 @@ class Signature(_Part):
                 ):
                     tensor = next((tensor for tensor in tensors if tensor.name == name), None)
                     if tensor is None:
-                        raise ValueError(f"the state '{state.input}' names the {side} '{name}', {kind} has none such")
+                        raise ValueError(
+                            f"the state '{state.input}' names the {side} '{name}', which {kind} does not have"
+                        )
                     if (tensor.shape, tensor.dtype) != (state.shape, state.dtype):
                         raise ValueError(
                             f"the state '{state.input}' is {state.dtype} {state.shape}, the {side} '{name}' of {kind} "

@@ -203,7 +203,7 @@ class Writer:
         for leftover in place.staging.iterdir():
             if leftover.is_dir() and not leftover.is_symlink():
                 stray = self.layout.relative(leftover)
-                raise IntegrityError(f"{stray} does not belong into a registry: take it out before the next write.")
+                raise IntegrityError(f"{stray} does not belong in a registry: take it out before the next write.")
             leftover.unlink()
         for folder in place.folders:
             if folder.is_dir() and not any(folder.iterdir()):

@@ -335,4 +335,4 @@ class Verifier:
             return
         place = self.layout.relative(Path(entry.path))
         self._strays.add(place)
-        self.problems.append(f"{place} does not belong into a registry{what}: take it out.")
+        self.problems.append(f"{place} does not belong in a registry{what}: take it out.")

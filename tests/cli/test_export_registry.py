@@ -250,7 +250,7 @@ def test_an_export_whose_alias_cannot_be_set_says_that_the_version_is_published(
         patch.setattr(Registry, "set_alias", hindered)
         result = workplace("-q", "export", "digits-run", "--name", "digits", "--alias", "live", "--json")
     assert result.sentence == (
-        "'digits:2' is published, and only its alias is left to set. tmp/digits/.sync does not belong into a registry: "
+        "'digits:2' is published, and only its alias is left to set. tmp/digits/.sync does not belong in a registry: "
         "take it out before the next write."
     )
     assert (result.code, result.out) == (1, "")

@@ -32,7 +32,7 @@ def test_classifier(fields: dict[str, Any]) -> None:
 
 def test_robustness_where_it_was_measured(fields: dict[str, Any]) -> None:
     given = ManifestFields.parse(fields)
-    none = "Not measured before this version was published. `stablernn eval digits --robustness` measures it and keeps"
+    none = "Not measured before this version was published. `stablernn eval digits --robustness` measures it and stores"
     assert none in model_card(given, "digits")
     report = RobustnessReport(
         data="a|b",
@@ -76,7 +76,7 @@ def test_the_card_says_what_a_certificate_is_of(fields: dict[str, Any], skip: st
     card = model_card(ManifestFields.parse(given))
     assert "bounded: no input drives the state out of a known ball; two states under one input may part." in card
     assert "\n| condition | value | at most | holds |\n| --- | --- | --- | --- |\n| a | 2 | null | false |\n" in card
-    sentence = "\nA certificate is of the recurrent layers: it says nothing of the linear skip beside them.\n"
+    sentence = "\nThe certificate covers the recurrent layers only, not the linear skip.\n"
     assert (sentence in card) == said
 
 

@@ -93,8 +93,7 @@ def stray_folder(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> str:
 
     monkeypatch.setattr(os, "replace", replace)
     return (
-        "{staging} cannot be removed: {staging}/.sync does not belong into a registry: take it out before the next "
-        "write."
+        "{staging} cannot be removed: {staging}/.sync does not belong in a registry: take it out before the next write."
     )
 
 

@@ -42,11 +42,11 @@ def test_a_manifest_from_before_there_were_covariates_has_none() -> None:
     [
         (
             {"future": ["price", *WAVES]},
-            "'price' is known in advance and must stand in features, which has none such",
+            "'price' is known in advance and must be in features, which does not have it",
         ),
         (
             {"future": ["promo"]},
-            "'calendar_week_sin' is known in advance and must stand in future, which has none such",
+            "'calendar_week_sin' is known in advance and must be in future, which does not have it",
         ),
         ({"head": "looped"}, "field 'head': input should be 'direct' or 'recursive', got 'looped'"),
         ({"static": ["size", "size"]}, "field 'static': the names must differ, got 'size' twice"),

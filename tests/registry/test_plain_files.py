@@ -100,7 +100,7 @@ def test_what_lies_in_the_place_of_a_file_is_not_read(
     assert refusal(lambda: read_all(registry)) == f"{relative} is {kind} in place of a file: {PLAIN}"
     problems = registry.verify().problems
     assert [problem for problem in problems if f"{relative} " in problem] == [
-        f"{relative} does not belong into a registry in place of a file: take it out."
+        f"{relative} does not belong in a registry in place of a file: take it out."
     ]
     # A copy has no policy.
     if place != "policy.jsonl":
@@ -113,9 +113,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(version: Version, regis
     link(path)
     relative = path.relative_to(registry.root).as_posix()
     assert refusal(lambda: read_all(registry)) == f"{relative} is a link in place of a folder: {PLAIN}"
-    assert (
-        f"{relative} does not belong into a registry in place of a folder: take it out." in registry.verify().problems
-    )
+    assert f"{relative} does not belong in a registry in place of a folder: take it out." in registry.verify().problems
 
 
 def test_the_root_itself_may_be_a_link(version: Version, registry: Registry, tmp_path: Path) -> None:

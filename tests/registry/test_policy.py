@@ -428,10 +428,10 @@ def test_a_sound_line_with_a_bad_alias(ruled: Registry) -> None:
 @pytest.mark.parametrize(
     ("stray", "what"),
     [
-        ("tmp/@policy/log.jsonl", " does not belong into a registry: take it out."),
-        ("tmp/digits/policy.jsonl", " does not belong into a registry: take it out."),
-        ("models/@policy", " does not belong into a registry: take it out."),
-        ("locks/@Policy", " does not belong into a registry: take it out."),
+        ("tmp/@policy/log.jsonl", " does not belong in a registry: take it out."),
+        ("tmp/digits/policy.jsonl", " does not belong in a registry: take it out."),
+        ("models/@policy", " does not belong in a registry: take it out."),
+        ("locks/@Policy", " does not belong in a registry: take it out."),
     ],
 )
 def test_strays_beside_the_policy(ruled: Registry, stray: str, what: str) -> None:
@@ -443,7 +443,7 @@ def test_strays_beside_the_policy(ruled: Registry, stray: str, what: str) -> Non
 def test_a_link_in_place_of_the_policy(ruled: Registry, tmp_path: Path) -> None:
     (ruled.root / "policy.jsonl").rename(tmp_path / "elsewhere")
     (ruled.root / "policy.jsonl").symlink_to(tmp_path / "elsewhere")
-    assert ruled.verify().problems == ("policy.jsonl does not belong into a registry in place of a file: take it out.",)
+    assert ruled.verify().problems == ("policy.jsonl does not belong in a registry in place of a file: take it out.",)
 
 
 def test_an_interrupted_change_is_noted_and_cleared_by_the_next(ruled: Registry) -> None:

@@ -335,7 +335,7 @@ def test_a_stray_folder_among_staged_files_is_named(registry: Registry, publish:
     (registry.root / "tmp/digits/deep").mkdir(parents=True)
     with pytest.raises(IntegrityError) as error:
         publish()
-    assert str(error.value) == "tmp/digits/deep does not belong into a registry: take it out before the next write."
+    assert str(error.value) == "tmp/digits/deep does not belong in a registry: take it out before the next write."
     (registry.root / "tmp/digits/deep").rmdir()
     assert publish().version == 2
 

@@ -37,11 +37,11 @@ ROWS: dict[str, tuple[Change, str]] = {
     ),
     "an unknown output": (
         lambda s: s["states"][0].update(output="zz"),
-        "the state 'state_0' names the output 'zz', step has none such",
+        "the state 'state_0' names the output 'zz', which step does not have",
     ),
     "an unknown input": (
         lambda s: s["states"][0].update(input="zz"),
-        "the state 'zz' names the input 'zz', step has none such",
+        "the state 'zz' names the input 'zz', which step does not have",
     ),
     "another shape": (
         lambda s: s["states"][0].update(shape=["batch", 5]),

@@ -150,7 +150,7 @@ def test_any_stray_file_is_named(damaged: Registry, stray: str) -> None:
     (damaged.root / stray).write_text("x")
     problems = damaged.verify().problems
     assert len(problems) == 1
-    assert problems[0].startswith(f"{stray} does not belong into a registry")
+    assert problems[0].startswith(f"{stray} does not belong in a registry")
     assert problems[0].endswith("take it out.")
 
 
@@ -161,8 +161,8 @@ def test_a_link_in_place_of_a_file_or_folder_is_named(damaged: Registry) -> None
     (damaged.root / "blobs").rename(damaged.root.parent / "blobs")
     (damaged.root / "blobs").symlink_to(damaged.root.parent / "blobs")
     assert damaged.verify().problems == (
-        "blobs does not belong into a registry in place of a folder: take it out.",
-        "models/digits/versions/1.json does not belong into a registry in place of a file: take it out.",
+        "blobs does not belong in a registry in place of a folder: take it out.",
+        "models/digits/versions/1.json does not belong in a registry in place of a file: take it out.",
     )
 
 
@@ -339,9 +339,7 @@ def test_lost_and_found_is_a_folder(damaged: Registry) -> None:
     assert damaged.verify().ok
     (damaged.root / "lost+found").rmdir()
     (damaged.root / "lost+found").write_text("x")
-    assert damaged.verify().problems == (
-        "lost+found does not belong into a registry in place of a folder: take it out.",
-    )
+    assert damaged.verify().problems == ("lost+found does not belong in a registry in place of a folder: take it out.",)
 
 
 @pytest.mark.parametrize(
