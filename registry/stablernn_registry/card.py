@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from stablernn_registry.certificates import current_certificate, in_words
+from stablernn_registry.certificates import current_certificate, describe_certificate
 from stablernn_registry.manifest import ManifestFields
 from stablernn_registry.reports import ROBUSTNESS, RobustnessReport
 
@@ -78,7 +78,7 @@ def _certificate(fields: ManifestFields) -> str:
     certificate = current_certificate(fields.certificate)
     if not certificate:
         return "None was computed for this version."
-    parts = [f"{_text(in_words(certificate))}."]
+    parts = [f"{_text(describe_certificate(certificate))}."]
     plain = {key: value for key, value in certificate.items() if not isinstance(value, list)}
     plain |= {key: value for key, value in certificate.items() if key == "states"}
     parts.append(_table(("field", "value"), _flat(plain)))

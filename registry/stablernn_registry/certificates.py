@@ -47,7 +47,7 @@ def current_certificate(certificate: Mapping[str, Any] | None) -> dict[str, Any]
     return {**certificate, "kind": "none", "holds": False, "stored_kind": WITHDRAWN_KIND}
 
 
-def kind_in_words(certificate: Mapping[str, object]) -> str:
+def format_kind(certificate: Mapping[str, object]) -> str:
     """Return the kind of a certificate as people read it, such as ``none (stored as local; withdrawn)``."""
     current = current_certificate(certificate) or {}
     if (current.get("kind"), current.get("stored_kind")) == ("none", WITHDRAWN_KIND):
@@ -55,7 +55,7 @@ def kind_in_words(certificate: Mapping[str, object]) -> str:
     return str(current.get("kind"))
 
 
-def in_words(certificate: Mapping[str, object] | None) -> str:
+def describe_certificate(certificate: Mapping[str, object] | None) -> str:
     """A certificate in a sentence, without the full stop."""
     certificate = current_certificate(certificate)
     if certificate is None:
@@ -66,7 +66,7 @@ def in_words(certificate: Mapping[str, object] | None) -> str:
     when = "" if certificate.get("step_rate") == rate or _is_irregular(certificate) else "in the end "
     time = "over the time of a regular step" if _is_irregular(certificate) else "a step"
     meant = _MEANT.get(kind, "a kind that this version does not know")
-    return f"{kind_in_words(certificate)}: {meant.format(rate=shown, when=when, time=time)}"
+    return f"{format_kind(certificate)}: {meant.format(rate=shown, when=when, time=time)}"
 
 
 def _is_irregular(certificate: Mapping[str, object]) -> bool:

@@ -76,7 +76,7 @@ class GateRefused(RegistryError, RuntimeError):
         self.results = results
 
 
-def near(word: str, allowed: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest allowed word, or an empty string."""
-    matches = difflib.get_close_matches(word, sorted(allowed), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
     return f" Did you mean '{matches[0]}'?" if matches else ""

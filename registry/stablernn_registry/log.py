@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
-from stablernn_registry.manifest import FileEntry, sentence
+from stablernn_registry.manifest import FileEntry, format_validation_error
 
 FIRST = "0" * 64
 KIND = r"^[a-z][a-z0-9-]{0,31}$"
@@ -277,7 +277,7 @@ def _add_lines(history: History, data: bytes, where: str) -> None:
             entry = _ENTRY.validate_python(tree)
         except ValidationError as error:
             raise IntegrityError(
-                f"{where} is damaged: line {number}: {sentence(error, AliasEntry)}. {RESTORE}."
+                f"{where} is damaged: line {number}: {format_validation_error(error, AliasEntry)}. {RESTORE}."
             ) from error
         if (wrong := history.apply(entry, own)) is not None:
             raise IntegrityError(f"{where} is damaged: line {number} does not follow: {wrong}. {RESTORE}.")

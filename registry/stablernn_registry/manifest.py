@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from stablernn_registry.errors import RESTORE, IntegrityError, ManifestError, RegistryError, near
+from stablernn_registry.errors import RESTORE, IntegrityError, ManifestError, RegistryError, did_you_mean
 from stablernn_registry.signature import Signature
 
 SCHEMA: Literal[1] = 1
@@ -106,7 +106,7 @@ def _signature(value: dict[str, Any]) -> dict[str, Any]:
     try:
         Signature.model_validate(value)
     except ValidationError as error:
-        raise ValueError(sentence(error, Signature)) from error
+        raise ValueError(format_validation_error(error, Signature)) from error
     return value
 
 
@@ -243,7 +243,9 @@ class ManifestFields(BaseModel):
         try:
             return ManifestFields.model_validate(given)
         except ValidationError as error:
-            raise ManifestError(f"The manifest cannot be written: {sentence(error, ManifestFields)}.") from error
+            raise ManifestError(
+                f"The manifest cannot be written: {format_validation_error(error, ManifestFields)}."
+            ) from error
 
 
 class Manifest(ManifestFields):
@@ -284,7 +286,7 @@ def decode(data: bytes, where: str) -> Manifest:
             )
         return Manifest.model_validate(tree)
     except ValidationError as error:
-        raise IntegrityError(f"{where} is not a manifest: {sentence(error, Manifest)}.") from error
+        raise IntegrityError(f"{where} is not a manifest: {format_validation_error(error, Manifest)}.") from error
     except RecursionError as error:
         raise IntegrityError(f"{where} is not a manifest: it nests objects or lists too deeply.") from error
     except ValueError as error:
@@ -321,12 +323,12 @@ def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def sentence(error: ValidationError, model: type[BaseModel]) -> str:
+def format_validation_error(error: ValidationError, model: type[BaseModel]) -> str:
     """Turn the first complaint of pydantic into half a sentence that names the field."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown field '{field}'{near(field, model.model_fields).rstrip('?').replace(' Did', '; did')}"
+        return f"unknown field '{field}'{did_you_mean(field, model.model_fields).rstrip('?').replace(' Did', '; did')}"
     if first["type"] == "missing":
         return f"the field '{field}' is missing"
     message = first["msg"].removeprefix("Value error, ")

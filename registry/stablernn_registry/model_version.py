@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stablernn_registry import atomic_io, plain_files
-from stablernn_registry.errors import RESTORE, IntegrityError, StorageError, UnknownRefError, near
+from stablernn_registry.errors import RESTORE, IntegrityError, StorageError, UnknownRefError, did_you_mean
 from stablernn_registry.layout import Layout
 from stablernn_registry.log import RecordEntry
 from stablernn_registry.manifest import FileEntry, Manifest
@@ -201,9 +201,10 @@ class StoredFiles:
 
     def _entry(self, filename: str) -> FileEntry:
         if (entry := self.files.get(filename)) is None:
+            owner = self.owner[0].upper() + self.owner[1:]
             raise UnknownRefError(
-                f"{self.owner[0].upper()}{self.owner[1:]} has no file '{filename}'.{near(filename, self.files)} "
-                f"It has {quoted(self.files)}."
+                f"{owner} has no file '{filename}'.{did_you_mean(filename, self.files)} It has "
+                f"{format_names(self.files)}."
             )
         return entry
 
@@ -214,6 +215,6 @@ class StoredFiles:
         return IntegrityError(f"{self._what(filename, path)} is missing. {RESTORE}, or publish the same file again.")
 
 
-def quoted(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     """Return names as messages list them: ``'a', 'b'``."""
     return ", ".join(f"'{name}'" for name in sorted(names))

@@ -17,7 +17,7 @@ from stablernn_registry import log
 from stablernn_registry.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE, Kind
 from stablernn_registry.errors import RESTORE, IntegrityError, PolicyError, RefError
 from stablernn_registry.layout import POLICY, Layout
-from stablernn_registry.manifest import is_text, sentence
+from stablernn_registry.manifest import format_validation_error, is_text
 from stablernn_registry.refs import check_alias
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class PolicyRules(_Rules):
         try:
             return cls.model_validate(rules if isinstance(rules, PolicyRules) else dict(rules))
         except ValidationError as error:
-            raise PolicyError(f"The policy cannot be written: {sentence(error, cls)}.") from error
+            raise PolicyError(f"The policy cannot be written: {format_validation_error(error, cls)}.") from error
 
 
 class PolicyEntry(log.Line):
@@ -217,7 +217,7 @@ def decode(data: bytes, where: str) -> Policy:
             entry = PolicyEntry.model_validate(tree)
         except ValidationError as error:
             raise IntegrityError(
-                f"{where} is damaged: line {number}: {sentence(error, PolicyEntry)}. {RESTORE}."
+                f"{where} is damaged: line {number}: {format_validation_error(error, PolicyEntry)}. {RESTORE}."
             ) from error
         wrong = f"its seq is {entry.seq}" if entry.seq != number else None
         if entry.previous != head:

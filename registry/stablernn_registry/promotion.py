@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
-from stablernn_registry.certificates import KINDS, Kind, current_certificate, is_as_strong, kind_in_words
+from stablernn_registry.certificates import KINDS, Kind, current_certificate, format_kind, is_as_strong
 from stablernn_registry.checks import CheckResult
 from stablernn_registry.policy import MetricRule, PolicyRules
 
@@ -56,7 +56,7 @@ def _kind(required: Kind, candidate: Version) -> tuple[bool, str]:
     kind = certificate.get("kind")
     if kind not in KINDS:
         return False, f"the certificate's kind must be one of {', '.join(KINDS)}, got {kind!r:.100}"
-    shown = kind_in_words(certificate)
+    shown = format_kind(certificate)
     if not is_as_strong(kind, required):
         what = f"certificate kind '{shown}' is weaker than '{required}'"
         return False, f"{what}, see stablernn certify {candidate.ref}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stablernn_registry import atomic_io, plain_files
 from stablernn_registry import policy as rulebook
-from stablernn_registry.errors import IntegrityError, ManifestError, StorageError, UnknownRefError, near
+from stablernn_registry.errors import IntegrityError, ManifestError, StorageError, UnknownRefError, did_you_mean
 from stablernn_registry.layout import (
     FOREIGN,
     MARKER,
@@ -23,7 +23,7 @@ from stablernn_registry.layout import (
 from stablernn_registry.log import History
 from stablernn_registry.log_cache import LogCache
 from stablernn_registry.manifest import FileEntry, check_filenames, checked
-from stablernn_registry.model_version import Version, quoted
+from stablernn_registry.model_version import Version, format_names
 from stablernn_registry.policy import Policy
 from stablernn_registry.refs import Ref, is_name
 from stablernn_registry.transaction import Writer, WriteTarget
@@ -68,7 +68,9 @@ class Storage:
                 if marker is None and not names:
                     return False
                 if marker is None and not names & {"models", "blobs", "policy.jsonl"}:
-                    contents = quoted(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+                    contents = format_names(sorted(names)[:5]) + (
+                        f" and {len(names) - 5} more" if len(names) > 5 else ""
+                    )
                     raise StorageError(
                         f"{self.root} is not a registry: it has no registry.json but holds {contents}. "
                         f"Point {ENVIRONMENT} to a registry, or to a new or empty folder."
@@ -125,10 +127,12 @@ class Storage:
             )
         names = self.names()
         listing = (
-            quoted(names) if len(names) <= _LISTED_NAMES else f"{len(names)} models, see 'stablernn registry list'"
+            format_names(names)
+            if len(names) <= _LISTED_NAMES
+            else f"{len(names)} models, see 'stablernn registry list'"
         )
         raise UnknownRefError(
-            f"Unknown model '{name}' in the registry {self.root}.{near(name, names)} It has {listing}."
+            f"Unknown model '{name}' in the registry {self.root}.{did_you_mean(name, names)} It has {listing}."
         )
 
     @staticmethod
@@ -140,9 +144,9 @@ class Storage:
         """
         if ref.alias is not None:
             if (version := history.aliases.get(ref.alias)) is None:
-                has = f"It has {quoted(history.aliases)}." if history.aliases else "It has no aliases."
+                has = f"It has {format_names(history.aliases)}." if history.aliases else "It has no aliases."
                 raise UnknownRefError(
-                    f"Model '{ref.name}' has no alias '{ref.alias}'.{near(ref.alias, history.aliases)} {has}"
+                    f"Model '{ref.name}' has no alias '{ref.alias}'.{did_you_mean(ref.alias, history.aliases)} {has}"
                 )
             return version
         number = ref.version or history.highest

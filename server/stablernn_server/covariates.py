@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import Manifest
-from stablernn_registry.errors import near
+from stablernn_registry.errors import did_you_mean
 from stablernn_server.errors import InputError, cut
 from stablernn_server.json_arrays import to_array
 from stablernn_server.runtime.onnx_model import OnnxModel
@@ -171,6 +171,7 @@ class Covariates:
                 raise InputError(f"{what}.{name} follows from {self._time_field}; leave it out.")
             takes = f"takes {', '.join(names)}" if names else "takes none"
             raise InputError(
-                f"{what}: unknown name '{cut(name)}'.{near(name, names)} The model '{self._model.name}' {takes}."
+                f"{what}: unknown name '{cut(name)}'.{did_you_mean(name, names)} The model '{self._model.name}' "
+                f"{takes}."
             )
         return given or {}

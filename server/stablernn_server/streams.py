@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import GraphSignature, Manifest, RefError, Signature, StateSignature, Version, parse_ref
-from stablernn_registry.errors import near
+from stablernn_registry.errors import did_you_mean
 from stablernn_server.clock import Clock
 from stablernn_server.covariates import Covariates, observed_features
 from stablernn_server.errors import BadTokenError, InputError, ModelLoadError, UnknownModelError, cut
@@ -188,8 +188,8 @@ def chosen_outputs(names: Sequence[str] | None, outputs: Iterable[str], label: s
     for name in names or ():
         if name not in available:
             raise InputError(
-                f"Unknown output '{cut(name)}'.{near(name, available)} The {label} gives {', '.join(available)} at "
-                "each step."
+                f"Unknown output '{cut(name)}'.{did_you_mean(name, available)} The {label} gives "
+                f"{', '.join(available)} at each step."
             )
     if names and len(set(names)) < len(names):
         raise InputError(f"outputs names one output twice: {', '.join(names)}.")

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stablernn_registry.errors import near
+from stablernn_registry.errors import did_you_mean
 from stablernn_server.errors import InputError
 
 _FIXED = {
@@ -184,7 +184,7 @@ def _parse(frequency: str) -> tuple[int, str, str | None]:
     known = (*_FIXED, _BUSINESS, *_CALENDAR)
     if match is None or match[2] not in known:
         raise InputError(
-            f"Unknown frequency '{frequency}'.{near(frequency, known)} It is one of {', '.join(known)}, "
+            f"Unknown frequency '{frequency}'.{did_you_mean(frequency, known)} It is one of {', '.join(known)}, "
             "with a count in front if need be ('15min')."
         )
     count, unit, anchor = int(match[1] or 1), match[2], match[3]

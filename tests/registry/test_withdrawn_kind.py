@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stablernn_registry import CheckResult, GateRefused, ManifestFields, PolicyRules, Registry, Version, model_card
-from stablernn_registry.certificates import current_certificate, in_words, kind_in_words
+from stablernn_registry.certificates import current_certificate, describe_certificate, format_kind
 from stablernn_registry.subset import copy_versions
 
 Publish = Callable[..., Version]
@@ -56,14 +56,14 @@ class TestCertificates:
     def test_other_kinds_are_as_they_are_stored(self, kind: str) -> None:
         stored = {"kind": kind, "holds": kind != "none"}
         assert current_certificate(stored) == stored
-        assert kind_in_words(stored) == kind
+        assert format_kind(stored) == kind
 
     def test_no_certificate_stays_none(self) -> None:
         assert current_certificate(None) is None
 
     def test_people_read_what_was_stored(self) -> None:
-        assert in_words(STORED) == f"{SHOWN}: no rate, and no bound of all its states, is proved"
-        assert in_words(current_certificate(STORED)) == in_words(STORED)
+        assert describe_certificate(STORED) == f"{SHOWN}: no rate, and no bound of all its states, is proved"
+        assert describe_certificate(current_certificate(STORED)) == describe_certificate(STORED)
 
     def test_the_card_says_none(self, fields: dict[str, Any]) -> None:
         card = model_card(ManifestFields.parse({**fields, "certificate": STORED}))

@@ -76,14 +76,14 @@ def _stored(bound: Mapping[str, float] | None) -> str | None:
 
 def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
     """A certificate for people."""
-    from stablernn_registry.certificates import in_words
+    from stablernn_registry.certificates import describe_certificate
 
     balls = [f"{ball['state']} within {ball['radius']:.6g} ({ball['norm']})" for ball in certificate["state_balls"]]
     forgetting = certificate["forgetting"]
     facts = {
         "model": name,
         "cell": certificate["cell"],
-        "proved": in_words(certificate),
+        "proved": describe_certificate(certificate),
         "norm": certificate["norm"],
         "contraction rate": certificate["contraction_rate"],
         "time": _time(certificate["time"]),

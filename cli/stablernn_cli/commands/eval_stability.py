@@ -66,10 +66,10 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
 
 
 def _proved(certificate: Mapping[str, Any]) -> dict[str, object]:
-    from stablernn_registry.certificates import in_words
+    from stablernn_registry.certificates import describe_certificate
 
     facts = {
-        "kind": in_words(certificate),
+        "kind": describe_certificate(certificate),
         "norm": certificate["norm"],
         "contraction rate": certificate["contraction_rate"],
         "gain, input to output": certificate["gains"]["input_to_output"],

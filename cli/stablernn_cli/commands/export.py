@@ -134,7 +134,7 @@ def publish(
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
     """The new version for people."""
-    from stablernn_registry.certificates import in_words
+    from stablernn_registry.certificates import describe_certificate
 
     parity = document["parity"]
     ref = document["ref"]
@@ -149,7 +149,7 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
                 f"{figure(parity['step_rel_error'])} in one step"
             ),
             "stream equals sequence": "bit for bit" if parity["stream_equals_sequence"] else "no",
-            "certificate": in_words(document["certificate"]),
+            "certificate": describe_certificate(document["certificate"]),
         }
     )
     output.text()

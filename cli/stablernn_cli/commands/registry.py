@@ -62,7 +62,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
     Example: stablernn registry show digits@production
     """
     from stablernn_registry import Registry
-    from stablernn_registry.certificates import in_words
+    from stablernn_registry.certificates import describe_certificate
 
     output = Output.of(context, as_json)
     registry = Registry()
@@ -87,7 +87,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
             **({"targets": _listed(manifest.targets)} if manifest.targets else {}),
             **({"horizon": f"{manifest.horizon} steps"} if manifest.horizon else {}),
             "parity": f"max relative error {figure(manifest.parity.get('max_rel_error'))}",
-            "certificate": in_words(manifest.certificate),
+            "certificate": describe_certificate(manifest.certificate),
         },
         title=version.ref,
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from stablernn_registry import Signature, Version
-from stablernn_registry.errors import near
+from stablernn_registry.errors import did_you_mean
 from stablernn_server.errors import DeviceError, ModelLoadError, SettingsError, cut
 from stablernn_server.runtime.opened import ONNX, Opened, described, first_line, graphs_of, read_file
 from stablernn_server.runtime.session import Device, EngineFailure, Placement
@@ -177,8 +177,8 @@ def _unknown(name: str) -> SettingsError:
             f"group '{GROUP}'. Install the library with 'pip install stablernn'. {listed}"
         )
     return SettingsError(
-        f"Unknown engine '{cut(name)}'.{near(name, [*known, TORCH])} {listed} Further ones come with packages that "
-        f"register them in the entry-point group '{GROUP}'."
+        f"Unknown engine '{cut(name)}'.{did_you_mean(name, [*known, TORCH])} {listed} Further ones come with packages "
+        f"that register them in the entry-point group '{GROUP}'."
     )
 
 

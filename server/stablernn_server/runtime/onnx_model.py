@@ -24,7 +24,7 @@ from stablernn_registry import (
     TensorSignature,
     Version,
 )
-from stablernn_registry.errors import near
+from stablernn_registry.errors import did_you_mean
 from stablernn_server.errors import InputError, ModelLoadError, cut
 from stablernn_server.runtime.batch import Part, run_parts
 from stablernn_server.runtime.checks import KNOWN, check_dt, check_lengths, checked, converted, count
@@ -600,7 +600,9 @@ def _patch(step: GraphSignature, main: str) -> list[int | str]:
 
 def _unknown_tensor(side: str, given: str, specs: Mapping[str, TensorSignature], label: str) -> InputError:
     verb = "takes" if side == "input" else "gives"
-    return InputError(f"Unknown {side} '{cut(given)}'.{near(given, specs)} The {label} {verb} {_listing(specs)}.")
+    return InputError(
+        f"Unknown {side} '{cut(given)}'.{did_you_mean(given, specs)} The {label} {verb} {_listing(specs)}."
+    )
 
 
 def _listing(specs: Mapping[str, TensorSignature]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from stablernn_registry import Ref, RefError, Registry, RegistryError, UnknownRefError, Version, parse_ref
-from stablernn_registry.errors import near
+from stablernn_registry.errors import did_you_mean
 from stablernn_server.errors import (
     DeadlineError,
     DeviceError,
@@ -695,7 +695,7 @@ class ModelTable:
             number = asked
         if name not in self._models:
             raise UnknownModelError(
-                f"Unknown model '{name}'.{near(name, self._models)} Served models: {_words(self.names())}."
+                f"Unknown model '{name}'.{did_you_mean(name, self._models)} Served models: {_words(self.names())}."
             )
         candidates = self._models[name]
         if alias is not None:

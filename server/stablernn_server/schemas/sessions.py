@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
-from stablernn_registry.errors import near
+from stablernn_registry.errors import did_you_mean
 
 _VALUE: dict[str, Any] = {"anyOf": [{"type": "number"}, {"type": "null"}]}
 _TIME: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "number"}]}
@@ -76,7 +76,7 @@ class _Body(BaseModel):
         if isinstance(given, dict) and not given.keys() <= cls.model_fields.keys():
             known = list(cls.model_fields)
             name = str(next(name for name in given if name not in cls.model_fields))[:64]
-            raise ValueError(f"Unknown field '{name}'.{near(name, known)} Known are {', '.join(known)}")
+            raise ValueError(f"Unknown field '{name}'.{did_you_mean(name, known)} Known are {', '.join(known)}")
         return given
 
 
