@@ -1,4 +1,4 @@
-"""Moves of aliases: the policy and the checks judge a version, then a line in the model's log records the move."""
+"""Moves of aliases: the policy and the checks judge a version, then a line in the log of the model records the move."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from stablernn_registry.checks import CheckResult
 from stablernn_registry.errors import GateRefused, StorageError
 from stablernn_registry.log import AliasEntry, CheckLine, History, utc_now
 from stablernn_registry.policy import PolicyRules
-from stablernn_registry.promotion import Check, failures, policy_results
+from stablernn_registry.promotion import Check, check_policy, format_failures
 from stablernn_registry.refs import Ref
 from stablernn_registry.storage import Storage
 
 logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 10
-"""How often the checks run at most, if others keep changing what they depend on."""
+"""Maximum number of runs of the checks, if other processes keep changing what they depend on."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def move_alias(
     action: str,
     name: str,
     alias: str,
-    target: Callable[[History], int],
+    select_version: Callable[[History], int],
     *,
     who: str,
     why: str | None,
@@ -71,34 +71,36 @@ def move_alias(
         action: ``alias`` or ``rollback``.
         name: Name of the model.
         alias: The alias.
-        target: Returns the version that the alias is to point to, given the log.
-        who: Who moves it.
+        select_version: Function that returns the version that the alias is to point to, from the log.
+        who: User who moves it.
         why: Reason for the log.
-        force: Move it even if it is refused.
+        force: True to move it even if it is refused.
         checks: Checks besides the policy.
 
     Raises:
         GateRefused: If the policy or a check refuses; nothing is changed.
         StorageError: If other processes changed the alias or the policy again and again.
     """
-    warned: set[str] = set()
+    logged_warnings: set[str] = set()
     for _ in range(_MAX_ATTEMPTS):
-        move = _plan(storage, name, alias, target)
+        move = _plan(storage, name, alias, select_version)
         for warning in move.warnings:
-            if warning not in warned:
+            # Once, not in every attempt.
+            if warning not in logged_warnings:
                 logger.warning(warning)
-        warned.update(move.warnings)
+        logged_warnings.update(move.warnings)
         results = _run_checks(storage, name, move, checks)
-        refusals = failures(results)
+        refusals = format_failures(results)
         if refusals and not force:
             outcome = f"stays at version {move.current}" if move.current else "is not set"
             raise GateRefused(
                 f"'{name}@{alias}' {outcome}, version {move.version} is refused: {refusals}. Choose another version, "
-                f"or move it all the same: {_command(action, name, alias, move.version)} --force --why '...'.",
+                f"or move it all the same: {_format_command(action, name, alias, move.version)} --force --why '...'.",
                 results,
             )
-        with suppress(_PolicyChangedError), storage.writer.locked(storage.write_target(name)):
-            if _plan(storage, name, alias, target) == move:
+        with suppress(_PolicyChangedError), storage.writer.lock(storage.write_target(name)):
+            # Nothing that the results depend on has changed since the checks ran.
+            if _plan(storage, name, alias, select_version) == move:
                 return _write(storage, action, name, alias, move, results, who=who, why=why)
     raise StorageError(
         f"'{name}@{alias}' was not moved: while its version was checked, the alias or the policy was changed, "
@@ -106,9 +108,9 @@ def move_alias(
     )
 
 
-def _plan(storage: Storage, name: str, alias: str, target: Callable[[History], int]) -> _Move:
+def _plan(storage: Storage, name: str, alias: str, select_version: Callable[[History], int]) -> _Move:
     history = storage.existing_history(name)
-    version, current = target(history), history.aliases.get(alias)
+    version, current = select_version(history), history.aliases.get(alias)
     policy = storage.policy()
     return _Move(
         version,
@@ -149,13 +151,13 @@ def _write(
             "to": move.version,
             "digest": move.digest,
             "why": why,
-            "forced": bool(failures(results)),
+            "forced": bool(format_failures(results)),
             "checks": [CheckLine(name=result.name, ok=result.ok, detail=result.detail) for result in results],
             "previous": history.head,
         }
     )
     target = storage.write_target(name)
-    with storage.writer.staged(target, f"move '{name}@{alias}'"):
+    with storage.writer.stage(target, f"move '{name}@{alias}'"):
         storage.writer.stage_line(target, entry)
         # The model's lock does not protect the policy, and staging waits for the disk: read the policy last.
         policy = storage.policy()
@@ -170,10 +172,10 @@ def _run_checks(storage: Storage, name: str, move: _Move, checks: Sequence[Check
         return ()
     candidate = storage.get(Ref(name, move.version))
     current = storage.get(Ref(name, move.current)) if move.current else None
-    return (*policy_results(move.rules, candidate, current), *(check(candidate, current) for check in checks))
+    return (*check_policy(move.rules, candidate, current), *(check(candidate, current) for check in checks))
 
 
-def _command(action: str, name: str, alias: str, version: int) -> str:
+def _format_command(action: str, name: str, alias: str, version: int) -> str:
     """Return the command that moves an alias in this way."""
-    target = f"{name}@{alias} {version}" if action == "alias" else f"{name}@{alias}"
-    return f"stablernn registry {action} {target}"
+    arguments = f"{name}@{alias} {version}" if action == "alias" else f"{name}@{alias}"
+    return f"stablernn registry {action} {arguments}"

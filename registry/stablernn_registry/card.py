@@ -1,4 +1,4 @@
-"""The model card: a README.md that a person reads and whose YAML head other hubs understand."""
+"""The model card: a README.md for people, with a YAML header that model hubs understand."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from stablernn_registry.certificates import current_certificate, describe_certif
 from stablernn_registry.manifest import ManifestFields
 from stablernn_registry.reports import ROBUSTNESS, RobustnessReport
 
-MOST_NAMES = 100
+# A vocabulary can have thousands of names.
+MAX_NAMES = 100
 
 _PIPELINES = {"classify": "time-series-classification", "forecast": "time-series-forecasting"}
 
 
 def model_card(fields: ManifestFields, name: str = "model", robustness: RobustnessReport | None = None) -> str:
-    """Composes the card of a version from what its manifest will say.
+    """Compose the model card of a version from the fields of its manifest.
 
     Args:
-        fields: The publisher's part of the manifest.
+        fields: Publisher's part of the manifest.
         name: Name of the model, for the title and the examples.
-        robustness: What its ``robustness.json`` says; None where it has none.
+        robustness: Robustness report of the version, or None.
 
     Returns:
-        Markdown with a YAML head; the same fields give the same text.
+        Markdown with a YAML header; the same fields give the same text.
     """
     parts = [
-        _head(fields),
-        f"# {_text(name)}\n\n{_summary(fields)}",
-        "## Data in and out\n\n" + _inputs(fields),
-        "## Figures\n\n" + (_table(("figure", "value"), _flat(fields.metrics)) or "None were given."),
-        "## Stability certificate\n\n" + _certificate(fields),
-        *(["## Robustness\n\n" + _robustness(robustness, name)] if fields.task == "classify" else []),
+        _format_front_matter(fields),
+        f"# {_escape(name)}\n\n{_summarize(fields)}",
+        "## Data in and out\n\n" + _format_data(fields),
+        "## Figures\n\n" + (_format_table(("figure", "value"), _flatten(fields.metrics)) or "None were given."),
+        "## Stability certificate\n\n" + _format_certificate(fields),
+        *(["## Robustness\n\n" + _format_robustness(robustness, name)] if fields.task == "classify" else []),
         "## Parity of the exported graphs\n\n"
-        + (_table(("difference", "value"), _flat(fields.parity)) or "None was recorded."),
+        + (_format_table(("difference", "value"), _flatten(fields.parity)) or "None was recorded."),
         "## Preprocessing\n\nPart of the graphs, except for the calibration of a recursive head; listed for people.\n\n"
-        + (_table(("field", "value"), _flat(fields.preprocessing)) or "None."),
-        "## Lineage\n\n" + (_table(("field", "value"), _flat(fields.lineage)) or "None was recorded."),
-        f"## Use\n\n    stablernn registry verify {_text(name)}\n    stablernn serve --model {_text(name)}",
+        + (_format_table(("field", "value"), _flatten(fields.preprocessing)) or "None."),
+        "## Lineage\n\n" + (_format_table(("field", "value"), _flatten(fields.lineage)) or "None was recorded."),
+        f"## Use\n\n    stablernn registry verify {_escape(name)}\n    stablernn serve --model {_escape(name)}",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _head(fields: ManifestFields) -> str:
-    # JSON text is YAML text, and quoting it keeps words such as "no" from becoming something else.
+def _format_front_matter(fields: ManifestFields) -> str:
+    # JSON strings are YAML strings, and the quotes keep YAML from reading a name like "no" as a boolean.
     lines = ["---", "library_name: stablernn"]
     if fields.task in _PIPELINES:
         lines.append(f"pipeline_tag: {_PIPELINES[fields.task]}")
@@ -51,12 +52,12 @@ def _head(fields: ManifestFields) -> str:
     return "\n".join(lines)
 
 
-def _summary(fields: ManifestFields) -> str:
-    cell = f"{_networks(fields)} of `{_text(fields.cell)}` cells"
+def _summarize(fields: ManifestFields) -> str:
+    cell = f"{_describe_networks(fields)} of `{_escape(fields.cell)}` cells"
     if fields.task == "classify":
         return f"Classifies sequences into {len(fields.labels or ())} classes with {cell}."
     if fields.task == "forecast":
-        targets = ", ".join(_text(target) for target in fields.targets or ())
+        targets = ", ".join(_escape(target) for target in fields.targets or ())
         return f"Forecasts {targets} for the next {fields.horizon} steps with {cell}."
     predictions = {
         None: "what comes next",
@@ -67,61 +68,66 @@ def _summary(fields: ManifestFields) -> str:
     return f"Predicts {predictions[fields.output]} at each step of a sequence with {cell}."
 
 
-def _networks(fields: ManifestFields) -> str:
-    members = _setting(fields, "members")
+def _describe_networks(fields: ManifestFields) -> str:
+    members = _model_setting(fields, "members")
     if not isinstance(members, int) or members < 2:
         return "a recurrent network"
     return f"{members} recurrent networks, whose answers are averaged,"
 
 
-def _certificate(fields: ManifestFields) -> str:
+def _format_certificate(fields: ManifestFields) -> str:
     certificate = current_certificate(fields.certificate)
     if not certificate:
         return "None was computed for this version."
-    parts = [f"{_text(describe_certificate(certificate))}."]
-    plain = {key: value for key, value in certificate.items() if not isinstance(value, list)}
-    plain |= {key: value for key, value in certificate.items() if key == "states"}
-    parts.append(_table(("field", "value"), _flat(plain)))
+    parts = [f"{_escape(describe_certificate(certificate))}."]
+    # Lists, apart from "states", have tables of their own below or are too long for a card.
+    scalars = {key: value for key, value in certificate.items() if not isinstance(value, list)}
+    scalars |= {key: value for key, value in certificate.items() if key == "states"}
+    parts.append(_format_table(("field", "value"), _flatten(scalars)))
     for title, key in (("What the proof rests on", "hypotheses"), ("What papers ask for", "conditions")):
         conditions = certificate.get(key)
-        rows = [one for one in conditions if isinstance(one, Mapping)] if isinstance(conditions, list) else []
+        rows = (
+            [condition for condition in conditions if isinstance(condition, Mapping)]
+            if isinstance(conditions, list)
+            else []
+        )
         if rows:
-            head: tuple[str, ...] = ("condition", "value", "at most", "holds")
+            header: tuple[str, ...] = ("condition", "value", "at most", "holds")
             table = [[row.get("name"), row.get("value"), row.get("bound"), row.get("holds")] for row in rows]
             if any("of" in row for row in rows):
-                head = (*head, "of")
+                header = (*header, "of")
                 table = [[*cells, row.get("of", "")] for cells, row in zip(table, rows, strict=True)]
-            parts.append(f"{title}:\n\n{_table(head, table)}")
-    if _setting(fields, "skip") == "linear":
+            parts.append(f"{title}:\n\n{_format_table(header, table)}")
+    if _model_setting(fields, "skip") == "linear":
         parts.append("The certificate covers the recurrent layers only, not the linear skip.")
     return "\n\n".join(parts)
 
 
-def _robustness(report: RobustnessReport | None, name: str) -> str:
+def _format_robustness(report: RobustnessReport | None, name: str) -> str:
     if report is None:
         return (
             "Not measured before this version was published. "
-            f"`stablernn eval {_text(name)} --robustness` measures it and stores the report with the version."
+            f"`stablernn eval {_escape(name)} --robustness` measures it and stores the report with the version."
         )
-    about = (
-        f"Of {_text(report.sample)}. Changes are in standard deviations of each feature: the largest change of a value "
-        f"(linf) and the 2-norm of all changes of a sequence (l2). All figures are in `{ROBUSTNESS}`."
+    intro = (
+        f"Of {_escape(report.sample)}. Changes are in standard deviations of each feature: the largest change of a "
+        f"value (linf) and the 2-norm of all changes of a sequence (l2). All figures are in `{ROBUSTNESS}`."
     )
-    return f"{about}\n\n" + _table(("figure", "value"), list(report.figures().items()))
+    return f"{intro}\n\n" + _format_table(("figure", "value"), list(report.figures().items()))
 
 
-def _setting(fields: ManifestFields, key: str) -> object:
-    """What the configuration of the training run says of the model; None where it does not."""
+def _model_setting(fields: ManifestFields, key: str) -> object:
+    """Return a setting of the model from the configuration of its training run, or None."""
     tree: object = fields.lineage
-    for word in ("config", "model", key):
-        tree = tree.get(word) if isinstance(tree, Mapping) else None
+    for name in ("config", "model", key):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree
 
 
-def _inputs(fields: ManifestFields) -> str:
+def _format_data(fields: ManifestFields) -> str:
     rows = [
-        ("features", _names(fields.features)),
-        ("labels", _names(fields.labels or ())),
+        ("features", _format_names(fields.features)),
+        ("labels", _format_names(fields.labels or ())),
         ("targets", ", ".join(fields.targets or ())),
         ("horizon (steps)", fields.horizon),
         ("context length (steps)", fields.context_length),
@@ -133,42 +139,42 @@ def _inputs(fields: ManifestFields) -> str:
         ("static", ", ".join(fields.static or ())),
         ("calendar", ", ".join(period.name for period in fields.calendar or ())),
     ]
-    said = [(key, value) for key, value in rows if value not in (None, "")]
-    return "Raw units in and out; NaN is a missing value.\n\n" + _table(("field", "value"), said)
+    filled_rows = [(key, value) for key, value in rows if value not in (None, "")]
+    return "Raw units in and out; NaN is a missing value.\n\n" + _format_table(("field", "value"), filled_rows)
 
 
-def _names(names: Sequence[str]) -> str:
-    """The names; of a vocabulary the first and how many there are."""
-    if len(names) <= MOST_NAMES:
+def _format_names(names: Sequence[str]) -> str:
+    """Join names; if there are many, the first ones and the number of the others."""
+    if len(names) <= MAX_NAMES:
         return ", ".join(names)
-    return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"
+    return f"{', '.join(names[:MAX_NAMES])} and {len(names) - MAX_NAMES} more"
 
 
-def _flat(tree: Mapping[str, object], above: str = "") -> list[tuple[str, object]]:
+def _flatten(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = []
     for key, value in tree.items():
-        path = f"{above}.{key}" if above else key
+        path = f"{prefix}.{key}" if prefix else key
         if isinstance(value, Mapping):
-            rows += _flat(value, path)
+            rows += _flatten(value, path)
         else:
             rows.append((path, value))
     return rows
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def _format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     if not rows:
         return ""
-    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    return "\n".join(lines + [f"| {' | '.join(_text(_value(cell)) for cell in row)} |" for row in rows])
+    lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
+    return "\n".join(lines + [f"| {' | '.join(_escape(_format_value(cell)) for cell in row)} |" for row in rows])
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _text(text: str) -> str:
-    # One line, and no character that would end a table cell or start markup: names come from people's files.
-    flat = " ".join(text.split())
-    return "".join("\\" + char if char in "\\|`<*[" else char for char in flat)
+def _escape(text: str) -> str:
+    # Names come from users' files: keep them on one line, and escape what would end a table cell or start markup.
+    line = " ".join(text.split())
+    return "".join("\\" + char if char in "\\|`<*[" else char for char in line)

@@ -10,8 +10,8 @@ class CheckResult:
     """The outcome of one check; it is written to the log with the move.
 
     Attributes:
-        name: What was checked, e.g. ``"accuracy not below production"``.
-        ok: Whether the alias may move.
+        name: Name of the check, e.g. ``"accuracy not below production"``.
+        ok: True if the alias may move.
         detail: Figures or the reason, as a sentence without a full stop; may be empty.
     """
 

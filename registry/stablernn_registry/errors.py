@@ -1,14 +1,14 @@
-"""Errors of the registry; each is one plain sentence and also a built-in exception.
+"""Errors of the registry. Each message is one plain sentence, and each class is also a built-in exception.
 
 RegistryError
- ├── RefError         (ValueError)    a name, reference or alias that is not well formed, or a reserved word
+ ├── RefError         (ValueError)    a malformed or reserved name, reference or alias
  ├── UnknownRefError  (LookupError)   no such model, version, alias or file
- ├── AliasError       (ValueError)    an alias move that makes no sense, e.g. nothing to roll back to
- ├── ManifestError    (ValueError)    what was handed over to publish is incomplete or not plain JSON
- ├── PolicyError      (ValueError)    rules for aliases that make no sense
- ├── IntegrityError   (ValueError)    bytes below the root are not the bytes that were published
- ├── StorageError     (OSError)       the disk, the permissions or the folder itself: full, read-only, locked
- └── GateRefused      (RuntimeError)  a check said no to an alias move
+ ├── AliasError       (ValueError)    an impossible alias move, e.g. nothing to roll back to
+ ├── ManifestError    (ValueError)    files or fields to publish are incomplete or not plain JSON
+ ├── PolicyError      (ValueError)    invalid rules for aliases
+ ├── IntegrityError   (ValueError)    bytes on disk differ from what was published
+ ├── StorageError     (OSError)       a problem with the disk, the permissions or the folder: full, read-only, locked
+ └── GateRefused      (RuntimeError)  a check refused an alias move
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stablernn_registry.checks import CheckResult
 
 RESTORE = "Restore it from a copy of the registry"
-"""What to do about damage, with a full stop or ", or ..." to follow."""
+"""Advice after damage; the caller appends a full stop or ", or ..."."""
 
 
 class RegistryError(Exception):
@@ -29,15 +29,15 @@ class RegistryError(Exception):
 
 
 class RefError(RegistryError, ValueError):
-    """A name, reference or alias that can never be right, whatever the registry holds."""
+    """A name, reference or alias that is malformed or reserved in every registry."""
 
 
 class UnknownRefError(RegistryError, LookupError):
-    """A well-formed name that the registry does not hold."""
+    """A well-formed name that the registry does not have."""
 
 
 class AliasError(RegistryError, ValueError):
-    """An alias move that cannot be done as asked."""
+    """An alias move that is impossible."""
 
 
 class ManifestError(RegistryError, ValueError):
@@ -53,10 +53,10 @@ class IntegrityError(RegistryError, ValueError):
 
 
 class StorageError(RegistryError, OSError):
-    """The disk, the permissions, a lock or the root folder stand in the way.
+    """A problem with the disk, the permissions, a lock or the root folder.
 
     Attributes:
-        is_done: True if the write took effect all the same, so that it must not be repeated.
+        is_done: True if the write took effect despite the error and must not be repeated.
     """
 
     def __init__(self, message: str, *, is_done: bool = False) -> None:
@@ -68,7 +68,7 @@ class GateRefused(RegistryError, RuntimeError):
     """A check refused an alias move; nothing was changed.
 
     Attributes:
-        results: The outcome of every check, in the order they ran, passed ones included.
+        results: Results of all checks that ran, in order, including those that passed.
     """
 
     def __init__(self, message: str, results: tuple[CheckResult, ...]) -> None:
@@ -77,6 +77,6 @@ class GateRefused(RegistryError, RuntimeError):
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the nearest allowed word, or an empty string."""
+    """Return ``" Did you mean 'x'?"`` for the closest match, or an empty string."""
     matches = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
     return f" Did you mean '{matches[0]}'?" if matches else ""

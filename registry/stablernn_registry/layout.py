@@ -1,4 +1,4 @@
-"""Where everything lies below the root. Every path of the registry is built here, from checked names only."""
+"""Paths of all files below the root. Every path of the registry is built here, from checked names only."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 
 MARKER = b'{"format":"stablernn-registry","schema":1}\n'
 SCHEMA = 1
-# A file system of its own mounted as the root brings this folder along; it is not ours and not a stray file.
-FOREIGN = frozenset({"lost+found"})
-# No file of its kind is larger: a reader looks at the size before it reads, a writer before it writes.
+# Present if the root is the mount point of a file system; neither part of the registry nor a stray.
+FILESYSTEM_FOLDERS = frozenset({"lost+found"})
+# Limits for each kind of file: readers check the size before they read, writers before they write.
 MAX_MARKER_BYTES = 2**12
 MAX_MANIFEST_BYTES = 2**26
 MAX_LOG_BYTES = 2**28
 MAX_POLICY_BYTES = 2**24
 SHA256 = re.compile(r"[0-9a-f]{64}")
-STAGED = re.compile(r"file-[0-9]+|manifest\.json|log\.jsonl|registry\.json")
-STAGED_POLICY = re.compile(r"policy\.jsonl|registry\.json")
-# In locks and tmp, beside the models' names; no model can be called that.
+# Names that a writer stages; in a staging folder any other file is a stray.
+STAGED_NAME = re.compile(r"file-[0-9]+|manifest\.json|log\.jsonl|registry\.json")
+STAGED_POLICY_NAME = re.compile(r"policy\.jsonl|registry\.json")
+# Name of the policy's lock and staging folder; no model name contains "@".
 POLICY = "@policy"
 
 
@@ -68,13 +69,13 @@ class Layout:
         return self.models / name / "versions" / f"{version}.json"
 
     def lock(self, name: str) -> Path:
-        """Lock file of a model, or of the policy where the name is ``POLICY``."""
+        """Return the lock file of a model, or of the policy if the name is ``POLICY``."""
         return self.locks / name
 
     def staging(self, name: str) -> Path:
-        """Folder that only the holder of that lock writes to; what lies there is not published."""
+        """Return the folder that only the holder of that lock writes to; nothing in it is published."""
         return self.tmp / name
 
     def relative(self, path: Path) -> str:
-        """The path below the root, with forward slashes, as messages show it."""
+        """Return the path below the root, with forward slashes, for messages."""
         return path.relative_to(self.root).as_posix()

@@ -1,8 +1,8 @@
-"""The log of one model: one JSON object a line, chained by sha256; the only thing that makes a version visible.
+"""The log of a model: one JSON object per line, chained by sha256. A version is visible once it is in the log.
 
 A line ends with its own hash, ``,"sha256":"<64 hex>"}``, taken over the bytes of the object without that member, so
-another program checks a line without re-encoding it. ``previous`` holds the hash of the line before. The lines of the
-registry's policy (``policy.py``) are made in the same way.
+another program can check a line without re-encoding it. ``previous`` is the hash of the line before. The lines of the
+policy (``policy.py``) have the same form.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
 from stablernn_registry.manifest import FileEntry, format_validation_error
 
-FIRST = "0" * 64
-KIND = r"^[a-z][a-z0-9-]{0,31}$"
-"""Of a record."""
-HEX = r"^[0-9a-f]{64}$"
-_DIGEST = r"^sha256:[0-9a-f]{64}$"
-_TAIL = len(',"sha256":""}') + 64
+# The ``previous`` of the first line.
+INITIAL_HEAD = "0" * 64
+RECORD_KIND_PATTERN = r"^[a-z][a-z0-9-]{0,31}$"
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+_DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+# The hash is the last member and has a fixed length, so the hashed bytes are found without parsing the line.
+_HASH_MEMBER_BYTES = len(',"sha256":""}') + 64
 
 
 class CheckLine(BaseModel):
-    """One check that was run before an alias moved."""
+    """The result of a check that ran before an alias moved."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -38,7 +39,7 @@ class CheckLine(BaseModel):
 
 
 class Line(BaseModel):
-    """What every line of a log or of the policy says; the subclasses add the rest, and ``previous`` last."""
+    """Fields of every line of a log or of the policy; subclasses add theirs, with ``previous`` last."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
@@ -50,27 +51,27 @@ class Line(BaseModel):
 
 
 class PublishEntry(Line):
-    """A version came into being.
+    """A line about the publication of a version.
 
     Attributes:
         seq: Number of the line, from 1.
         time: UTC, ``2026-11-20T07:30:00Z``.
-        who: The user that published.
+        who: User who published it.
         version: Number of the new version.
         digest: sha256 of its manifest file.
-        why: Reason given, or None.
+        why: Reason, or None.
         previous: Hash of the line before; 64 zeros for the first.
     """
 
     action: Literal["publish"] = "publish"
     version: int = Field(ge=1)
-    digest: str = Field(pattern=_DIGEST)
+    digest: str = Field(pattern=_DIGEST_PATTERN)
     why: str | None = None
-    previous: str = Field(pattern=HEX)
+    previous: str = Field(pattern=SHA256_PATTERN)
 
 
 class AliasEntry(Line):
-    """An alias was set, moved or rolled back.
+    """A line about an alias that was set, moved or rolled back.
 
     Attributes:
         action: ``alias`` or ``rollback``.
@@ -78,55 +79,55 @@ class AliasEntry(Line):
         from_version: Version it pointed to before, None if it is new; ``from`` in JSON.
         to_version: Version it points to now; ``to`` in JSON.
         digest: Digest of the version it points to now.
-        why: Reason given, or None.
+        why: Reason, or None.
         forced: True if a check refused and the move was forced.
-        checks: Every check that was run.
+        checks: Results of all checks that ran.
     """
 
     action: Literal["alias", "rollback"]
     alias: str
     from_version: int | None = Field(alias="from", ge=1)
     to_version: int = Field(alias="to", ge=1)
-    digest: str = Field(pattern=_DIGEST)
+    digest: str = Field(pattern=_DIGEST_PATTERN)
     why: str | None = None
     forced: bool
     checks: list[CheckLine]
-    previous: str = Field(pattern=HEX)
+    previous: str = Field(pattern=SHA256_PATTERN)
 
 
 class RecordEntry(Line):
-    """Something was said of a version after it was published; the version itself stays as it is.
+    """A line about a report on a published version; the version itself does not change.
 
     Attributes:
-        kind: What was said: ``robustness``, ``stability``.
-        version: Number of the version that it is about.
+        kind: Kind of the report: ``robustness``, ``stability``.
+        version: Number of the version.
         digest: Digest of that version.
-        files: Size and hash of what was said, by file name; the bytes are blobs as those of versions are.
-        why: Reason given, or None.
+        files: Size and hash by file name; the files are blobs, as those of versions are.
+        why: Reason, or None.
     """
 
     action: Literal["record"] = "record"
-    kind: str = Field(pattern=KIND)
+    kind: str = Field(pattern=RECORD_KIND_PATTERN)
     version: int = Field(ge=1)
-    digest: str = Field(pattern=_DIGEST)
+    digest: str = Field(pattern=_DIGEST_PATTERN)
     files: dict[str, FileEntry] = Field(min_length=1)
     why: str | None = None
-    previous: str = Field(pattern=HEX)
+    previous: str = Field(pattern=SHA256_PATTERN)
 
 
 LogEntry = PublishEntry | AliasEntry | RecordEntry
-_ENTRY: TypeAdapter[LogEntry] = TypeAdapter(Annotated[LogEntry, Field(discriminator="action")])
+_ENTRY_ADAPTER: TypeAdapter[LogEntry] = TypeAdapter(Annotated[LogEntry, Field(discriminator="action")])
 
 
 @dataclass
 class History:
-    """What a log amounts to.
+    """The state of a model after its log was replayed.
 
     Attributes:
-        entries: The lines, oldest first.
+        entries: Lines of the log, oldest first.
         digests: Digest by version number.
-        records: What was recorded of versions, oldest first.
-        moves: For each alias the versions it pointed to, oldest first and the current one last; a rollback drops one.
+        records: Records of versions, oldest first.
+        moves: Versions that an alias pointed to, oldest first and the current one last, by alias; a rollback drops one.
         head: Hash of the last line.
     """
 
@@ -134,22 +135,24 @@ class History:
     digests: dict[int, str] = field(default_factory=dict)
     records: list[RecordEntry] = field(default_factory=list)
     moves: dict[str, list[int]] = field(default_factory=dict)
-    head: str = FIRST
+    head: str = INITIAL_HEAD
 
     @property
     def aliases(self) -> dict[str, int]:
+        """Version number by alias, sorted by alias."""
         return {alias: self.moves[alias][-1] for alias in sorted(self.moves)}
 
     @property
     def highest(self) -> int:
-        """Number of the highest version, 0 if there is none: versions count from 1, without gaps."""
+        """Number of the highest version, 0 if there is none; versions count from 1, without gaps."""
         return len(self.digests)
 
     def aliases_of(self, version: int) -> tuple[str, ...]:
-        return tuple(alias for alias, target in self.aliases.items() if target == version)
+        """Return the aliases that point to a version."""
+        return tuple(alias for alias, number in self.aliases.items() if number == version)
 
     def apply(self, entry: LogEntry, head: str) -> str | None:
-        """Add one line; returns what is wrong with it, or None."""
+        """Add one line and return None, or return the reason why it does not follow the lines before."""
         if entry.seq != len(self.entries) + 1:
             return f"its seq is {entry.seq}"
         if entry.previous != self.head:
@@ -172,6 +175,7 @@ class History:
                 if len(stack) < 2 or stack[-2] != entry.to_version:
                     return f"it rolls '{entry.alias}' back to {entry.to_version}, where it was not before"
                 stack.pop()
+            # Setting an alias to the version it has adds no step that a rollback could undo.
             elif not stack or stack[-1] != entry.to_version:
                 self.moves.setdefault(entry.alias, []).append(entry.to_version)
         self.entries.append(entry)
@@ -190,94 +194,97 @@ class History:
 
 
 def utc_now() -> str:
-    """Return the time as a line states it, ``2026-11-20T07:30:00Z``."""
+    """Return the current time in the format of a line, ``2026-11-20T07:30:00Z``."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def encode(entry: Line) -> bytes:
-    """Return the line of an entry: ASCII JSON without spaces, its own hash as the last member, and a newline."""
+    """Encode an entry as a line: ASCII JSON without spaces, its own hash as the last member, and a newline."""
     body = json.dumps(entry.model_dump(mode="json"), separators=(",", ":"), allow_nan=False).encode("ascii")
-    own = hashlib.sha256(body).hexdigest()
-    return body[:-1] + f',"sha256":"{own}"}}\n'.encode("ascii")
+    line_hash = hashlib.sha256(body).hexdigest()
+    return body[:-1] + f',"sha256":"{line_hash}"}}\n'.encode("ascii")
 
 
-def lines(data: bytes, where: str, first: int = 1) -> Iterator[tuple[int, dict[str, Any], str]]:
+def parse_lines(data: bytes, label: str, first_number: int = 1) -> Iterator[tuple[int, dict[str, Any], str]]:
     """Yield the lines of a log or of the policy: number, content without the hash, hash.
 
-    Each is checked against its own hash; whether they follow each other is for the caller.
+    Each line is checked against its own hash. The caller checks the chain.
 
     Args:
         data: Bytes of the file, or of its end.
-        where: How messages name it.
+        label: Name of the file in messages.
         first: Number of the first of these lines.
 
     Raises:
-        IntegrityError: Naming the first line that is damaged.
+        IntegrityError: If a line is damaged; the message names the first.
+        RegistryError: If a newer program wrote a line.
     """
     if not data.endswith(b"\n"):
-        raise IntegrityError(f"{where} is damaged: it {'is cut off' if data else 'is empty'}. {RESTORE}.")
-    for number, line in enumerate(data[:-1].split(b"\n"), start=first):
-        body = line[:-_TAIL] + b"}"
-        own = hashlib.sha256(body).hexdigest()
-        if line != body[:-1] + f',"sha256":"{own}"}}'.encode("ascii"):
-            raise IntegrityError(f"{where} is damaged: line {number} does not match its own sha256. {RESTORE}.")
+        raise IntegrityError(f"{label} is damaged: it {'is cut off' if data else 'is empty'}. {RESTORE}.")
+    for number, line in enumerate(data[:-1].split(b"\n"), start=first_number):
+        # The bytes as they are, since encoding the parsed line again need not give the same bytes.
+        body = line[:-_HASH_MEMBER_BYTES] + b"}"
+        line_hash = hashlib.sha256(body).hexdigest()
+        if line != body[:-1] + f',"sha256":"{line_hash}"}}'.encode("ascii"):
+            raise IntegrityError(f"{label} is damaged: line {number} does not match its own sha256. {RESTORE}.")
         try:
             tree = json.loads(body)
         except RecursionError as error:
-            raise IntegrityError(f"{where} is damaged: line {number} nests objects too deeply. {RESTORE}.") from error
+            raise IntegrityError(f"{label} is damaged: line {number} nests objects too deeply. {RESTORE}.") from error
         except ValueError as error:
-            raise IntegrityError(f"{where} is damaged: line {number}: {error}. {RESTORE}.") from error
+            raise IntegrityError(f"{label} is damaged: line {number}: {error}. {RESTORE}.") from error
         if not isinstance(tree, dict):
-            raise unknown_line(where, number)
-        yield number, tree, own
+            raise unknown_line_error(label, number)
+        yield number, tree, line_hash
 
 
-def unknown_line(where: str, number: int) -> RegistryError:
-    """What to raise for a sound line that only a newer program can have written."""
-    return RegistryError(f"{where} has a line {number} that this stablernn does not know. Update stablernn.")
+def unknown_line_error(label: str, number: int) -> RegistryError:
+    """Return the error for an undamaged line that only a newer program can have written."""
+    return RegistryError(f"{label} has a line {number} that this stablernn does not know. Update stablernn.")
 
 
-def decode(data: bytes, where: str) -> History:
-    """Read a whole log and checks every line, the chain and that the moves make sense.
+def decode(data: bytes, label: str) -> History:
+    """Replay a whole log; check every line, the chain and the moves of aliases.
 
     Args:
         data: Bytes of ``log.jsonl``.
-        where: How messages name the file.
+        label: Name of the file in messages.
 
     Raises:
-        IntegrityError: Naming the first line that is damaged.
+        IntegrityError: If a line is damaged; the message names the first.
         RegistryError: If a newer program wrote a line.
     """
     history = History()
-    _add_lines(history, data, where)
+    _add_lines(history, data, label)
     return history
 
 
-def continued(history: History, data: bytes, where: str) -> History:
-    """Return a history with the lines that were appended to its log, checked as by :func:`decode`.
+def extend(history: History, data: bytes, label: str) -> History:
+    """Return a history with the lines that were appended to its log, checked as :func:`decode` does.
 
     Args:
-        history: What the log amounted to before; it stays as it is.
-        data: Bytes behind those.
-        where: How messages name the file.
+        history: State before these lines; it is not changed.
+        data: Bytes of the appended lines.
+        label: Name of the file in messages.
 
     Raises:
-        IntegrityError, RegistryError: As for :func:`decode`.
+        IntegrityError, RegistryError: If :func:`decode` would raise them.
     """
-    longer = history.copy()
-    _add_lines(longer, data, where)
-    return longer
+    longer_history = history.copy()
+    _add_lines(longer_history, data, label)
+    return longer_history
 
 
-def _add_lines(history: History, data: bytes, where: str) -> None:
-    for number, tree, own in lines(data, where, first=len(history.entries) + 1):
+def _add_lines(history: History, data: bytes, label: str) -> None:
+    for number, tree, line_hash in parse_lines(data, label, first_number=len(history.entries) + 1):
+        # An unknown action in an undamaged line is a newer format, not damage.
         if tree.get("action") not in ("publish", "alias", "rollback", "record"):
-            raise unknown_line(where, number)
+            raise unknown_line_error(label, number)
         try:
-            entry = _ENTRY.validate_python(tree)
+            entry = _ENTRY_ADAPTER.validate_python(tree)
         except ValidationError as error:
             raise IntegrityError(
-                f"{where} is damaged: line {number}: {format_validation_error(error, AliasEntry)}. {RESTORE}."
+                f"{label} is damaged: line {number}: {format_validation_error(error, AliasEntry)}. {RESTORE}."
             ) from error
-        if (wrong := history.apply(entry, own)) is not None:
-            raise IntegrityError(f"{where} is damaged: line {number} does not follow: {wrong}. {RESTORE}.")
+        if (problem := history.apply(entry, line_hash)) is not None:
+            raise IntegrityError(f"{label} is damaged: line {number} does not follow: {problem}. {RESTORE}.")

@@ -1,4 +1,4 @@
-"""Replayed logs in memory, so that a look at an unchanged log costs a stat and a longer one only its new lines."""
+"""A cache of replayed logs: reading an unchanged log costs one stat, reading a longer one only its new lines."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from stablernn_registry.layout import MAX_LOG_BYTES
 from stablernn_registry.log import History
 
 MAX_LINES = 100_000
-"""Lines of all cached logs together; a line takes about 1.5 kB."""
+"""Maximum number of lines in all cached logs together; a line takes about 1.5 kB."""
 _SETTLED_NS = 2_000_000_000
-"""Age at which a file's times are sure to change with its next write: the coarsest file systems count in 2 s."""
+"""Age at which a file's times are sure to change with its next write: the coarsest timestamps have steps of 2 s."""
 
 _Status = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A log that was read.
+    """A cached log.
 
     Attributes:
-        status: Of its file; None if the file changed while it was read, or so recently that its status may not show
-            the next change.
-        size: Bytes that were read.
-        sha256: Of these bytes.
-        history: Their replay; shared with callers, and never changed.
+        status: Status of its file; None if the file changed while it was read, or so recently that its status may not
+            show the next change.
+        size: Number of bytes that were read.
+        sha256: Hash of these bytes.
+        history: Replay of these bytes; shared with callers, and never changed.
     """
 
     status: _Status | None
@@ -41,62 +41,67 @@ class _Entry:
 
 
 class LogCache:
-    """The logs that were read last, by path. Safe to use from several threads."""
+    """A thread-safe cache of the most recently read logs, by path."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Path, _Entry] = OrderedDict()
+        # Guards the dictionary, not the reads: a slow disk must not block readers of other logs.
         self._lock = threading.Lock()
 
-    def read(self, path: Path, root: Path, where: str) -> History | None:
+    def read(self, path: Path, root: Path, label: str) -> History | None:
         """Return the replay of a log, which callers must not change; None if there is no such file.
 
         Args:
-            path: The file.
-            root: The registry.
-            where: How messages name it.
+            path: Path of the log.
+            root: Root folder of the registry.
+            label: Name of the file in messages.
 
         Raises:
             OSError: If it cannot be read.
-            IntegrityError, RegistryError: As for :func:`plain_files.read_or_none` and :func:`log.decode`.
+            IntegrityError: If it is damaged, or not a plain file.
+            RegistryError: If a newer program wrote a line.
         """
-        status = _status(path)
+        # Before the data: if the file changes in between, the two do not match and the entry gets no status.
+        status = _read_status(path)
         with self._lock:
-            cached = self._entries.get(path)
-            if cached is not None:
+            cached_entry = self._entries.get(path)
+            if cached_entry is not None:
                 self._entries.move_to_end(path)
-        if cached is not None and status is not None and cached.status == status:
-            return cached.history
+        if cached_entry is not None and status is not None and cached_entry.status == status:
+            return cached_entry.history
         data = plain_files.read_or_none(path, root, MAX_LOG_BYTES)
         if data is None:
             with self._lock:
                 self._entries.pop(path, None)
             return None
-        history = _replay(data, where, cached)
-        is_stable = status is not None and status == _status(path) and _is_settled(status)
+        history = _replay(data, label, cached_entry)
+        is_stable = status is not None and status == _read_status(path) and _is_settled(status)
         entry = _Entry(status if is_stable else None, len(data), hashlib.sha256(data).digest(), history)
         with self._lock:
             self._entries[path] = entry
             self._entries.move_to_end(path)
             lines = sum(len(entry.history.entries) for entry in self._entries.values())
+            # The newest log stays even if it exceeds the limit by itself.
             while lines > MAX_LINES and len(self._entries) > 1:
-                _, oldest = self._entries.popitem(last=False)
-                lines -= len(oldest.history.entries)
+                _, oldest_entry = self._entries.popitem(last=False)
+                lines -= len(oldest_entry.history.entries)
         return history
 
 
-def _replay(data: bytes, where: str, cached: _Entry | None) -> History:
-    """Replays a log, from where the cached part of it ends if it still begins with that."""
-    if cached is None or len(data) < cached.size:
-        return log.decode(data, where)
-    if hashlib.sha256(memoryview(data)[: cached.size]).digest() != cached.sha256:
-        return log.decode(data, where)
-    if len(data) == cached.size:
-        return cached.history
-    return log.continued(cached.history, data[cached.size :], where)
+def _replay(data: bytes, label: str, cached_entry: _Entry | None) -> History:
+    """Replay a log; if it begins with the cached bytes, replay only the lines after them."""
+    if cached_entry is None or len(data) < cached_entry.size:
+        return log.decode(data, label)
+    # Writers only append, but a log that was restored from a copy may differ.
+    if hashlib.sha256(memoryview(data)[: cached_entry.size]).digest() != cached_entry.sha256:
+        return log.decode(data, label)
+    if len(data) == cached_entry.size:
+        return cached_entry.history
+    return log.extend(cached_entry.history, data[cached_entry.size :], label)
 
 
-def _status(path: Path) -> _Status | None:
-    """Return what changes when a file is replaced or written to; None if there is none."""
+def _read_status(path: Path) -> _Status | None:
+    """Return the fields of its status that change when a file is replaced or written to; None if there is no file."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -105,5 +110,6 @@ def _status(path: Path) -> _Status | None:
 
 
 def _is_settled(status: _Status) -> bool:
-    *_, modified, changed = status
-    return time.time_ns() - max(modified, changed) > _SETTLED_NS
+    # The change time, too: programs can set the modification time.
+    *_, mtime_ns, ctime_ns = status
+    return time.time_ns() - max(mtime_ns, ctime_ns) > _SETTLED_NS

@@ -1,7 +1,7 @@
 """The manifest: everything about one version except its bytes.
 
-What the publisher gives is ``ManifestFields``; the registry adds name, version, time and the hash of every file. The
-sha256 of the manifest file is the ``digest`` of the version.
+The publisher provides ``ManifestFields``; the registry adds name, version, time and the hash of every file. The sha256
+of the manifest file is the ``digest`` of the version.
 """
 
 from __future__ import annotations
@@ -22,51 +22,53 @@ SCHEMA: Literal[1] = 1
 _FILENAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def plain_json(value: object, where: str = "") -> object:
+def to_plain_json(value: object, path: str = "") -> object:
     """Return ``value`` as plain JSON data: tuples become lists, numbers are finite, keys are strings.
 
     Raises:
-        ValueError: Naming the place of the first value that JSON cannot hold.
+        ValueError: If JSON cannot represent a value; the message names the path of the first.
     """
-    at = f" at '{where}'" if where else ""
+    location = f" at '{path}'" if path else ""
     if isinstance(value, str):
-        return is_text(value, at)
+        return check_text(value, location)
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"JSON has no {value}{at}; give None where a figure is missing")
+            raise ValueError(f"JSON has no {value}{location}; give None where a figure is missing")
+        # Subclasses such as np.float64 become plain floats.
         return float(value)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"JSON keys are text, got {key!r}{at}")
-            is_text(key, at)
-        return {key: plain_json(item, f"{where}.{key}" if where else key) for key, item in value.items()}
+                raise ValueError(f"JSON keys are text, got {key!r}{location}")
+            check_text(key, location)
+        return {key: to_plain_json(member, f"{path}.{key}" if path else key) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    raise ValueError(f"JSON cannot hold a {type(value).__name__}{at}; give plain numbers, text, lists and dicts")
+        return [to_plain_json(member, f"{path}[{index}]") for index, member in enumerate(value)]
+    raise ValueError(f"JSON cannot hold a {type(value).__name__}{location}; give plain numbers, text, lists and dicts")
 
 
-def is_text(value: str, at: str = "") -> str:
+def check_text(value: str, location: str = "") -> str:
     """Return ``value`` if it can be written as UTF-8, which half of a surrogate pair cannot.
 
     Raises:
-        ValueError: Otherwise; ``at`` says where it was found.
+        ValueError: If it cannot; ``location`` is appended to the message.
     """
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"the text {value!r:.100} is not Unicode{at}") from error
+        raise ValueError(f"the text {value!r:.100} is not Unicode{location}") from error
     return value
 
 
 def check_filename(filename: str) -> str:
-    """Return ``filename`` if a version may hold a file of that name: ``model.onnx``, ``plots/loss.png``.
+    """Return ``filename`` if a file in a version may have that name: ``model.onnx``, ``plots/loss.png``.
 
     Raises:
-        ManifestError: If it is not a relative path of plain parts, which is what keeps ``..`` out of exported folders.
+        ManifestError: If it is not a relative path of plain parts.
     """
+    # This keeps ".." and absolute paths out of the folders that versions are exported to.
     if len(filename) > 255 or not all(_FILENAME_PART.fullmatch(part) for part in filename.split("/")):
         raise ManifestError(
             f"A file in a version is named like 'weights.safetensors' or 'plots/loss.png' (A-Z a-z 0-9 . _ -, each "
@@ -76,33 +78,34 @@ def check_filename(filename: str) -> str:
 
 
 def check_filenames(filenames: Iterable[str]) -> None:
-    """Raise unless the names can all lie in one folder, on a disk that ignores case too.
+    """Check that files of these names can share a folder, even on a case-insensitive disk.
 
     Raises:
-        ManifestError: If a name is bad (see ``check_filename``), or two cannot lie side by side.
+        ManifestError: If a name is bad (see ``check_filename``), or two names exclude each other.
     """
     parts: dict[str, tuple[str, bool]] = {}
     for filename in filenames:
         check_filename(filename)
         pieces = filename.split("/")
+        # Folders count, too: "a" cannot be a file if "a/b" is one.
         for depth in range(1, len(pieces) + 1):
             path, is_file = "/".join(pieces[:depth]), depth == len(pieces)
-            other, other_is_file = parts.setdefault(path.lower(), (path, is_file))
-            if other != path or other_is_file != is_file:
+            earlier_path, earlier_is_file = parts.setdefault(path.lower(), (path, is_file))
+            if earlier_path != path or earlier_is_file != is_file:
                 raise ManifestError(
-                    f"The files '{other}' and '{filename}' of a version cannot lie in one folder: names must differ by "
-                    f"more than case, and a file is no folder."
+                    f"The files '{earlier_path}' and '{filename}' of a version cannot lie in one folder: names must "
+                    f"differ by more than case, and a file is no folder."
                 )
 
 
-def _distinct(values: list[str] | None) -> list[str] | None:
+def _check_distinct(values: list[str] | None) -> list[str] | None:
     for index, value in enumerate(values or ()):
         if values and value in values[:index]:
             raise ValueError(f"the names must differ, got '{value}' twice")
     return values
 
 
-def _signature(value: dict[str, Any]) -> dict[str, Any]:
+def _check_signature(value: dict[str, Any]) -> dict[str, Any]:
     try:
         Signature.model_validate(value)
     except ValidationError as error:
@@ -110,16 +113,16 @@ def _signature(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-_Json = Annotated[dict[str, Any], BeforeValidator(plain_json)]
-_Text = Annotated[str, AfterValidator(is_text)]
-_Names = Annotated[list[_Text], AfterValidator(_distinct)]
+_Json = Annotated[dict[str, Any], BeforeValidator(to_plain_json)]
+_Text = Annotated[str, AfterValidator(check_text)]
+_Names = Annotated[list[_Text], AfterValidator(_check_distinct)]
 
 
 class FileEntry(BaseModel):
     """Size and hash of one file of a version.
 
     Attributes:
-        bytes: Length.
+        bytes: Size of the file.
         sha256: 64 hex digits; the name of the blob.
     """
 
@@ -130,15 +133,15 @@ class FileEntry(BaseModel):
 
 
 class CalendarPeriod(BaseModel):
-    """A period of the calendar, of which the model is told where each step lies.
+    """A calendar period; the position of each step in it is an input of the model.
 
     The features ``calendar_NAME_sin`` and ``calendar_NAME_cos`` are the sine and cosine of 2 pi (t - phase) / period,
     where t is the time of the step in seconds since 1970-01-01T00:00Z.
 
     Attributes:
-        name: Such as ``week``.
+        name: Name such as ``week``.
         period: Length in seconds.
-        phase: When one begins, in seconds since 1970-01-01T00:00Z.
+        phase: Start of one such period, in seconds since 1970-01-01T00:00Z.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -149,36 +152,36 @@ class CalendarPeriod(BaseModel):
 
     @property
     def channels(self) -> tuple[str, str]:
-        """Name of the two features."""
+        """Names of the two features."""
         return f"calendar_{self.name}_sin", f"calendar_{self.name}_cos"
 
 
 class ManifestFields(BaseModel):
-    """What the publisher says about a version.
+    """The publisher's part of a manifest.
 
     Attributes:
         task: ``classify``, ``forecast`` or ``predict-next``.
         cell: Key of the recurrent cell, e.g. ``lipschitz``.
         signature: Inputs, outputs and states of the graphs, see ``docs/registry.md``.
-        labels: Class names in the order of the outputs; needed for ``classify``, and for ``predict-next`` those of the
-            classes or switches.
-        features: Names of the input features, in order; where the input is ``tokens``, the vocabulary.
-        targets: Names of the forecast variables; needed for ``forecast``, and for ``predict-next`` where the output is
+        labels: Names of the classes or binary targets, in the order of the outputs; required for ``classify``, and for
+            ``predict-next`` if the output is ``categorical`` or ``bernoulli``.
+        features: Names of the input features, in order; if the input is ``tokens``, the vocabulary.
+        targets: Names of the forecast variables; required for ``forecast``, and for ``predict-next`` if the output is
             ``real``.
-        output: What ``predict-next`` says at each step: ``categorical``, ``bernoulli`` or ``real``.
-        horizon: Steps ahead, 1 or more; needed for ``forecast``.
-        context_length: Steps that the model looks back on, or None for any.
+        output: Type of the outputs of ``predict-next``: ``categorical``, ``bernoulli`` or ``real``.
+        horizon: Number of forecast steps, 1 or more; required for ``forecast``.
+        context_length: Number of past steps that the model reads, or None for any.
         season: Steps of one season; 1 means none.
-        frequency: Offset word of the time stamps, e.g. ``W`` or ``D``.
+        frequency: Frequency alias of the timestamps, e.g. ``W`` or ``D``.
         quantiles: Levels of the quantile output, ascending, each between 0 and 1.
-        head: Of a forecast: ``direct``, all steps at once, or ``recursive``, one step, from which the next is made.
-        future: Features whose values at the steps ahead may be given, in the order of the input ``future``.
-        static: Names of the numbers that never change within a series, in the order of the input ``static``.
-        calendar: Periods whose features follow from the time; these features stand in ``future``, too.
-        preprocessing: Scaling and treatment of missing values, for people; the graphs hold the real thing.
-        metrics: Figures by split, ``{"test": {"accuracy": 0.98}}``; None where a figure is missing.
+        head: Forecast head: ``direct``, all steps at once, or ``recursive``, one step that is fed back as input.
+        future: Features that are known in advance, in the order of the input ``future``.
+        static: Features that are constant within a series, in the order of the input ``static``.
+        calendar: Periods whose features are computed from the timestamps; ``future`` has these features, too.
+        preprocessing: Scaling and treatment of missing values, for people; the graphs contain the operations.
+        metrics: Metrics by split, ``{"test": {"accuracy": 0.98}}``; None if a value is missing.
         parity: Largest differences between torch and the exported graphs.
-        certificate: Stability certificate, or None where none was computed.
+        certificate: Stability certificate, or None if none was computed.
         lineage: Data fingerprint, resolved config, code version, run.
     """
 
@@ -188,7 +191,7 @@ class ManifestFields(BaseModel):
 
     task: Literal["classify", "forecast", "predict-next"]
     cell: _Text = Field(min_length=1)
-    signature: Annotated[_Json, AfterValidator(_signature)]
+    signature: Annotated[_Json, AfterValidator(_check_signature)]
     labels: _Names | None = None
     features: _Names
     targets: _Names | None = None
@@ -209,13 +212,13 @@ class ManifestFields(BaseModel):
     lineage: _Json = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _complete(self) -> ManifestFields:
-        needed = {"classify": ("labels",), "forecast": ("targets", "horizon")}.get(self.task, ())
+    def _check_task_fields(self) -> ManifestFields:
+        required_fields = {"classify": ("labels",), "forecast": ("targets", "horizon")}.get(self.task, ())
         if self.output is not None:
             if self.task != "predict-next":
                 raise ValueError(f"output is for the task 'predict-next', got task '{self.task}'")
-            needed = ("targets",) if self.output == "real" else ("labels",)
-        for field in needed:
+            required_fields = ("targets",) if self.output == "real" else ("labels",)
+        for field in required_fields:
             if not getattr(self, field):
                 raise ValueError(f"task '{self.task}' needs the field '{field}', got {getattr(self, field)!r}")
         if self.quantiles and sorted(set(self.quantiles)) != self.quantiles:
@@ -223,25 +226,30 @@ class ManifestFields(BaseModel):
         for field in ("head", "future", "static", "calendar"):
             if getattr(self, field) is not None and self.task != "forecast":
                 raise ValueError(f"{field} is for the task 'forecast', got task '{self.task}'")
-        made = [channel for period in self.calendar or () for channel in period.channels]
-        for names, among, word in ((self.future, self.features, "features"), (made, self.future, "future")):
-            strange = [name for name in names or () if name not in (among or ())]
-            if strange:
-                raise ValueError(f"'{strange[0]}' is known in advance and must be in {word}, which does not have it")
+        calendar_features = [channel for period in self.calendar or () for channel in period.channels]
+        for names, allowed_names, field in (
+            (self.future, self.features, "features"),
+            (calendar_features, self.future, "future"),
+        ):
+            missing_names = [name for name in names or () if name not in (allowed_names or ())]
+            if missing_names:
+                raise ValueError(
+                    f"'{missing_names[0]}' is known in advance and must be in {field}, which does not have it"
+                )
         return self
 
     @classmethod
     def parse(cls, fields: ManifestFields | Mapping[str, object]) -> ManifestFields:
-        """Check the publisher's fields; those of a whole manifest are taken out of it.
+        """Validate the publisher's fields; from a whole manifest, only these fields are used.
 
         Raises:
-            ManifestError: One sentence about the first field that is wrong.
+            ManifestError: If a field is wrong; the message is one sentence about the first.
         """
-        # An instance is checked again: its dicts can have been changed since it was made.
-        known = set(ManifestFields.model_fields)
-        given = fields.model_dump(include=known) if isinstance(fields, ManifestFields) else dict(fields)
+        # Instances are validated again: their dictionaries are mutable and may have changed.
+        publisher_fields = set(ManifestFields.model_fields)
+        raw_fields = fields.model_dump(include=publisher_fields) if isinstance(fields, ManifestFields) else dict(fields)
         try:
-            return ManifestFields.model_validate(given)
+            return ManifestFields.model_validate(raw_fields)
         except ValidationError as error:
             raise ManifestError(
                 f"The manifest cannot be written: {format_validation_error(error, ManifestFields)}."
@@ -249,7 +257,7 @@ class ManifestFields(BaseModel):
 
 
 class Manifest(ManifestFields):
-    """One version as it is stored; see ``ManifestFields`` for what the publisher gives.
+    """The manifest of one stored version; see ``ManifestFields`` for the publisher's part.
 
     Attributes:
         schema_number: Version of this format, 1; ``schema`` in JSON.
@@ -266,55 +274,57 @@ class Manifest(ManifestFields):
     files: dict[str, FileEntry] = Field(min_length=1)
 
     def encode(self) -> bytes:
-        """Return the bytes of the manifest file: ASCII JSON, keys sorted, no spaces, one newline at the end."""
+        """Encode the manifest file: ASCII JSON, keys sorted, no spaces, one newline at the end."""
         data = self.model_dump(mode="json")
         return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
-def decode(data: bytes, where: str) -> Manifest:
-    """Read a manifest file whose hash was already found right.
+def decode(data: bytes, label: str) -> Manifest:
+    """Decode a manifest file whose hash was already verified.
 
     Raises:
         RegistryError: If a newer program wrote it.
         IntegrityError: If it is not a manifest.
     """
     try:
-        tree = json.loads(data, parse_constant=_no_constant)
+        tree = json.loads(data, parse_constant=_reject_constant)
+        # Before validation, which would report the new fields of a newer schema as damage.
         if isinstance(tree, dict) and isinstance(tree.get("schema"), int) and tree["schema"] > SCHEMA:
             raise RegistryError(
-                f"{where} has manifest schema {tree['schema']}, this stablernn reads up to {SCHEMA}. Update stablernn."
+                f"{label} has manifest schema {tree['schema']}, this stablernn reads up to {SCHEMA}. Update stablernn."
             )
         return Manifest.model_validate(tree)
     except ValidationError as error:
-        raise IntegrityError(f"{where} is not a manifest: {format_validation_error(error, Manifest)}.") from error
+        raise IntegrityError(f"{label} is not a manifest: {format_validation_error(error, Manifest)}.") from error
     except RecursionError as error:
-        raise IntegrityError(f"{where} is not a manifest: it nests objects or lists too deeply.") from error
+        raise IntegrityError(f"{label} is not a manifest: it nests objects or lists too deeply.") from error
     except ValueError as error:
-        raise IntegrityError(f"{where} is not a manifest: {error}.") from error
+        raise IntegrityError(f"{label} is not a manifest: {error}.") from error
 
 
-def checked(data: bytes | None, name: str, version: int, digest: str, place: str) -> Manifest:
-    """Read the manifest of one version.
+def verify_and_decode(data: bytes | None, name: str, version: int, digest: str, path: str) -> Manifest:
+    """Verify the digest of a version's manifest and decode it.
 
     Args:
         data: Bytes of the file; None if there is none.
         name: Name of the model.
         version: Number of the version.
-        digest: What the log says of it.
-        place: Path of the file below the root, for messages.
+        digest: Digest of the version in the log.
+        path: Path of the file below the root, for messages.
 
     Raises:
-        IntegrityError: If it is missing, damaged or that of another version.
+        IntegrityError: If the file is missing or damaged, or belongs to another version.
         RegistryError: If a newer program wrote it.
     """
-    what = f"The manifest of '{name}:{version}' ({place})"
+    label = f"The manifest of '{name}:{version}' ({path})"
     if data is None:
-        raise IntegrityError(f"{what} is missing. {RESTORE}.")
+        raise IntegrityError(f"{label} is missing. {RESTORE}.")
+    # Hash first, so that only bytes that the log vouches for are parsed.
     if digest_of(data) != digest:
-        raise IntegrityError(f"{what} is damaged: its sha256 is not the digest in the log. {RESTORE}.")
-    manifest = decode(data, what)
+        raise IntegrityError(f"{label} is damaged: its sha256 is not the digest in the log. {RESTORE}.")
+    manifest = decode(data, label)
     if (manifest.name, manifest.version) != (name, version):
-        raise IntegrityError(f"{what} is that of '{manifest.name}:{manifest.version}'. {RESTORE}.")
+        raise IntegrityError(f"{label} is that of '{manifest.name}:{manifest.version}'. {RESTORE}.")
     return manifest
 
 
@@ -324,7 +334,7 @@ def digest_of(data: bytes) -> str:
 
 
 def format_validation_error(error: ValidationError, model: type[BaseModel]) -> str:
-    """Turn the first complaint of pydantic into half a sentence that names the field."""
+    """Format the first error of pydantic as a clause that names the field."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
@@ -332,7 +342,9 @@ def format_validation_error(error: ValidationError, model: type[BaseModel]) -> s
     if first["type"] == "missing":
         return f"the field '{field}' is missing"
     message = first["msg"].removeprefix("Value error, ")
+    # The clause continues a sentence: "JSON" is the only capital to keep.
     message = message[0].lower() + message[1:] if not message.startswith("JSON") else message
+    # Our own errors ("value_error") already show the value.
     return (
         f"field '{field}': {message}" + ("" if first["type"] == "value_error" else f", got {first['input']!r}")
         if field
@@ -340,5 +352,6 @@ def format_validation_error(error: ValidationError, model: type[BaseModel]) -> s
     )
 
 
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"JSON has no {word}")
+def _reject_constant(constant: str) -> NoReturn:
+    # json.loads accepts NaN and Infinity, which JSON does not have.
+    raise ValueError(f"JSON has no {constant}")

@@ -1,4 +1,4 @@
-"""What a registry hands out: models, and versions whose files are checked as they are read."""
+"""Models, versions and records. Their files are checked as they are read."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stablernn_registry.log import RecordEntry
 from stablernn_registry.manifest import FileEntry, Manifest
 
 MAX_READ_BYTES = 2**31
-"""Size up to which a file is read into memory as a whole."""
+"""Maximum size of a file that is read into memory as a whole."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One line of ``Registry.list``.
+    """One entry of ``Registry.list``.
 
     Attributes:
         name: Name of the model.
-        versions: Its version numbers, ascending.
+        versions: Version numbers, ascending.
         aliases: Version number by alias.
     """
 
@@ -40,10 +40,10 @@ class Version:
 
     Attributes:
         name: Name of the model.
-        version: Its number.
+        version: Number of the version.
         digest: ``sha256:`` and the hash of its manifest file.
-        manifest: What was published.
-        aliases: Aliases that pointed here when it was looked up.
+        manifest: Manifest of the version.
+        aliases: Aliases that pointed to the version when it was looked up.
     """
 
     name: str
@@ -55,21 +55,21 @@ class Version:
 
     @property
     def ref(self) -> str:
-        """``NAME:VERSION``."""
+        """Reference ``NAME:VERSION``."""
         return f"{self.name}:{self.version}"
 
     @property
-    def _stored(self) -> StoredFiles:
+    def _stored_files(self) -> StoredFiles:
         return StoredFiles(f"'{self.ref}'", self.manifest.files, self._layout)
 
     def path(self, filename: str) -> Path:
-        """Return where a file lies, for programs that must open it themselves; its content is not checked here.
+        """Return the path of a file, for programs that must open it themselves; its content is not checked.
 
         Raises:
             UnknownRefError: If the version has no such file.
             IntegrityError: If it is missing on disk or has another size.
         """
-        return self._stored.path(filename)
+        return self._stored_files.path(filename)
 
     def read(self, filename: str) -> bytes:
         """Return the bytes of a file, checked against the hash in the manifest.
@@ -77,27 +77,27 @@ class Version:
         Raises:
             UnknownRefError: If the version has no such file.
             IntegrityError: If it is missing on disk or any byte differs.
-            StorageError: If it has more than 2 GiB, or than there is memory.
+            StorageError: If it is larger than 2 GiB, or than the available memory.
         """
-        return self._stored.read(filename)
+        return self._stored_files.read(filename)
 
     def check(self, filename: str) -> None:
-        """Check a file of any size against the hash in the manifest, a piece at a time.
+        """Check a file of any size against the hash in the manifest, in chunks.
 
         Raises:
             UnknownRefError: If the version has no such file.
             IntegrityError: If it is missing on disk or any byte differs.
         """
-        self._stored.check(filename)
+        self._stored_files.check(filename)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was recorded of a version after it was published.
+    """A report that was attached to a version after it was published.
 
     Attributes:
-        ref: ``NAME:VERSION`` of the version.
-        entry: The line of the log.
+        ref: Reference ``NAME:VERSION`` of the version.
+        entry: Line of the log.
     """
 
     ref: str
@@ -105,29 +105,29 @@ class Record:
     _layout: Layout = field(repr=False)
 
     @property
-    def _stored(self) -> StoredFiles:
-        return StoredFiles(record_name(self.ref, self.entry.kind), self.entry.files, self._layout)
+    def _stored_files(self) -> StoredFiles:
+        return StoredFiles(record_label(self.ref, self.entry.kind), self.entry.files, self._layout)
 
     def path(self, filename: str) -> Path:
-        """As :meth:`Version.path`."""
-        return self._stored.path(filename)
+        """Return the path of a file, as :meth:`Version.path` does."""
+        return self._stored_files.path(filename)
 
     def read(self, filename: str) -> bytes:
-        """As :meth:`Version.read`; the hash is that in the log."""
-        return self._stored.read(filename)
+        """Return the bytes of a file, as :meth:`Version.read` does, checked against the hash in the log."""
+        return self._stored_files.read(filename)
 
 
-def record_name(ref: str, kind: str) -> str:
-    """A record as messages name it."""
+def record_label(ref: str, kind: str) -> str:
+    """Return the name of a record in messages."""
     return f"the record '{kind}' of '{ref}'"
 
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """Files among the blobs; each is checked as it is read.
+    """Files that are stored as blobs; each is checked as it is read.
 
     Attributes:
-        owner: Whose they are, as messages name it.
+        owner: Name of their owner in messages.
         files: Size and hash by file name.
         layout: Paths of the registry.
     """
@@ -137,69 +137,71 @@ class StoredFiles:
     layout: Layout
 
     def path(self, filename: str) -> Path:
-        """Return where a file lies, if it has the right size."""
-        entry = self._entry(filename)
+        """Return the path of a file after checking its size."""
+        entry = self._find_entry(filename)
         path = self.layout.blob(entry.sha256)
-        with atomic_io.explained(f"read '{filename}' of {self.owner}", self.layout.root):
+        with atomic_io.translate_os_errors(f"read '{filename}' of {self.owner}", self.layout.root):
             try:
-                length = plain_files.size(path, self.layout.root)
+                length = plain_files.file_size(path, self.layout.root)
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise self._missing(filename, path) from error
+                raise self._missing_error(filename, path) from error
         self._check_size(filename, path, length)
         return path
 
     def read(self, filename: str) -> bytes:
-        """Return the bytes of a file, if their hash is the right one."""
-        entry = self._entry(filename)
-        with self._opened(filename) as file:
+        """Return the bytes of a file after checking their hash."""
+        entry = self._find_entry(filename)
+        with self._open(filename) as file:
             if entry.bytes > MAX_READ_BYTES:
-                raise self._too_large(filename, f"at most {MAX_READ_BYTES} are read into memory")
+                raise self._too_large_error(filename, f"at most {MAX_READ_BYTES} are read into memory")
             try:
                 data = file.read(entry.bytes)
             except MemoryError as error:
-                raise self._too_large(filename, "there is not enough memory for them") from error
+                # A container may have less memory than the fixed limit allows.
+                raise self._too_large_error(filename, "there is not enough memory for them") from error
         actual = FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-        atomic_io.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
+        atomic_io.check_entry(actual, entry, self._file_label(filename, self.layout.blob(entry.sha256)))
         return data
 
     def check(self, filename: str) -> None:
-        """Check a file as ``read`` does, without holding it in memory."""
-        entry = self._entry(filename)
-        with self._opened(filename) as file:
-            actual = plain_files.hash_of(file, entry.bytes)
-        atomic_io.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
+        """Check the hash of a file without holding the file in memory."""
+        entry = self._find_entry(filename)
+        with self._open(filename) as file:
+            actual = plain_files.hash_file(file, entry.bytes)
+        atomic_io.check_entry(actual, entry, self._file_label(filename, self.layout.blob(entry.sha256)))
 
-    def copy(self, filename: str, target: Path) -> None:
-        """Copy a file to one that must not exist yet; it is checked as ``check`` does while it is written."""
-        entry = self._entry(filename)
-        with self._opened(filename) as file:
-            actual = atomic_io.write_from(file, target, entry.bytes)
-        atomic_io.check_bytes(actual, entry, self._what(filename, self.layout.blob(entry.sha256)))
+    def copy(self, filename: str, destination: Path) -> None:
+        """Copy a file to a path that must not exist yet, and check the hash of the copied bytes."""
+        entry = self._find_entry(filename)
+        with self._open(filename) as file:
+            actual = atomic_io.write_stream(file, destination, entry.bytes)
+        atomic_io.check_entry(actual, entry, self._file_label(filename, self.layout.blob(entry.sha256)))
 
     @contextmanager
-    def _opened(self, filename: str) -> Iterator[BinaryIO]:
-        """The open blob of a file; it has the stated size."""
-        path = self.layout.blob(self._entry(filename).sha256)
-        with atomic_io.explained(f"read '{filename}' of {self.owner}", self.layout.root):
+    def _open(self, filename: str) -> Iterator[BinaryIO]:
+        """Open the blob of a file after checking its size."""
+        path = self.layout.blob(self._find_entry(filename).sha256)
+        with atomic_io.translate_os_errors(f"read '{filename}' of {self.owner}", self.layout.root):
             try:
-                with plain_files.opened(path, self.layout.root) as (file, length):
+                with plain_files.open_plain(path, self.layout.root) as (file, length):
                     self._check_size(filename, path, length)
                     yield file
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise self._missing(filename, path) from error
+                raise self._missing_error(filename, path) from error
 
     def _check_size(self, filename: str, path: Path, length: int) -> None:
-        entry = self._entry(filename)
-        atomic_io.check_bytes(FileEntry(bytes=length, sha256=entry.sha256), entry, self._what(filename, path))
+        entry = self._find_entry(filename)
+        # With the expected hash on both sides, only the sizes are compared.
+        atomic_io.check_entry(FileEntry(bytes=length, sha256=entry.sha256), entry, self._file_label(filename, path))
 
-    def _too_large(self, filename: str, reason: str) -> StorageError:
-        size = self._entry(filename).bytes
+    def _too_large_error(self, filename: str, reason: str) -> StorageError:
+        size = self._find_entry(filename).bytes
         return StorageError(
             f"'{filename}' of {self.owner} cannot be read: it has {size} bytes, and {reason}. Read it piece by piece "
             "from the path that 'stablernn registry show' prints."
         )
 
-    def _entry(self, filename: str) -> FileEntry:
+    def _find_entry(self, filename: str) -> FileEntry:
         if (entry := self.files.get(filename)) is None:
             owner = self.owner[0].upper() + self.owner[1:]
             raise UnknownRefError(
@@ -208,13 +210,15 @@ class StoredFiles:
             )
         return entry
 
-    def _what(self, filename: str, path: Path) -> str:
+    def _file_label(self, filename: str, path: Path) -> str:
         return f"'{filename}' of {self.owner} ({self.layout.relative(path)})"
 
-    def _missing(self, filename: str, path: Path) -> IntegrityError:
-        return IntegrityError(f"{self._what(filename, path)} is missing. {RESTORE}, or publish the same file again.")
+    def _missing_error(self, filename: str, path: Path) -> IntegrityError:
+        return IntegrityError(
+            f"{self._file_label(filename, path)} is missing. {RESTORE}, or publish the same file again."
+        )
 
 
 def format_names(names: Iterable[str]) -> str:
-    """Return names as messages list them: ``'a', 'b'``."""
+    """Format names for a message: ``'a', 'b'``, sorted."""
     return ", ".join(f"'{name}'" for name in sorted(names))

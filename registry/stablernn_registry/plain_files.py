@@ -1,7 +1,7 @@
-"""Reads of files below the root: plain files only, no links, the size first, and never a byte more than that.
+"""Reads of plain files below the root: no links, the size first, and never a byte more than that size.
 
-Whoever may write to the folder of a registry can put anything in the place of a file: a named pipe, on which a read
-waits for ever, a link to a device that never ends, a file of terabytes without content. A reader must end all the same.
+Anyone who can write to the folder of a registry can replace a file: by a named pipe, on which a read blocks forever, by
+a link to an endless device, or by a sparse file of terabytes. A read must end in all these cases.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from stablernn_registry.errors import RESTORE, IntegrityError
 from stablernn_registry.manifest import FileEntry
 
 _CHUNK_BYTES = 1 << 20
-# O_NONBLOCK: without it, opening a pipe that replaced the file after it was looked at would wait for a writer. Windows
-# has neither the flags nor such pipes.
-_FLAGS = (
+# Without O_NONBLOCK, opening a pipe that replaced the file after its check would block until a process writes to it.
+# Windows has neither these flags nor such pipes.
+_OPEN_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_NONBLOCK", 0)
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
 )
-_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+_FILE_TYPES: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISLNK, "a link"),
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -38,75 +38,78 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 class NotPlainError(IntegrityError):
-    """Something else than a plain file lies in the place of one, or a link in that of a folder.
+    """Something other than a plain file in place of one, or a link in place of a folder.
 
     Attributes:
-        relative: Its path below the root.
+        relative: Path below the root.
     """
 
-    def __init__(self, message: str, relative: str) -> None:
+    def __init__(self, message: str, relative_path: str) -> None:
         super().__init__(message)
-        self.relative = relative
+        self.relative = relative_path
 
 
 @contextmanager
-def opened(path: Path, root: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """Open a plain file for reading; gives it with its size.
+def open_plain(path: Path, root: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a plain file for reading, and yield it with its size.
 
     Args:
-        path: The file.
-        root: The registry; no folder between it and the file may be a link.
+        path: Path of the file.
+        root: Root folder of the registry; no folder between it and the file may be a link.
 
     Raises:
         NotPlainError: If it is not a plain file, or a folder on the way is a link.
         OSError: If it is missing or cannot be read.
     """
-    size(path, root)
-    with os.fdopen(os.open(path, _FLAGS), "rb") as file:
-        # Once more, of what was opened: it may have been replaced since.
+    file_size(path, root)
+    with os.fdopen(os.open(path, _OPEN_FLAGS), "rb") as file:
+        # Check what was opened: the path may have been replaced since its own check.
         status = os.fstat(file.fileno())
-        _check_kind(status.st_mode, path, root, stat.S_ISREG)
+        _check_type(status.st_mode, path, root, stat.S_ISREG)
         yield file, status.st_size
 
 
-def size(path: Path, root: Path) -> int:
-    """Return the size of a plain file; arguments and errors are those of ``opened``."""
-    relative = path.relative_to(root)
-    for folder in reversed(relative.parents[:-1]):
+def file_size(path: Path, root: Path) -> int:
+    """Return the size of a plain file; arguments and errors are those of :func:`open_plain`."""
+    relative_path = path.relative_to(root)
+    # O_NOFOLLOW covers only the last part of a path, so the folders above it are checked here.
+    for folder in reversed(relative_path.parents[:-1]):
         mode = os.lstat(root / folder).st_mode
         if stat.S_ISLNK(mode):
-            _check_kind(mode, root / folder, root, stat.S_ISDIR)
+            _check_type(mode, root / folder, root, stat.S_ISDIR)
     status = os.lstat(path)
-    _check_kind(status.st_mode, path, root, stat.S_ISREG)
+    _check_type(status.st_mode, path, root, stat.S_ISREG)
     return status.st_size
 
 
-def read_or_none(path: Path, root: Path, at_most: int) -> bytes | None:
+def read_or_none(path: Path, root: Path, max_bytes: int) -> bytes | None:
     """Return the bytes of a file, or None if there is none.
 
     Args:
-        path: The file.
-        root: The registry.
-        at_most: The largest size that such a file can have.
+        path: Path of the file.
+        root: Root folder of the registry.
+        max_bytes: Maximum size of such a file.
 
     Raises:
-        NotPlainError: As ``opened``.
-        IntegrityError: If it is larger.
+        NotPlainError: If :func:`open_plain` raises it.
+        IntegrityError: If the file is larger.
+        OSError: If it cannot be read.
     """
     try:
-        with opened(path, root) as (file, length):
-            if length > at_most:
+        with open_plain(path, root) as (file, length):
+            if length > max_bytes:
                 raise IntegrityError(
                     f"{path.relative_to(root).as_posix()} has {length} bytes, and no file of its kind has more than "
-                    f"{at_most}. {RESTORE}."
+                    f"{max_bytes}. {RESTORE}."
                 )
             return file.read(length)
     except (FileNotFoundError, NotADirectoryError):
+        # The latter for a file in place of a parent folder.
         return None
 
 
-def hash_of(file: BinaryIO, length: int) -> FileEntry:
-    """Return size and hash of the first ``length`` bytes of an open file, or of all that it has."""
+def hash_file(file: BinaryIO, length: int) -> FileEntry:
+    """Return the size and hash of the first ``length`` bytes of an open file, or of the whole file if it is shorter."""
     sha256, count = hashlib.sha256(), 0
     while chunk := file.read(min(_CHUNK_BYTES, length - count)):
         sha256.update(chunk)
@@ -114,12 +117,13 @@ def hash_of(file: BinaryIO, length: int) -> FileEntry:
     return FileEntry(bytes=count, sha256=sha256.hexdigest())
 
 
-def _check_kind(mode: int, path: Path, root: Path, is_expected: Callable[[int], bool]) -> None:
+def _check_type(mode: int, path: Path, root: Path, is_expected: Callable[[int], bool]) -> None:
     if not is_expected(mode):
-        kind = next((name for matches, name in _KINDS if matches(mode)), "something else")
+        kind = next((name for matches, name in _FILE_TYPES if matches(mode)), "something else")
         expected = "file" if is_expected is stat.S_ISREG else "folder"
-        relative = path.relative_to(root).as_posix()
+        relative_path = path.relative_to(root).as_posix()
         raise NotPlainError(
-            f"{relative} is {kind} in place of a {expected}: a registry holds plain files and folders only. {RESTORE}.",
-            relative,
+            f"{relative_path} is {kind} in place of a {expected}: a registry holds plain files and folders only. "
+            f"{RESTORE}.",
+            relative_path,
         )

@@ -1,7 +1,7 @@
-"""The policy: what an alias may point to, in ``policy.jsonl`` at the root; lines chained as those of the logs are.
+"""The policy, ``policy.jsonl`` at the root: rules for what an alias may point to, in lines chained like those of a log.
 
-Each line holds the whole of the rules for one alias, or for ``*``, every alias that has none of its own; the last line
-for an alias counts. What is decided by them is in ``promotion.py``.
+Each line has all rules for one alias, or for ``*``, every alias without rules of its own; the last line for an alias
+counts. ``promotion.py`` applies the rules.
 """
 
 from __future__ import annotations
@@ -17,41 +17,40 @@ from stablernn_registry import log
 from stablernn_registry.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE, Kind
 from stablernn_registry.errors import RESTORE, IntegrityError, PolicyError, RefError
 from stablernn_registry.layout import POLICY, Layout
-from stablernn_registry.manifest import format_validation_error, is_text
+from stablernn_registry.manifest import check_text, format_validation_error
 from stablernn_registry.refs import check_alias
 
 logger = logging.getLogger(__name__)
 
-EVERY = "*"
-"""In place of an alias: all that have no rules of their own."""
+ALL_ALIASES = "*"
+"""Pattern for all aliases that have no rules of their own."""
+
+POLICY_LABEL = "The policy (policy.jsonl)"
+"""Name of the file in messages."""
 
 
-WHERE = "The policy (policy.jsonl)"
-"""How messages name the file."""
-
-
-def missing(layout: Layout) -> str:
-    """The sentence for a policy that was there: its lock still is."""
+def missing_policy_message(layout: Layout) -> str:
+    """Return the message about a policy that is missing although its lock exists."""
     return (
-        f"{WHERE} is missing: {layout.relative(layout.lock(POLICY))} is there. {RESTORE}; if it was taken out on "
-        f"purpose, take out {layout.relative(layout.lock(POLICY))} too."
+        f"{POLICY_LABEL} is missing: {layout.relative(layout.lock(POLICY))} is there. {RESTORE}; if it was taken out "
+        f"on purpose, take out {layout.relative(layout.lock(POLICY))} too."
     )
 
 
 def check_pattern(alias: str) -> str:
-    """Return ``alias`` if rules can be for it: an alias, or ``*``.
+    """Return ``alias`` if it can have rules: an alias, or ``*``.
 
     Raises:
         RefError: If it is neither.
     """
-    return alias if alias == EVERY else check_alias(alias, "NAME")
+    return alias if alias == ALL_ALIASES else check_alias(alias, "NAME")
 
 
-def _pattern(alias: str) -> str:
+def _check_pattern_field(alias: str) -> str:
     try:
         return check_pattern(alias)
     except RefError as error:
-        # pydantic says where, in a sentence of its own.
+        # format_validation_error adds the name of the field and the full stop.
         raise ValueError(str(error).rstrip(".")) from error
 
 
@@ -62,39 +61,39 @@ def _replace_withdrawn(kind: object) -> object:
     return REQUIRED_INSTEAD
 
 
-_Word = Annotated[str, AfterValidator(is_text), Field(min_length=1)]
+_NonEmptyText = Annotated[str, AfterValidator(check_text), Field(min_length=1)]
 
 
-class _Rules(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class MetricRule(_Rules):
-    """A figure that must not get worse from the version an alias points to now to the next.
+class MetricRule(_FrozenModel):
+    """A metric that must not get worse when an alias moves.
 
     Attributes:
-        name: Such as ``accuracy``.
-        split: The split it was measured on.
-        worse_by: By how much it may be worse, in its own unit, 0 or more.
-        better: Whether a ``higher`` or a ``lower`` figure is better.
+        name: Name such as ``accuracy``.
+        split: Split that it was measured on.
+        worse_by: Allowed loss, in the unit of the metric, 0 or more.
+        better: Direction of improvement, ``higher`` or ``lower``.
     """
 
-    name: _Word
-    split: _Word = "test"
+    name: _NonEmptyText
+    split: _NonEmptyText = "test"
     worse_by: float = Field(ge=0, allow_inf_nan=False)
     better: Literal["higher", "lower"]
 
 
-class PolicyRules(_Rules):
-    """What a version must show before an alias may point to it; None asks nothing.
+class PolicyRules(_FrozenModel):
+    """Requirements for a version before an alias may point to it; None requires nothing.
 
     Attributes:
-        kind: The weakest kind of certificate that will do. The withdrawn kind ``local`` is taken for ``bounded``, and a
+        kind: Weakest kind of certificate that is accepted. The withdrawn kind ``local`` counts as ``bounded``, and a
             warning is logged.
-        max_parity: The largest ``max_rel_error`` in the parity report that will do, 0 or more.
-        metric: A figure that must not get worse.
-        model_signature: True asks for a signature of both graphs; whoever can open these holds it against them. It says
-            nothing of who published the version.
+        max_parity: Largest accepted ``max_rel_error`` in the parity report, 0 or more.
+        metric: Metric that must not get worse.
+        model_signature: True to require a signature of both graphs, which programs that open the graphs compare with
+            them. It does not tell who published the version.
     """
 
     kind: Annotated[Kind | None, BeforeValidator(_replace_withdrawn)] = None
@@ -104,10 +103,10 @@ class PolicyRules(_Rules):
 
     @classmethod
     def parse(cls, rules: PolicyRules | Mapping[str, object]) -> PolicyRules:
-        """Check rules that were handed over.
+        """Validate rules.
 
         Raises:
-            PolicyError: One sentence about the first that is wrong.
+            PolicyError: If a rule is wrong; the message is one sentence about the first.
         """
         try:
             return cls.model_validate(rules if isinstance(rules, PolicyRules) else dict(rules))
@@ -116,69 +115,69 @@ class PolicyRules(_Rules):
 
 
 class PolicyEntry(log.Line):
-    """The rules for an alias were set or withdrawn.
+    """A line about rules for an alias that were set or withdrawn.
 
     Attributes:
         seq: Number of the line, from 1.
         time: UTC, ``2026-11-20T07:30:00Z``.
-        who: The user that set them.
-        alias: The alias that they are for, or ``*``.
-        rules: All of them; None where the alias has none of its own from here on, so that those of ``*`` count.
-        why: Reason given.
+        who: User who set them.
+        alias: Alias that they apply to, or ``*``.
+        rules: All rules; None if the alias has none of its own from now on, so that those of ``*`` apply.
+        why: Reason.
         previous: Hash of the line before; 64 zeros for the first.
     """
 
-    alias: Annotated[str, AfterValidator(_pattern)]
+    alias: Annotated[str, AfterValidator(_check_pattern_field)]
     rules: PolicyRules | None
-    why: _Word
-    previous: str = Field(pattern=log.HEX)
+    why: _NonEmptyText
+    previous: str = Field(pattern=log.SHA256_PATTERN)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a registry's aliases may point to.
+    """The rules for the aliases of a registry.
 
     Attributes:
-        entries: The lines of ``policy.jsonl``, oldest first. A kind that was withdrawn since is replaced by what it
-            means now.
+        entries: Lines of ``policy.jsonl``, oldest first. The withdrawn kind is replaced by the one that it counts as.
         head: Hash of the last line.
         withdrawn: Numbers of the lines whose stored kind is the withdrawn one.
     """
 
     entries: tuple[PolicyEntry, ...] = ()
-    head: str = log.FIRST
+    head: str = log.INITIAL_HEAD
     withdrawn: frozenset[int] = frozenset()
 
     @property
     def in_force(self) -> dict[str, PolicyEntry]:
-        """The line that counts for each alias with rules of its own, and for ``*``; by alias."""
-        last = {entry.alias: entry for entry in self.entries}
-        return {alias: last[alias] for alias in sorted(last) if last[alias].rules is not None}
+        """Current line of each alias with rules of its own, and of ``*``, by alias."""
+        last_entries = {entry.alias: entry for entry in self.entries}
+        return {alias: last_entries[alias] for alias in sorted(last_entries) if last_entries[alias].rules is not None}
 
     def of(self, alias: str) -> PolicyEntry | None:
-        """The line whose rules an alias is under; None where nothing is asked."""
-        found = self.in_force
-        return found.get(alias) or found.get(EVERY)
+        """Return the line whose rules apply to an alias, or None if there are no rules for it."""
+        in_force = self.in_force
+        return in_force.get(alias) or in_force.get(ALL_ALIASES)
 
     def rules(self, alias: str) -> PolicyRules:
-        """The rules that an alias is under."""
+        """Return the rules that apply to an alias."""
         entry = self.of(alias)
         return (entry.rules if entry is not None else None) or PolicyRules()
 
     def last_line(self, alias: str) -> int:
-        """Return the number of the last line that had a say in which rules an alias is under; 0 where none had.
+        """Return the number of the last line that affects which rules apply to an alias; 0 if there is none.
 
-        Lines are only ever added, so the rules are those of before exactly where this number is. Rules alone could be
-        changed and changed back unnoticed.
+        Lines are only ever added, so the rules have not changed as long as this number has not. Comparing the rules
+        instead would miss a change that was undone.
         """
-        patterns = {alias} if alias in self.in_force else {alias, EVERY}
+        # A line for "*" matters only to aliases without rules of their own.
+        patterns = {alias} if alias in self.in_force else {alias, ALL_ALIASES}
         return max((entry.seq for entry in self.entries if entry.alias in patterns), default=0)
 
     def warnings(self, alias: str | None = None) -> tuple[str, ...]:
-        """Return a sentence for each rule in force whose kind was withdrawn.
+        """Return a warning for each rule in force whose kind was withdrawn.
 
         Args:
-            alias: Only the rules that this alias is under; None for all.
+            alias: Alias whose rules are considered; None for all rules.
         """
         entry = None if alias is None else self.of(alias)
         entries = self.in_force.values() if alias is None else [] if entry is None else [entry]
@@ -191,39 +190,39 @@ class Policy:
         )
 
 
-def decode(data: bytes, where: str) -> Policy:
-    """Read a whole policy and checks every line and the chain.
+def decode_policy(data: bytes, label: str) -> Policy:
+    """Decode a whole policy, and check every line and the chain.
 
     Args:
         data: Bytes of ``policy.jsonl``.
-        where: How messages name the file.
+        label: Name of the file in messages.
 
     Raises:
-        IntegrityError: Naming the first line that is damaged.
-        RegistryError: If a newer program wrote a line: rules that are not known here cannot be obeyed.
+        IntegrityError: If a line is damaged; the message names the first.
+        RegistryError: If a newer program wrote a line: unknown rules cannot be applied.
     """
     entries: list[PolicyEntry] = []
-    withdrawn: set[int] = set()
-    head = log.FIRST
-    for number, tree, own in log.lines(data, where):
+    withdrawn_lines: set[int] = set()
+    head = log.INITIAL_HEAD
+    for number, tree, line_hash in log.parse_lines(data, label):
         rules = tree.get("rules")
         if not isinstance(rules, dict | None) or (rules or {}).keys() - PolicyRules.model_fields.keys():
-            raise log.unknown_line(where, number)
+            raise log.unknown_line_error(label, number)
         if isinstance(rules, dict) and rules.get("kind") == WITHDRAWN_KIND:
-            # The hash was taken over the stored bytes, which stay as they are.
-            withdrawn.add(number)
+            # Only the parsed copy changes; the hash covers the stored bytes.
+            withdrawn_lines.add(number)
             tree["rules"] = {**rules, "kind": REQUIRED_INSTEAD}
         try:
             entry = PolicyEntry.model_validate(tree)
         except ValidationError as error:
             raise IntegrityError(
-                f"{where} is damaged: line {number}: {format_validation_error(error, PolicyEntry)}. {RESTORE}."
+                f"{label} is damaged: line {number}: {format_validation_error(error, PolicyEntry)}. {RESTORE}."
             ) from error
-        wrong = f"its seq is {entry.seq}" if entry.seq != number else None
+        problem = f"its seq is {entry.seq}" if entry.seq != number else None
         if entry.previous != head:
-            wrong = wrong or "its previous hash is not that of the line before"
-        if wrong is not None:
-            raise IntegrityError(f"{where} is damaged: line {number} does not follow: {wrong}. {RESTORE}.")
+            problem = problem or "its previous hash is not that of the line before"
+        if problem is not None:
+            raise IntegrityError(f"{label} is damaged: line {number} does not follow: {problem}. {RESTORE}.")
         entries.append(entry)
-        head = own
-    return Policy(tuple(entries), head, frozenset(withdrawn))
+        head = line_hash
+    return Policy(tuple(entries), head, frozenset(withdrawn_lines))

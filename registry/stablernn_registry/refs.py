@@ -14,20 +14,20 @@ from stablernn_registry.errors import RefError
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 _RESERVED_ALIAS = re.compile(r"latest|v?[0-9]+")
-# Paths of the HTTP service below which a model of that name could not be told apart.
+# Path prefixes of the HTTP service: in a URL, a model of such a name would be ambiguous.
 RESERVED_NAMES = frozenset({"health", "repository", "stats"})
-_RULE = "1 to 64 of the characters a-z 0-9 . _ -, the first a letter or a digit"
-# Windows opens a device in place of a file of such a name, whatever follows the first dot.
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
+_NAME_RULE = "1 to 64 of the characters a-z 0-9 . _ -, the first a letter or a digit"
+# Windows opens a device instead of a file of such a name, whatever follows the first dot.
+_WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Which version is meant; with neither version nor alias, the highest one.
+    """A reference to a version of a model; without version and alias, to the highest one.
 
     Attributes:
         name: Name of the model.
-        version: Version number, 1 or more, or None.
+        version: Number of the version, 1 or more, or None.
         alias: Movable name, or None.
     """
 
@@ -58,19 +58,20 @@ def parse_ref(text: str) -> Ref:
     Raises:
         RefError: If the text is none of the three, or the alias is a reserved word.
     """
-    name, separator, rest = text.partition("@")
+    # "@" first: a ":" behind it is part of a malformed alias, and Ref reports it as one.
+    name, separator, alias = text.partition("@")
     if separator:
-        return Ref(name, alias=rest)
-    name, separator, rest = text.partition(":")
+        return Ref(name, alias=alias)
+    name, separator, number = text.partition(":")
     if not separator:
         return Ref(name)
     check_name(name)
-    if not _VERSION.fullmatch(rest):
+    if not _VERSION.fullmatch(number):
         raise RefError(
-            f"'{text:.100}' has no version number after the colon, got '{rest:.100}'. "
+            f"'{text:.100}' has no version number after the colon, got '{number:.100}'. "
             f"Write '{name}:3' for version 3, '{name}@ALIAS' for an alias or '{name}' for the highest version."
         )
-    return Ref(name, version=int(rest))
+    return Ref(name, version=int(number))
 
 
 def check_name(name: str) -> str:
@@ -83,30 +84,31 @@ def check_name(name: str) -> str:
     if name in RESERVED_NAMES:
         raise RefError(f"'{name}' is reserved for the HTTP service and cannot name a model. Choose another word.")
     if not is_name(name):
-        raise RefError(f"A model name is {_RULE}, got {name!r:.100}.")
+        raise RefError(f"A model name is {_NAME_RULE}, got {name!r:.100}.")
     return name
 
 
 def is_name(name: str) -> bool:
-    """Whether ``name`` may name a model."""
+    """Return whether ``name`` may name a model."""
     return _NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
 
 
 def check_new_name(name: str) -> str:
     """Return ``name`` if a new model may have it.
 
-    Stricter than :func:`check_name`: models that were published under such names stay readable and get new versions.
+    This is stricter than :func:`check_name`, so that existing models with such names stay readable and can get new
+    versions.
 
     Raises:
-        RefError: As for :func:`check_name`; or if it is ``latest``, a device of Windows such as ``con`` or ``nul.txt``,
-            ends in a dot or has two dots in a row.
+        RefError: If :func:`check_name` rejects it, or it is ``latest``, is a device of Windows such as ``con`` or
+            ``nul.txt``, ends in a dot or has two dots in a row.
     """
     if check_name(name) == "latest":
         raise RefError(
             "'latest' is reserved and cannot name a model: a bare 'NAME' already is its highest version. "
             "Choose another word."
         )
-    if _DEVICE.fullmatch(name):
+    if _WINDOWS_DEVICE.fullmatch(name):
         raise RefError(
             f"'{name}' is a device of Windows and cannot name a model: its files could not be copied there. "
             f"Choose another word."
@@ -118,14 +120,16 @@ def check_new_alias(alias: str, name: str) -> str:
     """Return ``alias`` if it may become an alias of the model ``name``.
 
     Raises:
-        RefError: As for :func:`check_alias`; or if it ends in a dot or has two dots in a row.
+        RefError: If :func:`check_alias` rejects it, or it ends in a dot or has two dots in a row.
     """
     return _check_dots(check_alias(alias, name), "An alias")
 
 
-def _check_dots(name: str, what: str) -> str:
+def _check_dots(name: str, label: str) -> str:
     if name.endswith(".") or ".." in name:
-        raise RefError(f"{what} does not end in a dot and has no two dots in a row, got '{name}'. Choose another word.")
+        raise RefError(
+            f"{label} does not end in a dot and has no two dots in a row, got '{name}'. Choose another word."
+        )
     return name
 
 
@@ -145,12 +149,12 @@ def check_alias(alias: str, name: str) -> str:
     """Return ``alias`` if it may be an alias of the model ``name``.
 
     Raises:
-        RefError: If it is not well formed or reserved: ``latest``, digits, ``v`` with digits.
+        RefError: If it is malformed, or reserved: ``latest``, digits, ``v`` with digits.
     """
     if not _NAME.fullmatch(alias):
-        raise RefError(f"An alias is {_RULE}, got {alias!r:.100}.")
+        raise RefError(f"An alias is {_NAME_RULE}, got {alias!r:.100}.")
     if _RESERVED_ALIAS.fullmatch(alias):
         number = alias.lstrip("v")
-        meant = f"'{name}' for the highest version" if alias == "latest" else f"'{name}:{number}' for that version"
-        raise RefError(f"'{alias}' is reserved and cannot be an alias. Write {meant}, or choose a word.")
+        suggestion = f"'{name}' for the highest version" if alias == "latest" else f"'{name}:{number}' for that version"
+        raise RefError(f"'{alias}' is reserved and cannot be an alias. Write {suggestion}, or choose a word.")
     return alias

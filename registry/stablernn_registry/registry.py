@@ -1,13 +1,13 @@
-"""The store: publish, get, list, aliases, records, log, policy, verify.
+"""The public class of the registry: publish, get, list, aliases, records, log, policy, verify.
 
-What makes it safe, in the order it happens while publishing (``transaction.py`` has the steps that all writes share):
+Publishing is atomic and durable by these steps (``transaction.py`` has those that all writes share):
 
-1. Everything is written and synced in ``tmp/NAME``, which only the holder of the model's lock touches.
-2. Renames put blobs and the manifest in place; nobody refers to them yet.
-3. Renaming the new ``log.jsonl`` over the old one makes the version visible. A process killed before that has changed
-   nothing; the next writer removes what it left.
+1. Everything is written and synced in ``tmp/NAME``, which only the holder of the model's lock changes.
+2. Renames put blobs and the manifest in place; nothing refers to them yet.
+3. Renaming the new ``log.jsonl`` over the old one makes the version visible. A process that is killed before that has
+   changed nothing; the next writer removes what it left.
 
-Readers take no lock: a log is always whole, and what it names is already there and never changes.
+Readers take no lock: a log is always complete, and the files that it names already exist and never change.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from stablernn_registry.log import AliasEntry, History, LogEntry, PublishEntry, 
 from stablernn_registry.manifest import (
     Manifest,
     ManifestFields,
-    checked,
+    check_text,
     digest_of,
-    is_text,
+    verify_and_decode,
 )
-from stablernn_registry.model_version import ModelInfo, Record, Version, record_name
-from stablernn_registry.policy import EVERY, Policy, PolicyEntry, PolicyRules, check_pattern
+from stablernn_registry.model_version import ModelInfo, Record, Version, record_label
+from stablernn_registry.policy import ALL_ALIASES, Policy, PolicyEntry, PolicyRules, check_pattern
 from stablernn_registry.promotion import Check
 from stablernn_registry.refs import (
     Ref,
@@ -45,7 +45,7 @@ from stablernn_registry.refs import (
     check_version,
     parse_ref,
 )
-from stablernn_registry.storage import ENVIRONMENT, Storage, check_sources, stage_files
+from stablernn_registry.storage import ENVIRONMENT_VARIABLE, Storage, check_sources, stage_files
 from stablernn_registry.transaction import WriteTarget
 from stablernn_registry.verify import Verifier, VerifyReport
 
@@ -53,20 +53,20 @@ from stablernn_registry.verify import Verifier, VerifyReport
 class Registry:
     """Trained models on disk, in versions that never change.
 
-    Nothing is created until something is published, so a registry can be read where writing is not allowed.
+    Nothing is created before the first write, so a registry can be read without permission to write.
 
     Args:
         root: Folder of the registry. Default: ``STABLERNN_REGISTRY``, else the user's data folder.
-        lock_timeout_seconds: How long a write waits for another write to the same model, or to the policy.
+        lock_timeout_seconds: Maximum wait for another write to the same model, or to the policy.
     """
 
     def __init__(self, root: str | Path | None = None, *, lock_timeout_seconds: float = 300.0) -> None:
-        chosen = (
+        folder = (
             root
-            or os.environ.get(ENVIRONMENT)
+            or os.environ.get(ENVIRONMENT_VARIABLE)
             or platformdirs.user_data_path("stablernn", appauthor=False) / "registry"
         )
-        self.root = Path(chosen).expanduser().absolute()
+        self.root = Path(folder).expanduser().absolute()
         self._storage = Storage(self.root, lock_timeout_seconds)
 
     def __repr__(self) -> str:
@@ -75,10 +75,10 @@ class Registry:
     def check_name(self, name: str, alias: str | None = None) -> None:
         """Check that versions can be published under a name, and that an alias of it can be set.
 
-        Names and aliases that are there already may be such as a new one may not: ``aux.txt``, ``a..b``.
+        Existing names and aliases pass even if they are forbidden for new ones, such as ``aux.txt`` and ``a..b``.
 
         Raises:
-            RefError: If the name or the alias is not well formed, or reserved.
+            RefError: If the name or the alias is malformed or reserved.
             IntegrityError: If the model's log is damaged.
         """
         history = self._storage.history(check_name(name)) or History()
@@ -96,32 +96,32 @@ class Registry:
         who: str | None = None,
         why: str | None = None,
     ) -> Version:
-        """Make the next version of a model from copies of the files; all of it becomes visible at once, or nothing.
+        """Publish the next version of a model from copies of files, either all of it or nothing.
 
         Args:
-            name: Name of the model; a new one is made.
-            files: Where each file lies now, by its name in the version.
-            fields: The rest of the manifest.
-            who: Who publishes. Default: the user of the process.
+            name: Name of the model; the first version creates the model.
+            files: Current path of each file, by its name in the version.
+            fields: Publisher's part of the manifest.
+            who: User who publishes it. Default: the user of the process.
             why: Reason for the log.
 
         Raises:
-            RefError: As for :meth:`check_name`.
-            ManifestError: If a file is missing, badly named or there is none, or a field is wrong.
+            RefError: If :meth:`check_name` rejects the name.
+            ManifestError: If a file is missing or badly named, there are no files, or a field is wrong.
             StorageError: If the disk is full or does not allow it, or another process holds the lock for too long.
             IntegrityError: If the model's log is damaged.
         """
         self.check_name(name)
-        who = _said(who, why)
-        parsed = ManifestFields.parse(fields)
+        who = _resolve_who(who, why)
+        manifest_fields = ManifestFields.parse(fields)
         sources = check_sources(files, f"A version needs at least one file, got none for '{name}'.")
-        place = self._storage.write_target(name)
-        with self._storage.writer.locked(place), self._storage.writer.staged(place, f"publish '{name}'") as staging:
+        target = self._storage.write_target(name)
+        with self._storage.writer.lock(target), self._storage.writer.stage(target, f"publish '{name}'") as staging:
             history = self._storage.history(name) or History()
             entries = stage_files(staging, sources)
             time = utc_now()
             manifest = Manifest(
-                **parsed.model_dump(),
+                **manifest_fields.model_dump(),
                 name=name,
                 version=history.highest + 1,
                 created=time,
@@ -134,8 +134,10 @@ class Registry:
                     f"are read. Shorten its fields."
                 )
             path = self._storage.layout.manifest(name, manifest.version)
-            # Decoded here, as a reader will: once the version is published, nothing that can fail is left to do.
-            manifest = checked(data, name, manifest.version, digest_of(data), self._storage.layout.relative(path))
+            # Decode it as a reader will: after the commit, nothing that can fail is left to do.
+            manifest = verify_and_decode(
+                data, name, manifest.version, digest_of(data), self._storage.layout.relative(path)
+            )
             atomic_io.write_new(staging / "manifest.json", data)
             line = PublishEntry(
                 seq=len(history.entries) + 1,
@@ -146,22 +148,22 @@ class Registry:
                 why=why,
                 previous=history.head,
             )
-            self._storage.writer.stage_line(place, line)
-            # Nothing of size is written from here on: a full disk has shown itself by now.
-            self._storage.place_files(staging, entries)
+            self._storage.writer.stage_line(target, line)
+            # No data is written from here on: a full disk would have shown itself by now.
+            self._storage.install_blobs(staging, entries)
             atomic_io.make_folders(self._storage.layout.versions(name))
-            atomic_io.place(staging / "manifest.json", path)
-            self._storage.writer.commit(place, f"'{name}:{manifest.version}' is published")
+            atomic_io.rename_and_sync(staging / "manifest.json", path)
+            self._storage.writer.commit(target, f"'{name}:{manifest.version}' is published")
         return Version(name, manifest.version, line.digest, manifest, (), _layout=self._storage.layout)
 
     def get(self, ref: str | Ref) -> Version:
-        """Look a version up; its manifest is checked against the digest in the log.
+        """Look up a version, and check its manifest against the digest in the log.
 
         Args:
             ref: ``NAME`` (the highest version), ``NAME:VERSION`` or ``NAME@ALIAS``.
 
         Raises:
-            RefError: If the reference is not well formed.
+            RefError: If the reference is malformed.
             UnknownRefError: If there is no such model, version or alias.
             IntegrityError: If the log or the manifest is damaged.
         """
@@ -176,39 +178,39 @@ class Registry:
         who: str | None = None,
         why: str | None = None,
     ) -> Record:
-        """Keep beside a version what was found out after it was published; version and digest stay as they are.
+        """Attach a report to a published version, whose number and digest do not change.
 
-        What the last record of this kind says already, to the byte, is not recorded once more.
+        If the last record of this kind has the same files, byte for byte, that record is returned instead.
 
         Args:
-            ref: As for :meth:`get`.
-            kind: What it is, such as ``robustness``.
-            files: Where each file lies now, by its name in the record.
-            who: Who records it. Default: the user of the process.
+            ref: Reference to the version, as in :meth:`get`.
+            kind: Kind of the report, such as ``robustness``.
+            files: Current path of each file, by its name in the record.
+            who: User who records it. Default: the user of the process.
             why: Reason for the log.
 
         Raises:
-            RefError, UnknownRefError: As for :meth:`get`.
-            ManifestError: If a file is missing, badly named or there is none, or the kind is no such word.
-            StorageError, IntegrityError: As for :meth:`publish`.
+            RefError, UnknownRefError: If :meth:`get` raises them.
+            ManifestError: If a file is missing or badly named, there are no files, or the kind is malformed.
+            StorageError, IntegrityError: If the write fails as in :meth:`publish`.
         """
         version = self.get(ref)
-        name, who = version.name, _said(who, why)
-        if not re.fullmatch(log.KIND, kind):
+        name, who = version.name, _resolve_who(who, why)
+        if not re.fullmatch(log.RECORD_KIND_PATTERN, kind):
             raise ManifestError(
                 f"The kind of a record is a word like 'robustness' (a-z 0-9 -, at most 32, beginning with a letter), "
                 f"got {kind!r:.100}."
             )
         sources = check_sources(files, f"A record needs at least one file, got none for '{version.ref}'.")
-        place = self._storage.write_target(name)
+        target = self._storage.write_target(name)
         with (
-            self._storage.writer.locked(place),
-            self._storage.writer.staged(place, f"record '{kind}' of '{version.ref}'") as staging,
+            self._storage.writer.lock(target),
+            self._storage.writer.stage(target, f"record '{kind}' of '{version.ref}'") as staging,
         ):
             history = self._storage.existing_history(name)
             entries = stage_files(staging, sources)
-            said = [one for one in history.records if (one.version, one.kind) == (version.version, kind)]
-            is_new = not said or said[-1].files != entries
+            records = [record for record in history.records if (record.version, record.kind) == (version.version, kind)]
+            is_new = not records or records[-1].files != entries
             line = RecordEntry(
                 seq=len(history.entries) + 1,
                 time=utc_now(),
@@ -221,18 +223,19 @@ class Registry:
                 previous=history.head,
             )
             if is_new:
-                self._storage.writer.stage_line(place, line)
-            self._storage.place_files(staging, entries)
+                self._storage.writer.stage_line(target, line)
+            # Also for a record that exists, since this repairs damaged blobs.
+            self._storage.install_blobs(staging, entries)
             if not is_new:
-                return Record(version.ref, said[-1], self._storage.layout)
-            self._storage.writer.commit(place, f"{record_name(version.ref, kind).capitalize()} is kept")
+                return Record(version.ref, records[-1], self._storage.layout)
+            self._storage.writer.commit(target, f"{record_label(version.ref, kind).capitalize()} is kept")
         return Record(version.ref, line, self._storage.layout)
 
     def records(self, ref: str | Ref) -> tuple[Record, ...]:
-        """Return what was recorded of a version, oldest first.
+        """Return the records of a version, oldest first.
 
         Raises:
-            RefError, UnknownRefError, IntegrityError: As for :meth:`get`.
+            RefError, UnknownRefError, IntegrityError: If :meth:`get` raises them.
         """
         version = self.get(ref)
         return tuple(
@@ -242,22 +245,22 @@ class Registry:
         )
 
     def list(self) -> tuple[ModelInfo, ...]:
-        """List every model with its versions and aliases, by name; empty if there is no registry yet.
+        """Return every model with its versions and aliases, sorted by name; empty if there is no registry yet.
 
         Raises:
             IntegrityError: If a log is damaged.
         """
-        found = []
+        models = []
         for name in self._storage.names():
             if (history := self._storage.history(name)) is not None:
-                found.append(ModelInfo(name, tuple(history.digests), history.aliases))
-        return tuple(found)
+                models.append(ModelInfo(name, tuple(history.digests), history.aliases))
+        return tuple(models)
 
     def resolve(self, ref: str | Ref) -> int:
-        """Return the number of the version that a reference names; reads the log alone, which is in memory.
+        """Return the number of the version that a reference names; only the log is read, which is cached.
 
         Raises:
-            RefError, UnknownRefError: As for :meth:`get`.
+            RefError, UnknownRefError: If :meth:`get` raises them.
             IntegrityError: If the log is damaged.
         """
         ref = parse_ref(ref) if isinstance(ref, str) else ref
@@ -267,15 +270,16 @@ class Registry:
         """Return the version that each alias of a model points to, by alias.
 
         Raises:
-            RefError, UnknownRefError, IntegrityError: As for :meth:`log`.
+            RefError, UnknownRefError, IntegrityError: If :meth:`log` raises them.
         """
         return self._storage.existing_history(check_name(name)).aliases
 
     def log(self, name: str) -> tuple[LogEntry, ...]:
-        """Return everything that happened to a model, oldest first.
+        """Return the log of a model, oldest line first.
 
         Raises:
-            RefError, UnknownRefError: If there is no such model.
+            RefError: If the name is malformed.
+            UnknownRefError: If there is no such model.
             IntegrityError: If the log is damaged.
         """
         return tuple(self._storage.existing_history(check_name(name)).entries)
@@ -291,27 +295,27 @@ class Registry:
         force: bool = False,
         checks: Sequence[Check] = (),
     ) -> AliasEntry:
-        """Point an alias to a version, if the policy and every check agree; returns the line that records it.
+        """Point an alias to a version, if the policy and every check agree, and return the line that records it.
 
         Args:
             name: Name of the model.
             alias: A movable name such as ``production``; ``latest``, digits and ``v`` with digits are reserved.
             version: Number of the version.
-            who: Who moves it. Default: the user of the process.
+            who: User who moves it. Default: the user of the process.
             why: Reason for the log.
-            force: Move it even if it is refused; needs ``why``, and the refusal is logged with it.
-            checks: What must agree beside the policy. All are run, so that a refusal names every failure.
+            force: True to move it even if it is refused; needs ``why``, and the log shows the refusal.
+            checks: Checks besides the policy. All of them run, so that a refusal names every failure.
 
         Raises:
-            RefError: If name, alias or version is not well formed.
+            RefError: If name, alias or version is malformed.
             UnknownRefError: If there is no such model or version.
             AliasError: If ``force`` is given without ``why``.
             GateRefused: If the policy or a check refuses; nothing is changed.
-            StorageError, IntegrityError: As for ``publish``.
+            StorageError, IntegrityError: If the write fails as in :meth:`publish`.
         """
         check_alias(alias, check_name(name))
         check_version(version)
-        who = _said(who, why)
+        who = _resolve_who(who, why)
         _check_force(force, why)
         history = self._storage.existing_history(name)
         if alias not in history.moves:
@@ -331,19 +335,19 @@ class Registry:
         force: bool = False,
         checks: Sequence[Check] = (),
     ) -> AliasEntry:
-        """Point an alias back to the version before; each further rollback goes one further back.
+        """Point an alias back to the version before; each further rollback goes back by one more.
 
-        Args, errors: As for ``set_alias``.
+        The arguments, and further errors, are those of :meth:`set_alias`.
 
         Raises:
             AliasError: If the alias never pointed elsewhere.
         """
         check_alias(alias, check_name(name))
-        who = _said(who, why)
+        who = _resolve_who(who, why)
         _check_force(force, why)
         self._storage.resolve(Ref(name, alias=alias), self._storage.existing_history(name))
 
-        def target(history: History) -> int:
+        def select_previous(history: History) -> int:
             stack = history.moves[alias]
             if len(stack) < 2:
                 raise AliasError(
@@ -352,54 +356,61 @@ class Registry:
                 )
             return stack[-2]
 
-        return move_alias(self._storage, "rollback", name, alias, target, who=who, why=why, force=force, checks=checks)
+        return move_alias(
+            self._storage, "rollback", name, alias, select_previous, who=who, why=why, force=force, checks=checks
+        )
 
     def policy(self) -> Policy:
-        """Return what the aliases may point to; empty if no rules were set.
+        """Return the policy for aliases; it is empty if no rules were set.
 
         Raises:
-            IntegrityError: If ``policy.jsonl`` is damaged or missing: no alias moves by rules that are not known.
+            IntegrityError: If ``policy.jsonl`` is damaged or missing: no alias may move under unknown rules.
         """
         return self._storage.policy()
 
     def set_policy(
-        self, rules: PolicyRules | Mapping[str, object] | None, *, why: str, alias: str = EVERY, who: str | None = None
+        self,
+        rules: PolicyRules | Mapping[str, object] | None,
+        *,
+        why: str,
+        alias: str = ALL_ALIASES,
+        who: str | None = None,
     ) -> PolicyEntry:
-        """Say what an alias may point to from now on; where it points already is not touched.
+        """Set the rules for future moves of an alias; the alias itself does not move.
 
         Args:
-            rules: All rules for the alias, in place of those before; None withdraws them, so that those of ``*`` count.
-            why: Reason, kept with the rules.
-            alias: The alias, of any model; ``*`` for every alias that has no rules of its own.
-            who: Who sets them. Default: the user of the process.
+            rules: All rules for the alias, replacing earlier ones; None withdraws them, so that those of ``*`` apply.
+            why: Reason, stored with the rules.
+            alias: Alias, of any model; ``*`` for every alias that has no rules of its own.
+            who: User who sets them. Default: the user of the process.
 
         Raises:
-            RefError: If the alias is not well formed.
+            RefError: If the alias is malformed.
             PolicyError: If a rule is wrong, or there is no reason.
-            StorageError, IntegrityError: As for ``publish``.
+            StorageError, IntegrityError: If the write fails as in :meth:`publish`.
         """
         check_pattern(alias)
-        who = _said(who, why)
+        who = _resolve_who(who, why)
         if not why.strip():
             raise PolicyError("A change of the policy needs a reason, got none. Give why.")
-        parsed = None if rules is None else PolicyRules.parse(rules)
-        # Not begun anew where it was lost: it would be forgotten that there was one.
+        policy_rules = None if rules is None else PolicyRules.parse(rules)
+        # Raises if the policy was lost: starting a new one would hide that there was one.
         self.policy()
         layout = self._storage.layout
-        place = WriteTarget("the policy", layout.policy, layout.lock(POLICY), layout.staging(POLICY), MAX_POLICY_BYTES)
-        with self._storage.writer.locked(place), self._storage.writer.staged(place, "write the policy"):
-            before = self.policy()
+        target = WriteTarget("the policy", layout.policy, layout.lock(POLICY), layout.staging(POLICY), MAX_POLICY_BYTES)
+        with self._storage.writer.lock(target), self._storage.writer.stage(target, "write the policy"):
+            policy = self.policy()
             entry = PolicyEntry(
-                seq=len(before.entries) + 1,
+                seq=len(policy.entries) + 1,
                 time=utc_now(),
                 who=who,
                 alias=alias,
-                rules=parsed,
+                rules=policy_rules,
                 why=why,
-                previous=before.head,
+                previous=policy.head,
             )
-            self._storage.writer.stage_line(place, entry)
-            self._storage.writer.commit(place, "The policy is written")
+            self._storage.writer.stage_line(target, entry)
+            self._storage.writer.commit(target, "The policy is written")
         return entry
 
     def verify(self, ref: str | Ref | None = None) -> VerifyReport:
@@ -408,25 +419,25 @@ class Registry:
         Damage is reported, not raised.
 
         Raises:
-            RefError: If the reference is not well formed.
+            RefError: If the reference is malformed.
             UnknownRefError: If there is no such model, version or alias.
         """
         ref = parse_ref(ref) if isinstance(ref, str) else ref
         verifier = Verifier(self._storage.layout)
-        # A folder that is no registry is the user's mistake and raised; a damaged registry.json is one of the findings.
+        # A folder that is not a registry is a mistake of the user and raises; a damaged registry.json is a finding.
         with suppress(IntegrityError):
             self._storage.exists()
-        names = verifier.root()
+        names = verifier.check_root()
         if ref is None:
             for name in names:
-                verifier.model(name)
-            verifier.all_blobs()
+                verifier.check_model(name)
+            verifier.check_all_blobs()
         else:
-            history = verifier.model(ref.name)
+            history = verifier.check_model(ref.name)
             if history is None and not verifier.problems:
                 self._storage.existing_history(ref.name)
             if history is not None:
-                verifier.blobs_of(f"{ref.name}:{self._storage.resolve(ref, history)}")
+                verifier.check_version_blobs(f"{ref.name}:{self._storage.resolve(ref, history)}")
         return VerifyReport(str(ref or self.root), verifier.checked, tuple(verifier.problems), tuple(verifier.notes))
 
 
@@ -435,25 +446,25 @@ def _check_force(force: bool, why: str | None) -> None:
         raise AliasError("A forced move needs a reason, got none. Give why.")
 
 
-def _said(who: str | None, why: str | None) -> str:
-    """Who did it, by default the user of the process.
+def _resolve_who(who: str | None, why: str | None) -> str:
+    """Return the user who acts, by default that of the process.
 
     Raises:
-        ManifestError: If one of the two is not text.
+        ManifestError: If ``who`` or ``why`` is not text.
     """
-    for word, value in (("who", who), ("why", why)):
+    for field, value in (("who", who), ("why", why)):
         try:
             if not isinstance(value, str | None):
                 raise ValueError(f"it must be text, got {value!r:.100}")
-            is_text(value or "")
+            check_text(value or "")
         except ValueError as error:
-            raise ManifestError(f"The log cannot be written: field '{word}': {error}.") from error
-    return who or _user()
+            raise ManifestError(f"The log cannot be written: field '{field}': {error}.") from error
+    return who or _process_user()
 
 
-def _user() -> str:
+def _process_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # A container may run under a number that no user database knows.
+        # A container may run under a user ID that no user database has.
         return f"uid:{os.getuid()}"

@@ -1,4 +1,4 @@
-"""Robustness reports as the registry keeps them: which weights they are of, and what they say in a few lines."""
+"""Robustness reports as the registry stores them: the measured weights and the main figures."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 ROBUSTNESS = "robustness.json"
-"""Name of the file, in a version and in a record."""
+"""Name of the report file, in a version and in a record."""
 ROBUSTNESS_PLOTS = ("plots/robustness.png", "plots/noise.png")
-"""Names of its pictures."""
+"""Names of its plots."""
 
-_WORDS = {"pgd": "PGD", "deepfool": "DeepFool"}
+_ATTACK_NAMES = {"pgd": "PGD", "deepfool": "DeepFool"}
 
 
-class _Part(BaseModel):
+class _FrozenModel(BaseModel):
+    # Reports have more fields than are read here, and newer ones may have further fields.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class Attack(_Part):
+class Attack(_FrozenModel):
     """Accuracy under one attack.
 
     Attributes:
-        name: Such as ``pgd``.
+        name: Name such as ``pgd``.
         norm: ``linf`` or ``l2``.
-        budgets: Sizes of the change that it may make.
-        accuracy: At each of them.
+        budgets: Maximum sizes of the perturbation.
+        accuracy: Accuracy at each budget.
     """
 
     name: str
@@ -34,29 +35,29 @@ class Attack(_Part):
     accuracy: list[float]
 
 
-class Certified(_Part):
-    """What no attack can reach.
+class Certified(_FrozenModel):
+    """The radii within which no attack can succeed.
 
     Attributes:
-        median_radius: In the 2-norm, of the sequences that are classified rightly; None where nothing is certified.
-        reason: Why nothing is.
+        median_radius: Median radius in the 2-norm over the correctly classified sequences; None if none is certified.
+        reason: Reason why none is certified, or None.
     """
 
     median_radius: float | None
     reason: str | None
 
 
-class RobustnessReport(_Part):
+class RobustnessReport(_FrozenModel):
     """The main figures of a ``robustness.json``; docs/robustness.md has all of them.
 
     Attributes:
-        weights: ``sha256:`` and the hash of the ``weights.safetensors`` that was measured; None where it is not said.
-        data: The data it was measured on.
-        split: Likewise.
-        sequences: How many were measured.
-        accuracy: When they are not attacked.
-        attacks: What attacks make of it.
-        certified: What none can.
+        weights: ``sha256:`` and the hash of the measured ``weights.safetensors``; None if the report has no hash.
+        data: Name of the data that it was measured on.
+        split: Split of that data.
+        sequences: Number of measured sequences.
+        accuracy: Accuracy without an attack.
+        attacks: Accuracy under each attack.
+        certified: Certified radii.
     """
 
     weights: str | None = None
@@ -69,7 +70,7 @@ class RobustnessReport(_Part):
 
     @classmethod
     def parse(cls, content: bytes) -> Self | None:
-        """Read a report; None where the bytes are not one."""
+        """Parse a report, or return None if the bytes are not one."""
         try:
             return cls.model_validate_json(content)
         except ValidationError:
@@ -77,17 +78,17 @@ class RobustnessReport(_Part):
 
     @property
     def sample(self) -> str:
-        """What was measured, in words."""
+        """Description of the measured sequences."""
         return f"{self.sequences} sequences of {self.data}, {self.split}"
 
     def figures(self) -> dict[str, str]:
-        """Accuracy, accuracy under each attack at each budget, median certified radius; by what they are called."""
-        found = {"accuracy": f"{self.accuracy:.4g}"}
+        """Return the figures by name: accuracy, accuracy under each attack at each budget, median certified radius."""
+        figures = {"accuracy": f"{self.accuracy:.4g}"}
         for attack in self.attacks:
-            reached = zip(attack.budgets, attack.accuracy, strict=False)
-            what = f"accuracy under {_WORDS.get(attack.name, attack.name)} ({attack.norm})"
-            found[what] = ", ".join(f"{accuracy:.4g} at {budget:g}" for budget, accuracy in reached)
+            points = zip(attack.budgets, attack.accuracy, strict=False)
+            label = f"accuracy under {_ATTACK_NAMES.get(attack.name, attack.name)} ({attack.norm})"
+            figures[label] = ", ".join(f"{accuracy:.4g} at {budget:g}" for budget, accuracy in points)
         radius = self.certified.median_radius
-        none = self.certified.reason or "no sequence is classified correctly"
-        found["median certified radius"] = f"none: {none.rstrip('.')}" if radius is None else f"{radius:.4g} (l2)"
-        return found
+        reason = self.certified.reason or "no sequence is classified correctly"
+        figures["median certified radius"] = f"none: {reason.rstrip('.')}" if radius is None else f"{radius:.4g} (l2)"
+        return figures

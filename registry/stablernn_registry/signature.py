@@ -1,6 +1,6 @@
-"""The signature of a version's ONNX graphs: names, types and shapes of their inputs and outputs, and how states pair.
+"""The signature of a version's ONNX graphs: names, dtypes and shapes of inputs and outputs, and pairs of states.
 
-One model for whoever publishes and whoever serves: what does not fit is refused by both with the same words.
+Publishing and serving validate with the same classes, so that both reject a bad signature with the same message.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Size = Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)]
 
 
-class _Part(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class TensorSignature(_Part):
+class TensorSignature(_FrozenModel):
     """One input or output of a graph.
 
     Attributes:
-        name: Its name in the graph.
+        name: Name in the graph.
         dtype: ``float32`` or ``int64``.
-        shape: A number for a fixed size, a word (``batch``, ``time``) for a free one.
-        optional: Whether a client of the server may leave it out.
+        shape: Size of each axis: a number if it is fixed, a name (``batch``, ``time``) if it varies.
+        optional: True if a client of the server may omit it.
     """
 
     name: str = Field(min_length=1)
@@ -33,15 +33,15 @@ class TensorSignature(_Part):
     optional: bool = False
 
 
-class StateSignature(_Part):
-    """One state: the input that it enters by and the output that gives its next value.
+class StateSignature(_FrozenModel):
+    """One recurrent state: an input for its value and an output for its next value.
 
     Attributes:
         input: Name of the input.
         output: Name of the output.
-        shape: Shape of both.
-        dtype: Type of both.
-        role: What it is, for people: ``layer 0 hidden``.
+        shape: Shape of input and output.
+        dtype: Type of input and output.
+        role: Description for people, such as ``layer 0 hidden``.
     """
 
     input: str
@@ -51,32 +51,34 @@ class StateSignature(_Part):
     role: str = ""
 
 
-class GraphSignature(_Part):
+class GraphSignature(_FrozenModel):
     """Inputs and outputs of one graph.
 
     Attributes:
-        inputs: In the order of the graph, names differ.
-        outputs: Likewise.
+        inputs: Inputs in the order of the graph, with distinct names.
+        outputs: Outputs in the order of the graph, with distinct names.
     """
 
     inputs: list[TensorSignature] = Field(min_length=1)
     outputs: list[TensorSignature] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _names_differ(self) -> GraphSignature:
+    def _check_names_differ(self) -> GraphSignature:
         for side, tensors in (("input", self.inputs), ("output", self.outputs)):
             _check_distinct(side, [tensor.name for tensor in tensors])
         return self
 
 
-class Signature(_Part):
-    """Graphs and states; all are there in what ``stablernn export`` writes, none need be where nothing is served.
+class Signature(_FrozenModel):
+    """The graphs of a version and their states.
+
+    ``stablernn export`` writes all of them. A version that is not served needs none.
 
     Attributes:
-        sequence: The graph over whole sequences, ``sequence.onnx``.
-        step: The graph of one time step, ``step.onnx``.
-        states: The states that both graphs take and give.
-        max_dt: The longest ``dt`` that the graphs take; None where they take any, or none at all.
+        sequence: Graph over whole sequences, ``sequence.onnx``.
+        step: Graph of one time step, ``step.onnx``.
+        states: States that both graphs have as inputs and outputs.
+        max_dt: Longest ``dt`` that the graphs accept; None if they accept any, or have no input ``dt``.
     """
 
     sequence: GraphSignature | None = None
@@ -85,7 +87,8 @@ class Signature(_Part):
     max_dt: Annotated[float, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
-    def _states_are_in_the_graphs(self) -> Signature:
+    def _check_states(self) -> Signature:
+        # A shared input or output would let one state overwrite another.
         _check_distinct("state", [state.input for state in self.states])
         _check_distinct("state", [state.output for state in self.states])
         for kind, graph in (("sequence", self.sequence), ("step", self.step)):

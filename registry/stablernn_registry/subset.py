@@ -1,8 +1,8 @@
-"""Copies chosen versions into a registry of their own, with their numbers, digests, aliases and history as they are.
+"""Copies of selected versions in a new registry, with the same numbers, digests, aliases and history.
 
-A version's number and digest cannot be made anew: publishing gives the next number and another time. So log and
-manifests of a model are copied whole, to the byte, and the files only of the versions that are chosen. A reference to
-another version is still resolved in the copy, but its files are missing.
+Publishing the versions again would give them other numbers and times. So the log and all manifests of a model are
+copied byte for byte, but only the files of the selected versions. A reference to another version still resolves in the
+copy, but its files are missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stablernn_registry import atomic_io, log, plain_files
 from stablernn_registry.errors import StorageError
 from stablernn_registry.layout import MARKER, MAX_LOG_BYTES, MAX_MANIFEST_BYTES, Layout
 from stablernn_registry.log import History
-from stablernn_registry.manifest import FileEntry, checked
+from stablernn_registry.manifest import FileEntry, verify_and_decode
 from stablernn_registry.model_version import Record, Version
 from stablernn_registry.refs import Ref
 from stablernn_registry.registry import Registry
@@ -25,58 +25,58 @@ _FILE_MODE = 0o444
 
 
 def copy_versions(registry: Registry, versions: Sequence[Version], root: str | Path) -> Registry:
-    """Copy versions and what was recorded of them; every byte is checked against its hash on the way.
-
-    Everybody may read the copy, whatever the umask says: it is made for a program that runs under another user.
+    """Copy versions and their records to a new registry; every byte is checked against its hash on the way.
 
     Args:
-        registry: Where the versions are from.
-        versions: What is copied.
+        registry: Registry that has the versions.
+        versions: Versions to copy.
         root: Folder of the copy; it must not exist yet or be empty.
 
     Raises:
-        StorageError: If ``root`` holds something, or the disk is full or does not allow it.
+        StorageError: If ``root`` is not empty, or the disk is full or does not allow it.
         IntegrityError: If a log, a manifest or a file is damaged.
-        UnknownRefError: If a model is gone.
+        UnknownRefError: If a model no longer exists.
     """
-    source, target = Layout(registry.root), Layout(Path(root).absolute())
-    with atomic_io.explained("copy versions", target.root):
-        if target.root.exists() and any(target.root.iterdir()):
-            raise StorageError(f"{target.root} is not empty. Copy versions to a new or empty folder.")
-        atomic_io.make_folders(target.root)
-        atomic_io.write_new(target.marker, MARKER)
+    source, destination = Layout(registry.root), Layout(Path(root).absolute())
+    with atomic_io.translate_os_errors("copy versions", destination.root):
+        if destination.root.exists() and any(destination.root.iterdir()):
+            raise StorageError(f"{destination.root} is not empty. Copy versions to a new or empty folder.")
+        atomic_io.make_folders(destination.root)
+        atomic_io.write_new(destination.marker, MARKER)
         for name in dict.fromkeys(version.name for version in versions):
-            _copy_history(registry, source, target, name)
+            _copy_history(registry, source, destination, name)
         for version in {version.ref: version for version in versions}.values():
-            _copy_files(target, version.manifest.files.items(), version)
+            _copy_files(destination, version.manifest.files.items(), version)
             for record in registry.records(Ref(version.name, version.version)):
-                _copy_files(target, record.entry.files.items(), record)
-        for path in chain([target.root], target.root.rglob("*")):
+                _copy_files(destination, record.entry.files.items(), record)
+        # Readable by everyone, whatever the umask: the copy is made for a program that runs under another user.
+        for path in chain([destination.root], destination.root.rglob("*")):
             path.chmod(_FOLDER_MODE if path.is_dir() else _FILE_MODE)
-    return Registry(target.root)
+    return Registry(destination.root)
 
 
-def _copy_history(registry: Registry, source: Layout, target: Layout, name: str) -> None:
-    """The log and every manifest that it names."""
-    # Read once: what another process publishes in the meantime is not part of the copy.
+def _copy_history(registry: Registry, source: Layout, destination: Layout, name: str) -> None:
+    """Copy the log of a model and every manifest that it names."""
+    # Read the log once: versions that another process publishes from now on are not part of the copy.
     data = plain_files.read_or_none(source.log(name), source.root, MAX_LOG_BYTES)
     if data is None:
-        # Says that there is no such model.
+        # Raises UnknownRefError if there is no such model.
         registry.log(name)
         raise StorageError(f"Could not copy '{name}': its log came and went. Do it again.")
     history: History = log.decode(data, f"The log of '{name}' ({source.relative(source.log(name))})")
-    atomic_io.make_folders(target.versions(name))
+    atomic_io.make_folders(destination.versions(name))
     for number, digest in history.digests.items():
         path = source.manifest(name, number)
         manifest = plain_files.read_or_none(path, source.root, MAX_MANIFEST_BYTES)
-        checked(manifest, name, number, digest, source.relative(path))
-        atomic_io.write_new(target.manifest(name, number), manifest or b"")
-    atomic_io.write_new(target.log(name), data)
+        verify_and_decode(manifest, name, number, digest, source.relative(path))
+        atomic_io.write_new(destination.manifest(name, number), manifest or b"")
+    atomic_io.write_new(destination.log(name), data)
 
 
-def _copy_files(target: Layout, files: Iterable[tuple[str, FileEntry]], owner: Version | Record) -> None:
+def _copy_files(destination: Layout, files: Iterable[tuple[str, FileEntry]], owner: Version | Record) -> None:
     for filename, entry in files:
-        blob = target.blob(entry.sha256)
+        blob = destination.blob(entry.sha256)
+        # Versions with equal files share a blob.
         if not blob.exists():
             atomic_io.make_folders(blob.parent)
-            owner._stored.copy(filename, blob)
+            owner._stored_files.copy(filename, blob)

@@ -1,8 +1,8 @@
-"""How a log or the policy gets its next line: under a lock, staged and synced, then renamed over the old file.
+"""Writes of the next line of a log or of the policy: under a lock, staged and synced, then renamed over the old file.
 
-A process that is killed before that rename has changed nothing; whoever writes next removes what it left. From the
-rename on the write counts: what fails afterwards (removing the staging folder, releasing the lock) is logged as a
-warning, since an error would make callers repeat a write that was done.
+A process that is killed before the rename has changed nothing; the next writer removes what it left. After the rename
+the line counts. Later failures, in removing the staging folder or releasing the lock, are logged as warnings, because
+an error would make callers repeat a finished write.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """What one lock guards: a model, or the policy.
+    """The target of a write, guarded by one lock: a model, or the policy.
 
     Attributes:
-        what: As messages name it: ``'digits'``, ``the policy``.
-        file: The file that grows by a line.
-        lock: The lock file.
+        label: Name in messages: ``'digits'``, ``the policy``.
+        file: File that gets another line.
+        lock: Lock file.
         staging: Folder that only the holder of the lock writes to.
-        max_bytes: The largest size of the file that is read.
-        guarded: Other places that a write reaches, none of which may be a link.
-        folders: What a first write makes beside it, from the inside out; taken away again if it fails.
-        orphan: Finds the file that a write puts in place before its line makes it count, if there is one.
+        max_bytes: Maximum size of the file.
+        checked_folders: Other folders that a write changes, none of which may be a link.
+        created_folders: Folders that a first write creates, innermost first; removed again if it fails.
+        find_orphan: Function that returns the path at which a write puts a file before its line counts, or None.
     """
 
-    what: str
+    label: str
     file: Path
     lock: Path
     staging: Path
     max_bytes: int
-    guarded: tuple[Path, ...] = ()
-    folders: tuple[Path, ...] = ()
-    orphan: Callable[[], Path | None] = field(default=lambda: None)
+    checked_folders: tuple[Path, ...] = ()
+    created_folders: tuple[Path, ...] = ()
+    find_orphan: Callable[[], Path | None] = field(default=lambda: None)
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Writer:
 
     Attributes:
         layout: Paths of the registry.
-        exists: Whether the root is a registry; raises if it is something else.
-        lock_timeout_seconds: How long a write waits for another write to the same place.
+        exists: Function that returns whether the root is a registry, and raises if it is something else.
+        lock_timeout_seconds: Maximum wait for another write to the same target.
     """
 
     layout: Layout
@@ -63,49 +63,52 @@ class Writer:
     lock_timeout_seconds: float
 
     @contextmanager
-    def locked(self, place: WriteTarget) -> Iterator[None]:
-        """Hold the lock of a place."""
+    def lock(self, target: WriteTarget) -> Iterator[None]:
+        """Hold the lock of a target."""
         self.exists()
         root = self.layout.root
-        with atomic_io.explained(f"lock {place.what}", root):
-            self.refuse_links(place.lock, place.staging, *place.guarded)
-            if not place.lock.exists():
-                # Says to verify, from before the lock is there, why there is a lock without what it guards.
-                atomic_io.make_folders(place.staging)
+        with atomic_io.translate_os_errors(f"lock {target.label}", root):
+            self.refuse_links(target.lock, target.staging, *target.checked_folders)
+            if not target.lock.exists():
+                # Before the lock, since it tells verify why there is a lock without the file that it guards.
+                atomic_io.make_folders(target.staging)
             atomic_io.make_folders(self.layout.locks)
-            lock = filelock.FileLock(place.lock)
+            lock = filelock.FileLock(target.lock)
             try:
                 lock.acquire(timeout=self.lock_timeout_seconds)
             except filelock.Timeout as error:
                 raise StorageError(
-                    f"Another process has been writing to {place.what} for {self.lock_timeout_seconds:g} s "
-                    f"({place.lock} is locked). Wait for it to end, then do it again."
+                    f"Another process has been writing to {target.label} for {self.lock_timeout_seconds:g} s "
+                    f"({target.lock} is locked). Wait for it to end, then do it again."
                 ) from error
         try:
             yield
         except BaseException as error:
-            self._unlock(place, lock, is_done=_is_done(error))
+            # KeyboardInterrupt, too, must release the lock.
+            self._release(target, lock, is_done=_is_done(error))
             raise
-        self._unlock(place, lock, is_done=True)
+        self._release(target, lock, is_done=True)
 
-    def _unlock(self, place: WriteTarget, lock: filelock.BaseFileLock, *, is_done: bool) -> None:
-        """Release a lock, after removing it together with the staging folder if there is nothing that it guards."""
+    def _release(self, target: WriteTarget, lock: filelock.BaseFileLock, *, is_done: bool) -> None:
+        """Release a lock; if the file that it guards does not exist, remove the lock and the staging folder first."""
         try:
             try:
-                if not place.file.exists():
+                if not target.file.exists():
                     # A first write that failed must not leave traces of a model that never existed.
-                    self._clear(place)
-                    place.staging.rmdir()
-                    place.lock.unlink()
+                    self._clear(target)
+                    target.staging.rmdir()
+                    target.lock.unlink()
             finally:
                 lock.release()
         except (OSError, IntegrityError) as error:
-            self._warn_of_leftovers(place, error, is_done=is_done)
+            # The outcome of the write is final by now: a failed cleanup must not change it.
+            self._warn_of_leftovers(target, error, is_done=is_done)
 
     def refuse_links(self, *paths: Path) -> None:
         """Raise if a path, or a folder between it and the root, is a link: a write would change files elsewhere."""
         root = self.layout.root
         for path in paths:
+            # Outermost first, so that the message names the link itself.
             for part in (*reversed(path.relative_to(root).parents), path.relative_to(root)):
                 if part != Path() and (root / part).is_symlink():
                     raise IntegrityError(
@@ -114,98 +117,107 @@ class Writer:
                     )
 
     @contextmanager
-    def staged(self, place: WriteTarget, action: str) -> Iterator[Path]:
-        """A staging folder, empty at the start; gone at the end if the file exists, as it explains the lock if not.
+    def stage(self, target: WriteTarget, action: str) -> Iterator[Path]:
+        """Yield an empty staging folder and remove it at the end, unless the file still does not exist.
 
-        The caller holds the lock, and leaves the block without an exception only if the write is done.
+        In that case it explains the lock without a file, and ``lock`` removes both. The caller holds the lock, and
+        leaves the block without an exception only if the write is done.
         """
-        with atomic_io.explained(action, self.layout.root):
-            self._clear(place)
-            atomic_io.make_folders(place.staging)
+        with atomic_io.translate_os_errors(action, self.layout.root):
+            self._clear(target)
+            atomic_io.make_folders(target.staging)
             try:
+                # The first write of all turns the root into a registry.
                 if not self.exists():
-                    atomic_io.write_new(place.staging / "registry.json", MARKER)
-                    atomic_io.place(place.staging / "registry.json", self.layout.marker)
-                yield place.staging
+                    atomic_io.write_new(target.staging / "registry.json", MARKER)
+                    atomic_io.rename_and_sync(target.staging / "registry.json", self.layout.marker)
+                yield target.staging
             except BaseException as error:
-                self._unstage(place, is_done=_is_done(error))
+                self._clean_up(target, is_done=_is_done(error))
                 raise
-        self._unstage(place, is_done=True)
+        self._clean_up(target, is_done=True)
 
-    def _unstage(self, place: WriteTarget, *, is_done: bool) -> None:
-        """Remove the staging folder; a failure to do so never hides how the write itself ended."""
+    def _clean_up(self, target: WriteTarget, *, is_done: bool) -> None:
+        """Remove the staging folder; a failure is logged, so that it never hides how the write itself ended."""
         try:
-            self._clear(place)
-            if place.file.exists():
-                place.staging.rmdir()
+            self._clear(target)
+            if target.file.exists():
+                target.staging.rmdir()
         except (OSError, IntegrityError) as error:
-            self._warn_of_leftovers(place, error, is_done=is_done)
+            self._warn_of_leftovers(target, error, is_done=is_done)
 
-    def _warn_of_leftovers(self, place: WriteTarget, error: OSError | IntegrityError, *, is_done: bool) -> None:
+    def _warn_of_leftovers(self, target: WriteTarget, error: OSError | IntegrityError, *, is_done: bool) -> None:
         if isinstance(error, OSError):
             reason = f"{error.strerror or error}. What is left does no harm; the next write removes it"
         else:
             reason = str(error).rstrip(".")
-        # Ctrl-C may come before or after the commit, so that an early end says nothing of whether the line counts.
+        # Ctrl-C may arrive before or after the commit, so "ended early" does not tell whether the line counts.
         outcome = "is done and must not be repeated" if is_done else "ended early"
-        staging = self.layout.relative(place.staging)
-        logger.warning("The write to %s %s; %s cannot be removed: %s.", place.what, outcome, staging, reason)
+        staging = self.layout.relative(target.staging)
+        logger.warning("The write to %s %s; %s cannot be removed: %s.", target.label, outcome, staging, reason)
 
-    def stage_line(self, place: WriteTarget, entry: log.Line) -> None:
-        """Write the file with its next line into the staging folder."""
-        old = plain_files.read_or_none(place.file, self.layout.root, place.max_bytes) or b""
-        new = old + log.encode(entry)
-        if len(new) > place.max_bytes:
+    def stage_line(self, target: WriteTarget, entry: log.Line) -> None:
+        """Write a copy of the file with its next line to the staging folder."""
+        old_data = plain_files.read_or_none(target.file, self.layout.root, target.max_bytes) or b""
+        new_data = old_data + log.encode(entry)
+        if len(new_data) > target.max_bytes:
             raise StorageError(
-                f"Could not write to {place.what}: {self.layout.relative(place.file)} would have {len(new)} bytes, and "
-                f"at most {place.max_bytes} are read. Go on under another name, or in a new registry."
+                f"Could not write to {target.label}: {self.layout.relative(target.file)} would have {len(new_data)} "
+                f"bytes, and at most {target.max_bytes} are read. Go on under another name, or in a new registry."
             )
-        atomic_io.write_new(place.staging / place.file.name, new, writable=True)
-        # It marks a manifest that comes next as unfinished, so it must be there first after a power cut too.
-        atomic_io.sync_folder(place.staging)
+        atomic_io.write_new(target.staging / target.file.name, new_data, writable=True)
+        # The staged file marks the next manifest as unfinished, so it must reach the disk before that manifest does.
+        atomic_io.sync_folder(target.staging)
 
-    def commit(self, place: WriteTarget, done: str) -> None:
-        """Rename the staged file over the old one: from here on the line counts.
+    def commit(self, target: WriteTarget, summary: str) -> None:
+        """Rename the staged file over the old one, which makes the line count.
+
+        Args:
+            target: Target of the write.
+            summary: Outcome for the error message, such as ``'digits:1' is published``.
 
         Raises:
-            StorageError: If that cannot be relied on; ``done`` says what has happened all the same.
+            StorageError: If the file was renamed but a power cut may undo it; its ``is_done`` is True.
         """
-        staged = place.staging / place.file.name
-        status = os.lstat(staged)
+        staged_file = target.staging / target.file.name
+        status = os.lstat(staged_file)
         try:
-            os.replace(staged, place.file)
+            os.replace(staged_file, target.file)
         except OSError:
-            # A network file system may rename the file and lose the answer: then the line counts all the same.
-            if not _is_file(place.file, status):
+            # A network file system may rename the file and then lose the reply: the line counts nevertheless.
+            if not _is_same_file(target.file, status):
                 raise
         try:
-            atomic_io.sync_folder(place.file.parent)
+            atomic_io.sync_folder(target.file.parent)
         except OSError as error:
             raise StorageError(
-                f"{done}, but the disk did not confirm it ({error.strerror}), so a power cut may undo it. Check the "
+                f"{summary}, but the disk did not confirm it ({error.strerror}), so a power cut may undo it. Check the "
                 f"disk, then run 'stablernn registry verify'.",
                 is_done=True,
             ) from error
 
-    def _clear(self, place: WriteTarget) -> None:
-        """Remove what a write that was not finished left behind; does nothing after one that was.
+    def _clear(self, target: WriteTarget) -> None:
+        """Remove what an unfinished write left behind; after a finished one, do nothing.
 
-        A staged file that still lies there means that its line does not count, so what was put in place for it belongs
-        to nobody. It is gone for good before the staged file is: a kill in between leaves the same picture.
+        If the staged file is still there, its line does not count, so the file that was put in place for that line is
+        an orphan.
         """
-        if not place.staging.is_dir():
+        if not target.staging.is_dir():
             return
-        if (place.staging / place.file.name).exists():
-            orphan = place.orphan()
+        if (target.staging / target.file.name).exists():
+            # Removed and synced before the staged file is: after a kill in between, the next writer finds it again.
+            orphan = target.find_orphan()
             if orphan is not None and orphan.exists():
                 orphan.unlink()
                 atomic_io.sync_folder(orphan.parent)
-        for leftover in place.staging.iterdir():
+        for leftover in target.staging.iterdir():
+            # Writers stage plain files only: a folder belongs to another program and is not ours to delete.
             if leftover.is_dir() and not leftover.is_symlink():
                 stray = self.layout.relative(leftover)
                 raise IntegrityError(f"{stray} does not belong in a registry: take it out before the next write.")
             leftover.unlink()
-        for folder in place.folders:
+        # A folder that is not empty belongs to a published model.
+        for folder in target.created_folders:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
@@ -214,9 +226,10 @@ def _is_done(error: BaseException) -> bool:
     return isinstance(error, StorageError) and error.is_done
 
 
-def _is_file(path: Path, status: os.stat_result) -> bool:
-    """Return whether a path names the file that had this status under another name."""
+def _is_same_file(path: Path, status: os.stat_result) -> bool:
+    """Return whether a path leads to the file with this status, whatever its name was before."""
     try:
         return os.path.samestat(os.lstat(path), status)
     except OSError:
+        # Without a file at the path, the rename has failed.
         return False

@@ -1,9 +1,11 @@
-"""Checks every byte below the root against the hashes that lie there.
+"""Verification of every byte below the root against the stored hashes.
 
-Blobs by the hash they are named after and by the manifests, manifests by the digests in the logs, logs and the policy
-by their chains, ``registry.json`` by its only possible content, lock files by being empty; anything else is a stray.
+Blobs are checked by the hash they are named after and by the manifests, manifests by the digests in the logs, logs and
+the policy by their chains, and ``registry.json`` by its only possible content. Lock files must be empty. Anything else
+is a stray.
 
-It takes no lock and writes nothing. Where a write may be under way, the order of the looks matters and is explained.
+Verification takes no lock and writes nothing. Since a write may be running, the order of its reads matters; comments
+explain it.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stablernn_registry import atomic_io, log, plain_files, policy
+from stablernn_registry import atomic_io, log, plain_files
 from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
 from stablernn_registry.layout import (
-    FOREIGN,
+    FILESYSTEM_FOLDERS,
     MARKER,
     MAX_LOG_BYTES,
     MAX_MANIFEST_BYTES,
@@ -24,26 +26,26 @@ from stablernn_registry.layout import (
     MAX_POLICY_BYTES,
     POLICY,
     SHA256,
-    STAGED,
-    STAGED_POLICY,
+    STAGED_NAME,
+    STAGED_POLICY_NAME,
     Layout,
 )
 from stablernn_registry.log import History
-from stablernn_registry.manifest import FileEntry, Manifest
-from stablernn_registry.manifest import checked as checked_manifest
-from stablernn_registry.model_version import record_name
+from stablernn_registry.manifest import FileEntry, Manifest, verify_and_decode
+from stablernn_registry.model_version import record_label
+from stablernn_registry.policy import POLICY_LABEL, decode_policy, missing_policy_message
 from stablernn_registry.refs import is_name
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What ``verify`` found.
+    """The result of ``verify``.
 
     Attributes:
-        ref: The reference asked for, or the root where everything was checked.
-        checked: Files that were read and compared.
-        problems: One sentence each.
-        notes: What is in order but worth knowing: traces of a write that was interrupted or is still running.
+        ref: Reference of the version that was checked, or the root if everything was.
+        checked: Number of files that were read and compared.
+        problems: Damage, one sentence each.
+        notes: Remarks that are no problems, such as traces of a write that was interrupted or is still running.
     """
 
     ref: str
@@ -53,26 +55,26 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no problems."""
+        """True if there are no problems."""
         return not self.problems
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """One file of one version, or of a record of it, that a blob is wanted for."""
+    """A file of a version or of a record that refers to a blob."""
 
     ref: str
-    what: str
+    label: str
     entry: FileEntry
 
 
 @dataclass
 class Verifier:
-    """One pass over a registry; collects what it finds instead of raising.
+    """One pass over a registry, which collects problems instead of raising them.
 
     Attributes:
         layout: Paths of the registry.
-        checked: Files that were read and compared so far.
+        checked: Number of files that were read and compared so far.
         problems: Damage found so far.
         notes: Remarks so far.
     """
@@ -81,24 +83,24 @@ class Verifier:
     checked: int = 0
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    _wanted: dict[str, list[_Owner]] = field(default_factory=dict)
+    _expected: dict[str, list[_Owner]] = field(default_factory=dict)
     _strays: set[str] = field(default_factory=set)
 
-    def root(self) -> Sequence[str]:
+    def check_root(self) -> Sequence[str]:
         """Check the root's own files: ``registry.json``, the policy, ``locks``, ``tmp``, and that there are no others.
 
         Returns:
-            The names of the models, of those too that only a lock file tells of.
+            Names of the models, including those of which only a lock file is left.
         """
         layout, names = self.layout, set()
         for entry in self._scan(layout.root):
             if entry.name in (layout.marker.name, layout.policy.name):
-                self._file(entry)
-            elif entry.name in {"blobs", "locks", "models", "tmp"} | FOREIGN:
-                self._folder(entry)
+                self._require_file(entry)
+            elif entry.name in {"blobs", "locks", "models", "tmp"} | FILESYSTEM_FOLDERS:
+                self._require_folder(entry)
             else:
-                self._stray(entry)
-        # Looked at before registry.json, which the first write of all makes before these.
+                self._report_stray(entry)
+        # Before registry.json is read: the first write of all creates that file before these.
         has_content = any(path.exists() for path in (layout.models, layout.blobs.parent, layout.policy))
         marker = self._read(layout.marker, MAX_MARKER_BYTES)
         if marker is not None and marker != MARKER:
@@ -110,46 +112,46 @@ class Verifier:
             self.problems.append(
                 f"registry.json is missing: write {MARKER.decode().strip()} and a newline to {layout.marker}."
             )
-        self._policy()
+        self._check_policy()
         for entry in self._scan(layout.locks):
             if is_name(entry.name):
                 names.add(entry.name)
             elif entry.name != POLICY:
-                self._stray(entry)
+                self._report_stray(entry)
                 continue
-            if self._file(entry) and self._read(layout.locks / entry.name, MAX_MARKER_BYTES):
+            if self._require_file(entry) and self._read(layout.locks / entry.name, MAX_MARKER_BYTES):
                 self.problems.append(f"locks/{entry.name} is not empty, a lock file always is: empty it.")
         for entry in self._scan(layout.tmp):
             if not is_name(entry.name) and entry.name != POLICY:
-                self._stray(entry)
-            elif self._folder(entry):
-                self._staging(entry.name)
+                self._report_stray(entry)
+            elif self._require_folder(entry):
+                self._report_staging(entry.name)
         for entry in self._scan(layout.models):
             if not is_name(entry.name):
-                self._stray(entry)
-            elif self._folder(entry):
+                self._report_stray(entry)
+            elif self._require_folder(entry):
                 names.add(entry.name)
         return sorted(names)
 
-    def model(self, name: str) -> History | None:
-        """Check log and manifests of one model, and notes which blobs its versions want.
+    def check_model(self, name: str) -> History | None:
+        """Check the log and the manifests of a model, and collect the blobs that they refer to.
 
         Returns:
-            The replayed log, or None if there is none or it is damaged.
+            Replayed log, or None if there is none or it is damaged.
         """
         layout = self.layout
         for entry in self._scan(layout.model(name)):
             if entry.name == "log.jsonl":
-                self._file(entry)
+                self._require_file(entry)
             elif entry.name == "versions":
-                self._folder(entry)
+                self._require_folder(entry)
             else:
-                self._stray(entry)
-        # First the manifests that are there, then whether a write is under way, then the log: a manifest that a running
-        # write has put in place is then either in the log by now, or its staged log was seen.
-        found = [entry for entry in self._scan(layout.versions(name)) if self._file(entry)]
-        under_way = layout.staging(name).exists()
-        unfinished = (layout.staging(name) / "log.jsonl").exists()
+                self._report_stray(entry)
+        # First the manifests, then traces of a running write, then the log: a manifest that a running write has put in
+        # place is either in the log by now, or its staged log was seen.
+        manifests = [entry for entry in self._scan(layout.versions(name)) if self._require_file(entry)]
+        has_staging_folder = layout.staging(name).exists()
+        has_staged_log = (layout.staging(name) / "log.jsonl").exists()
         data = self._read(layout.log(name), MAX_LOG_BYTES)
         history = History()
         if data is not None:
@@ -160,134 +162,148 @@ class Verifier:
                 return None
         elif self._is_stray(layout.log(name)) or self._is_stray(layout.model(name)):
             return None
-        elif found and not unfinished:
+        elif manifests and not has_staged_log:
             self.problems.append(f"The log of '{name}' ({layout.relative(layout.log(name))}) is missing. {RESTORE}.")
             return None
-        elif not under_way and layout.lock(name).exists():
-            # Looked at last: a first write that fails takes its lock away.
+        elif not has_staging_folder and layout.lock(name).exists():
+            # The lock is checked last, because a first write that fails removes it.
             self.problems.append(
                 f"The model '{name}' is missing: locks/{name} is there, {layout.relative(layout.log(name))} is not. "
                 f"{RESTORE}; if it was taken out on purpose, take out locks/{name} too."
             )
             return None
-        published = {f"{number}.json" for number in history.digests}
-        coming = f"{history.highest + 1}.json"
-        for entry in found:
-            if entry.name not in published and not (unfinished and entry.name == coming):
-                self._stray(entry)
+        published_names = {f"{number}.json" for number in history.digests}
+        next_manifest = f"{history.highest + 1}.json"
+        for entry in manifests:
+            if entry.name not in published_names and not (has_staged_log and entry.name == next_manifest):
+                self._report_stray(entry)
         for number, digest in history.digests.items():
-            manifest = self._manifest(name, number, digest)
-            self._want(f"{name}:{number}", f"'{name}:{number}'", manifest.files if manifest else {})
+            manifest = self._check_manifest(name, number, digest)
+            self._expect_blobs(f"{name}:{number}", f"'{name}:{number}'", manifest.files if manifest else {})
         for record in history.records:
             ref = f"{name}:{record.version}"
-            self._want(ref, record_name(ref, record.kind), record.files)
+            self._expect_blobs(ref, record_label(ref, record.kind), record.files)
         return history if data is not None else None
 
-    def blobs_of(self, ref: str) -> None:
-        """Check the blobs of a version and its records, of a model that was checked; given as ``NAME:VERSION``."""
-        for sha256, owners in self._wanted.items():
-            if any(owner.ref == ref for owner in owners):
-                self._blob(self.layout.blob(sha256))
+    def check_version_blobs(self, ref: str) -> None:
+        """Check the blobs of a version and its records, after its model was checked.
 
-    def all_blobs(self) -> None:
-        """Check every blob, wanted or not, and that every wanted one is there."""
+        Args:
+            ref: Reference ``NAME:VERSION``.
+        """
+        for sha256, owners in self._expected.items():
+            if any(owner.ref == ref for owner in owners):
+                self._check_blob(self.layout.blob(sha256))
+
+    def check_all_blobs(self) -> None:
+        """Check every blob on the disk, and that every blob which a version or record refers to exists."""
         layout = self.layout
         for entry in self._scan(layout.blobs.parent):
             if entry.name != layout.blobs.name:
-                self._stray(entry)
+                self._report_stray(entry)
             else:
-                self._folder(entry)
-        seen = set()
+                self._require_folder(entry)
+        blob_names = set()
         for prefix in self._scan(layout.blobs):
-            if not self._folder(prefix):
+            if not self._require_folder(prefix):
                 continue
             for entry in self._scan(layout.blobs / prefix.name):
                 if not SHA256.fullmatch(entry.name) or entry.name[:2] != prefix.name:
-                    self._stray(entry)
-                elif self._file(entry):
-                    seen.add(entry.name)
-                    self._blob(layout.blob(entry.name))
-        for sha256 in self._wanted.keys() - seen:
-            self._blob(layout.blob(sha256))
-        if spare := len(seen - self._wanted.keys()):
-            self.notes.append(f"{spare} blob{'s belong' if spare > 1 else ' belongs'} to no version; they do no harm.")
+                    self._report_stray(entry)
+                elif self._require_file(entry):
+                    blob_names.add(entry.name)
+                    self._check_blob(layout.blob(entry.name))
+        # Those that the folders do not have: each is reported as missing.
+        for sha256 in self._expected.keys() - blob_names:
+            self._check_blob(layout.blob(sha256))
+        if unused_count := len(blob_names - self._expected.keys()):
+            self.notes.append(
+                f"{unused_count} blob{'s belong' if unused_count > 1 else ' belongs'} to no version; they do no harm."
+            )
 
-    def _want(self, ref: str, owner: str, files: Mapping[str, FileEntry]) -> None:
+    def _expect_blobs(self, ref: str, owner: str, files: Mapping[str, FileEntry]) -> None:
         for filename, entry in files.items():
-            self._wanted.setdefault(entry.sha256, []).append(_Owner(ref, f"'{filename}' of {owner}", entry))
+            self._expected.setdefault(entry.sha256, []).append(_Owner(ref, f"'{filename}' of {owner}", entry))
 
-    def _policy(self) -> None:
+    def _check_policy(self) -> None:
         layout = self.layout
-        # First the lock, then whether a write is under way, then the policy: of a first write that is running, either
-        # the staging folder is seen or what it wrote.
-        locked = layout.lock(POLICY).exists()
-        under_way = layout.staging(POLICY).exists()
+        # First the lock, then traces of a running write, then the policy: of a first write that is running, either the
+        # staging folder is seen or its result.
+        has_lock = layout.lock(POLICY).exists()
+        has_staging_folder = layout.staging(POLICY).exists()
         data = self._read(layout.policy, MAX_POLICY_BYTES)
         if data is not None:
             try:
-                policy.decode(data, policy.WHERE)
+                decode_policy(data, POLICY_LABEL)
             except RegistryError as error:
                 self.problems.append(str(error))
-        elif locked and not under_way and not os.path.lexists(layout.policy) and layout.lock(POLICY).exists():
-            # Looked at last: a first write that fails takes its lock away.
-            self.problems.append(policy.missing(layout))
+        elif (
+            has_lock and not has_staging_folder and not os.path.lexists(layout.policy) and layout.lock(POLICY).exists()
+        ):
+            # The lock is checked once more at the end, because a first write that fails removes it.
+            self.problems.append(missing_policy_message(layout))
 
-    def _manifest(self, name: str, number: int, digest: str) -> Manifest | None:
+    def _check_manifest(self, name: str, number: int, digest: str) -> Manifest | None:
         path = self.layout.manifest(name, number)
         data = self._read(path, MAX_MANIFEST_BYTES)
+        # Something else in its place was reported by the scan.
         if data is None and (self._is_stray(path) or self._is_stray(self.layout.versions(name))):
             return None
         try:
-            return checked_manifest(data, name, number, digest, self.layout.relative(path))
+            return verify_and_decode(data, name, number, digest, self.layout.relative(path))
         except RegistryError as error:
             self.problems.append(str(error))
             return None
 
-    def _blob(self, path: Path) -> None:
-        place = self.layout.relative(path)
-        owners = self._wanted.get(path.name, [])
-        who = ", ".join(owner.what for owner in owners) or "A blob"
+    def _check_blob(self, path: Path) -> None:
+        relative_path = self.layout.relative(path)
+        owners = self._expected.get(path.name, [])
+        owner_text = ", ".join(owner.label for owner in owners) or "A blob"
         try:
-            with plain_files.opened(path, self.layout.root) as (file, length):
-                wanted = [owner.entry for owner in owners] or [FileEntry(bytes=length, sha256=path.name)]
-                for entry in wanted:
-                    # A file of another size is not read: it may be one of terabytes without content.
-                    atomic_io.check_bytes(FileEntry(bytes=length, sha256=entry.sha256), entry, f"{who} ({place})")
-                actual = plain_files.hash_of(file, length)
-                for entry in wanted:
-                    atomic_io.check_bytes(actual, entry, f"{who} ({place})")
+            with plain_files.open_plain(path, self.layout.root) as (file, length):
+                expected = [owner.entry for owner in owners] or [FileEntry(bytes=length, sha256=path.name)]
+                for entry in expected:
+                    # Sizes first: a file of another size is not read, since it may be a sparse one of terabytes.
+                    atomic_io.check_entry(
+                        FileEntry(bytes=length, sha256=entry.sha256), entry, f"{owner_text} ({relative_path})"
+                    )
+                actual = plain_files.hash_file(file, length)
+                for entry in expected:
+                    atomic_io.check_entry(actual, entry, f"{owner_text} ({relative_path})")
         except (FileNotFoundError, NotADirectoryError):
             if owners:
-                self.problems.append(f"{who} ({place}) is missing. {RESTORE}, or publish the same file again.")
+                self.problems.append(
+                    f"{owner_text} ({relative_path}) is missing. {RESTORE}, or publish the same file again."
+                )
             return
         except plain_files.NotPlainError as error:
-            self._not_plain(error)
+            self._report_not_plain(error)
             return
         except IntegrityError as error:
             self.problems.append(str(error))
         except OSError as error:
-            self.problems.append(f"{place} cannot be read: {error.strerror}. {RESTORE}.")
+            self.problems.append(f"{relative_path} cannot be read: {error.strerror}. {RESTORE}.")
             return
         self.checked += 1
 
-    def _staging(self, name: str) -> None:
-        staged, allowed = 0, STAGED_POLICY if name == POLICY else STAGED
-        what = "the policy" if name == POLICY else f"'{name}'"
+    def _report_staging(self, name: str) -> None:
+        staged_count, name_pattern = 0, STAGED_POLICY_NAME if name == POLICY else STAGED_NAME
+        label = "the policy" if name == POLICY else f"'{name}'"
         for entry in self._scan(self.layout.staging(name)):
-            if not allowed.fullmatch(entry.name):
-                self._stray(entry)
-            elif self._file(entry):
-                staged += 1
+            if not name_pattern.fullmatch(entry.name):
+                self._report_stray(entry)
+            elif self._require_file(entry):
+                staged_count += 1
         self.notes.append(
-            f"tmp/{name} holds {staged} staged file{'' if staged == 1 else 's'}: a write to {what} is running or was "
-            f"interrupted; the next write to it clears them."
+            f"tmp/{name} holds {staged_count} staged file{'' if staged_count == 1 else 's'}: a write to {label} is "
+            f"running or was interrupted; the next write to it clears them."
         )
 
-    def _read(self, path: Path, at_most: int) -> bytes | None:
+    def _read(self, path: Path, max_bytes: int) -> bytes | None:
         try:
-            data = plain_files.read_or_none(path, self.layout.root, at_most)
+            data = plain_files.read_or_none(path, self.layout.root, max_bytes)
         except plain_files.NotPlainError as error:
-            self._not_plain(error)
+            self._report_not_plain(error)
             return None
         except IntegrityError as error:
             self.problems.append(str(error))
@@ -298,8 +314,8 @@ class Verifier:
         self.checked += data is not None
         return data
 
-    def _not_plain(self, error: plain_files.NotPlainError) -> None:
-        # Usually listed as a stray already, when the folder was looked through.
+    def _report_not_plain(self, error: plain_files.NotPlainError) -> None:
+        # The scan of its folder has usually reported it as a stray already.
         if error.relative not in self._strays:
             self.problems.append(str(error))
 
@@ -310,29 +326,29 @@ class Verifier:
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
-            # Not there yet, or gone since it was listed; a file in place of a folder is reported where it is listed.
+            # Not created yet, or removed since it was listed. The scan of its parent reports a file in its place.
             return
         except OSError as error:
             self.problems.append(f"{self.layout.relative(folder)} cannot be read: {error.strerror}. {RESTORE}.")
             return
         yield from entries
 
-    def _file(self, entry: os.DirEntry[str]) -> bool:
+    def _require_file(self, entry: os.DirEntry[str]) -> bool:
         if entry.is_file(follow_symlinks=False):
             return True
-        self._stray(entry, " in place of a file")
+        self._report_stray(entry, " in place of a file")
         return False
 
-    def _folder(self, entry: os.DirEntry[str]) -> bool:
+    def _require_folder(self, entry: os.DirEntry[str]) -> bool:
         if entry.is_dir(follow_symlinks=False):
             return True
-        self._stray(entry, " in place of a folder")
+        self._report_stray(entry, " in place of a folder")
         return False
 
-    def _stray(self, entry: os.DirEntry[str], what: str = "") -> None:
-        # What a running write has moved away since it was listed is no stray.
+    def _report_stray(self, entry: os.DirEntry[str], detail: str = "") -> None:
+        # A running write may have moved it since it was listed.
         if not os.path.lexists(entry.path):
             return
-        place = self.layout.relative(Path(entry.path))
-        self._strays.add(place)
-        self.problems.append(f"{place} does not belong in a registry{what}: take it out.")
+        relative_path = self.layout.relative(Path(entry.path))
+        self._strays.add(relative_path)
+        self.problems.append(f"{relative_path} does not belong in a registry{detail}: take it out.")

@@ -62,10 +62,10 @@ def test_lines_are_chained_as_the_documentation_says(three: Registry) -> None:
     three.set_alias("digits", "production", 2)
     previous = "0" * 64
     for line in (three.root / "models/digits/log.jsonl").read_bytes().splitlines():
-        own = hashlib.sha256(line[:-77] + b"}").hexdigest()
-        assert line.endswith(f',"sha256":"{own}"}}'.encode())
+        line_hash = hashlib.sha256(line[:-77] + b"}").hexdigest()
+        assert line.endswith(f',"sha256":"{line_hash}"}}'.encode())
         assert json.loads(line)["previous"] == previous
-        previous = own
+        previous = line_hash
     assert json.loads(line)["from"] is None
     assert json.loads(line)["to"] == 2
 
@@ -269,9 +269,9 @@ def test_a_policy_that_is_set_while_the_move_is_written_counts(
     stage_line = Writer.stage_line
     before: dict[str, bytes] = {}
 
-    def tightens(writer: Writer, place: WriteTarget, entry: Line) -> None:
-        stage_line(writer, place, entry)
-        if place.what == "'digits'":
+    def tightens(writer: Writer, target: WriteTarget, entry: Line) -> None:
+        stage_line(writer, target, entry)
+        if target.label == "'digits'":
             three.set_policy({"max_parity": 1e-9}, alias="production", why="careful")
             before.update(tree(three.root / "models"))
 

@@ -19,10 +19,10 @@ DIGEST = "sha256:" + "0" * 64
 
 
 class UniteratedDict(dict[int, str]):
-    """Fails where all of it is gone through."""
+    """A dictionary that must not be iterated over."""
 
     def __iter__(self) -> Iterator[int]:
-        raise AssertionError("the versions are gone through for one line of the log")
+        raise AssertionError("all versions are iterated over for one line of the log")
 
 
 def publish_line(history: History) -> PublishEntry:
@@ -62,30 +62,30 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of the lines of logs that are decoded."""
+def decoded_lines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the log lines that are decoded, in order."""
     numbers: list[int] = []
-    decode = log.lines
+    parse_lines = log.parse_lines
 
-    def lines(*arguments: Any, **options: Any) -> Iterator[tuple[int, dict[str, Any], str]]:
-        for number, tree, own in decode(*arguments, **options):
+    def counting_parse_lines(*arguments: Any, **options: Any) -> Iterator[tuple[int, dict[str, Any], str]]:
+        for number, tree, line_hash in parse_lines(*arguments, **options):
             numbers.append(number)
-            yield number, tree, own
+            yield number, tree, line_hash
 
-    monkeypatch.setattr(log, "lines", lines)
+    monkeypatch.setattr(log, "parse_lines", counting_parse_lines)
     return numbers
 
 
 @pytest.mark.usefixtures("settled")
 def test_a_look_at_an_unchanged_log_reads_nothing_of_it(
-    registry: Registry, publish: Publish, counted: list[int], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, publish: Publish, decoded_lines: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish()
     registry.set_alias("digits", "production", 1)
     reader = Registry(registry.root)
     assert reader.get("digits@production").version == 1
-    assert counted[-2:] == [1, 2]
-    counted.clear()
+    assert decoded_lines[-2:] == [1, 2]
+    decoded_lines.clear()
     read = log_cache.plain_files.read_or_none
     paths: list[Path] = []
     monkeypatch.setattr(
@@ -96,28 +96,28 @@ def test_a_look_at_an_unchanged_log_reads_nothing_of_it(
     assert len(reader.log("digits")) == 2
     assert [model.versions for model in reader.list()] == [(1,)]
     assert reader.get("digits").version == 1
-    assert counted == []
+    assert decoded_lines == []
     assert {path.name for path in paths} == {"registry.json", "1.json"}
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_of_a_longer_log_only_the_new_lines_are_decoded(
-    registry: Registry, publish: Publish, counted: list[int], monkeypatch: pytest.MonkeyPatch, is_settled: bool
+    registry: Registry, publish: Publish, decoded_lines: list[int], monkeypatch: pytest.MonkeyPatch, is_settled: bool
 ) -> None:
     monkeypatch.setattr(log_cache, "_SETTLED_NS", 0 if is_settled else 10**18)
     publish()
     publish()
     reader = Registry(registry.root)
     before = reader.log("digits")
-    counted.clear()
+    decoded_lines.clear()
     assert reader.log("digits") == before
-    assert counted == []
+    assert decoded_lines == []
     Registry(registry.root).set_alias("digits", "production", 2)
     publish()
-    counted.clear()
+    decoded_lines.clear()
     assert reader.resolve("digits@production") == 2
     assert reader.list()[0].versions == (1, 2, 3)
-    assert counted == [3, 4]
+    assert decoded_lines == [3, 4]
     assert len(before) == 2
     assert reader.log("digits")[:2] == before
 
@@ -152,8 +152,8 @@ def test_a_log_that_was_changed_is_checked_from_its_beginning(
     if change == "grown and damaged":
         publish()
         data = path.read_bytes()
-    first, rest = data.split(b"\n", 1)
-    path.write_bytes(rest if change == "cut" else first.replace(b"ada", b"bob") + b"\n" + rest)
+    first, other_lines = data.split(b"\n", 1)
+    path.write_bytes(other_lines if change == "cut" else first.replace(b"ada", b"bob") + b"\n" + other_lines)
     with pytest.raises(IntegrityError, match="line 1"):
         reader.get("digits")
 
@@ -170,7 +170,7 @@ def test_a_model_that_was_taken_out_is_gone(registry: Registry, publish: Publish
 
 @pytest.mark.usefixtures("settled")
 def test_the_logs_that_were_read_longest_ago_make_room(
-    registry: Registry, publish: Publish, counted: list[int], monkeypatch: pytest.MonkeyPatch
+    registry: Registry, publish: Publish, decoded_lines: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b", "b", "c"):
         publish(name)
@@ -181,12 +181,12 @@ def test_the_logs_that_were_read_longest_ago_make_room(
     reader.log("a")
     # One line too many with this one, so that "b" goes, which was read before "a".
     reader.log("c")
-    counted.clear()
+    decoded_lines.clear()
     reader.log("a")
     reader.log("c")
-    assert counted == []
+    assert decoded_lines == []
     assert len(reader.log("b")) == 2
-    assert counted == [1, 2]
+    assert decoded_lines == [1, 2]
 
 
 def test_a_log_of_many_lines_is_that_of_its_lines(registry: Registry, publish: Publish) -> None:
