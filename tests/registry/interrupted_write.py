@@ -2,7 +2,7 @@
 
 Run as a script by test_interrupted.py, so that it forks from a process without threads. Prints one JSON object a write.
 The stop comes right before a line of the modules that write to disk, for each line that runs and for its first and
-its last time. What is seen after each is judged by the test.
+its last time. The test judges the state after each stop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def act(registry: Registry, source: Path, action: str) -> None:
         registry.publish("digits", {"a": source, "b/c": source.with_name("second")}, FIELDS, who="ada")
     elif action == "record":
         report = source.with_name("report")
-        # What is said already is not recorded once more.
+        # A report with the same bytes would not be recorded again.
         report.write_text(str(len(registry.log("digits"))))
         registry.record("digits:1", "robustness", {"robustness.json": report, "plots/one.png": source}, who="ada")
     elif action == "policy":
@@ -54,7 +54,7 @@ def interrupt() -> None:
 def run_counting(
     registry: Registry, source: Path, action: str, stop: tuple[Line, int] | None, how: Callable[[], None]
 ) -> Counter[Line]:
-    """Does it once, counting the lines run; stops at the given line and count."""
+    """Run the action once and count the executed lines; stop at the given line and count."""
     counts: Counter[Line] = Counter()
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -91,7 +91,7 @@ def is_interrupted(registry: Registry, source: Path, action: str, stop: tuple[Li
     return False
 
 
-def seen(registry: Registry) -> dict[str, Any]:
+def observe(registry: Registry) -> dict[str, Any]:
     report = registry.verify()
     models = registry.list()
     return {
@@ -118,18 +118,18 @@ def main(folder: Path, action: str, fresh: bool, stopped: Callable[..., bool]) -
         act(probe, source, "publish")
     counts = run_counting(probe, source, action, None, kill)
     stops = sorted({(line, count) for line in counts for count in (1, counts[line])})
-    before = seen(registry)
+    before = observe(registry)
     for number, stop in enumerate(stops):
         if fresh:
             registry = Registry(folder / f"registry-{number}")
-            before = seen(registry)
+            before = observe(registry)
         done = stopped(registry, source, action, stop)
-        after = seen(registry)
+        after = observe(registry)
         print(json.dumps({"stop": stop, "stopped": done, "before": before, "after": after}))
         before = after
         if fresh or stop == stops[-1]:
             act(registry, source, action)
-            print(json.dumps({"stop": stop, "stopped": False, "before": before, "after": seen(registry)}))
+            print(json.dumps({"stop": stop, "stopped": False, "before": before, "after": observe(registry)}))
 
 
 if __name__ == "__main__":

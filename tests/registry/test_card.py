@@ -31,9 +31,9 @@ def test_classifier(fields: dict[str, Any]) -> None:
 
 
 def test_robustness_where_it_was_measured(fields: dict[str, Any]) -> None:
-    given = ManifestFields.parse(fields)
+    manifest_fields = ManifestFields.parse(fields)
     none = "Not measured before this version was published. `stablernn eval digits --robustness` measures it and stores"
-    assert none in model_card(given, "digits")
+    assert none in model_card(manifest_fields, "digits")
     report = RobustnessReport(
         data="a|b",
         split="test",
@@ -42,7 +42,7 @@ def test_robustness_where_it_was_measured(fields: dict[str, Any]) -> None:
         attacks=[Attack(name="pgd", norm="linf", budgets=[0.01, 0.1], accuracy=[0.95, 0.5])],
         certified=Certified(median_radius=0.34, reason=None),
     )
-    card = model_card(given, "digits", report)
+    card = model_card(manifest_fields, "digits", report)
     assert "\n## Robustness\n\nOf 200 sequences of a\\|b, test. Changes are in standard deviations" in card
     assert "\n| accuracy | 0.975 |\n| accuracy under PGD (linf) | 0.95 at 0.01, 0.5 at 0.1 |\n" in card
     assert "\n| median certified radius | 0.34 (l2) |\n" in card
@@ -65,19 +65,19 @@ def test_forecaster(fields: dict[str, Any]) -> None:
     assert "\n| horizon (steps) | 52 |\n| frequency | W |\n| quantiles | 0.1, 0.5 |\n" in card
 
 
-@pytest.mark.parametrize(("skip", "said"), [("linear", True), ("none", False)])
-def test_the_card_says_what_a_certificate_is_of(fields: dict[str, Any], skip: str, *, said: bool) -> None:
+@pytest.mark.parametrize(("skip", "is_mentioned"), [("linear", True), ("none", False)])
+def test_the_card_says_what_a_certificate_is_of(fields: dict[str, Any], skip: str, *, is_mentioned: bool) -> None:
     certificate = {
         "kind": "bounded",
         "contraction_rate": 1.5,
         "hypotheses": [{"name": "a", "value": 2.0, "holds": False}],
     }
-    given = {**fields, "certificate": certificate, "lineage": {"config": {"model": {"skip": skip}}}}
-    card = model_card(ManifestFields.parse(given))
+    manifest_fields = {**fields, "certificate": certificate, "lineage": {"config": {"model": {"skip": skip}}}}
+    card = model_card(ManifestFields.parse(manifest_fields))
     assert "bounded: no input drives the state out of a known ball; two states under one input may part." in card
     assert "\n| condition | value | at most | holds |\n| --- | --- | --- | --- |\n| a | 2 | null | false |\n" in card
     sentence = "\nThe certificate covers the recurrent layers only, not the linear skip.\n"
-    assert (sentence in card) == said
+    assert (sentence in card) == is_mentioned
 
 
 @pytest.mark.parametrize("label", ["a|b", "x\n# y", "<script>", "`", "[l](u)", "*"])

@@ -70,7 +70,7 @@ def write(registry: Registry, publish: Publish, tmp_path: Path, request: pytest.
 
 
 def staging_stays(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> str:
-    """A quota that is used up can refuse to remove a folder, too."""
+    """An exhausted quota can refuse to remove a folder, too."""
     remove = Path.rmdir
 
     def rmdir(path: Path) -> None:
@@ -83,7 +83,7 @@ def staging_stays(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> str:
 
 
 def stray_folder(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> str:
-    """A program that keeps folders in step puts one of its own among the staged files."""
+    """A program that synchronizes folders puts a folder of its own among the staged files."""
     rename = os.replace
 
     def replace(source: Path, target: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_write_that_was_done_succeeds_with_a_warning_though_its_clean_up_fails
 def test_a_commit_whose_answer_was_lost_is_one(
     registry: Registry, write: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server of files may rename one and be cut off before it says so."""
+    """A file server may rename a file and lose its connection before it replies."""
     before, rename = lines(registry), os.replace
 
     def replace(source: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a manifest says of a forecast beside its past: names that fit each other, or one sentence."""
+"""Covariates of a forecast in a manifest: their names match, or one sentence says why not."""
 
 from __future__ import annotations
 

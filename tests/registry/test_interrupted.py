@@ -1,4 +1,4 @@
-"""What a kill, a full disk or another process at the same time leaves behind: the whole change or none of it."""
+"""A kill, a full disk or a concurrent process leaves the whole change behind or none of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Tree = Callable[[Path], dict[str, bytes]]
         pytest.param("policy", "filled", "interrupt", marks=pytest.mark.slow),
         ("publish", "filled", "interrupt"),
     ],
-    ids=lambda word: word,
+    ids=lambda text: text,
 )
 def test_a_stop_at_any_line_leaves_the_whole_change_or_none(
     fast_folder: Path, action: str, start: str, how: str
@@ -98,15 +98,15 @@ def test_processes_that_publish_at_once_get_distinct_versions_and_readers_see_wh
         process.stdin.write("\n")
         process.stdin.flush()
 
-    registry, looks, seen = Registry(root), 0, 0
+    registry, looks, highest = Registry(root), 0, 0
     while any(process.poll() is None for process in running):
         looks += 1
         assert registry.verify().problems == ()
         for model in registry.list():
-            assert len(model.versions) >= seen
-            seen = len(model.versions)
+            assert len(model.versions) >= highest
+            highest = len(model.versions)
             version = registry.get("digits")
-            assert version.version >= seen
+            assert version.version >= highest
             assert version.read("a").startswith(b"process ")
     assert looks > 1
 

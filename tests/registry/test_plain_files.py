@@ -1,4 +1,4 @@
-"""Reads of a registry in which something else than its own files lies: each ends, and says what is wrong."""
+"""Reads of a registry with foreign files: each ends, and its message says what is wrong."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def version(publish: Publish) -> Version:
     return version
 
 
-def place_of(registry: Registry, place: str) -> Path:
+def path_of(registry: Registry, name: str) -> Path:
     sha256 = hashlib.sha256(b"graph").hexdigest()
-    return registry.root / place.replace("BLOB", f"blobs/sha256/{sha256[:2]}/{sha256}").replace(
+    return registry.root / name.replace("BLOB", f"blobs/sha256/{sha256[:2]}/{sha256}").replace(
         "PREFIX", f"blobs/sha256/{sha256[:2]}"
     )
 
@@ -44,7 +44,7 @@ def read_all(registry: Registry) -> None:
 
 
 def refusal(work: Callable[[], object], kind: type[RegistryError] = IntegrityError) -> str:
-    """What ``work`` raises, if it ends."""
+    """Return the message of the error that ``work`` raises, if it ends."""
     caught: list[BaseException] = []
 
     def run() -> None:
@@ -85,16 +85,16 @@ def listening(path: Path) -> None:
     os.close(here)
 
 
-@pytest.mark.parametrize("place", FILES)
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     ("replace", "kind"),
     [(pipe, "a named pipe"), (link, "a link"), (folder, "a folder"), (listening, "a socket")],
     ids=["pipe", "link", "folder", "socket"],
 )
 def test_what_lies_in_the_place_of_a_file_is_not_read(
-    version: Version, registry: Registry, place: str, replace: Callable[[Path], None], kind: str
+    version: Version, registry: Registry, name: str, replace: Callable[[Path], None], kind: str
 ) -> None:
-    path = place_of(registry, place)
+    path = path_of(registry, name)
     replace(path)
     relative = path.relative_to(registry.root).as_posix()
     assert refusal(lambda: read_all(registry)) == f"{relative} is {kind} in place of a file: {PLAIN}"
@@ -103,13 +103,13 @@ def test_what_lies_in_the_place_of_a_file_is_not_read(
         f"{relative} does not belong in a registry in place of a file: take it out."
     ]
     # A copy has no policy.
-    if place != "policy.jsonl":
+    if name != "policy.jsonl":
         assert refusal(lambda: copy_versions(registry, [version], registry.root.parent / "copy"))
 
 
-@pytest.mark.parametrize("place", FOLDERS)
-def test_a_link_in_the_place_of_a_folder_is_not_followed(version: Version, registry: Registry, place: str) -> None:
-    path = place_of(registry, place)
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_link_in_the_place_of_a_folder_is_not_followed(version: Version, registry: Registry, name: str) -> None:
+    path = path_of(registry, name)
     link(path)
     relative = path.relative_to(registry.root).as_posix()
     assert refusal(lambda: read_all(registry)) == f"{relative} is a link in place of a folder: {PLAIN}"
@@ -122,7 +122,7 @@ def test_the_root_itself_may_be_a_link(version: Version, registry: Registry, tmp
 
 
 def test_a_file_of_another_size_is_not_read(version: Version, registry: Registry) -> None:
-    path = place_of(registry, "BLOB")
+    path = path_of(registry, "BLOB")
     path.chmod(0o644)
     os.truncate(path, HUGE)
     relative = path.relative_to(registry.root).as_posix()
@@ -143,7 +143,7 @@ def test_a_file_that_is_stated_to_be_huge_is_checked_but_not_held_in_memory(
     manifest = json.loads((registry.root / "models/digits/versions/1.json").read_bytes())
     manifest["files"]["step.onnx"]["bytes"] = HUGE
     forge(registry, json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode() + b"\n")
-    path = place_of(registry, "BLOB")
+    path = path_of(registry, "BLOB")
     path.chmod(0o644)
     os.truncate(path, HUGE)
     forged = registry.get("digits")
@@ -154,7 +154,7 @@ def test_a_file_that_is_stated_to_be_huge_is_checked_but_not_held_in_memory(
 
 
 @pytest.mark.parametrize(
-    ("place", "size"),
+    ("name", "size"),
     [
         ("registry.json", 2**12),
         ("models/digits/log.jsonl", 2**28),
@@ -163,13 +163,13 @@ def test_a_file_that_is_stated_to_be_huge_is_checked_but_not_held_in_memory(
     ],
 )
 def test_a_document_above_the_size_of_its_kind_is_not_read(
-    version: Version, registry: Registry, place: str, size: int
+    version: Version, registry: Registry, name: str, size: int
 ) -> None:
-    path = registry.root / place
+    path = registry.root / name
     path.chmod(0o644)
     os.truncate(path, HUGE)
     sentence = (
-        f"{place} has {HUGE} bytes, and no file of its kind has more than {size}. Restore it from a copy of the "
+        f"{name} has {HUGE} bytes, and no file of its kind has more than {size}. Restore it from a copy of the "
         "registry."
     )
     assert refusal(lambda: read_all(registry)) == sentence
@@ -216,5 +216,5 @@ def forge(registry: Registry, manifest: bytes) -> None:
 
 
 def chained(body: bytes) -> bytes:
-    """A line of a log with its own hash."""
+    """Return a line of a log with its own hash."""
     return body[:-1] + f',"sha256":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()

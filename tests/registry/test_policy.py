@@ -1,4 +1,4 @@
-"""The policy: what it lets through, how it is written, what is found when it is not as it was written."""
+"""The policy: the moves that it allows, its format, and the detection of damage."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_a_line_says_who_when_why_and_is_chained_as_the_documentation_says(regis
     registry.set_policy(None, alias="production", why="it does not", who="bob")
     previous, trees = "0" * 64, []
     for line in (registry.root / "policy.jsonl").read_bytes().splitlines():
-        own = hashlib.sha256(line[:-77] + b"}").hexdigest()
-        assert line.endswith(f',"previous":"{previous}","sha256":"{own}"}}'.encode())
+        line_hash = hashlib.sha256(line[:-77] + b"}").hexdigest()
+        assert line.endswith(f',"previous":"{previous}","sha256":"{line_hash}"}}'.encode())
         trees.append(json.loads(line))
-        previous = own
+        previous = line_hash
     nothing = {"kind": None, "max_parity": None, "metric": None, "model_signature": None}
     metric = {"name": "accuracy", "split": "test", "worse_by": 0.01, "better": "higher"}
     assert [(tree["seq"], tree["who"], tree["why"], tree["alias"], tree["rules"]) for tree in trees] == [
@@ -384,7 +384,7 @@ def test_policy_lines_that_do_not_follow(ruled: Registry, lines: list[int], what
 
 
 def sealed(tree: dict[str, Any]) -> bytes:
-    """A line with the hash that its content has."""
+    """Return a line with the hash of its content."""
     body = json.dumps(tree, separators=(",", ":")).encode()
     return body[:-1] + f',"sha256":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
 

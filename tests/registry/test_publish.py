@@ -36,12 +36,12 @@ def test_versions_are_numbered_from_one_and_the_bare_name_is_the_highest(registr
 
 def test_what_is_published_comes_back(registry: Registry, publish: Publish, fields: dict[str, Any]) -> None:
     version = publish(content={"step.onnx": b"graph", "plots/loss.png": b"png"})
-    found = registry.get("digits:1")
-    assert found == version
-    assert found.ref == "digits:1"
-    assert found.read("plots/loss.png") == b"png"
-    assert found.path("step.onnx").read_bytes() == b"graph"
-    manifest = json.loads(found.manifest.encode())
+    loaded = registry.get("digits:1")
+    assert loaded == version
+    assert loaded.ref == "digits:1"
+    assert loaded.read("plots/loss.png") == b"png"
+    assert loaded.path("step.onnx").read_bytes() == b"graph"
+    manifest = json.loads(loaded.manifest.encode())
     assert {key: manifest[key] for key in fields} == fields
     assert manifest["files"]["step.onnx"] == {"bytes": 5, "sha256": hashlib.sha256(b"graph").hexdigest()}
     assert (manifest["schema"], manifest["name"], manifest["version"]) == (1, "digits", 1)
@@ -232,24 +232,24 @@ def test_files_that_cannot_lie_in_one_folder(
     assert not registry.root.exists()
 
 
-@pytest.mark.parametrize("word", ["who", "why"])
+@pytest.mark.parametrize("field", ["who", "why"])
 @pytest.mark.parametrize(
     ("value", "what"),
     [(7, "it must be text, got 7"), ("\udcff", "the text '\\udcff' is not Unicode")],
     ids=["number", "surrogate"],
 )
 def test_who_and_why_are_text(
-    registry: Registry, publish: Publish, tmp_path: Path, fields: dict[str, Any], word: str, value: Any, what: str
+    registry: Registry, publish: Publish, tmp_path: Path, fields: dict[str, Any], field: str, value: Any, what: str
 ) -> None:
     publish()
     for write in (
-        lambda **said: registry.publish("digits", {"a": tmp_path / "source-0"}, fields, **said),
-        lambda **said: registry.set_alias("digits", "production", 1, **said),
-        lambda **said: registry.rollback("digits", "production", **said),
+        lambda **arguments: registry.publish("digits", {"a": tmp_path / "source-0"}, fields, **arguments),
+        lambda **arguments: registry.set_alias("digits", "production", 1, **arguments),
+        lambda **arguments: registry.rollback("digits", "production", **arguments),
     ):
         with pytest.raises(ManifestError) as error:
-            write(**{word: value})
-        assert str(error.value) == f"The log cannot be written: field '{word}': {what}."
+            write(**{field: value})
+        assert str(error.value) == f"The log cannot be written: field '{field}': {what}."
     assert len(registry.log("digits")) == 1
 
 
@@ -289,14 +289,14 @@ def test_a_link_below_the_root_makes_no_write_change_files_elsewhere(
     registry: Registry, publish: Publish, tmp_path: Path, tree: Tree, where: str
 ) -> None:
     publish()
-    place, outside = registry.root / where, tmp_path / "outside"
-    if place.exists():
-        place.rename(outside)
+    folder, outside = registry.root / where, tmp_path / "outside"
+    if folder.exists():
+        folder.rename(outside)
     else:
         outside.mkdir()
     (outside / "precious").write_text("mine")
     before = tree(outside)
-    place.symlink_to(outside)
+    folder.symlink_to(outside)
     with pytest.raises(IntegrityError) as error:
         publish()
     by_reader = (

@@ -1,4 +1,4 @@
-"""What is recorded of a version after it was published: beside it, chained, covered by verify, and never part of it."""
+"""Records of published versions: chained, covered by verify, and never part of the version."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Keep = Callable[..., Record]
 def keep(registry: Registry, tmp_path: Path) -> Keep:
     """``keep("digits:1", "robustness", {"robustness.json": b"..."})``."""
 
-    def keep(ref: str, kind: str = "robustness", content: dict[str, bytes] | None = None, **said: Any) -> Record:
+    def keep(ref: str, kind: str = "robustness", content: dict[str, bytes] | None = None, **arguments: Any) -> Record:
         sources = {}
         for index, (filename, data) in enumerate((content or {"robustness.json": b"{}"}).items()):
             sources[filename] = tmp_path / f"report-{index}"
             sources[filename].write_bytes(data)
-        return registry.record(ref, kind, sources, **said)
+        return registry.record(ref, kind, sources, **arguments)
 
     return keep
 
@@ -72,10 +72,10 @@ def test_a_line_is_hashed_and_chained_as_the_documentation_says(
     registry.set_alias("digits", "production", 1)
     previous, trees = "0" * 64, []
     for line in (registry.root / "models/digits/log.jsonl").read_bytes().splitlines():
-        own = hashlib.sha256(line[:-77] + b"}").hexdigest()
-        assert line.endswith(f',"previous":"{previous}","sha256":"{own}"}}'.encode())
+        line_hash = hashlib.sha256(line[:-77] + b"}").hexdigest()
+        assert line.endswith(f',"previous":"{previous}","sha256":"{line_hash}"}}'.encode())
         trees.append(json.loads(line))
-        previous = own
+        previous = line_hash
     assert [tree["action"] for tree in trees] == ["publish", "record", "alias"]
     sha256 = hashlib.sha256(b"report").hexdigest()
     assert trees[1]["files"] == {"robustness.json": {"bytes": 6, "sha256": sha256}}

@@ -1,4 +1,4 @@
-"""Signatures that do not fit are refused when they are published, whoever would serve them later."""
+"""Signatures that do not match their states are refused when they are published."""
 
 from __future__ import annotations
 

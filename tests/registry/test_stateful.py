@@ -21,7 +21,7 @@ FILES = st.dictionaries(st.sampled_from(["x", "y", "d/z"]), st.binary(max_size=3
 
 
 class RegistryMachine(RuleBasedStateMachine):
-    """Any sequence of writes against plain dictionaries."""
+    """Any sequence of writes, compared with plain dictionaries."""
 
     def __init__(self) -> None:
         super().__init__()

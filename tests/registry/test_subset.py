@@ -1,4 +1,4 @@
-"""A copy of chosen versions is a registry in which they are what they were."""
+"""Copies of selected versions: a registry in which they are unchanged."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Tree = Callable[[Path], dict[str, bytes]]
 
 
 @pytest.fixture
-def chosen(registry: Registry, publish: Publish, tmp_path: Path) -> Version:
-    """Version 2 of three, which an alias names and a report was recorded of."""
+def selected(registry: Registry, publish: Publish, tmp_path: Path) -> Version:
+    """Version 2 of three, with an alias and a record."""
     for number in (1, 2, 3):
         publish(content={"weights": b"weights %d" % number})
     publish("co2", {"weights": b"of another model"})
@@ -29,11 +29,13 @@ def chosen(registry: Registry, publish: Publish, tmp_path: Path) -> Version:
     return registry.get("digits@production")
 
 
-def test_it_keeps_number_digest_alias_history_and_records(registry: Registry, chosen: Version, tmp_path: Path) -> None:
-    copy = copy_versions(registry, [chosen, chosen], tmp_path / "copy")
-    found = copy.get("digits@production")
-    assert (found.ref, found.digest, found.manifest) == ("digits:2", chosen.digest, chosen.manifest)
-    assert found.read("weights") == b"weights 2"
+def test_it_keeps_number_digest_alias_history_and_records(
+    registry: Registry, selected: Version, tmp_path: Path
+) -> None:
+    copy = copy_versions(registry, [selected, selected], tmp_path / "copy")
+    copied = copy.get("digits@production")
+    assert (copied.ref, copied.digest, copied.manifest) == ("digits:2", selected.digest, selected.manifest)
+    assert copied.read("weights") == b"weights 2"
     assert copy.log("digits") == registry.log("digits")
     [record] = copy.records("digits:2")
     assert record.read("report.json") == b"{}"
@@ -41,47 +43,47 @@ def test_it_keeps_number_digest_alias_history_and_records(registry: Registry, ch
     assert [model.name for model in copy.list()] == ["digits"]
 
 
-def test_files_of_other_versions_stay_behind(registry: Registry, chosen: Version, tmp_path: Path) -> None:
-    copy = copy_versions(registry, [chosen], tmp_path / "copy")
+def test_files_of_other_versions_stay_behind(registry: Registry, selected: Version, tmp_path: Path) -> None:
+    copy = copy_versions(registry, [selected], tmp_path / "copy")
     assert copy.get("digits").ref == "digits:3"
     with pytest.raises(IntegrityError, match=r"'weights' of 'digits:3' .* is missing"):
         copy.get("digits").read("weights")
     assert not copy.verify().ok
 
 
-def test_everybody_may_read_it(registry: Registry, chosen: Version, tmp_path: Path) -> None:
+def test_everybody_may_read_it(registry: Registry, selected: Version, tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        copy = copy_versions(registry, [chosen], tmp_path / "copy")
+        copy = copy_versions(registry, [selected], tmp_path / "copy")
     finally:
         os.umask(before)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (copy.root, *copy.root.rglob("*"))}
     assert all(mode == (0o755 if path.is_dir() else 0o444) for path, mode in modes.items()), modes
 
 
-def test_the_source_is_not_touched(registry: Registry, chosen: Version, tree: Tree, tmp_path: Path) -> None:
+def test_the_source_is_not_touched(registry: Registry, selected: Version, tree: Tree, tmp_path: Path) -> None:
     before = tree(registry.root)
-    copy_versions(registry, [chosen], tmp_path / "copy")
+    copy_versions(registry, [selected], tmp_path / "copy")
     assert tree(registry.root) == before
 
 
 @pytest.mark.parametrize("what", ["blob", "manifest", "log"])
-def test_damage_is_not_copied(registry: Registry, chosen: Version, tmp_path: Path, what: str) -> None:
+def test_damage_is_not_copied(registry: Registry, selected: Version, tmp_path: Path, what: str) -> None:
     root = registry.root
     path = {
-        "blob": chosen.path("weights"),
+        "blob": selected.path("weights"),
         "manifest": root / "models" / "digits" / "versions" / "3.json",
         "log": root / "models" / "digits" / "log.jsonl",
     }[what]
     path.chmod(0o644)
     path.write_bytes(path.read_bytes().replace(b"2", b"3", 1))
     with pytest.raises(IntegrityError, match="is damaged"):
-        copy_versions(registry, [chosen], tmp_path / "copy")
+        copy_versions(registry, [selected], tmp_path / "copy")
 
 
-def test_a_folder_that_holds_something_is_refused(registry: Registry, chosen: Version, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_is_refused(registry: Registry, selected: Version, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "mine").write_text("")
     with pytest.raises(StorageError, match="is not empty. Copy versions to a new or empty folder."):
-        copy_versions(registry, [chosen], tmp_path / "copy")
+        copy_versions(registry, [selected], tmp_path / "copy")
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["mine"]

@@ -24,7 +24,7 @@ MARKER = '{"format":"stablernn-registry","schema":1}'
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    """Two models, three versions, aliases, a policy; tests that damage it work on a copy or mend it."""
+    """Two models, three versions, aliases, a policy; tests that damage it work on a copy or repair it."""
     folder = tmp_path_factory.mktemp("filled")
     registry = Registry(folder / "registry")
     fields: dict[str, Any] = {"task": "predict-next", "cell": "lipschitz", "signature": {}, "features": ["x"]}
@@ -51,7 +51,7 @@ def damaged(filled: Registry, tmp_path: Path) -> Registry:
 
 
 def overwrite(path: Path, data: bytes) -> None:
-    """Replaces the bytes of a file that may be read-only."""
+    """Replace the bytes of a file that may be read-only."""
     path.chmod(0o644)
     path.write_bytes(data)
 
@@ -60,10 +60,10 @@ def assert_reads_are_right_or_refused(registry: Registry) -> None:
     for ref, files in CONTENT.items():
         for filename, data in files.items():
             try:
-                found = registry.get(ref).read(filename)
+                content = registry.get(ref).read(filename)
             except RegistryError:
                 continue
-            assert found == data
+            assert content == data
 
 
 def test_an_undamaged_registry_is_ok(filled: Registry) -> None:
@@ -169,14 +169,14 @@ def test_a_link_in_place_of_a_file_or_folder_is_named(damaged: Registry) -> None
 def test_damaged_file_sentence(damaged: Registry) -> None:
     version = damaged.get("digits:1")
     path = version.path("step.onnx")
-    place = path.relative_to(damaged.root)
+    relative = path.relative_to(damaged.root)
     wanted = version.manifest.files["step.onnx"].sha256[:12]
     path.write_bytes(b"First graph")
     with pytest.raises(IntegrityError) as error:
         version.read("step.onnx")
     assert isinstance(error.value, ValueError)
     sentence = str(error.value)
-    assert sentence.startswith(f"'step.onnx' of 'digits:1' ({place}) is damaged: it has sha256 ")
+    assert sentence.startswith(f"'step.onnx' of 'digits:1' ({relative}) is damaged: it has sha256 ")
     assert sentence.endswith(
         f"..., its manifest says {wanted}.... Restore it from a copy of the registry, or publish the same file again."
     )
@@ -187,8 +187,8 @@ def test_damaged_file_sentence(damaged: Registry) -> None:
     with pytest.raises(IntegrityError) as error:
         version.path("step.onnx")
     assert str(error.value) == (
-        f"'step.onnx' of 'digits:1' ({place}) is damaged: it has 5 bytes, its manifest says 11. Restore it from a copy "
-        f"of the registry, or publish the same file again."
+        f"'step.onnx' of 'digits:1' ({relative}) is damaged: it has 5 bytes, its manifest says 11. Restore it from a "
+        "copy of the registry, or publish the same file again."
     )
 
 

@@ -39,8 +39,8 @@ def ruled(registry: Registry, publish: Publish) -> Registry:
     del tree["sha256"]
     tree["rules"]["kind"] = "local"
     body = json.dumps(tree, separators=(",", ":")).encode()
-    own = hashlib.sha256(body).hexdigest()
-    path.write_bytes(first + body[:-1] + f',"sha256":"{own}"}}\n'.encode())
+    line_hash = hashlib.sha256(body).hexdigest()
+    path.write_bytes(first + body[:-1] + f',"sha256":"{line_hash}"}}\n'.encode())
     return registry
 
 
