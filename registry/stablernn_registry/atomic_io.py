@@ -140,11 +140,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_entry(actual: FileEntry, expected: FileEntry, label: str) -> None:
-    """Compare a file with its manifest.
+    """Compare a file with what was published.
 
     Args:
         actual: Size and hash of the bytes on disk.
-        expected: Size and hash in the manifest.
+        expected: Size and hash in the manifest, or in the log for a file of a record.
         label: Name of the file in messages.
 
     Raises:

@@ -65,7 +65,8 @@ def describe_certificate(certificate: Mapping[str, object] | None) -> str:
     # In a stack of layers, states may move apart for some steps before they approach.
     qualifier = "" if certificate.get("step_rate") == rate or _is_irregular(certificate) else "in the end "
     time = "over the time of a regular step" if _is_irregular(certificate) else "a step"
-    meaning = _MEANINGS.get(kind, "a kind that this version does not know")
+    # Any JSON may stand in a manifest that another program wrote.
+    meaning = _MEANINGS.get(str(kind), "a kind that this version does not know")
     return f"{format_kind(certificate)}: {meaning.format(rate=rate_text, qualifier=qualifier, time=time)}"
 
 

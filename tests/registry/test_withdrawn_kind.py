@@ -58,6 +58,10 @@ class TestCertificates:
         assert current_certificate(stored) == stored
         assert format_kind(stored) == kind
 
+    @pytest.mark.parametrize("kind", ["global", 3, ["contracting"], {"contracting": True}])
+    def test_a_kind_of_another_program_is_shown_as_unknown(self, kind: object) -> None:
+        assert describe_certificate({"kind": kind}) == f"{kind}: a kind that this version does not know"
+
     def test_no_certificate_stays_none(self) -> None:
         assert current_certificate(None) is None
 
