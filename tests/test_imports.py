@@ -11,13 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = {
-    "stablernn": ROOT / "stablernn",
-    "stablernn_registry": ROOT / "registry" / "stablernn_registry",
-    "stablernn_server": ROOT / "server" / "stablernn_server",
-    "stablernn_cli": ROOT / "cli" / "stablernn_cli",
-}
+from packages import PACKAGES
+
 MAY_IMPORT = {
     "stablernn": set(),
     "stablernn_registry": set(),

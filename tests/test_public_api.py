@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-FOLDERS = {
-    "stablernn": ROOT / "stablernn",
-    "stablernn_registry": ROOT / "registry" / "stablernn_registry",
-    "stablernn_server": ROOT / "server" / "stablernn_server",
-    "stablernn_cli": ROOT / "cli" / "stablernn_cli",
-}
+from packages import PACKAGES, ROOT
 
 
 def run_python(code: str) -> str:
@@ -76,11 +70,11 @@ def test_the_wheel_holds_the_four_packages_and_their_data(tmp_path: Path) -> Non
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(FOLDERS)
-    assert all(f"{package}/py.typed" in names for package in FOLDERS)
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert all(f"{package}/py.typed" in names for package in PACKAGES)
     expected = {
         path.relative_to(folder.parent).as_posix()
-        for folder in FOLDERS.values()
+        for folder in PACKAGES.values()
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }

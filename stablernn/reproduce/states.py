@@ -17,8 +17,8 @@ def states(root: Path) -> list[dict[str, Any]]:
     rows = []
     for table in TABLES.values():
         folders = [Folder(default_folder(root, table, name)) for name in (FULL, SHORT)]
-        made = [(folder, results) for folder in folders if (results := folder.read_results()) is not None]
-        best = max(made, key=lambda pair: STATES.index(state_of(pair[1])), default=None)
+        pairs = [(folder, results) for folder in folders if (results := folder.read_results()) is not None]
+        best = max(pairs, key=lambda pair: STATES.index(state_of(pair[1])), default=None)
         shipped = shipped_results(table)
         candidates = [pair[1] for pair in (best, shipped) if pair is not None]
         rows.append(
@@ -38,17 +38,17 @@ def states(root: Path) -> list[dict[str, Any]]:
 
 
 def _shipped_row(path: Path, results: dict[str, Any]) -> dict[str, Any]:
-    made_with = results["environment"]
+    environment = results["environment"]
     return {
         "state": state_of(results),
-        "commit": made_with["commit"],
-        "time": made_with["time"],
+        "commit": environment["commit"],
+        "time": environment["time"],
         "results": str(path),
     }
 
 
 def state_of(results: Mapping[str, Any]) -> State:
-    """Return the state that results are in; those of older versions call a partial reproduction short, too."""
+    """Return the state of results. The state in a file may be older than the name ``partial``, so it is not read."""
     if results["protocol"]["name"] != FULL:
         return "short"
     return "partial" if results["missing"] else "full"

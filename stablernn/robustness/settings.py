@@ -18,19 +18,19 @@ DRAWS = 5
 
 @dataclass(frozen=True)
 class Settings:
-    """How robustness is measured.
+    """Budgets of the attacks, and sizes of the samples.
 
     Attributes:
-        linf_budgets: Radii of the balls of attacks, in standard deviations of a feature, increasing.
-        l2_budgets: The same in the 2-norm of all values of a sequence.
-        steps: Gradients of PGD, and linearizations of DeepFool.
-        step: Length of a step of PGD, as a share of the radius.
-        random_start: Whether PGD begins at a random point of the ball.
-        clip: Whether attacked values stay within the range of their feature in training.
-        sequences: How many are measured; of more a random sample.
-        draws: Of noise at each level, 2 or more.
-        hessian: Whether curvature is measured.
-        seed: Of the sample and of all noise.
+        linf_budgets: Largest change of a value, in standard deviations of its feature; increasing.
+        l2_budgets: Largest change of a sequence in the 2-norm of all its values, in the same unit; increasing.
+        steps: Number of gradients of PGD, and of linearizations of DeepFool.
+        step: Length of a step of PGD, as a fraction of the budget.
+        random_start: Whether PGD starts at a random point within the budget.
+        clip: Whether attacked values stay within the range of their feature in the training data.
+        sequences: Number of sequences; a random sample if the split has more.
+        draws: Draws of noise at each level, 2 or more.
+        hessian: Whether to measure the curvature of the loss.
+        seed: Seed of the sample and of all noise.
 
     Raises:
         ConfigError: If one is out of its range.
@@ -49,16 +49,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         for norm in NORMS:
-            given = self.budgets(norm)
-            ordered = all(low < high for low, high in zip(given, given[1:], strict=False))
-            if not given or not ordered or not all(0 < budget < math.inf for budget in given):
+            budgets = self.budgets(norm)
+            ordered = all(low < high for low, high in zip(budgets, budgets[1:], strict=False))
+            if not budgets or not ordered or not all(0 < budget < math.inf for budget in budgets):
                 raise ConfigError(
-                    f"Attack budgets are increasing numbers greater than 0, got {list(given)} for {norm}."
+                    f"Attack budgets are increasing numbers greater than 0, got {list(budgets)} for {norm}."
                 )
         for name, least in (("steps", 1), ("sequences", 1), ("draws", 2)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} of a robustness report must be {least} or more, got {getattr(self, name)}.")
 
     def budgets(self, norm: Norm) -> tuple[float, ...]:
-        """Those of one norm."""
+        """Return the budgets in one norm."""
         return self.linf_budgets if norm == "linf" else self.l2_budgets
