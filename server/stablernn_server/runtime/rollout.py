@@ -36,9 +36,11 @@ class Model(Protocol):
         outside: set[str] | None = None,
     ) -> dict[str, Array]:
         """Check the inputs and run one graph."""
+        ...
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the states among the outputs by the names of the inputs that they feed."""
+        ...
 
 
 @dataclass(frozen=True)
