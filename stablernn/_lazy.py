@@ -24,7 +24,11 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
             # From now on Python finds the name without this function.
             namespace[name] = value
             return value
-        if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+        if (
+            name.isidentifier()
+            and not name.startswith("_")
+            and importlib.util.find_spec(f"{package}.{name}") is not None
+        ):
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module '{package}' has no attribute '{name}'")
 

@@ -18,7 +18,7 @@ DATASETS = Path(__file__).parent / "data" / "named" / "catalog.json"
 BUNDLED = Path(__file__).parent / "data" / "bundled"
 
 
-def cell_facts(pattern: str = "*") -> list[dict[str, Any]]:
+def list_cell_facts(pattern: str = "*") -> list[dict[str, Any]]:
     """Return the facts about the cells whose keys match a shell-style pattern, sorted by key.
 
     See :meth:`stablernn.cells.CellInfo.facts` for the facts.
@@ -27,19 +27,19 @@ def cell_facts(pattern: str = "*") -> list[dict[str, Any]]:
     return [row for row in rows if fnmatchcase(row["key"], pattern)]
 
 
-def facts_of_cell(key: str) -> dict[str, Any]:
+def get_cell_facts(key: str) -> dict[str, Any]:
     """Return the facts about one cell.
 
     Raises:
         UnknownNameError: If there is no such cell.
     """
-    rows = {row["key"]: row for row in cell_facts()}
+    rows = {row["key"]: row for row in list_cell_facts()}
     if key not in rows:
         raise unknown("cell", key, rows, "See `stablernn cells list`.")
     return rows[key]
 
 
-def dataset_facts(pattern: str = "*") -> list[dict[str, Any]]:
+def list_dataset_facts(pattern: str = "*") -> list[dict[str, Any]]:
     """Return the facts about the datasets whose names match a shell-style pattern, sorted by name.
 
     Besides those of :meth:`stablernn.data.DatasetInfo.facts`: ``here``, whether the files are on this machine

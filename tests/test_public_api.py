@@ -34,15 +34,19 @@ def test_the_library_loads_torch_only_when_it_is_used(package: str) -> None:
     ids=["first", "after a module below it"],
 )
 def test_export_can_be_called_in_either_order_of_imports(imports: str, tmp_path: Path) -> None:
-    code = f"{imports}; print(*sorted(srn.export(srn.Classifier('gru', 1, 2, 3), {str(tmp_path)!r}).files))"
+    code = (
+        f"{imports}; import inspect, pickle; export = pickle.loads(pickle.dumps(srn.export)); "
+        f"report = export(srn.Classifier('gru', 1, 2, 3), {str(tmp_path)!r}); "
+        "print(*inspect.signature(export).parameters, *sorted(report.files))"
+    )
     files = "certificate.json config.json parity.json sequence.onnx step.onnx weights.safetensors"
-    assert run_python(code) == files
+    assert run_python(code) == f"model folder formats steps {files}"
 
 
 def test_public_names_and_modules_are_found_when_asked_for() -> None:
     code = "import stablernn; print(stablernn.models.Classifier is stablernn.Classifier, 'certify' in dir(stablernn))"
     assert run_python(code) == "True True"
-    assert run_python("import stablernn; print(hasattr(stablernn, 'nothing'), hasattr(stablernn, '_nothing'))") == (
+    assert run_python("import stablernn; print(hasattr(stablernn, 'nothing'), hasattr(stablernn, 'no.thing'))") == (
         "False False"
     )
 

@@ -1,4 +1,5 @@
-"""Writes what is generated from the code: pages of ``docs/``, tables of ``README.md``, catalogs of cells and datasets.
+"""Writes the files that are generated from the code: pages of ``docs/``, tables of ``README.md``, and
+catalogs of cells and datasets.
 
 ``python -m stablernn_cli.docs`` in the repository (``make docs``); tests fail when either is out of date.
 """

@@ -213,7 +213,7 @@ def parse_lines(data: bytes, label: str, first_number: int = 1) -> Iterator[tupl
     Args:
         data: Bytes of the file, or of its end.
         label: Name of the file in messages.
-        first: Number of the first of these lines.
+        first_number: Number of the first of these lines.
 
     Raises:
         IntegrityError: If a line is damaged; the message names the first.

@@ -131,7 +131,7 @@ class Storage:
             )
         names = self.names()
         names_text = (
-            format_names(names)
+            format_names(names) or "no models"
             if len(names) <= _MAX_LISTED_NAMES
             else f"{len(names)} models, see 'stablernn registry list'"
         )

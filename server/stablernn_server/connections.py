@@ -113,7 +113,7 @@ class ConnectionTable:
             peer.idle.pop(connection, None)
 
     def replace(self, connection: Connection, successor: Connection) -> None:
-        """Count ``successor``, what a connection has become, in its stead and as busy."""
+        """Count ``successor`` in place of the connection that it replaces, as busy."""
         self.mark_busy(connection)
         peer = self._open.pop(connection, None)
         if peer is not None:

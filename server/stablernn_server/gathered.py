@@ -75,7 +75,7 @@ class GatheredTransport:
             return
         self.flush()
         if not self.is_receiving or self._transport.is_closing():
-            self._transport.close()
+            self._close_once()
             return
         self.is_lingering = True
         if self._transport.can_write_eof():
@@ -88,7 +88,7 @@ class GatheredTransport:
     def close_at_once(self) -> None:
         """Send what is left and close; a client that does not read it within a short while does not get it."""
         self.flush()
-        self._transport.close()
+        self._close_once()
         self._loop.call_later(LINGER_IDLE_SECONDS, self._transport.abort)
 
     def discard_input(self) -> None:
@@ -100,6 +100,11 @@ class GatheredTransport:
             self._has_input = False
             self._loop.call_later(LINGER_IDLE_SECONDS, self._end_linger)
         else:
+            self._close_once()
+
+    def _close_once(self) -> None:
+        # After a second close(), asyncio's TLS transport has let go of the connection, and abort() does nothing.
+        if not self._transport.is_closing():
             self._transport.close()
 
     def abort(self) -> None:

@@ -1,7 +1,7 @@
 """TLS on one connection, which counts from the moment it was accepted.
 
-Event loops that do TLS themselves tell the protocol above it of a connection after the handshake. Clients that never
-complete theirs would take every file descriptor without being seen.
+Event loops that do TLS themselves tell the protocol above them of a connection only after the handshake. Clients that
+never complete theirs would take every file descriptor unnoticed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TlsProtocol(SSLProtocol):
         if self._table.add(self, client[0] if client else ""):
             super().connection_made(self._raw)
         else:
-            # It could be told why only after a handshake.
+            # The client could be told why only after a handshake.
             self._raw.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:

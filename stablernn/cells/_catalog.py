@@ -62,7 +62,7 @@ class CellInfo:
         return defaults | dict(self.paper_options) if preset == "paper" else defaults
 
     def facts(self) -> dict[str, Any]:
-        """Return everything that can be told of the cell without its class, as JSON types.
+        """Return all facts about the cell that do not need its class, as JSON types.
 
         Besides the attributes: ``options`` and ``training`` by preset, and ``takes``, which says whether a step takes
         the time since the one before (``dt``) and missing values (``missing``).

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
 import json
 import sys
 import tempfile
@@ -190,14 +192,19 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 class _CallableModule(ModuleType):
-    """This package, callable as :func:`export`.
+    """This package, callable as :func:`export`, and pickled by its name.
 
     ``stablernn.export`` is a public function, but the import system binds the name to this package whenever a module
     below it is imported.
     """
 
+    __signature__ = inspect.signature(export)
+
     def __call__(self, *args: Any, **options: Any) -> ExportReport:
         return export(*args, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _CallableModule

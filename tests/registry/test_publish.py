@@ -109,6 +109,12 @@ def test_reading_what_does_not_exist_creates_nothing(registry: Registry) -> None
     assert not registry.root.exists()
 
 
+def test_unknown_model_of_a_registry_that_has_none(registry: Registry) -> None:
+    registry.set_policy({"kind": "bounded"}, why="from the start")
+    with pytest.raises(UnknownRefError, match=r"Unknown model 'digits' in the registry .*\. It has no models\.$"):
+        registry.get("digits")
+
+
 def test_unknown_model_names_the_nearest(registry: Registry, publish: Publish) -> None:
     publish()
     with pytest.raises(UnknownRefError) as error:

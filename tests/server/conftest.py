@@ -22,7 +22,7 @@ LABELS = ["cat", "dog", "owl", "rat"]
 QUANTILES = [0.1, 0.5, 0.9]
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def _certificates_read_once() -> Iterator[None]:
     """Share httpx's usual TLS context: to read what everyone trusts takes each new client 20 ms of processor time."""
     make, usual = transports.create_ssl_context, httpx.create_ssl_context()

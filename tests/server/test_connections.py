@@ -33,6 +33,7 @@ from server_helpers import Published, Running, serve
 from serving_helpers import ServeProcess, start_serve
 from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.connections import ConnectionTable, parse_networks, raise_file_limit
+from stablernn_server.gathered import LINGER_IDLE_SECONDS
 from stablernn_server.process import connection_table
 
 MIB = 2**20
@@ -358,6 +359,31 @@ def test_tls_handshakes_count_as_idle_connections(published: Published, tmp_path
             for connection in begun:
                 connection.close()
             wait(lambda: "stablernn_connections 1.0" in client.get("/metrics").text)
+
+
+def open_sockets(port: int) -> int:
+    """Sockets of the server that are not closed, whatever the table of connections says."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    # The state 0A is the listener; a socket without an inode is closed, and the kernel still says goodbye.
+    return sum(row[1].endswith(f":{port:04X}") and row[3] != "0A" and row[9] != "0" for row in rows)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="this system does not list its sockets")
+def test_tls_clients_that_do_not_say_goodbye_hold_no_sockets(published: Published, tmp_path: Path) -> None:
+    make_certificate(tmp_path, "own")
+    files = {"tls_cert_file": tmp_path / "own.pem", "tls_key_file": tmp_path / "own.key"}
+    trust = ssl.create_default_context(cafile=files["tls_cert_file"])
+    with running(published, max_connections=4, max_idle_connections=4, **files) as server, ExitStack() as stack:
+        for _ in range(3):
+            for _ in range(4):
+                connection = trust.wrap_socket(stack.enter_context(connected(server.port)), server_hostname="127.0.0.1")
+                # Never read from, so that the end of TLS is not answered.
+                stack.enter_context(connection).sendall(b"nothing\r\n\r\n")
+            # Until the server has begun to close these; then others take their places.
+            time.sleep(1.2 * LINGER_IDLE_SECONDS)
+        # asyncio would wait 30 s for the end of TLS.
+        wait(lambda: open_sockets(server.port) <= 4)
 
 
 @pytest.mark.parametrize("exempt", [(), ("127.0.0.0/8",)], ids=["client", "proxy"])

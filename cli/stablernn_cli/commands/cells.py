@@ -24,10 +24,10 @@ def list_(
 
     Example: stablernn cells list 'lipschitz*'
     """
-    from stablernn.catalog import cell_facts
+    from stablernn.catalog import list_cell_facts
 
     output = Output.of(context, as_json)
-    rows = [{fact: cell[fact] for fact in LISTED} for cell in cell_facts(pattern)]
+    rows = [{fact: cell[fact] for fact in LISTED} for cell in list_cell_facts(pattern)]
     if as_json:
         output.document(rows)
     else:
@@ -50,10 +50,10 @@ def show(
 
     Example: stablernn cells show lipschitz
     """
-    from stablernn.catalog import facts_of_cell
+    from stablernn.catalog import get_cell_facts
 
     output = Output.of(context, as_json)
-    cell = facts_of_cell(name)
+    cell = get_cell_facts(name)
     command = f"stablernn train --data digits --cell {name} --hidden-size 64 --run-dir runs/{name}"
     document = {**cell, "train": command}
     if as_json:

@@ -28,10 +28,10 @@ def list_(
 
     Example: stablernn data list "*mnist*"
     """
-    from stablernn.catalog import dataset_facts
+    from stablernn.catalog import list_dataset_facts
 
     output = Output.of(context, as_json)
-    rows = [{fact: dataset[fact] for fact in LISTED} for dataset in dataset_facts(pattern)]
+    rows = [{fact: dataset[fact] for fact in LISTED} for dataset in list_dataset_facts(pattern)]
     if as_json:
         output.document(rows)
     else:

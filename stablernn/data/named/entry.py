@@ -67,7 +67,7 @@ class DatasetInfo:
 
     @property
     def presence(self) -> str:
-        """``yes``, ``partly`` or ``no``: whether the files are here. What is generated or part of the package is."""
+        """``yes``, ``partly`` or ``no``: whether the files are here. Generated and bundled datasets are."""
         return presence(self.files, self.folders)
 
     def facts(self) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def find(file: DataFile, folders: Sequence[str]) -> Path | None:
 
 
 def presence(files: Sequence[DataFile], folders: Sequence[str]) -> str:
-    """Return ``yes``, ``partly`` or ``no``: whether the files of a dataset are here. A dataset without files is."""
+    """Return ``yes``, ``partly`` or ``no``: whether the files of a dataset are here."""
     paths = [find(file, folders) for file in files]
     return "yes" if None not in paths else "partly" if any(paths) else "no"
 
