@@ -17,6 +17,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY benchmarks/results/reproduce_robustness.json benchmarks/results/
 COPY stablernn stablernn
 COPY registry registry
+COPY client client
 COPY server server
 COPY cli cli
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from stablernn_server.client import AsyncClient, Client
+from stablernn_client import AsyncClient, Client
 
 URL = os.environ.get("STABLERNN_URL", "http://127.0.0.1:8080")
 TOKEN = os.environ.get("STABLERNN_TOKEN")

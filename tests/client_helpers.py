@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from cli_helpers import first_document
 from serving_helpers import giving_up
-from stablernn_server.client import AsyncClient, Client
+from stablernn_client import AsyncClient, Client
 
 STATE_KEY = "a key of at least thirty-two bytes"
 

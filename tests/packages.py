@@ -8,6 +8,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "stablernn": ROOT / "stablernn",
     "stablernn_registry": ROOT / "registry" / "stablernn_registry",
+    "stablernn_client": ROOT / "client" / "stablernn_client",
     "stablernn_server": ROOT / "server" / "stablernn_server",
     "stablernn_cli": ROOT / "cli" / "stablernn_cli",
 }

@@ -16,8 +16,9 @@ from packages import PACKAGES
 MAY_IMPORT = {
     "stablernn": set(),
     "stablernn_registry": set(),
-    "stablernn_server": {"stablernn_registry"},
-    "stablernn_cli": {"stablernn", "stablernn_registry", "stablernn_server"},
+    "stablernn_client": set(),
+    "stablernn_server": {"stablernn_client", "stablernn_registry"},
+    "stablernn_cli": {"stablernn", "stablernn_client", "stablernn_registry", "stablernn_server"},
 }
 
 

@@ -17,7 +17,9 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("package", ["stablernn_server", "stablernn_registry", "stablernn_cli.main"])
+@pytest.mark.parametrize(
+    "package", ["stablernn_client", "stablernn_server", "stablernn_registry", "stablernn_cli.main"]
+)
 def test_importing_it_loads_no_torch(package: str) -> None:
     code = f"import {package}, sys; print([name for name in ('torch', 'stablernn') if name in sys.modules])"
     assert run_python(code) == "[]"
@@ -51,7 +53,9 @@ def test_public_names_and_modules_are_found_when_asked_for() -> None:
     )
 
 
-@pytest.mark.parametrize("package", ["stablernn", "stablernn_registry", "stablernn_server", "stablernn.cells"])
+@pytest.mark.parametrize(
+    "package", ["stablernn", "stablernn_client", "stablernn_registry", "stablernn_server", "stablernn.cells"]
+)
 def test_exported_names_exist_and_are_sorted(package: str) -> None:
     module = importlib.import_module(package)
     assert sorted(module.__all__) == sorted(set(module.__all__))
@@ -64,7 +68,7 @@ def test_the_library_exports_what_the_contract_names() -> None:
     assert {"create_cell", "list_cells", "StableRNN", "Classifier", "Forecaster", "export"} <= set(stablernn.__all__)
 
 
-def test_the_wheel_holds_the_four_packages_and_their_data(tmp_path: Path) -> None:
+def test_the_wheel_holds_the_packages_and_their_data(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)],
         cwd=ROOT,

@@ -3,7 +3,7 @@
 >>> from stablernn_server import Settings, create_app
 >>> app = create_app(Settings(models=("digits@production",)))  # doctest: +SKIP
 
-Names are imported when they are first used, so that :mod:`stablernn_server.client` works without the server's parts.
+Names are imported when they are first used, so that a part of the package does not load all of it.
 """
 
 from __future__ import annotations

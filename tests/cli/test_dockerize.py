@@ -184,7 +184,7 @@ def test_the_wheel_is_this_stablernn(made: tuple[Path, dict[str, Any]]) -> None:
         own = archive.read("stablernn_cli/commands/dockerize.py")
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
-        *("stablernn", "stablernn_cli", "stablernn_registry", "stablernn_server")
+        *("stablernn", "stablernn_cli", "stablernn_client", "stablernn_registry", "stablernn_server")
     }
     assert own == (ROOT / "cli/stablernn_cli/commands/dockerize.py").read_bytes()
 

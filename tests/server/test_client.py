@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import importlib
 import socket
 import subprocess
 import sys
@@ -16,11 +17,10 @@ import httpx
 import numpy as np
 import pytest
 
-import stablernn_server.client as package
+import stablernn_client as package
 from client_helpers import Both
 from server_helpers import Published, Running, serve
-from stablernn_server import OnnxModel, Settings, create_app
-from stablernn_server.client import (
+from stablernn_client import (
     AsyncClient,
     BadRequest,
     Busy,
@@ -33,8 +33,9 @@ from stablernn_server.client import (
     TooLarge,
     Unauthorized,
 )
-from stablernn_server.client.errors import error_of_answer
-from stablernn_server.client.tensors import HEADER, decode_answer, encode_request
+from stablernn_client.errors import error_of_answer
+from stablernn_client.tensors import HEADER, decode_answer, encode_request
+from stablernn_server import OnnxModel, Settings, create_app
 
 LOUD = np.random.default_rng(5).normal(0, 3, 12).astype(np.float32)
 WIDE = np.random.default_rng(6).normal(0, 10, (9, 3)).astype(np.float32)
@@ -67,11 +68,18 @@ def other_server() -> Iterator[str]:
 
 def test_importing_it_loads_no_part_of_the_server() -> None:
     code = (
-        "import stablernn_server.client, sys; "
+        "import stablernn_client, sys; "
         "print({'fastapi', 'starlette', 'uvicorn', 'onnxruntime', 'pydantic', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_its_former_name_is_deprecated() -> None:
+    with pytest.warns(DeprecationWarning, match="stablernn_client"):
+        former = importlib.import_module("stablernn_server.client")
+    assert former.__all__ == package.__all__
+    assert former.AsyncClient is AsyncClient
 
 
 def test_exported_names_exist_and_are_sorted() -> None:

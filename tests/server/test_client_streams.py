@@ -12,8 +12,7 @@ import pytest
 
 from client_helpers import Both, BothStream, BreakingLine, ServerProcess
 from server_helpers import Published
-from stablernn_server import OnnxModel
-from stablernn_server.client import (
+from stablernn_client import (
     AsyncClient,
     BadRequest,
     Client,
@@ -23,6 +22,7 @@ from stablernn_server.client import (
     NotFound,
     StreamLost,
 )
+from stablernn_server import OnnxModel
 
 STEPS = 90
 LOUD = np.random.default_rng(7).normal(0, 3, STEPS).astype(np.float32)
@@ -321,7 +321,7 @@ class TestServersThatGoAway:
         """Seen by what happens under another key, with which only a stream without a token can be restored."""
         with Client(mortal.url) as client, client.stream("animals") as stream:
             stream.step(LOUD[0])
-            monkeypatch.setattr("stablernn_server.client.channel.TOKEN_SECONDS", 0.0)
+            monkeypatch.setattr("stablernn_client.channel.TOKEN_SECONDS", 0.0)
             stream.step(LOUD[1])
             mortal.kill()
             mortal.start("another key, no less than thirty-two bytes")

@@ -16,9 +16,9 @@ from exports import exported
 from server_helpers import Running, serve
 from stablernn.data.covariates import calendar_periods
 from stablernn.models import Forecaster, SequenceModel
+from stablernn_client import BadRequest
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
-from stablernn_server.client import BadRequest
 
 NOISE = np.random.default_rng(11)
 WAVES = ["calendar_day_sin", "calendar_day_cos"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stablernn_server.client as package
+import stablernn_client as package
 from client_helpers import ServerProcess
 from exports import exported
 from server_helpers import Published

@@ -103,7 +103,7 @@ def test_everything_that_is_imported_is_declared() -> None:
 
     from packaging.requirements import Requirement
 
-    folders = ("registry/stablernn_registry", "server/stablernn_server", "cli/stablernn_cli")
+    folders = ("registry/stablernn_registry", "client/stablernn_client", "server/stablernn_server", "cli/stablernn_cli")
     imported = set()
     for path in itertools.chain.from_iterable((ROOT / folder).rglob("*.py") for folder in folders):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -14,9 +14,9 @@ import pytest
 from client_helpers import Both, BreakingLine
 from server_helpers import Published, Running
 from serving_helpers import until
+from stablernn_client import BadRequest, NotFound
+from stablernn_client.state_token import version_of
 from stablernn_server import OnnxModel
-from stablernn_server.client import BadRequest, NotFound
-from stablernn_server.client.state_token import version_of
 from stock_helpers import Stock, loads, refusal, version
 from stream_helpers import Wire, frame, offline, plain, same
 

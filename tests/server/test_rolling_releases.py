@@ -17,8 +17,8 @@ import pytest
 
 from client_helpers import ServerProcess
 from server_helpers import Published
+from stablernn_client import AsyncClient, Client
 from stablernn_server import OnnxModel
-from stablernn_server.client import AsyncClient, Client
 from stock_helpers import Stock, loads
 from stream_helpers import offline, plain, stacked
 

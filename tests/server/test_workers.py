@@ -26,9 +26,9 @@ from certificate_helpers import make_certificate
 from client_helpers import Both
 from server_helpers import Published, json_tensor
 from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, until
+from stablernn_client import ConnectionFailed
 from stablernn_registry import Registry, Version
 from stablernn_server import OnnxModel
-from stablernn_server.client import ConnectionFailed
 from stablernn_server.supervisor import Place
 
 QUICK = {"STABLERNN_RELOAD_SECONDS": "0.1"}

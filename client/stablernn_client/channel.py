@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from stablernn_server.client.errors import (
+from stablernn_client.errors import (
     BadRequest,
     Busy,
     ClientError,
@@ -24,15 +24,15 @@ from stablernn_server.client.errors import (
     NotFound,
     StreamLost,
 )
-from stablernn_server.client.parts import Part, merged
-from stablernn_server.client.patience import Patience
-from stablernn_server.client.results import Array, StepsResult
-from stablernn_server.client.series import Constants, constants
-from stablernn_server.client.state_token import version_of
-from stablernn_server.client.stream_info import StreamInfo
-from stablernn_server.client.tensors import Numbers
-from stablernn_server.client.transport import Transport
-from stablernn_server.client.wire import Wire, lost, open_wire
+from stablernn_client.parts import Part, merged
+from stablernn_client.patience import Patience
+from stablernn_client.results import Array, StepsResult
+from stablernn_client.series import Constants, constants
+from stablernn_client.state_token import version_of
+from stablernn_client.stream_info import StreamInfo
+from stablernn_client.tensors import Numbers
+from stablernn_client.transport import Transport
+from stablernn_client.wire import Wire, lost, open_wire
 
 TOKEN_EVERY = 32
 """Steps after which the next state tokens are asked for: more than that are never sent again."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from stablernn_server.client.errors import ProtocolError
-from stablernn_server.client.parts import Part
-from stablernn_server.client.results import Array
-from stablernn_server.client.stream_info import StreamInfo
+from stablernn_client.errors import ProtocolError
+from stablernn_client.parts import Part
+from stablernn_client.results import Array
+from stablernn_client.stream_info import StreamInfo
 
 VERSION = 1
 TOKENS, LAST_ONLY, SEQUENCE, SPACING, RESTORE = 1, 2, 4, 8, 16

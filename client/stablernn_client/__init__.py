@@ -1,6 +1,6 @@
 """A client of the service, for threads and for asyncio: classify, forecast, infer, and streams that survive restarts.
 
->>> from stablernn_server.client import Client
+>>> from stablernn_client import Client
 >>> with Client("http://127.0.0.1:8080") as client:  # doctest: +SKIP
 ...     [answer] = client.classify("digits", [0, 0, 5, 13, 9, 1, 0, 0])
 ...     print(answer.label)
@@ -10,8 +10,8 @@ None of the server's own parts is imported: numpy, httpx, websockets and orjson 
 
 from __future__ import annotations
 
-from stablernn_server.client.blocking import Client, Stream, Streams
-from stablernn_server.client.errors import (
+from stablernn_client.blocking import Client, Stream, Streams
+from stablernn_client.errors import (
     BadRequest,
     Busy,
     ClientError,
@@ -28,9 +28,9 @@ from stablernn_server.client.errors import (
     TooLarge,
     Unauthorized,
 )
-from stablernn_server.client.results import Classification, Forecast, StepResult, StepsResult
-from stablernn_server.client.stream_info import StreamInfo
-from stablernn_server.client.tasks import AsyncClient, AsyncStream, AsyncStreams
+from stablernn_client.results import Classification, Forecast, StepResult, StepsResult
+from stablernn_client.stream_info import StreamInfo
+from stablernn_client.tasks import AsyncClient, AsyncStream, AsyncStreams
 
 __all__ = [
     "AsyncClient",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stablernn_server.client.calls import Calls
-from stablernn_server.client.channel import Channel
-from stablernn_server.client.errors import BadRequest
-from stablernn_server.client.series import Constants
-from stablernn_server.client.stream_info import StreamInfo
-from stablernn_server.client.transport import Transport
+from stablernn_client.calls import Calls
+from stablernn_client.channel import Channel
+from stablernn_client.errors import BadRequest
+from stablernn_client.series import Constants
+from stablernn_client.stream_info import StreamInfo
+from stablernn_client.transport import Transport
 
 
 class BaseClient:

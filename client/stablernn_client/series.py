@@ -9,9 +9,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import orjson
 
-from stablernn_server.client.errors import BadRequest, ProtocolError
-from stablernn_server.client.results import Array, Classification, Forecast
-from stablernn_server.client.tensors import Numbers, numbers
+from stablernn_client.errors import BadRequest, ProtocolError
+from stablernn_client.results import Array, Classification, Forecast
+from stablernn_client.tensors import Numbers, numbers
 
 Series: TypeAlias = Numbers | Sequence[Numbers]
 """One series or several: a flat list or array is one series of one feature, an array ``(time, features)`` one of

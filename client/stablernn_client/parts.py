@@ -9,10 +9,10 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from stablernn_server.client.errors import BadRequest
-from stablernn_server.client.results import Array
-from stablernn_server.client.stream_info import StreamInfo
-from stablernn_server.client.tensors import Numbers, numbers
+from stablernn_client.errors import BadRequest
+from stablernn_client.results import Array
+from stablernn_client.stream_info import StreamInfo
+from stablernn_client.tensors import Numbers, numbers
 
 Moment: TypeAlias = str | float | datetime
 """A time: ISO 8601, or a number of regular steps from anywhere."""

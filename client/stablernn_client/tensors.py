@@ -10,8 +10,8 @@ import numpy as np
 import orjson
 from numpy.typing import ArrayLike
 
-from stablernn_server.client.errors import BadRequest, ProtocolError
-from stablernn_server.client.results import Array
+from stablernn_client.errors import BadRequest, ProtocolError
+from stablernn_client.results import Array
 
 Numbers: TypeAlias = ArrayLike | Sequence[float | None] | Sequence[Sequence[float | None]]
 """An array, or whatever numpy makes one of; ``None`` and NaN are missing values."""

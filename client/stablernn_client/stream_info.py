@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stablernn_server.client.errors import ProtocolError
+from stablernn_client.errors import ProtocolError
 
 _DTYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype(np.float32), "INT64": np.dtype(np.int64)}
 

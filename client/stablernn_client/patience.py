@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from stablernn_server.client.errors import Busy, ClientError
+from stablernn_client.errors import Busy, ClientError
 
 SHORTEST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 2.0

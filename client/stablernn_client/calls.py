@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import orjson
 
-from stablernn_server.client import series as time_series
-from stablernn_server.client import tensors
-from stablernn_server.client.errors import (
+from stablernn_client import series as time_series
+from stablernn_client import tensors
+from stablernn_client.errors import (
     Busy,
     ClientError,
     ConnectionFailed,
@@ -20,11 +20,11 @@ from stablernn_server.client.errors import (
     Timeout,
     error_of_answer,
 )
-from stablernn_server.client.patience import Patience
-from stablernn_server.client.results import Array, Classification, Forecast
-from stablernn_server.client.series import Constants, Known, Series
-from stablernn_server.client.tensors import Numbers
-from stablernn_server.client.transport import Reply, Transport
+from stablernn_client.patience import Patience
+from stablernn_client.results import Array, Classification, Forecast
+from stablernn_client.series import Constants, Known, Series
+from stablernn_client.tensors import Numbers
+from stablernn_client.transport import Reply, Transport
 
 
 class Calls:

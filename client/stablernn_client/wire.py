@@ -9,19 +9,19 @@ from urllib.parse import quote, urlencode
 import numpy as np
 import orjson
 
-from stablernn_server.client import frames
-from stablernn_server.client.errors import (
+from stablernn_client import frames
+from stablernn_client.errors import (
     ClientError,
     ConnectionLost,
     ProtocolError,
     StreamLost,
     error_of_frame,
 )
-from stablernn_server.client.parts import Part
-from stablernn_server.client.patience import Patience
-from stablernn_server.client.results import Array
-from stablernn_server.client.stream_info import StreamInfo
-from stablernn_server.client.transport import Link, Transport
+from stablernn_client.parts import Part
+from stablernn_client.patience import Patience
+from stablernn_client.results import Array
+from stablernn_client.stream_info import StreamInfo
+from stablernn_client.transport import Link, Transport
 
 _CANNOT_RESTORE = {"bad_token", "expired_token", "version_gone"}
 

@@ -21,7 +21,7 @@ import websockets.asyncio.client
 import websockets.exceptions
 import websockets.sync.client
 
-from stablernn_server.client.errors import (
+from stablernn_client.errors import (
     BadRequest,
     ConnectionFailed,
     ConnectionLost,

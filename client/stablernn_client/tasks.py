@@ -7,13 +7,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Seq
 from datetime import datetime
 from typing import Any, Self
 
-from stablernn_server.client.base import BaseClient, BaseStream
-from stablernn_server.client.channel import TOKEN_EVERY
-from stablernn_server.client.parts import Moment, beside, chunks, single
-from stablernn_server.client.results import Array, Classification, Forecast, StepResult, StepsResult
-from stablernn_server.client.series import Constants, Known, Series
-from stablernn_server.client.tensors import Numbers
-from stablernn_server.client.transport import Address, TaskTransport
+from stablernn_client.base import BaseClient, BaseStream
+from stablernn_client.channel import TOKEN_EVERY
+from stablernn_client.parts import Moment, beside, chunks, single
+from stablernn_client.results import Array, Classification, Forecast, StepResult, StepsResult
+from stablernn_client.series import Constants, Known, Series
+from stablernn_client.tensors import Numbers
+from stablernn_client.transport import Address, TaskTransport
 
 
 class AsyncClient(BaseClient):
