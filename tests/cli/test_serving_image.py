@@ -43,8 +43,7 @@ def run(image: Workplace, tmp_path: Path, *arguments: object) -> subprocess.Comp
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["cells", "list"], marks=pytest.mark.slow),
-        ["data", "list"],
+        ["data", "check", "digits"],
         ["train", "--data", "digits", "--cell", "gru"],
         pytest.param(["eval", "digits-run"], marks=pytest.mark.slow),
         ["predict", "digits", "--input", "x.npz"],
@@ -62,6 +61,13 @@ def test_a_command_says_what_the_installation_lacks(image: Workplace, tmp_path: 
         "install stablernn again with its dependencies. See 'stablernn doctor'.\n"
     )
     assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("command", ["cells list", "cells show gru", "data list"])
+def test_lists_need_no_torch(image: Workplace, tmp_path: Path, command: str) -> None:
+    done = run(image, tmp_path, "-q", *command.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gru" in done.stdout or "digits" in done.stdout
 
 
 def test_doctor_reports_it(image: Workplace, tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ def exercise(server: Running, examples: int) -> Counter[int]:
             )
             @given(case=operation.as_strategy(generation_mode=mode))
             def ask(case: Case) -> None:
+                # It would say that the body is the bytes of a tensor, whatever else they look like.
+                if case.headers and case.headers.get("Inference-Header-Content-Length") == "0":
+                    del case.headers["Inference-Header-Content-Length"]
                 answer = case.call_and_validate(server.url, session, checks=CHECKS, timeout=20)
                 statuses[answer.status_code] += 1
 
