@@ -1,4 +1,4 @@
-"""Reads from a state token the version that it belongs to, by the layout in :mod:`stablernn_server.state_token`."""
+"""Reads from a state token the version that it belongs to, by the layout in :mod:`stablernn_runtime.state_token`."""
 
 from __future__ import annotations
 
