@@ -15,7 +15,7 @@ from server_helpers import Published
 from stablernn.export.parity import _inputs, _known
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn_registry import Registry
-from stablernn_server import ServedModel
+from stablernn_runtime import ServedModel
 
 Arrays = dict[str, np.ndarray]
 

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import pytest
 
 from server_helpers import Running
+from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
-from stablernn_server import NotReadyError, ServedModel, Settings
+from stablernn_server import NotReadyError, Settings
 from stablernn_server.batching import scheduler as scheduler_module
 from stablernn_server.batching.scheduler import Caller, InferenceResult, Scheduler
 from stablernn_server.observability.telemetry import Telemetry

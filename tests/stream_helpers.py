@@ -17,7 +17,7 @@ from server_helpers import Published
 from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn_registry import Registry
-from stablernn_server import ServedModel
+from stablernn_runtime import ServedModel
 
 QUANTILES = [0.1, 0.5, 0.9]
 LETTERS = ["a", "b", "c", "d", "e"]

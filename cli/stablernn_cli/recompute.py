@@ -48,7 +48,8 @@ def check_graphs(version: Version, rules: PolicyRules | None = None) -> CheckRes
     for name in version.manifest.files:
         if name in (*GRAPHS, "calibration.json"):
             version.read(name)
-    from stablernn_server import ModelLoadError, ServedModel
+    from stablernn_runtime import ServedModel
+    from stablernn_server import ModelLoadError
 
     try:
         model = ServedModel.load(version, "cpu")

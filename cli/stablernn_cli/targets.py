@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stablernn.nn.models import SequenceModel
     from stablernn.training import Config, TorchPredictor
     from stablernn_registry import Version
-    from stablernn_server import ServedModel
+    from stablernn_runtime import ServedModel
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _open_version(version: Version, device: Device) -> Target:
     from stablernn.errors import ConfigError
     from stablernn.training.run import with_stamps_of_training
     from stablernn.training.settings.config import validate
-    from stablernn_server import ServedModel
+    from stablernn_runtime import ServedModel
 
     manifest = version.manifest
     lineage = manifest.lineage

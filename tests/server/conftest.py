@@ -16,7 +16,8 @@ from exports import exported
 from server_helpers import Published, Running, serve
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel
 from stablernn_registry import Registry
-from stablernn_server import ServedModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 
 LABELS = ["cat", "dog", "owl", "rat"]
 QUANTILES = [0.1, 0.5, 0.9]

@@ -14,8 +14,9 @@ import pytest
 
 from server_helpers import Published, Running
 from stablernn_registry import UnknownRefError
+from stablernn_runtime import ServedModel
 from stablernn_runtime.cpus import available_cpus
-from stablernn_server import ServedModel, Settings, SettingsError, create_app
+from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.repository.model_repository import ModelRepository

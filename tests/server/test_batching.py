@@ -20,8 +20,9 @@ from scheduler_helpers import scheduling
 from server_helpers import Published, Running
 from stablernn.nn.models import SequenceModel
 from stablernn_registry import Registry
+from stablernn_runtime import ServedModel
 from stablernn_runtime.run_batch import run_steps
-from stablernn_server import InputError, ServedModel
+from stablernn_server import InputError
 from stablernn_server.batching.scheduler import Caller
 
 Arrays = dict[str, np.ndarray]

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from server_helpers import Published, Running, json_tensor, serve
-from stablernn_server import InputError, ServedModel, Settings, TooLargeError, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import InputError, Settings, TooLargeError, create_app
 from stablernn_server.http.body import body_of, decompressed
 
 INFER = "/v2/models/animals/infer"

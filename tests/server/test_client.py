@@ -35,7 +35,8 @@ from stablernn_client import (
 )
 from stablernn_client.errors import error_of_answer
 from stablernn_client.tensors import HEADER, decode_answer, encode_request
-from stablernn_server import ServedModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 
 LOUD = np.random.default_rng(5).normal(0, 3, 12).astype(np.float32)
 WIDE = np.random.default_rng(6).normal(0, 10, (9, 3)).astype(np.float32)

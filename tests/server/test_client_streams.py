@@ -22,7 +22,7 @@ from stablernn_client import (
     NotFound,
     StreamLost,
 )
-from stablernn_server import ServedModel
+from stablernn_runtime import ServedModel
 
 STEPS = 90
 LOUD = np.random.default_rng(7).normal(0, 3, STEPS).astype(np.float32)

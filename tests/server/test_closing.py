@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from server_helpers import Running
-from stablernn_server import ServedModel
+from stablernn_runtime import ServedModel
 from stream_helpers import Wire, plain
 
 X = np.array([[3.0], [-1.5], [0.25]], np.float32)

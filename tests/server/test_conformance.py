@@ -20,7 +20,8 @@ from open_inference.openapi.types.metadata_model_error_response import MetadataM
 from tritonclient.utils import InferenceServerException
 
 from server_helpers import DATATYPES, Published, Running, json_tensor, serve, torch_answer
-from stablernn_server import ServedModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 
 LABELS = ["cat", "dog", "owl", "rat"]
 Call = Callable[..., Any]

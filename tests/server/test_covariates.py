@@ -22,8 +22,9 @@ from stablernn.data.forecasting.covariates import calendar_values
 from stablernn.data.time.frequency import parse_frequency
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn_registry import Registry
+from stablernn_runtime import ServedModel
 from stablernn_runtime.calendar import spacing, times
-from stablernn_server import InputError, ModelLoadError, ServedModel, Settings, create_app
+from stablernn_server import InputError, ModelLoadError, Settings, create_app
 
 QUANTILES = [0.1, 0.5, 0.9]
 WAVES = ["calendar_day_sin", "calendar_day_cos", "calendar_week_sin", "calendar_week_cos"]

@@ -26,10 +26,11 @@ from server_helpers import Published, torch_answer
 from stablernn.export.parity import STEP_TOLERANCE, _difference, _samples
 from stablernn.serving import TorchGraph
 from stablernn_registry import Registry, Signature
+from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.benchmark import BATCH
 from stablernn_runtime.engines.select import _open_auto, compared, faster, open_version
 from stablernn_runtime.engines.session import CancellationToken
-from stablernn_server import DeviceError, ModelLoadError, NotReadyError, ServedModel, SettingsError
+from stablernn_server import DeviceError, ModelLoadError, NotReadyError, SettingsError
 
 ROOT = Path(__file__).parents[2]
 ONNX_RUNTIME = f"ONNX Runtime {ort.__version__}"
@@ -354,7 +355,7 @@ def environment(*folders: Path, **values: str) -> dict[str, str]:
 OPENED = """
 import sys
 from stablernn_registry import Registry
-from stablernn_server import ServedModel
+from stablernn_runtime import ServedModel
 model = ServedModel.load(Registry(sys.argv[1]).get("rotations"), "auto", engine=sys.argv[2])
 print(model.engine, "torch" in sys.modules, "stablernn" in sys.modules)
 """

@@ -17,7 +17,8 @@ from exports import exported
 from server_helpers import Published, Running, json_tensor, serve, torch_answer
 from stablernn.nn.models import SequencePredictor
 from stablernn_registry import ManifestError, ManifestFields, Registry
-from stablernn_server import InputError, ModelLoadError, ServedModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import InputError, ModelLoadError, Settings, create_app
 
 LETTERS = ["a", "b", "c", "d", "e"]
 

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server_helpers import Published
+from stablernn_runtime import ServedModel
 from stablernn_runtime.run_batch import run_parts
-from stablernn_server import InputError, ServedModel, ServerError, Settings
+from stablernn_server import InputError, ServerError, Settings
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.codecs.open_inference import encode_response, raw_request
 from stablernn_server.errors import STATUS_AND_CODE

@@ -14,9 +14,10 @@ import pytest
 
 from scheduler_helpers import scheduling
 from server_helpers import Published, json_tensor
+from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import Share
-from stablernn_server import NotReadyError, ServedModel, Settings, create_app
+from stablernn_server import NotReadyError, Settings, create_app
 from stablernn_server.batching.scheduler import Caller
 
 COUNT = 20

@@ -20,8 +20,8 @@ from cli_helpers import first_document
 from engine_helpers import KINDS, publish, random_inputs, sequence, zeros
 from server_helpers import Published, torch_answer
 from stablernn.export.parity import SEQUENCE_CAP, _difference, _samples
+from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import cuda_devices
-from stablernn_server import ServedModel
 
 GPUS = cuda_devices()
 pytestmark = [

@@ -16,7 +16,8 @@ from exports import exported
 from server_helpers import json_tensor, serve
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel
 from stablernn_registry import Registry
-from stablernn_server import InputError, ServedModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import InputError, Settings, create_app
 
 SIX: dict[str, Any] = {"hidden_size": 6}
 CLASSES: dict[str, Any] = {"task": "classify", "features": ["x"], "labels": ["a", "b"]}

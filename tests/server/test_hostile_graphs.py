@@ -16,9 +16,10 @@ from onnx import TensorProto, helper
 
 from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_triggered_scan
 from server_helpers import Published
+from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import Placement, open_session
 from stablernn_runtime.graph_safety import check_graph
-from stablernn_server import ModelLoadError, ServedModel
+from stablernn_server import ModelLoadError
 from stock_helpers import Stock
 
 NOT_ONNX = "g is not an ONNX model: its bytes cannot be read as one."

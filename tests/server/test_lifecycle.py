@@ -22,7 +22,8 @@ from websockets.sync.client import connect
 
 from server_helpers import Published, Running
 from serving_helpers import command, rss_mb, start_serve, until
-from stablernn_server import ModelLoadError, ServedModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import ModelLoadError, Settings, create_app
 from stock_helpers import SECONDS, SENTENCES, STATE_KEY, Stock, index, infer, loads, logits, noise, refusal, version
 
 

@@ -18,9 +18,10 @@ from fastapi import Request
 
 from scheduler_helpers import PATIENT, busy, on_loop, wait
 from server_helpers import Published, Running, json_tensor, serve
+from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
-from stablernn_server import InputError, NotReadyError, ServedModel, Settings, create_app
+from stablernn_server import InputError, NotReadyError, Settings, create_app
 from stablernn_server.batching.scheduler import Caller
 from stablernn_server.codecs.json_arrays import to_array
 from stablernn_server.http.app_context import UNFINISHED

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, scheduling, turns, until
+from stablernn_runtime import ServedModel
 from stablernn_runtime.run_batch import BatchResult
-from stablernn_server import NotReadyError, ServedModel
+from stablernn_server import NotReadyError
 from stablernn_server.batching import scheduler as scheduler_module
 from stablernn_server.batching.scheduler import Caller, InferenceResult
 from stablernn_server.batching.worker_threads import WorkerThreads

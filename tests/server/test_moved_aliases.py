@@ -16,7 +16,7 @@ from server_helpers import Published, Running
 from serving_helpers import until
 from stablernn_client import BadRequest, NotFound
 from stablernn_client.state_token import version_of
-from stablernn_server import ServedModel
+from stablernn_runtime import ServedModel
 from stock_helpers import Stock, loads, refusal, version
 from stream_helpers import Wire, frame, offline, plain, same
 

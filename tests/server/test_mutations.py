@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from server_helpers import Published
 from serving_helpers import ServeProcess, rss_mb, start_serve
-from stablernn_server import ServedModel
+from stablernn_runtime import ServedModel
 from stream_helpers import frame
 
 Body = tuple[bytes, int]

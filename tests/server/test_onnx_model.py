@@ -16,8 +16,9 @@ from onnx import TensorProto, helper
 from exports import scan_bodies
 from server_helpers import Published, torch_answer
 from stablernn_registry import IntegrityError, Registry
+from stablernn_runtime import ServedModel
 from stablernn_runtime.graph_safety import check_graph
-from stablernn_server import DeviceError, InputError, ModelLoadError, ServedModel, ServerError, Settings, create_app
+from stablernn_server import DeviceError, InputError, ModelLoadError, ServerError, Settings, create_app
 
 HAS_CUDA_DRIVER = Path("/proc/driver/nvidia/version").exists()
 

@@ -17,7 +17,8 @@ import pytest
 
 from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, busy, scheduling, until, wait
 from server_helpers import Published, Running, json_tensor, serve
-from stablernn_server import ClientGoneError, DeadlineError, ServedModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import ClientGoneError, DeadlineError, Settings, create_app
 from stablernn_server.batching.scheduler import Caller, InferenceResult
 from stablernn_server.http.app_context import Context
 

@@ -17,10 +17,11 @@ import pytest
 
 from scheduler_helpers import PATIENT, Blocker, Desk, scheduling, turns, until
 from server_helpers import Published
+from stablernn_runtime import ServedModel
 from stablernn_runtime.cpus import available_cpus
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
-from stablernn_server import InputError, NotReadyError, ServedModel, TooLargeError
+from stablernn_server import InputError, NotReadyError, TooLargeError
 from stablernn_server.batching import scheduler as scheduler_module
 from stablernn_server.batching.scheduler import PATIENCE_RUNS, PATIENCE_SECONDS, Caller, InferenceResult
 

@@ -18,7 +18,7 @@ import pytest
 from client_helpers import ServerProcess
 from server_helpers import Published
 from stablernn_client import AsyncClient, Client
-from stablernn_server import ServedModel
+from stablernn_runtime import ServedModel
 from stock_helpers import Stock, loads
 from stream_helpers import offline, plain, stacked
 

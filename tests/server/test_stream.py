@@ -20,7 +20,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from server_helpers import Published, Running, serve
-from stablernn_server import ServedModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 from stream_helpers import STATE_KEY, Wire, distances, frame, offline, plain, publish, same, samples, stacked
 
 X = [1.0, 2.0]

@@ -19,8 +19,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from server_helpers import Published, Running, json_tensor, serve
+from stablernn_runtime import ServedModel
 from stablernn_runtime.stream_spec import stream_spec
-from stablernn_server import ServedModel, Settings, create_app
+from stablernn_server import Settings, create_app
 from stablernn_server.handlers.stream_connection import Conversation
 from stablernn_server.http.app_context import Context
 from stream_helpers import STATE_KEY, Wire, distances, frame, offline, plain, publish, same, samples, stacked

@@ -28,7 +28,7 @@ from server_helpers import Published, json_tensor
 from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, until
 from stablernn_client import ConnectionFailed
 from stablernn_registry import Registry, Version
-from stablernn_server import ServedModel
+from stablernn_runtime import ServedModel
 from stablernn_server.process.supervisor import Place
 
 QUICK = {"STABLERNN_RELOAD_SECONDS": "0.1"}

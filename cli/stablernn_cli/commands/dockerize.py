@@ -149,7 +149,7 @@ def _staged(
 ) -> Image:
     from stablernn_cli.own_wheel import requirements, write_wheel
     from stablernn_registry.subset import copy_versions
-    from stablernn_server import ServedModel
+    from stablernn_runtime import ServedModel
 
     copy = copy_versions(registry, list(chosen.values()), stage / _MODELS)
     for ref in chosen:
