@@ -153,6 +153,8 @@ def refusal(registry: Registry) -> str:
 
 def test_a_flipped_byte_is_refused_before_a_port_is_open(published: Published, tmp_path: Path) -> None:
     registry = republished(published, tmp_path, lambda fields, files: None)
+    # From now on this process knows the content as sound and opens it itself, so that the error has its cause.
+    create_app(Settings(registry=registry.root))
     blob = registry.get("animals").path("sequence.onnx")
     content = bytearray(blob.read_bytes())
     content[len(content) // 2] ^= 1

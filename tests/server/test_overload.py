@@ -20,7 +20,7 @@ from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import ClientGoneError, DeadlineError, Settings, create_app
 from stablernn_server.batching.scheduler import Caller, InferenceResult
-from stablernn_server.http.app_context import Context
+from stablernn_server.http.app_context import AppContext
 
 ENDLESS = 14_000_000
 """Time steps whose inference takes longer than a test waits for it."""
@@ -54,7 +54,7 @@ class House:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self.context: Context = app.state.context
+        self.context: AppContext = app.state.context
         self.desk = Desk(self.context.scheduler, self.context.telemetry)
         self.client = self.other_client("10.0.0.1")
         self.animals, self.flow = (self._model(*key) for key in (("animals", 2), ("flow", 1)))

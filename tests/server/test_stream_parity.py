@@ -23,7 +23,7 @@ from stablernn_runtime import ServedModel
 from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server import Settings, create_app
 from stablernn_server.handlers.stream_connection import Conversation
-from stablernn_server.http.app_context import Context
+from stablernn_server.http.app_context import AppContext
 from stream_helpers import STATE_KEY, Wire, distances, frame, offline, plain, publish, same, samples, stacked
 
 MODELS = ["classes", "deep", "text", "timed", "patched", "ragged", "fed"]
@@ -299,7 +299,7 @@ def test_static_values_hold_in_a_shared_batch(published: Published, opened: dict
     x = np.stack([samples(model, 2, seed) for seed in range(4)]).reshape(2, 2, 2, 1)
 
     async def run() -> list[bytes]:
-        context = Context.open(settings(published))
+        context = AppContext.open(settings(published))
         context.start()
         served = await context.models.find_open("still")
         sockets = [Conversation(served, served.ref, None, context, "") for _ in range(2)]
@@ -342,7 +342,7 @@ def test_many_tokens_do_not_stop_the_others(published: Published) -> None:
 
     async def run() -> None:
         nonlocal turns
-        context = Context.open(settings(published))
+        context = AppContext.open(settings(published))
         context.start()
         socket = Conversation(await context.models.find_open("classes"), "classes", None, context, "")
         numbers, x = list(range(2000)), np.zeros((2000, 1, 2), np.float32)

@@ -15,8 +15,8 @@ from forecast_helpers import many_series
 from stablernn.data import ForecastData, SequenceSplit
 from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training import load_config, load_run, train
+from stablernn.training.calibration import temperature as calibration
 from stablernn.training.calibration.temperature import fit_offsets, fit_temperature
-from stablernn.training.calibration.temperature import temperature as calibration
 from stablernn.training.run import calibrate
 
 

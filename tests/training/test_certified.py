@@ -16,8 +16,8 @@ from stablernn.certificates.certificate import certify
 from stablernn.certificates.projection import BY_CONSTRUCTION
 from stablernn.errors import InterruptedRun, TrainingError
 from stablernn.training import Progress, load_config, load_run, train
+from stablernn.training.loop import certificate_log as certified
 from stablernn.training.loop.certificate_log import StabilityLog, check_certified, is_due
-from stablernn.training.loop.trainer import certificate_log as certified
 from training.test_resume import assert_same
 
 CONTRACTING = ("rnn", "identity_rnn", "rnn_orth", "soft_orth", "indrnn", "fastrnn", "noisy_rnn", "lipschitz_rk2", "lru")

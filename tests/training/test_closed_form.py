@@ -11,8 +11,8 @@ import torch
 from forecast_helpers import many_series
 from stablernn.data import ForecastData
 from stablernn.nn.models import Forecaster
+from stablernn.training.loop import ridge_skip as closed_form
 from stablernn.training.loop.ridge_skip import fit_forecaster, gate, set_share
-from stablernn.training.loop.trainer import ridge_skip as closed_form
 
 CONTEXT, HORIZON = 12, 2
 

@@ -15,9 +15,9 @@ from forecast_helpers import many_series
 from stablernn.errors import TrainingError
 from stablernn.training import load_config, train
 from stablernn.training.batches.losses import ForecastTask
+from stablernn.training.loop import trainer as loop_module
 from stablernn.training.loop.checkpoint import load_checkpoint, save_checkpoint
 from stablernn.training.loop.trainer import Trainer
-from stablernn.training.loop.trainer import trainer as loop_module
 from stablernn.training.verdict import judge
 
 NUMBER = r"-?[\d.]+(e[+-]?\d+)?"
