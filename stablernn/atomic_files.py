@@ -43,7 +43,7 @@ def _umask() -> int:
 
 def write_json(path: Path, value: object) -> None:
     """Write one JSON document, indented, in the order given; NaN and infinities become ``null``."""
-    write_bytes(path, (json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n").encode())
+    write_bytes(path, (json.dumps(to_json_types(value), indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -60,14 +60,14 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"'{path}' cannot be read as JSON: {error}.") from error
 
 
-def plain(value: object) -> Any:
+def to_json_types(value: object) -> Any:
     """The same value in the types of JSON: numbers that JSON lacks become None, numpy numbers become Python's."""
     if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): to_json_types(entry) for key, entry in value.items()}
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return value
     if isinstance(value, Sequence):
-        return [plain(entry) for entry in value]
+        return [to_json_types(entry) for entry in value]
     number = getattr(value, "item", lambda: value)()
     if isinstance(number, float) and not math.isfinite(number):
         return None

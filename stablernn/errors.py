@@ -68,7 +68,7 @@ class UntrainedWarning(UserWarning):
     pass
 
 
-def near(given: str, allowed: Iterable[str]) -> str:
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """The sentence ``" Did you mean 'x'?"`` for the closest allowed word, or an empty string when none is close."""
     matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{matches[0]}'?" if matches else ""
@@ -83,4 +83,4 @@ def unknown(kind: str, given: str, allowed: Iterable[str], hint: str) -> Unknown
         allowed: The names there are.
         hint: A full sentence that says what to do next.
     """
-    return UnknownNameError(f"Unknown {kind} '{given}'.{near(given, allowed)} {hint}")
+    return UnknownNameError(f"Unknown {kind} '{given}'.{did_you_mean(given, allowed)} {hint}")

@@ -217,7 +217,7 @@ def reflect(matrix: Tensor, normal: Tensor) -> Tensor:
     return matrix - torch.outer(normal * (2 / squared), normal.conj() @ matrix)
 
 
-def neighbour_pairs(size: int, layers: int) -> Tensor:
+def neighbor_pairs(size: int, layers: int) -> Tensor:
     """Partners for :func:`rotate`: layers pair the units (0, 1), (2, 3), .. and (1, 2), (3, 4), .. in turn.
 
     Returns:

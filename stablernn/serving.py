@@ -93,7 +93,7 @@ class TorchEngine:
         with torch.inference_mode():
             for cell in model.rnn.cells:
                 # For good: weights of a version never change. The library's own context manager ends.
-                cell._kept = {}
+                cell.weight_cache.enable()
             self._weights = [cell.weights(timed=timed) for cell in model.rnn.cells]
         self.sequence = TorchGraph(self._sequence, place)
         self.step = TorchGraph(self._step, place)

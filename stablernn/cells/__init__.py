@@ -1,8 +1,12 @@
-"""The catalog of cells. Importing this package registers each of them."""
+"""All cells. Importing this package registers each of them in the catalog."""
 
 from __future__ import annotations
 
-from stablernn.cells._base import StableCell, State, kept_weights
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from stablernn.cells._base import StableCell, State
+from stablernn.cells._cached_weights import cached_weights
 from stablernn.cells._catalog import (
     CellInfo,
     cell_info,
@@ -94,10 +98,25 @@ __all__ = [
     "State",
     "UnICORNNCell",
     "UnitaryEvolutionRNNCell",
+    "cached_weights",
     "cell_info",
     "create_cell",
-    "kept_weights",
     "list_cells",
     "recommended_training",
     "register_cell",
 ]
+
+# Type checkers would take every misspelled name for one that this function returns.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # The old name of cached_weights, until the next release.
+        if name == "kept_weights":
+            warnings.warn(
+                "stablernn.cells.kept_weights is called cached_weights now, and this name will be removed in the next "
+                "release.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return cached_weights
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
 from stablernn.cells._base import StableCell
-from stablernn.errors import ConfigError, near, unknown
+from stablernn.errors import ConfigError, did_you_mean, unknown
 
 Preset = Literal["practical", "paper"]
 PRESETS: tuple[Preset, ...] = ("practical", "paper")
@@ -147,7 +147,9 @@ def create_cell(
     for name in options:
         if name not in allowed:
             takes = ", ".join(sorted(allowed)) or "none"
-            raise ConfigError(f"The cell '{key}' has no option '{name}'.{near(name, allowed)} It takes {takes}.")
+            raise ConfigError(
+                f"The cell '{key}' has no option '{name}'.{did_you_mean(name, allowed)} It takes {takes}."
+            )
         _check_type(key, name, options[name], allowed[name])
     try:
         return info.cell(input_size, hidden_size, **(allowed | options))
@@ -180,4 +182,6 @@ def _check_type(key: str, name: str, value: object, default: object) -> None:
 
 def _check_preset(preset: str) -> None:
     if preset not in PRESETS:
-        raise ConfigError(f"Unknown preset '{preset}'.{near(preset, PRESETS)} It is one of {', '.join(PRESETS)}.")
+        raise ConfigError(
+            f"Unknown preset '{preset}'.{did_you_mean(preset, PRESETS)} It is one of {', '.join(PRESETS)}."
+        )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import Sector, sector_bound
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_word
+from stablernn.cells._base import StableCell, State, check_choice
 from stablernn.parametrizations import complex_modrelu, real_form
 
 ComplexNonlinearity = Literal["modrelu", "softshrink"]
@@ -58,7 +58,7 @@ class ComplexCell(StableCell):
 
     def __init__(self, input_size: int, hidden_size: int, *, nonlinearity: ComplexNonlinearity) -> None:
         super().__init__(input_size, hidden_size)
-        check_word(self, "nonlinearity", nonlinearity, self.nonlinearities)
+        check_choice(self, "nonlinearity", nonlinearity, self.nonlinearities)
         self.nonlinearity = nonlinearity
         self.weight_ih = nn.Parameter(torch.empty(2 * hidden_size, input_size))
         self.bias = nn.Parameter(torch.empty(hidden_size))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import Sector, sector_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_word, uniform_
+from stablernn.cells._base import StableCell, State, check_choice, uniform_
 from stablernn.parametrizations import modrelu
 
 Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]
@@ -44,7 +44,7 @@ class PlainCell(StableCell):
 
     def __init__(self, input_size: int, hidden_size: int, *, nonlinearity: Nonlinearity) -> None:
         super().__init__(input_size, hidden_size)
-        check_word(self, "nonlinearity", nonlinearity, self.nonlinearities)
+        check_choice(self, "nonlinearity", nonlinearity, self.nonlinearities)
         self.nonlinearity = nonlinearity
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
         self.bias = nn.Parameter(torch.empty(hidden_size))

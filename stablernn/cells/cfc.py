@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stablernn.bounds.gated import gated_bound, largest_bend
 from stablernn.bounds.linalg import UNIT, Matrix, norm_above, row_norms
 from stablernn.bounds.step_bound import GELU_SLOPE, Ball, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_word
+from stablernn.cells._base import StableCell, State, check_choice
 from stablernn.cells._catalog import register_cell
 
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
@@ -109,8 +109,8 @@ class CfCCell(StableCell):
             raise ValueError(f"backbone_layers must be 0 or more for CfCCell, got {backbone_layers}.")
         if backbone_units is not None and backbone_units < 1:
             raise ValueError(f"backbone_units must be 1 or more, or None, for CfCCell, got {backbone_units}.")
-        check_word(self, "activation", activation, tuple(_SLOPES))
-        check_word(self, "init", init, ("memory", "xavier"))
+        check_choice(self, "activation", activation, tuple(_SLOPES))
+        check_choice(self, "init", init, ("memory", "xavier"))
         self.backbone_layers = backbone_layers
         self.backbone_units = backbone_units
         self.activation = activation

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import Sector, sector_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_positive, check_word
+from stablernn.cells._base import StableCell, State, check_choice, check_positive
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights, complex_bound, complex_sector
 from stablernn.parametrizations import (
@@ -19,7 +19,7 @@ from stablernn.parametrizations import (
     complex_modrelu,
     count_pairs,
     modrelu,
-    neighbour_pairs,
+    neighbor_pairs,
     phase,
     real_form,
     rotate,
@@ -124,9 +124,9 @@ class EfficientUnitaryRNNCell(StableCell):
         super().__init__(input_size, hidden_size)
         if capacity is not None and not (capacity >= 1 and capacity % 1 == 0):
             raise ValueError(f"capacity must be a whole number, 1 or more, for {type(self).__name__}, got {capacity}.")
-        check_word(self, "variant", variant, ("complex", "real"))
-        check_word(self, "style", style, ("tunable", "fft"))
-        check_word(self, "nonlinearity", nonlinearity, ("modrelu", "softshrink"))
+        check_choice(self, "variant", variant, ("complex", "real"))
+        check_choice(self, "style", style, ("tunable", "fft"))
+        check_choice(self, "nonlinearity", nonlinearity, ("modrelu", "softshrink"))
         check_positive(self, input_scale=input_scale)
         if style == "fft" and hidden_size.bit_count() > 1:
             raise ValueError(
@@ -143,7 +143,7 @@ class EfficientUnitaryRNNCell(StableCell):
         self.style: Style = style
         self.nonlinearity: ComplexNonlinearity = nonlinearity
         self.input_scale = input_scale
-        partners = butterfly_pairs(hidden_size) if style == "fft" else neighbour_pairs(hidden_size, layers)
+        partners = butterfly_pairs(hidden_size) if style == "fft" else neighbor_pairs(hidden_size, layers)
         self.partners: Tensor
         self.register_buffer("partners", partners, persistent=False)
         self.theta = nn.Parameter(torch.empty(count_pairs(partners)))

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_word
+from stablernn.cells._base import check_choice
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import Nonlinearity, PlainCell
 from stablernn.parametrizations import SKEW_INITS, SkewInit, cayley, exponential, initial_skew, skew, skew_size
@@ -42,8 +42,8 @@ class _TrivializedCell(PlainCell):
         nonlinearity: Nonlinearity,
     ) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
-        check_word(self, "init", init, SKEW_INITS)
-        check_word(self, "parametrization", parametrization, ("exp", "cayley"))
+        check_choice(self, "init", init, SKEW_INITS)
+        check_choice(self, "parametrization", parametrization, ("exp", "cayley"))
         self.init: SkewInit = init
         self.parametrization: Parametrization = parametrization
         self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import Sector, dominance_bound, sector_bound
 from stablernn.bounds.step_bound import StepBound, float64
-from stablernn.cells._base import StableCell, State, check_finite, check_word
+from stablernn.cells._base import StableCell, State, check_choice, check_finite
 from stablernn.cells._catalog import register_cell
 
 Nonlinearity = Literal["tanh", "relu", "quant_tanh"]
@@ -282,7 +282,7 @@ class FastRNNCell(_FastCell):
         recurrent_rank: int | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, input_rank=input_rank, recurrent_rank=recurrent_rank)
-        check_word(self, "nonlinearity", nonlinearity, ("tanh", "relu", "quant_tanh"))
+        check_choice(self, "nonlinearity", nonlinearity, ("tanh", "relu", "quant_tanh"))
         check_finite(self, alpha_init=alpha_init, beta_init=beta_init)
         self.nonlinearity = nonlinearity
         self.alpha_init = alpha_init
@@ -345,8 +345,8 @@ class _FastGRNNCell(_FastCell):
             recurrent_kept=recurrent_kept,
             byte_weights=byte_weights,
         )
-        check_word(self, "nonlinearity", nonlinearity, ("tanh", "relu", "quant_tanh"))
-        check_word(self, "gate_nonlinearity", gate_nonlinearity, ("sigmoid", "quant_sigmoid", "quant_sigmoid4"))
+        check_choice(self, "nonlinearity", nonlinearity, ("tanh", "relu", "quant_tanh"))
+        check_choice(self, "gate_nonlinearity", gate_nonlinearity, ("sigmoid", "quant_sigmoid", "quant_sigmoid4"))
         check_finite(self, zeta_init=zeta_init, nu_init=nu_init)
         self.nonlinearity = nonlinearity
         self.gate_nonlinearity = gate_nonlinearity

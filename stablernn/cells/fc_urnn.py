@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_word
+from stablernn.cells._base import check_choice
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._complex import ComplexNonlinearity, StartedComplexCell
 from stablernn.cells.urnn import UnitaryEvolutionRNNCell
@@ -96,7 +96,7 @@ class FullCapacityUnitaryRNNCell(StartedComplexCell):
         nonlinearity: ComplexNonlinearity = "softshrink",
     ) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
-        check_word(self, "parametrization", parametrization, ("exp", "cayley"))
+        check_choice(self, "parametrization", parametrization, ("exp", "cayley"))
         if rebase < 0:
             raise ValueError(f"rebase must be 0 or more for {type(self).__name__}, got {rebase}.")
         self.parametrization: Parametrization = parametrization

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stablernn.bounds.gated import gated_bound, largest_bend, largest_gated, largest_mix
 from stablernn.bounds.linalg import UNIT, Matrix, row_norms
 from stablernn.bounds.step_bound import Ball, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_finite, check_positive, check_word, uniform_
+from stablernn.cells._base import StableCell, State, check_choice, check_finite, check_positive, uniform_
 from stablernn.cells._catalog import register_cell
 
 Imputation = Literal["decay", "none"]
@@ -122,7 +122,7 @@ class GRUDCell(StableCell):
         init_decay: float = 0.01,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_word(self, "imputation", imputation, ("decay", "none"))
+        check_choice(self, "imputation", imputation, ("decay", "none"))
         check_finite(self, update_bias=update_bias)
         check_positive(self, init_decay=init_decay)
         self.imputation = imputation

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import UNIT, Matrix, norm_above
 from stablernn.bounds.lure import Sector, sector_bound
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_positive, check_word, uniform_
+from stablernn.cells._base import StableCell, State, check_choice, check_positive, uniform_
 from stablernn.cells._catalog import register_cell
 
 _MOST_NEURONS = 384
@@ -106,8 +106,8 @@ class IncrementalRNNCell(StableCell):
         if inner_steps < 1:
             raise ValueError(f"inner_steps must be 1 or more for {type(self).__name__}, got {inner_steps}.")
         check_positive(self, step_size=step_size, leak=leak)
-        check_word(self, "nonlinearity", nonlinearity, ("relu", "tanh"))
-        check_word(self, "start", start, ("previous", "zero"))
+        check_choice(self, "nonlinearity", nonlinearity, ("relu", "tanh"))
+        check_choice(self, "start", start, ("previous", "zero"))
         if recurrent_rank is not None and not (recurrent_rank >= 1 and recurrent_rank % 1 == 0):
             raise ValueError(
                 f"recurrent_rank must be a whole number, 1 or more, for {type(self).__name__}, got {recurrent_rank}."

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import UNIT, Matrix, norm_above
 from stablernn.bounds.linear_response import Response
 from stablernn.bounds.step_bound import GELU_SLOPE, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_positive, check_word
+from stablernn.cells._base import StableCell, State, check_choice, check_positive
 from stablernn.cells._catalog import register_cell
 
 Activation = Literal["none", "gelu"]
@@ -121,7 +121,7 @@ class LRUCell(StableCell):
                 f"got {min_radius} and {max_radius}."
             )
         check_positive(self, max_phase=max_phase)
-        check_word(self, "activation", activation, ("none", "gelu"))
+        check_choice(self, "activation", activation, ("none", "gelu"))
         self.min_radius = min_radius
         self.max_radius = max_radius
         self.max_phase = max_phase

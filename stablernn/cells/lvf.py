@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.linalg import norm_above
 from stablernn.bounds.step_bound import Hypothesis, StepBound, float64, irregular
-from stablernn.cells._base import State, check_not_negative, check_positive, check_word
+from stablernn.cells._base import State, check_choice, check_not_negative, check_positive
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import Nonlinearity, PlainCell
 from stablernn.errors import ConfigError
@@ -53,7 +53,7 @@ class _LVFCell(PlainCell):
     ) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
         check_positive(self, step_size=step_size)
-        check_word(self, "constraint", constraint, ("none", "soft", "hard"))
+        check_choice(self, "constraint", constraint, ("none", "soft", "hard"))
         check_not_negative(self, divergence_weight=divergence_weight)
         if (divergence_weight > 0) != (constraint == "soft"):
             raise ValueError(

@@ -16,9 +16,9 @@ from stablernn.bounds.step_bound import StepBound, float64
 from stablernn.cells._base import (
     StableCell,
     State,
+    check_choice,
     check_not_negative,
     check_positive,
-    check_word,
     step_length,
     uniform_,
 )
@@ -232,7 +232,7 @@ class ODERNNCell(StableCell):
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_positive(self, step_size=step_size)
-        check_word(self, "solver", solver, SOLVERS)
+        check_choice(self, "solver", solver, SOLVERS)
         for name, count in (("solver_steps", solver_steps), ("flow_size", flow_size)):
             if count < 1:
                 raise ValueError(f"{name} must be 1 or more for {type(self).__name__}, got {count}.")

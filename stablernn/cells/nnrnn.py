@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_not_negative, check_word
+from stablernn.cells._base import check_choice, check_not_negative
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import Nonlinearity, PlainCell
 from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initial_skew, skew, skew_size
@@ -98,7 +98,7 @@ class NonNormalRNNCell(PlainCell):
         nonlinearity: Nonlinearity = "softshrink",
     ) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
-        check_word(self, "init", init, SKEW_INITS)
+        check_choice(self, "init", init, SKEW_INITS)
         check_not_negative(self, gain_penalty=gain_penalty, upper_penalty=upper_penalty)
         self.init: SkewInit = init
         self.gain_penalty = gain_penalty

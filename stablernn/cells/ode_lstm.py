@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.step_bound import Ball, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_finite, check_word, uniform_
+from stablernn.cells._base import StableCell, State, check_choice, check_finite, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import Solver, solver_step
 
@@ -106,7 +106,7 @@ class ODELSTMCell(StableCell):
         forget_bias: float = 1.0,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_word(self, "solver", solver, ("euler", "heun", "rk4"))
+        check_choice(self, "solver", solver, ("euler", "heun", "rk4"))
         check_finite(self, forget_bias=forget_bias)
         if flow_size is not None and (flow_size < 1 or flow_size != int(flow_size)):
             raise ValueError(f"flow_size must be a whole number, 1 or more, or None, for ODELSTMCell, got {flow_size}.")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import Sector, factors_of, sector_bound, sector_gain
 from stablernn.bounds.step_bound import StepBound, float64
-from stablernn.cells._base import StableCell, State, check_positive, check_word, uniform_
+from stablernn.cells._base import StableCell, State, check_choice, check_positive, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
 
@@ -149,7 +149,7 @@ class RENCell(StableCell):
         if not 0 < contraction_rate <= 1:
             raise ValueError(f"contraction_rate must be above 0 up to 1 for RENCell, got {contraction_rate}.")
         check_positive(self, margin=margin)
-        check_word(self, "init", init, ("memory", "random"))
+        check_choice(self, "init", init, ("memory", "random"))
         self.num_neurons = num_neurons
         self.contraction_rate = contraction_rate
         self.margin = margin

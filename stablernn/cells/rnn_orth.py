@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_word
+from stablernn.cells._base import check_choice
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import Nonlinearity, PlainCell
 from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initial_skew, skew
@@ -81,7 +81,7 @@ class OrthogonalStartRNNCell(PlainCell):
         nonlinearity: Nonlinearity = "softshrink",
     ) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
-        check_word(self, "init", init, SKEW_INITS)
+        check_choice(self, "init", init, SKEW_INITS)
         self.init: SkewInit = init
         self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
         self.reset_parameters()

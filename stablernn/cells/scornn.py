@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_word
+from stablernn.cells._base import check_choice
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import Nonlinearity, PlainCell
 from stablernn.parametrizations import SKEW_INITS, SkewInit, cayley, initial_skew, skew, skew_size
@@ -94,7 +94,7 @@ class ScaledCayleyRNNCell(PlainCell):
                 f"negative_signs must be from 0 to the {hidden_size} hidden units for {type(self).__name__}, "
                 f"got {negative_signs}."
             )
-        check_word(self, "init", init, SKEW_INITS)
+        check_choice(self, "init", init, SKEW_INITS)
         self.negative_signs = hidden_size // 10 if negative_signs is None else negative_signs
         self.init: SkewInit = init
         self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_word, uniform_
+from stablernn.cells._base import StableCell, State, check_choice, uniform_
 from stablernn.cells._catalog import register_cell
 
 Init = Literal["spread", "released"]
@@ -104,7 +104,7 @@ class SLSTMCell(StableCell):
                 f"num_heads must divide hidden_size for {type(self).__name__}, got {num_heads} heads "
                 f"for {hidden_size} units."
             )
-        check_word(self, "init", init, ("spread", "released"))
+        check_choice(self, "init", init, ("spread", "released"))
         self.num_heads = num_heads
         self.init = init
         self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size // num_heads))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import Sector, sector_bound
 from stablernn.bounds.step_bound import Ball, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_not_negative, check_word
+from stablernn.cells._base import StableCell, State, check_choice, check_not_negative
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import exponential, initial_skew, skew, skew_size
 
@@ -125,7 +125,7 @@ class SoftOrthogonalRNNCell(StableCell):
         margin: float = 0.1,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        check_word(self, "form", form, ("penalty", "factored", "unbounded"))
+        check_choice(self, "form", form, ("penalty", "factored", "unbounded"))
         check_not_negative(self, penalty_weight=penalty_weight, margin=margin)
         self.form: Form = form
         self.penalty_weight = penalty_weight

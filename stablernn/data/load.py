@@ -235,7 +235,7 @@ def _is_path(source: str) -> bool:
 
 def _near_file(path: Path) -> str:
     try:
-        return errors.near(path.name, [file.name for file in path.parent.iterdir()])
+        return errors.did_you_mean(path.name, [file.name for file in path.parent.iterdir()])
     except OSError:
         return ""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from stablernn._version import __version__
 from stablernn.certificates.certificate import prove
-from stablernn.errors import ConfigError, near
+from stablernn.errors import ConfigError, did_you_mean
 from stablernn.export import torchscript
 from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
 from stablernn.export.scan import sequence_graph, step_graph
@@ -86,7 +86,9 @@ def export(
         )
     for name in formats:
         if name not in FORMATS:
-            raise ConfigError(f"Unknown format '{name}'.{near(name, FORMATS)} It is one of {', '.join(FORMATS)}.")
+            raise ConfigError(
+                f"Unknown format '{name}'.{did_you_mean(name, FORMATS)} It is one of {', '.join(FORMATS)}."
+            )
     warn_of_missing_calls(model, stacklevel=2)
     frozen = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     exported = parts(frozen)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stablernn.atomic_files import plain, read_json, write_json
+from stablernn.atomic_files import read_json, to_json_types, write_json
 from stablernn.errors import CheckpointError, ConfigError
 from stablernn.reproduce.table import FULL, ProtocolName, Table
 
@@ -104,7 +104,7 @@ class Folder:
                 (self.path / part).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"Cannot make the folder '{error.filename}': {error.strerror}.") from error
-        now = plain(protocol)
+        now = to_json_types(protocol)
         if not self.protocol.is_file():
             if any((self.path / "runs").iterdir()):
                 raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stablernn.atomic_files import plain, read_json, write_bytes, write_json
+from stablernn.atomic_files import read_json, to_json_types, write_bytes, write_json
 from stablernn.certificates.certificate import KINDS
 from stablernn.data import ClassificationData
 from stablernn.data.load import LARGEST_SEED
@@ -122,7 +122,7 @@ def reproduce(
         "runs": described,
         "views": {view: _rows(table, described, view) for view in (WHOLE, MATCHED)},
     }
-    results = dict(plain(results))
+    results = dict(to_json_types(results))
     write_json(folder.results, results)
     write_bytes(folder.page, page(table, results).encode())
     if rules.attacks is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stablernn.atomic_files import plain, read_json
+from stablernn.atomic_files import read_json, to_json_types
 from stablernn.errors import CheckpointError
 from stablernn.reproduce.table import FULL, Table
 
@@ -25,7 +25,7 @@ def shipped_results(table: Table) -> tuple[Path, dict[str, Any]] | None:
             results = read_json(path)
         except CheckpointError:
             continue
-        protocol = plain(table.full.document())
+        protocol = to_json_types(table.full.document())
         if results["protocol"]["name"] == FULL and all(
             results["protocol"].get(key) == protocol[key] for key in protocol
         ):

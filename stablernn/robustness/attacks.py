@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from stablernn.cells import kept_weights
+from stablernn.cells import cached_weights
 from stablernn.nn.layers import valid_steps
 from stablernn.nn.models import Classifier
 from stablernn.nn.preprocessing import Patches
@@ -79,7 +79,7 @@ def prepared(model: Classifier) -> Iterator[Classifier]:
     """A copy of a model that gradients with respect to inputs flow through, its matrices built once."""
     copied = copy.deepcopy(model).eval().requires_grad_(False)
     copied.patches = _Followed(copied.scaling, model.patches.size, model.patches.stride)
-    with kept_weights(copied), torch.enable_grad():
+    with cached_weights(copied), torch.enable_grad():
         yield copied
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stablernn.cells import kept_weights
+from stablernn.cells import cached_weights
 from stablernn.certificates.certified_radius import certified_radii
 from stablernn.data import ClassificationData
 from stablernn.errors import CertificateError
@@ -138,7 +138,7 @@ def _range(values: Sequence[Array]) -> tuple[Array, Array]:
 def _certified(model: Classifier, sample: Sample) -> tuple[Array, Array | None, str | None]:
     """Which sequences are classified rightly, their certified radii, and why there are none."""
     batch = sample.batch
-    with kept_weights(model):
+    with cached_weights(model):
         found = [model(batch.x[rows], batch.lengths[rows], _rows(batch.dt, rows)) for rows in _slices(batch)]
         right = (torch.cat(found).argmax(dim=1) == batch.y).cpu().numpy()
         try:
@@ -241,7 +241,7 @@ def _noise(model: Classifier, sample: Sample, kind: str, settings: Settings) -> 
         return predicted
 
     values = Values(batch.x.cpu().numpy(), lengths, model.scaling.scale.cpu().numpy(), sample.low, sample.high)
-    with kept_weights(model):
+    with cached_weights(model):
         return noise_curve(predict, values, batch.y.cpu().numpy(), kind, draws=settings.draws, seed=settings.seed)
 
 

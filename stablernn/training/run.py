@@ -20,7 +20,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from stablernn.atomic_files import plain, read_json, write_bytes, write_json
+from stablernn.atomic_files import read_json, to_json_types, write_bytes, write_json
 from stablernn.certificates.certificate import prove
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.data.catalog import is_dataset
@@ -327,7 +327,7 @@ class RunDirectory:
         save_checkpoint(self.checkpoint(name), checkpoint)
 
     def record(self, line: dict[str, Any]) -> None:
-        self._write_records([*self.records(), plain(line)])
+        self._write_records([*self.records(), to_json_types(line)])
 
     def records(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``."""
@@ -685,4 +685,4 @@ def _summarize(
         _LOG.warning(sentence)
     if verdict.failure is not None:
         raise TrainingError(verdict.failure)
-    return dict(plain(summary))
+    return dict(to_json_types(summary))

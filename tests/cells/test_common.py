@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from stablernn import StableRNN, create_cell, list_cells
-from stablernn.cells import StableCell, cell_info, kept_weights, recommended_training
+from stablernn.cells import StableCell, cached_weights, cell_info, recommended_training
 from stablernn.training.settings.config import TrainingConfig
 
 every_cell = pytest.mark.parametrize("key", list_cells())
@@ -379,7 +379,7 @@ def test_matrices_are_built_once_for_all_sequences_where_they_are_kept(
         return original(cell)
 
     monkeypatch.setattr(type(layer.cells[0]), "materialize", counted)
-    with kept_weights(layer):
+    with cached_weights(layer):
         for _ in range(3):
             output = layer(x)[0]
             assert torch.equal(output, before)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stablernn.atomic_files import plain
+from stablernn.atomic_files import to_json_types
 from stablernn.reproduce.published import TABLES
 from stablernn.reproduce.render import page
 
@@ -29,7 +29,7 @@ def test_the_table_of_the_page_is_that_of_the_results(results: dict[str, Any]) -
 
 
 def test_the_results_are_of_the_protocol_as_it_is(results: dict[str, Any]) -> None:
-    document = plain(TABLE.full.document())
+    document = to_json_types(TABLE.full.document())
     assert {key: results["protocol"][key] for key in document} == document
-    assert results["protocol"]["headline"] == plain(TABLE.headline)
+    assert results["protocol"]["headline"] == to_json_types(TABLE.headline)
     assert (results["state"], results["missing"]) == ("full", [])

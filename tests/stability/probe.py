@@ -104,7 +104,7 @@ def exact(cell: StableCell, *, timed: bool = False) -> StableCell:
         built: Any = single.materialize_timed() if timed else single.materialize()
     double = single.double()
     held = [weight.to(torch.complex128 if weight.is_complex() else torch.float64) for weight in built]
-    double._kept = {timed: built._make(held) if hasattr(built, "_make") else tuple(held)}
+    double.weight_cache.enable({timed: built._make(held) if hasattr(built, "_make") else tuple(held)})
     return double
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stablernn.atomic_files import plain, write_bytes, write_json
+from stablernn.atomic_files import to_json_types, write_bytes, write_json
 from stablernn.errors import CheckpointError
 from stablernn.training.loop.checkpoint import (
     FORMAT,
@@ -128,7 +128,7 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
 
 
 def test_plain_keeps_whole_numbers_whole() -> None:
-    assert plain((1, 2.0, None)) == [1, 2.0, None]
+    assert to_json_types((1, 2.0, None)) == [1, 2.0, None]
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop"])

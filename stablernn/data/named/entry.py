@@ -150,7 +150,7 @@ def check_variant(info: DatasetInfo, given: str | None) -> str:
     if given is None:
         return info.variants[0] if info.variants else ""
     if given not in info.variants:
-        hint = errors.near(given, info.variants)
+        hint = errors.did_you_mean(given, info.variants)
         raise errors.ConfigError(
             f"variant of '{info.key}' must be one of {', '.join(info.variants)}, got '{given}'.{hint}"
         )

@@ -28,7 +28,7 @@ def permutation(name: str, size: int) -> Int64Array:
     """
     found = _SEEDED.fullmatch(PUBLISHED.get(name, name))
     if found is None:
-        hint = errors.near(name, (*PUBLISHED, "torch-12008", "torch-5544"))
+        hint = errors.did_you_mean(name, (*PUBLISHED, "torch-12008", "torch-5544"))
         raise errors.ConfigError(
             f"permutation must be {', '.join(PUBLISHED)}, torch-SEED or numpy-SEED (such as torch-12008), "
             f"got '{name}'.{hint}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stablernn.errors import ConfigError, near
+from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.models._base import READOUTS, NetworkOptions, SequenceModel, States
 from stablernn.nn.models.classifier import Classifier
 from stablernn.nn.models.forecaster import Forecaster
@@ -34,5 +34,7 @@ def build_model(config: Mapping[str, Any]) -> SequenceModel:
     options = dict(config)
     task = str(options.pop("task", None))
     if task not in _MODELS:
-        raise ConfigError(f"Unknown task '{task}'.{near(task, _MODELS)} It is one of {', '.join(sorted(_MODELS))}.")
+        raise ConfigError(
+            f"Unknown task '{task}'.{did_you_mean(task, _MODELS)} It is one of {', '.join(sorted(_MODELS))}."
+        )
     return _MODELS[task](**options)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.errors import ConfigError, near
+from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.ensemble import Members
 from stablernn.nn.layers import check_tensor, group_parameters, valid_steps
 from stablernn.nn.preprocessing import Patches, Scaling, create_scaling
@@ -109,7 +109,7 @@ class SequenceModel(nn.Module):
         super().__init__()
         if readout not in READOUTS:
             raise ConfigError(
-                f"Unknown readout '{readout}'.{near(readout, READOUTS)} It is one of last, mean, max, all."
+                f"Unknown readout '{readout}'.{did_you_mean(readout, READOUTS)} It is one of last, mean, max, all."
             )
         self.input_size = input_size
         self.readout = readout
@@ -381,7 +381,7 @@ def check_known(known: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...
     for name, given in known.items():
         if name not in shapes:
             raise ConfigError(
-                f"Unknown input '{name}'.{near(name, shapes)} Beside the series the model takes "
+                f"Unknown input '{name}'.{did_you_mean(name, shapes)} Beside the series the model takes "
                 f"{' and '.join(shapes) or 'nothing'}."
             )
         if given.shape != (batch, *shapes[name]):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.errors import ConfigError, near
+from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.ensemble import Heads
 from stablernn.nn.models._base import NetworkOptions, SequenceModel, States, check_known
 from stablernn.nn.preprocessing import ContextScaling
@@ -101,7 +101,9 @@ class Forecaster(SequenceModel):
             raise ConfigError(f"quantiles must increase and lie between 0 and 1, got {levels}.")
         for word, given, allowed in (("head", head, HEADS), ("skip", skip, SKIPS)):
             if given not in allowed:
-                raise ConfigError(f"Unknown {word} '{given}'.{near(given, allowed)} It is {' or '.join(allowed)}.")
+                raise ConfigError(
+                    f"Unknown {word} '{given}'.{did_you_mean(given, allowed)} It is {' or '.join(allowed)}."
+                )
         if head == "recursive":
             self._check_recursive([*targets, *future])
         self.horizon = horizon

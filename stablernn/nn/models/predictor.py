@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.data.step_data import NO_TARGET, Output
-from stablernn.errors import ConfigError, near
+from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.layers import check_tensor, valid_steps
 from stablernn.nn.models._base import NetworkOptions, SequenceModel, States
 from stablernn.nn.preprocessing import Scaling
@@ -112,7 +112,9 @@ class SequencePredictor(SequenceModel):
         **options: Unpack[NetworkOptions],
     ) -> None:
         if output not in OUTPUTS:
-            raise ConfigError(f"Unknown output '{output}'.{near(output, OUTPUTS)} It is one of {', '.join(OUTPUTS)}.")
+            raise ConfigError(
+                f"Unknown output '{output}'.{did_you_mean(output, OUTPUTS)} It is one of {', '.join(OUTPUTS)}."
+            )
         for name, only in (("readout", "last"), ("scaling", "standard")):
             given = options.get(name, only)
             if given != only:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stablernn.errors import ConfigError, near
+from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.preprocessing._context import ContextScaling
 from stablernn.nn.preprocessing._patches import Patches
 from stablernn.nn.preprocessing._scaling import Scaling, WindowScaling
@@ -21,7 +21,7 @@ def create_scaling(
         ConfigError: If there is no such kind, or ``window``, ``season`` or ``log`` is missing or not used.
     """
     if kind not in SCALINGS:
-        raise ConfigError(f"Unknown scaling '{kind}'.{near(kind, SCALINGS)} It is standard, window or context.")
+        raise ConfigError(f"Unknown scaling '{kind}'.{did_you_mean(kind, SCALINGS)} It is standard, window or context.")
     if kind == "standard" and window is not None:
         raise ConfigError(
             f"A window of {window} steps is only used by the scalings 'window' and 'context', got 'standard'."

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from stablernn.cells import kept_weights
+from stablernn.cells import cached_weights
 from stablernn.data.types import SequenceSplit
 from stablernn.data.windows import Samples, WindowSet, evenly
 from stablernn.nn.models import Classifier, Forecaster
@@ -41,7 +41,7 @@ def fit_temperature(model: Classifier, split: SequenceSplit) -> dict[str, Any]:
         return {"temperature": 1.0, "samples": len(split), "before": None, "after": None}
     model.temperature.fill_(1.0)
     parts, device = [], model.temperature.device
-    with torch.no_grad(), kept_weights(model):
+    with torch.no_grad(), cached_weights(model):
         for start in range(0, len(split), _BATCH):
             x, lengths, dt = _inputs(split.gather(np.arange(start, min(start + _BATCH, len(split)))), device, model)
             parts.append(model(x, lengths, dt).double().cpu())
@@ -79,7 +79,7 @@ def fit_offsets(model: Forecaster, windows: WindowSet) -> dict[str, Any]:
     model.offsets.zero_()
     most = max(_LEAST_WINDOWS, MOST_NUMBERS // model.offsets.numel())
     truths, quantiles, scales = [], [], []
-    with torch.no_grad(), kept_weights(model):
+    with torch.no_grad(), cached_weights(model):
         for chosen in evenly(windows, most, _BATCH):
             samples = windows.gather(chosen)
             truth, spread, scale = _scaled(model, samples)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stablernn.cells import kept_weights
+from stablernn.cells import cached_weights
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.data.sequences import are_names
 from stablernn.data.windows import Samples
@@ -158,7 +158,7 @@ class Continuing(Protocol):
 def predict(predictor: Predictor, source: Source, *, batch_size: int = BATCH_SIZE) -> Outputs:
     """The predictor's outputs for every sample of a source, in order."""
     parts: list[Outputs] = []
-    with kept_weights(predictor.model) if isinstance(predictor, TorchPredictor) else nullcontext():
+    with cached_weights(predictor.model) if isinstance(predictor, TorchPredictor) else nullcontext():
         for start in range(0, len(source), batch_size):
             batch = source.gather(np.arange(start, min(start + batch_size, len(source))))
             parts.append(predictor.run_numpy(batch.x, batch.lengths, **further_inputs(batch)))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stablernn.cells import kept_weights
+from stablernn.cells import cached_weights
 from stablernn.data.messages import counted, listing
 from stablernn.data.step_data import NO_TARGET, StepData, StepSplit
 from stablernn.errors import DataError
@@ -57,7 +57,7 @@ def follow(
     steps = min(LONGEST, max(1, NUMBERS // (ROWS * outputs)))
     lengths = np.asarray(split.lengths)
     order = np.argsort(-lengths, kind="stable")
-    with kept_weights(predictor.model) if isinstance(predictor, TorchPredictor) else nullcontext():
+    with cached_weights(predictor.model) if isinstance(predictor, TorchPredictor) else nullcontext():
         for start in range(0, 1 if continuous else len(order), ROWS):
             rows = order[start : start + ROWS]
             samples = streams(split, STREAMS) if continuous else split.gather(rows)

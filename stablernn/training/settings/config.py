@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from stablernn.data.load import LARGEST_SEED
 from stablernn.data.time.numeric_timestamps import Stamps
-from stablernn.errors import ConfigError, near
+from stablernn.errors import ConfigError, did_you_mean
 
 Task = Literal["classify", "forecast", "predict-next"]
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
@@ -499,7 +499,7 @@ def _sentence(error: ErrorDetails) -> str:
         return f"{path} must be a section with keys ({_words(_keys(path))}), got {given!r}."
     rule = error["msg"].replace("Input should be", "must be").replace("valid tuple", "list")
     allowed = re.findall(r"'([^']+)'", error.get("ctx", {}).get("expected", ""))
-    hint = near(given, allowed) if isinstance(given, str) else ""
+    hint = did_you_mean(given, allowed) if isinstance(given, str) else ""
     return f"{path} {rule}, got {given!r}.{hint}"
 
 
