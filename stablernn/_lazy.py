@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first used (PEP 562), and old names of modules."""
+"""Lazy public names: imported when they are first used (PEP 562). Also old names of modules."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
     """Return ``__getattr__`` and ``__dir__`` for a package.
 
     Args:
-        package: Its ``__name__``.
-        modules: The module below the package that defines each public name.
+        package: ``__name__`` of the package.
+        modules: By public name, the module in the package that defines it.
     """
     namespace = vars(sys.modules[package])
 
     def get_attribute(name: str) -> Any:
         if name in modules:
             value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
-            # From now on Python finds the name without this function.
+            # Python calls this function only for names that are not in the namespace: once for each.
             namespace[name] = value
             return value
+        # Modules of the package are attributes, too. find_spec raises for names such as "no.thing".
         if (
             name.isidentifier()
             and not name.startswith("_")

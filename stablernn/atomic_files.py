@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Atomic writes: a file has its old content or its new one, never a part of it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from stablernn.errors import CheckpointError
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, a kill or a power cut sees the old content or the new, never a part.
+    """Write a file atomically: readers, and a kill or power cut, find the old content or the new, never a part.
 
     Raises:
-        CheckpointError: If it cannot be written (a full disk, no right to write); nothing is left behind then.
+        CheckpointError: If it cannot be written (a full disk, missing permissions); no temporary file is left then.
     """
     temporary: str | None = None
     try:
+        # In the same folder, since os.replace is atomic within one file system only.
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
+            # Before the rename: a power cut must not leave the new name with missing content.
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
@@ -35,22 +37,22 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _umask() -> int:
-    # The mask can only be read by setting it; mkstemp makes files private, and a run is no secret.
+    # mkstemp makes files private, but the files of a run are as public as any other. The mask is read by setting it.
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write one JSON document, indented, in the order given; NaN and infinities become ``null``."""
+    """Write a JSON document, indented, with keys in their order; NaN and infinities become ``null``."""
     write_bytes(path, (json.dumps(to_json_types(value), indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """The JSON document in a file.
+    """Read a JSON document.
 
     Raises:
-        CheckpointError: If the file is not there or is not JSON.
+        CheckpointError: If there is no such file, or it is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -61,13 +63,14 @@ def read_json(path: Path) -> Any:
 
 
 def to_json_types(value: object) -> Any:
-    """The same value in the types of JSON: numbers that JSON lacks become None, numpy numbers become Python's."""
+    """Convert a value to the types of JSON: NaN and infinities become None, NumPy numbers become Python numbers."""
     if isinstance(value, Mapping):
         return {str(key): to_json_types(entry) for key, entry in value.items()}
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return value
     if isinstance(value, Sequence):
         return [to_json_types(entry) for entry in value]
+    # NumPy and torch scalars have item(); Python numbers have not.
     number = getattr(value, "item", lambda: value)()
     if isinstance(number, float) and not math.isfinite(number):
         return None

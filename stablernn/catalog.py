@@ -1,6 +1,6 @@
-"""Facts about cells and named datasets, for programs that list them: reads files, and imports neither torch nor NumPy.
+"""Facts about cells and named datasets, for programs that list them; needs neither torch nor NumPy.
 
-Both files are written by ``make docs`` from the code.
+They are read from two JSON files, which ``make docs`` writes from the code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def get_cell_facts(key: str) -> dict[str, Any]:
 def list_dataset_facts(pattern: str = "*") -> list[dict[str, Any]]:
     """Return the facts about the datasets whose names match a shell-style pattern, sorted by name.
 
-    Besides those of :meth:`stablernn.data.DatasetInfo.facts`: ``here``, whether the files are on this machine
+    In addition to the facts of :meth:`stablernn.data.DatasetInfo.facts`, ``here`` says if the files are on this machine
     (``yes``, ``partly`` or ``no``).
     """
     rows: list[dict[str, Any]] = json.loads(DATASETS.read_text(encoding="utf-8"))
@@ -50,6 +50,7 @@ def list_dataset_facts(pattern: str = "*") -> list[dict[str, Any]]:
 
 
 def _with_presence(row: dict[str, Any]) -> dict[str, Any]:
+    # These three are for the search below; "files" is replaced by plain names.
     facts = {key: value for key, value in row.items() if key not in ("bundled", "files", "folders")}
     files = [DataFile(file["name"], also=tuple(file["also"]), packed=file["packed"]) for file in row["files"]]
     names = [str(BUNDLED / row["bundled"])] if row["bundled"] else [file.name for file in files]

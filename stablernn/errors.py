@@ -1,15 +1,16 @@
-"""What the library raises. Each class is also a built-in, so that a caller may catch either.
+"""Exceptions and warnings of the library. Each is also a built-in one, so that callers can catch either.
 
 StableRNNError
 ├── ConfigError        (ValueError)    a setting that does not exist, or a value it cannot take
 ├── DataError          (ValueError)    a file or an array whose content cannot be used
-├── UnknownNameError   (LookupError)   a cell, dataset or option that is not there
-├── DeviceError        (RuntimeError)  a device that was asked for and is not there
+├── UnknownNameError   (LookupError)   a cell, dataset or option that does not exist
+├── DeviceError        (RuntimeError)  a requested device that does not exist
 ├── CheckpointError    (ValueError)    a run directory or checkpoint that cannot be read
 ├── TrainingError      (RuntimeError)  training that cannot go on, such as a loss that is not finite
 ├── InterruptedRun     (RuntimeError)  training that was stopped by its user and can be resumed
-└── ExportError        (RuntimeError)  a model that cannot be written in the format that was asked for
-    └── ParityError                    an exported graph whose numbers differ from the model's
+├── ExportError        (RuntimeError)  a model that cannot be exported to the requested format
+│   └── ParityError                    an exported graph whose outputs differ from the model's
+└── CertificateError   (ValueError)    a model about which nothing can be proved, such as one with infinite weights
 
 UntrainedWarning     (UserWarning)   a model whose training left out a call that it depends on
 """
@@ -21,7 +22,7 @@ from collections.abc import Iterable
 
 
 class StableRNNError(Exception):
-    """Base of everything that this library raises on purpose."""
+    """Base class of all errors that this library raises on purpose."""
 
 
 class ConfigError(StableRNNError, ValueError):
@@ -68,19 +69,19 @@ class UntrainedWarning(UserWarning):
     pass
 
 
-def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """The sentence ``" Did you mean 'x'?"`` for the closest allowed word, or an empty string when none is close."""
-    matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` with the closest allowed name, or an empty string if none is close."""
+    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{matches[0]}'?" if matches else ""
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str], hint: str) -> UnknownNameError:
-    """The error for a name that is not in a list: what it is, what was given, what is near, where to look.
+def unknown(kind: str, name: str, allowed: Iterable[str], hint: str) -> UnknownNameError:
+    """Return the error for a name that is not in a list, with the closest name and a hint.
 
     Args:
-        kind: What the name should have named, such as ``"cell"``.
-        given: The name as the user wrote it.
-        allowed: The names there are.
+        kind: Kind of object that the name stands for, such as ``"cell"``.
+        name: The name as the user wrote it.
+        allowed: All existing names.
         hint: A full sentence that says what to do next.
     """
-    return UnknownNameError(f"Unknown {kind} '{given}'.{did_you_mean(given, allowed)} {hint}")
+    return UnknownNameError(f"Unknown {kind} '{name}'.{did_you_mean(name, allowed)} {hint}")

@@ -1,4 +1,4 @@
-"""The catalog: which architectures the code knows, under which key, from which paper, with which defaults."""
+"""The catalog of cells: key, paper, guarantee, default options and recommended training settings of each."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _SIZES = ("self", "input_size", "hidden_size")
 
 @dataclass(frozen=True)
 class CellInfo:
-    """One row of the catalog.
+    """One entry of the catalog.
 
     Attributes:
-        key: The name used on the command line.
-        title: What it is, in a few words.
-        paper: Authors, venue.
-        year: Of publication.
-        guarantee: What holds, in words; "none" when it is none.
+        key: Name on the command line.
+        title: Description, in a few words.
+        paper: Authors, title and venue.
+        year: Year of publication.
+        guarantee: The guarantee in words; "none" if there is none.
         family: The family of steps, which an engine may know (``docs/architecture.md``).
-        equation: One step, in plain text.
+        equation: Equation of one step, in plain text.
         cell: The class.
-        paper_options: The paper's values, where they differ from the class's own defaults.
-        paper_source: Where the paper's values stand, and which of them are our choice.
+        paper_options: The paper's values, if they differ from the defaults of the class.
+        paper_source: Source of the paper's values, and which of them are our choice.
         training: Recommended training settings of each preset.
-        upper_options: Options that hold for every layer but the first.
-        exports: Formats in which its step can be written.
+        upper_options: Options of every layer except the first.
+        exports: Formats to which its step can be exported.
     """
 
     key: str
@@ -52,7 +52,7 @@ class CellInfo:
     exports: tuple[str, ...] = ("onnx", "torchscript")
 
     def options(self, preset: str = "practical") -> dict[str, Any]:
-        """Every option of the cell with its value under ``preset``."""
+        """Return every option of the cell with its value under ``preset``."""
         defaults = {
             name: parameter.default
             for name, parameter in inspect.signature(self.cell.__init__).parameters.items()
@@ -83,26 +83,35 @@ class CellInfo:
         }
 
 
+# Filled by register_cell() as stablernn.cells imports its modules.
 _CATALOG: dict[str, CellInfo] = {}
 
 _Cell = TypeVar("_Cell", bound=type[StableCell])
 
 
 def register_cell(key: str, **facts: Any) -> Callable[[_Cell], _Cell]:
-    """Enter a cell class in the catalog under ``key``; ``facts`` are the fields of :class:`CellInfo`."""
+    """Register a cell class in the catalog.
 
-    def enter(cell: _Cell) -> _Cell:
+    Args:
+        key: Key of the cell; it becomes the attribute ``key`` of the class.
+        facts: Other fields of :class:`CellInfo`.
+
+    Raises:
+        ValueError: If the key is registered already.
+    """
+
+    def register(cell: _Cell) -> _Cell:
         if key in _CATALOG:
             raise ValueError(f"The cell '{key}' is registered twice, by {_CATALOG[key].cell} and {cell}.")
         cell.key = key
         _CATALOG[key] = CellInfo(key=key, cell=cell, **facts)
         return cell
 
-    return enter
+    return register
 
 
 def list_cells(pattern: str = "*") -> list[str]:
-    """The keys that match a shell-style pattern, sorted.
+    """Return the keys that match a shell-style pattern, sorted.
 
     Example:
         >>> list_cells("lipschitz*")
@@ -112,7 +121,7 @@ def list_cells(pattern: str = "*") -> list[str]:
 
 
 def cell_info(key: str) -> CellInfo:
-    """The catalog's row for ``key``.
+    """Return the catalog's entry for ``key``.
 
     Raises:
         UnknownNameError: If there is no such cell.
@@ -125,18 +134,18 @@ def cell_info(key: str) -> CellInfo:
 def create_cell(
     key: str, input_size: int, hidden_size: int, *, preset: str = "practical", **options: Any
 ) -> StableCell:
-    """A new cell.
+    """Create a cell.
 
     Args:
-        key: A key of the catalog.
+        key: Key in the catalog.
         input_size: Features per time step.
         hidden_size: Length of the state.
-        preset: ``practical``, values of ours that train on short and long tasks, or ``paper``, the published ones.
-        options: The cell's own options, which win over the preset.
+        preset: ``practical``, our values, which train on short and long tasks, or ``paper``, the published ones.
+        options: Options of the cell, which override the preset.
 
     Raises:
         UnknownNameError: If there is no such cell.
-        ConfigError: If the cell has no such option or it cannot take that value, or the preset does not exist.
+        ConfigError: If the cell has no such option, the value does not fit it, or the preset does not exist.
 
     Example:
         >>> create_cell("antisymmetric", 3, 8, damping=0.1).damping
@@ -152,32 +161,39 @@ def create_cell(
             )
         _check_type(key, name, options[name], allowed[name])
     try:
+        # Each cell checks the ranges of its options itself; to the caller this is a wrong configuration as well.
         return info.cell(input_size, hidden_size, **(allowed | options))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
 def recommended_training(key: str, preset: str = "practical") -> dict[str, Any]:
-    """Training settings (``lr``, ``optimizer``, ``schedule``, ...) that go with a cell under a preset."""
+    """Return the recommended training settings (``lr``, ``optimizer``, ``schedule``, ...) of a cell under a preset."""
     _check_preset(preset)
     return dict(cell_info(key).training.get(preset, {}))
 
 
 def _check_type(key: str, name: str, value: object, default: object) -> None:
-    """Options are words, numbers or switches, as their defaults are; a default of None is a number left open."""
+    """Check that an option is a string, number or Boolean, as its default is; a default of None stands for a number.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    # Booleans first: in Python they are integers, but true is not a number for an option.
     if isinstance(default, bool):
-        fits, word = isinstance(value, bool), "true or false"
+        fits, expected = isinstance(value, bool), "true or false"
     elif isinstance(default, str):
-        fits, word = isinstance(value, str), "a word"
+        fits, expected = isinstance(value, str), "a string"
     else:
-        fits, word = isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
-        if isinstance(default, int) or default is None:
-            # An option without a fraction counts something; None lets the cell choose the count.
-            fits, word = fits and (isinstance(value, int) or default is None), "a whole number"
+        fits, expected = isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
         if default is None:
-            fits, word = fits or value is None, "a number or null"
+            # None lets the cell choose the number.
+            fits, expected = fits or value is None, "a number or null"
+        elif isinstance(default, int):
+            # An option without a fraction counts something.
+            fits, expected = fits and isinstance(value, int), "a whole number"
     if not fits:
-        raise ConfigError(f"The option '{name}' of the cell '{key}' takes {word}, got {value!r}.")
+        raise ConfigError(f"The option '{name}' of the cell '{key}' takes {expected}, got {value!r}.")
 
 
 def _check_preset(preset: str) -> None:

@@ -1,4 +1,4 @@
-"""The plain step on complex units, ``h <- modReLU(W h + V x)``, in real numbers: a state is [Re h | Im h]."""
+"""The plain step on complex units, ``h <- modReLU(W h + V x)``, in real numbers: the state is [Re h | Im h]."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from stablernn.parametrizations import complex_modrelu, real_form
 ComplexNonlinearity = Literal["modrelu", "softshrink"]
 
 OFFSET = FLOOR = 1e-5
-"""What the complex modReLU adds to a modulus in its denominator, and what it takes for the modulus of 0."""
+"""Constant that the complex modReLU adds to the modulus in its denominator, and the modulus that it computes for 0."""
 
 
 class ComplexWeights(NamedTuple):
     recurrent: Tensor
     """The real form of W, (2 hidden, 2 hidden)."""
     bias: Tensor
-    """What the nonlinearity adds to the modulus, (hidden,)."""
+    """Bias that the nonlinearity adds to the modulus, (hidden,)."""
 
 
 class StartedWeights(NamedTuple):
     recurrent: Tensor
     """The real form of W, (2 hidden, 2 hidden)."""
     bias: Tensor
-    """What the nonlinearity adds to the modulus, (hidden,)."""
+    """Bias that the nonlinearity adds to the modulus, (hidden,)."""
     start: Tensor
-    """The trained first state h_0, (2 hidden,)."""
+    """The trained initial state h_0, (2 hidden,)."""
 
 
 class ComplexCell(StableCell):
-    """Input projection and nonlinearity of a cell whose subclass gives ``complex_matrix``.
+    """A cell of complex units with input projection and nonlinearity; a subclass implements ``complex_matrix``.
 
     ``modrelu`` is ``z max(|z| + b, 0) / (|z| + 1e-5)``; ``softshrink`` is modReLU with the bias ``-|b|``, which no
-    training can make positive and which is therefore 1-Lipschitz. A subclass makes its own parameters, then calls
+    training can make positive and which is therefore 1-Lipschitz. A subclass creates its parameters, then calls
     ``reset_parameters``.
 
     Args:
@@ -51,7 +51,7 @@ class ComplexCell(StableCell):
         nonlinearity: ``modrelu`` or ``softshrink``.
 
     Raises:
-        ValueError: If the nonlinearity is another.
+        ValueError: If the nonlinearity is none of them.
     """
 
     nonlinearities: ClassVar[tuple[ComplexNonlinearity, ...]] = ("modrelu", "softshrink")
@@ -72,14 +72,14 @@ class ComplexCell(StableCell):
         nn.init.uniform_(self.bias, -0.01, 0.01)
 
     def complex_matrix(self) -> Tensor:
-        """The complex matrix W, ``(hidden_size, hidden_size)``, column convention."""
+        """Return the complex matrix W, ``(hidden_size, hidden_size)``, column convention."""
         raise NotImplementedError
 
     def recurrent_matrix(self) -> Tensor:
         return real_form(self.complex_matrix())
 
     def used_bias(self) -> Tensor:
-        """The bias as the nonlinearity adds it."""
+        """Return the bias as the nonlinearity adds it."""
         return -self.bias.abs() if self.nonlinearity == "softshrink" else self.bias
 
     def materialize(self) -> tuple[Tensor, ...]:
@@ -101,8 +101,9 @@ class ComplexCell(StableCell):
 
 
 class StartedComplexCell(ComplexCell):
-    """A complex cell with a trained first state, which stands in for the state of a sequence that has not started."""
+    """A complex cell with a trained initial state, which replaces the state of a sequence that has not started."""
 
+    # Sequences start from zeros: the flag distinguishes that start from a state that happens to be 0.
     state_names = ("hidden", "started")
 
     def __init__(self, input_size: int, hidden_size: int, *, nonlinearity: ComplexNonlinearity) -> None:
@@ -115,6 +116,7 @@ class StartedComplexCell(ComplexCell):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
+        # As in the released code of the unitary evolution RNN.
         bound = (3 / (2 * self.hidden_size)) ** 0.5
         nn.init.uniform_(self.hidden_0, -bound, bound)
 
@@ -127,30 +129,42 @@ class StartedComplexCell(ComplexCell):
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, started = state
         recurrent, bias, start = weights
-        following = super().step((recurrent, bias), (torch.where(started > 0, h, start),), drive)
-        return (*following, torch.ones_like(started))
+        # (batch, 1) against (batch, 2 hidden) and (2 hidden,)
+        previous = torch.where(started > 0, h, start)
+        next_state = super().step((recurrent, bias), (previous,), drive)
+        return (*next_state, torch.ones_like(started))
 
 
 def steepest_slopes(bias: Tensor, offset: float) -> Matrix:
-    """The Lipschitz constant of complex modReLU in each unit, whose Jacobian is symmetric and nowhere negative.
+    """Return the Lipschitz constant of complex modReLU in each unit.
 
-    With ``m`` the modulus, ``FLOOR`` or more, its eigenvalues are ``(m + b) / (m + offset)`` across ``z`` and that plus
-    ``(offset - b) (m - FLOOR^2 / m) / (m + offset)^2`` along it, or 0 where ``m + b`` is negative. Up to ``b = offset``
-    neither exceeds 1; beyond it both fall with ``m``, from the value at 0 that is taken here.
+    Its Jacobian is symmetric and positive semidefinite. With ``m`` the modulus, ``FLOOR`` or more, its eigenvalues are
+    ``(m + b) / (m + offset)`` across ``z`` and that plus ``(offset - b) (m - FLOOR^2 / m) / (m + offset)^2`` along it,
+    or 0 if ``m + b`` is negative. Up to ``b = offset`` neither exceeds 1; beyond it both fall with ``m``, from the
+    value at 0 that is used here.
     """
+    # The factor covers rounding in this line.
     return np.maximum(1.0, (FLOOR + float64(bias)) / (FLOOR + offset) * (1 + 1e-12))
 
 
-def complex_sector(recurrent: Tensor, given: Tensor, bias: Tensor, offset: float) -> Sector:
-    """The step of complex units in real numbers, its nonlinearity divided by its steepest slopes."""
+def complex_sector(recurrent: Tensor, input_weights: Tensor, bias: Tensor, offset: float) -> Sector:
+    """Return the step of complex units in real numbers as a Lur'e system.
+
+    Its nonlinearity is divided by its steepest slopes, so that all slopes lie within 0 to 1.
+    """
     slopes = np.tile(steepest_slopes(bias, offset), 2)
-    return Sector(np.zeros(recurrent.shape), np.diag(slopes), float64(recurrent), float64(given), reach=math.inf)
+    return Sector(
+        np.zeros(recurrent.shape), np.diag(slopes), float64(recurrent), float64(input_weights), reach=math.inf
+    )
 
 
 def complex_bound(
     step: Sector, bias: Tensor, offset: float, *, states: tuple[str, ...] = ("hidden",), output: int | None = None
 ) -> StepBound:
-    """:func:`sector_bound`, and beside it the bias up to which the nonlinearity stretches nothing."""
+    """Return the :func:`sector_bound` of complex units.
+
+    Its conditions say up to which bias the nonlinearity stretches nothing.
+    """
     return replace(
         sector_bound(step, states=states, output=output),
         conditions=(Hypothesis("largest bias of modReLU", float(float64(bias).max()), offset),),

@@ -1,4 +1,4 @@
-"""Solvers of a fixed number of evaluations, for cells whose state flows along a vector field between samples."""
+"""ODE solvers with a fixed number of evaluations, for cells whose state follows a vector field between samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ SOLVERS: tuple[Solver, ...] = ("euler", "midpoint", "heun", "rk4")
 
 
 def solver_step(solver: Solver, velocity: Callable[[Tensor], Tensor], h: Tensor, length: float | Tensor) -> Tensor:
-    """One step of ``h' = velocity(h)``: by Euler, the explicit midpoint, Heun's or the classical Runge-Kutta rule."""
+    """Return the state after one step of ``h' = velocity(h)``.
+
+    Args:
+        solver: ``euler``, ``midpoint`` (explicit), ``heun``, or ``rk4`` (the classical Runge-Kutta rule).
+        velocity: The vector field.
+        h: The state.
+        length: Length of the step; a tensor for one length per sample.
+    """
+    # The names k1 to k4 are those of the Runge-Kutta literature.
     k1 = velocity(h)
     match solver:
         case "euler":

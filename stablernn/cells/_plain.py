@@ -1,4 +1,4 @@
-"""The plain family of steps, ``h <- f(K h + U x)``, whose members differ in how the matrix K is built."""
+"""The base class of plain steps, ``h <- f(K h + U x)``; its subclasses differ in how they build the matrix K."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class PlainWeights(NamedTuple):
     recurrent: Tensor
     """K, (hidden, hidden)."""
     bias: Tensor
-    """What the nonlinearity adds, (hidden,)."""
+    """Bias of the nonlinearity, (hidden,)."""
 
 
 class PlainCell(StableCell):
-    """Input projection, bias and nonlinearity of a cell whose subclass gives ``recurrent_matrix``.
+    """A cell with input projection, bias and nonlinearity; a subclass implements ``recurrent_matrix``.
 
     ``tanh`` and ``relu`` act on ``z + bias``; ``modrelu`` is ``sign(z) max(|z| + bias, 0)``; ``softshrink`` is modReLU
-    with the bias ``-|bias|``, which no training can make positive and which is therefore 1-Lipschitz. A subclass makes
-    its own parameters, then calls ``reset_parameters``.
+    with the bias ``-|bias|``, which no training can make positive and which is therefore 1-Lipschitz. A subclass
+    creates its parameters, then calls ``reset_parameters``.
 
     Args:
         input_size: Features per time step.
@@ -37,7 +37,7 @@ class PlainCell(StableCell):
         nonlinearity: One of ``nonlinearities``.
 
     Raises:
-        ValueError: If the nonlinearity is another.
+        ValueError: If the nonlinearity is none of them.
     """
 
     nonlinearities: ClassVar[tuple[Nonlinearity, ...]] = ("tanh", "relu", "modrelu", "softshrink")
@@ -56,13 +56,14 @@ class PlainCell(StableCell):
         nn.init.uniform_(self.bias, -bound, bound)
 
     def used_bias(self) -> Tensor:
-        """The bias as the nonlinearity adds it."""
+        """Return the bias as the nonlinearity adds it."""
         return -self.bias.abs() if self.nonlinearity == "softshrink" else self.bias
 
     def materialize(self) -> PlainWeights:
         return PlainWeights(self.recurrent_matrix(), self.used_bias())
 
     def sector(self) -> Sector:
+        # No linear part: all of the step goes through the nonlinearity, whose slopes lie within 0 to 1.
         size = self.hidden_size
         return Sector(
             np.zeros((size, size)),
@@ -75,7 +76,7 @@ class PlainCell(StableCell):
     def step_bound(self) -> StepBound:
         if self.nonlinearity not in ("modrelu", "softshrink"):
             return sector_bound(self.sector())
-        # Where its bias is positive, modReLU jumps at 0.
+        # modReLU jumps at 0 if its bias is positive.
         highest = float(self.used_bias().detach().max())
         return sector_bound(self.sector(), hypotheses=(Hypothesis("largest bias of modReLU", highest, 0.0),))
 
@@ -88,9 +89,10 @@ class PlainCell(StableCell):
         return (self.activate(nn.functional.linear(h, recurrent) + drive, bias),)
 
     def activate(self, z: Tensor, bias: Tensor) -> Tensor:
-        """The nonlinearity, with a bias as :meth:`used_bias` gives it."""
+        """Apply the nonlinearity, with the bias that :meth:`used_bias` returns."""
         if self.nonlinearity == "tanh":
             return torch.tanh(z + bias)
         if self.nonlinearity == "relu":
             return torch.relu(z + bias)
+        # softshrink differs from modReLU in the bias alone, see used_bias().
         return modrelu(z, bias)

@@ -3,15 +3,25 @@ its dynamic form, Lezcano-Casado, "Trivializations for gradient-based optimizati
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_choice
+from stablernn.cells._base import check_at_least, check_choice
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import Nonlinearity, PlainCell
-from stablernn.parametrizations import SKEW_INITS, SkewInit, cayley, exponential, initial_skew, skew, skew_size
+from stablernn.cells._rebase import RebasingCell
+from stablernn.parametrizations import (
+    ORTHOGONAL_MAPS,
+    SKEW_INITS,
+    OrthogonalMap,
+    SkewInit,
+    cayley,
+    exponential,
+    initial_skew,
+    nearest_orthogonal,
+    skew,
+    skew_size,
+)
 
 _PAPER_OPTIONS = {"init": "cayley", "nonlinearity": "modrelu"}
 _SOURCE = (
@@ -23,11 +33,9 @@ _TRAINING = {
     "paper": {"lr": 7e-4, "orthogonal_lr": 7e-5, "optimizer": "rmsprop", "epochs": 70, "batch_size": 128},
 }
 
-Parametrization = Literal["exp", "cayley"]
-
 
 class _TrivializedCell(PlainCell):
-    """Parameters and first values that the static and the dynamic form share."""
+    """A cell with an orthogonal matrix exp(A) or its Cayley transform, shared by the static and the dynamic form."""
 
     nonlinearities = ("modrelu", "softshrink")
     orthogonal = ("weight_hh",)
@@ -38,24 +46,26 @@ class _TrivializedCell(PlainCell):
         hidden_size: int,
         *,
         init: SkewInit,
-        parametrization: Parametrization,
+        parametrization: OrthogonalMap,
         nonlinearity: Nonlinearity,
     ) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
         check_choice(self, "init", init, SKEW_INITS)
-        check_choice(self, "parametrization", parametrization, ("exp", "cayley"))
+        check_choice(self, "parametrization", parametrization, ORTHOGONAL_MAPS)
         self.init: SkewInit = init
-        self.parametrization: Parametrization = parametrization
+        self.parametrization: OrthogonalMap = parametrization
+        # The strict upper triangle of A.
         self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))
 
     def reset_parameters(self) -> None:
+        # As in the released code: He-normal for U, and no bias other than that of modReLU.
         nn.init.normal_(self.weight_ih, std=(2 / self.input_size) ** 0.5)
         nn.init.uniform_(self.bias, -0.01, 0.01)
         with torch.no_grad():
             self.weight_hh.copy_(initial_skew(self.init, self.hidden_size))
 
     def rotation(self) -> Tensor:
-        """exp(A), or its Cayley transform, column convention."""
+        """Return exp(A), or the Cayley transform of A, column convention."""
         a = skew(self.weight_hh, self.hidden_size)
         return exponential(a) if self.parametrization == "exp" else cayley(a)
 
@@ -82,14 +92,14 @@ class ExpRNNCell(_TrivializedCell):
 
     Guarantee:
         By construction B is orthogonal, with determinant 1, at every stage of training. With ``softshrink`` (ours)
-        the step is therefore non-expansive: states under one input never move apart, and gradients by the state never
-        grow. With ``modrelu`` (the paper's) this holds where every bias is 0 or less, and ends with the first positive
-        one, at which s jumps at zero.
+        the step is therefore non-expansive: states under one input never move apart, and gradients with respect to the
+        state never grow. With ``modrelu`` (the paper's) this holds while every bias is 0 or less; with a positive one s
+        jumps at zero.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        init: Distribution of the first A: ``henaff`` (the paper's for memory tasks, our default), ``cayley`` (the
+        init: Distribution of the initial A: ``henaff`` (the paper's for memory tasks, our default), ``cayley`` (the
             paper's for classification) or ``haar``; see :func:`stablernn.parametrizations.initial_skew`.
         parametrization: ``exp``, or ``cayley`` for :math:`B = (I + A)^{-1}(I - A)`, the code's other mode.
         nonlinearity: ``modrelu``, or ``softshrink`` (ours), which is modReLU with the bias ``-|b|`` and therefore
@@ -101,7 +111,7 @@ class ExpRNNCell(_TrivializedCell):
         - output: the next state, same shape and dtype as ``state``
 
     Raises:
-        ValueError: If an option is none of the words above.
+        ValueError: If an option is none of these values.
 
     Example:
         >>> cell = ExpRNNCell(input_size=3, hidden_size=8)
@@ -110,8 +120,8 @@ class ExpRNNCell(_TrivializedCell):
 
     References:
         The paper's section 3 and its released code: U ~ N(0, 2/input_size), b ~ U(-0.01, 0.01), no other bias. The
-        code multiplies rows, ``h @ B``, which is this with -A. It uses the initial values of ``cayley``, made for the
-        Cayley transform, with exp as well.
+        code multiplies rows, ``h @ B``, which is this cell with -A. With exp, too, it uses the initial values of
+        ``cayley``, which were designed for the Cayley transform.
     """
 
     def __init__(
@@ -120,7 +130,7 @@ class ExpRNNCell(_TrivializedCell):
         hidden_size: int,
         *,
         init: SkewInit = "henaff",
-        parametrization: Parametrization = "exp",
+        parametrization: OrthogonalMap = "exp",
         nonlinearity: Nonlinearity = "softshrink",
     ) -> None:
         super().__init__(input_size, hidden_size, init=init, parametrization=parametrization, nonlinearity=nonlinearity)
@@ -145,27 +155,27 @@ class ExpRNNCell(_TrivializedCell):
     paper_source=_SOURCE,
     training=_TRAINING,
 )
-class DynamicTrivializationRNNCell(_TrivializedCell):
-    r"""The exponential RNN with its exponential taken about a base point, which follows the matrix as it trains.
+class DynamicTrivializationRNNCell(RebasingCell, _TrivializedCell):
+    r"""The exponential RNN about a base point that follows the matrix in training.
 
     .. math:: h_t = s(B h_{t-1} + U x_t), \quad B = B_0 \exp(A), \quad A^\top = -A
 
-    Names are those of :class:`ExpRNNCell`; :math:`B_0` is ``base``, which is not trained. At the start A is 0. Every
-    ``rebase`` optimizer steps :math:`B_0 \leftarrow B` and :math:`A \leftarrow 0`, which leaves B as it is: A stays
+    Names are those of :class:`ExpRNNCell`; :math:`B_0` is ``base``, which is not trained. A starts at 0. Every
+    ``rebase`` optimizer steps :math:`B_0 \leftarrow B` and :math:`A \leftarrow 0`, which does not change B: A stays
     small, where the exponential distorts distances least.
 
     Guarantee:
-        That of :class:`ExpRNNCell`. So that rounding does not add up over many rebases, what is used of the base is
-        the orthogonal matrix nearest to it.
+        That of :class:`ExpRNNCell`. The step uses the orthogonal matrix nearest to the base, so that rounding errors do
+        not accumulate over many rebases.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        init: Distribution of the skew matrix whose exponential is the first base: ``henaff``, ``cayley`` or ``haar``.
+        init: Distribution of the skew matrix whose exponential is the initial base: ``henaff``, ``cayley`` or ``haar``.
         parametrization: ``exp``, or ``cayley`` for :math:`B = B_0 (I + A)^{-1}(I - A)`.
         rebase: Optimizer steps from one change of the base to the next, K in the paper; 0 never changes it.
-        project: After how many rebases the base is replaced by the orthogonal matrix nearest to it, M in the code; 0
-            never does.
+        project: Number of rebases after which the base is replaced by the orthogonal matrix nearest to it, M in the
+            code; 0 never replaces it.
         nonlinearity: ``modrelu``, or ``softshrink`` (ours), which is modReLU with the bias ``-|b|`` and therefore
             1-Lipschitz.
 
@@ -178,9 +188,9 @@ class DynamicTrivializationRNNCell(_TrivializedCell):
         ValueError: If an option is outside what is listed above.
 
     References:
-        The paper's dynamic trivializations and its released code, whose first values are those of
-        :class:`ExpRNNCell` and whose K and M are 100. The code counts the forward passes, so that its first rebase
-        comes one step earlier. As there, the optimizer keeps its moments over a rebase.
+        The paper's dynamic trivializations and its released code, whose initial values are those of
+        :class:`ExpRNNCell` and whose K and M are 100. The code counts forward passes, so that its first rebase
+        is one step earlier. As there, the optimizer keeps its moments over a rebase.
     """
 
     def __init__(
@@ -189,19 +199,18 @@ class DynamicTrivializationRNNCell(_TrivializedCell):
         hidden_size: int,
         *,
         init: SkewInit = "henaff",
-        parametrization: Parametrization = "exp",
+        parametrization: OrthogonalMap = "exp",
         rebase: int = 100,
         project: int = 100,
         nonlinearity: Nonlinearity = "softshrink",
     ) -> None:
         super().__init__(input_size, hidden_size, init=init, parametrization=parametrization, nonlinearity=nonlinearity)
-        for name, count in (("rebase", rebase), ("project", project)):
-            if count < 0:
-                raise ValueError(f"{name} must be 0 or more for {type(self).__name__}, got {count}.")
+        check_at_least(self, 0, rebase=rebase, project=project)
         self.rebase = rebase
         self.project = project
         self.base: Tensor
         self.rebases: Tensor
+        # Buffers, so that checkpoints hold the base and the count.
         self.register_buffer("base", torch.empty(hidden_size, hidden_size))
         self.register_buffer("rebases", torch.zeros((), dtype=torch.int64))
         self.reset_parameters()
@@ -209,30 +218,23 @@ class DynamicTrivializationRNNCell(_TrivializedCell):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         with torch.no_grad():
+            # The initial matrix of the static form becomes the base.
             self.base.copy_(self.rotation())
             self.weight_hh.zero_()
             self.rebases.zero_()
 
     def base_matrix(self) -> Tensor:
-        """The base B_0, orthogonal, column convention."""
-        # One step of Newton's method for the nearest orthogonal matrix, which takes an error of 1e-6 to 1e-12.
-        return 1.5 * self.base - 0.5 * self.base @ (self.base.T @ self.base)
+        """Return the base B_0, orthogonal, column convention."""
+        return nearest_orthogonal(self.base)
 
     def recurrent_matrix(self) -> Tensor:
         return self.base_matrix() @ self.rotation()
 
-    def missed_schedule(self) -> str | None:
-        if not self.rebase or self._passes_since_schedule < self.rebase:
-            return None
-        return f"have moved the base of the recurrent matrix every {self.rebase} steps"
-
-    def after_step(self, step: int, total_steps: int) -> None:
-        super().after_step(step, total_steps)
-        if not self.rebase or step % self.rebase:
-            return
+    def move_base(self) -> None:
         self.base.copy_(self.recurrent_matrix())
         self.weight_hh.zero_()
         self.rebases += 1
         if self.project and int(self.rebases) % self.project == 0:
+            # The orthogonal factor of the polar decomposition is the nearest orthogonal matrix.
             left, _, right = torch.linalg.svd(self.base)
             self.base.copy_(left @ right)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
-from stablernn.cells._base import check_choice
+from stablernn.cells._base import check_at_least, check_choice
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._complex import ComplexNonlinearity, StartedComplexCell
+from stablernn.cells._rebase import RebasingCell
 from stablernn.cells.urnn import UnitaryEvolutionRNNCell
-from stablernn.parametrizations import cayley, exponential, skew_hermitian
-
-Parametrization = Literal["exp", "cayley"]
+from stablernn.parametrizations import (
+    ORTHOGONAL_MAPS,
+    OrthogonalMap,
+    cayley,
+    exponential,
+    nearest_orthogonal,
+    skew_hermitian,
+)
 
 
 @register_cell(
@@ -37,25 +41,25 @@ Parametrization = Literal["exp", "cayley"]
         "paper": {"lr": 0.001, "orthogonal_lr": 1e-6, "optimizer": "rmsprop", "epochs": 200, "batch_size": 50},
     },
 )
-class FullCapacityUnitaryRNNCell(StartedComplexCell):
-    r"""A unitary matrix of any kind, moved along the unitary group.
+class FullCapacityUnitaryRNNCell(RebasingCell, StartedComplexCell):
+    r"""An arbitrary unitary matrix, trained along the unitary group.
 
     .. math:: h_t = f(W h_{t-1} + V x_t), \quad W = \exp(A) B \;\text{ or }\; (I + \tfrac12 A)^{-1} (I - \tfrac12 A) B,
         \quad A^H = -A, \quad f(z) = \frac{z}{|z| + 10^{-5}} \max(|z| + b, 0)
 
-    In code: A is made of ``weight_hh``, as many real numbers as the unitary group has dimensions
-    (:func:`stablernn.parametrizations.skew_hermitian`), 0 at the start; the base B is ``base``, complex as [Re | Im],
-    not trained, a random matrix of :class:`UnitaryEvolutionRNNCell` at the start; V is ``weight_ih`` as [Re | Im], b is
+    In code: A is built from ``weight_hh``, as many real numbers as the unitary group has dimensions
+    (:func:`stablernn.parametrizations.skew_hermitian`), initially 0; the base B is ``base``, complex as [Re | Im],
+    not trained, initially a random matrix of :class:`UnitaryEvolutionRNNCell`; V is ``weight_ih`` as [Re | Im], b is
     ``bias``, the trained :math:`h_0` is ``hidden_0``; :math:`|z|` is :math:`\sqrt{re^2 + im^2 + 10^{-10}}`.
 
-    With ``rebase`` B becomes W and A becomes 0 every so many optimizer steps. ``cayley`` with ``rebase=1`` is then the
-    paper's step: gradient descent with rate l on ``weight_hh`` makes of W
+    Every ``rebase`` optimizer steps B becomes W and A becomes 0. ``cayley`` with ``rebase=1`` is then the paper's
+    step: gradient descent with rate l on ``weight_hh`` replaces W by
     :math:`(I + \tfrac{l}{2} P)^{-1} (I - \tfrac{l}{2} P) W`, where :math:`P = G W^H - W G^H` for the gradient G of W.
 
     Guarantee:
-        W is unitary by construction. So that rounding does not add up over many rebases, what is used of the base is
-        the unitary matrix nearest to it. With ``softshrink`` (ours, the default) the step is non-expansive: no two
-        states move apart under one input. With ``modrelu`` (the paper's) that holds only while no bias is positive.
+        W is unitary by construction. The step uses the unitary matrix nearest to the base, so that rounding errors do
+        not accumulate over many rebases. With ``softshrink`` (ours, the default) the step is non-expansive: no two
+        states move apart under one input. With ``modrelu`` (the paper's) this holds only while no bias is positive.
 
     Args:
         input_size: Features per time step.
@@ -67,7 +71,7 @@ class FullCapacityUnitaryRNNCell(StartedComplexCell):
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
         - state: hidden, ``(batch, 2 hidden_size)`` as [Re | Im], and started, ``(batch, 1)``: 0 before the first step,
-          where ``hidden_0`` stands in for hidden, 1 after it; zeros when omitted
+          which uses ``hidden_0`` in place of hidden, 1 after it; zeros when omitted
         - output: the next state, same shapes and dtype as ``state``
 
     Raises:
@@ -79,9 +83,9 @@ class FullCapacityUnitaryRNNCell(StartedComplexCell):
         torch.Size([2, 16])
 
     References:
-        The paper and its released code, for which input, h_0 and bias are those of the unitary evolution RNN. The code
-        has :math:`10^{-5}` under the root of :math:`|z|`, which takes zero for a number of modulus .003;
-        :math:`10^{-10}` is used here, as in the other complex cells.
+        The paper and its released code, whose input, h_0 and bias are those of the unitary evolution RNN. The code
+        has :math:`10^{-5}` under the root of :math:`|z|`, by which zero has the modulus .003; here it is
+        :math:`10^{-10}`, as in the other complex cells.
     """
 
     orthogonal = ("weight_hh",)
@@ -91,17 +95,17 @@ class FullCapacityUnitaryRNNCell(StartedComplexCell):
         input_size: int,
         hidden_size: int,
         *,
-        parametrization: Parametrization = "exp",
+        parametrization: OrthogonalMap = "exp",
         rebase: int = 0,
         nonlinearity: ComplexNonlinearity = "softshrink",
     ) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
-        check_choice(self, "parametrization", parametrization, ("exp", "cayley"))
-        if rebase < 0:
-            raise ValueError(f"rebase must be 0 or more for {type(self).__name__}, got {rebase}.")
-        self.parametrization: Parametrization = parametrization
+        check_choice(self, "parametrization", parametrization, ORTHOGONAL_MAPS)
+        check_at_least(self, 0, rebase=rebase)
+        self.parametrization: OrthogonalMap = parametrization
         self.rebase = rebase
         self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
+        # (hidden, 2 hidden): [Re | Im]
         self.base: Tensor
         self.register_buffer("base", torch.empty(hidden_size, 2 * hidden_size))
         self.reset_parameters()
@@ -109,31 +113,23 @@ class FullCapacityUnitaryRNNCell(StartedComplexCell):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         nn.init.zeros_(self.weight_hh)
-        start = UnitaryEvolutionRNNCell(self.input_size, self.hidden_size).double()
+        initial = UnitaryEvolutionRNNCell(self.input_size, self.hidden_size).double()
         with torch.no_grad():
-            self._set_base(start.complex_matrix())
+            self._set_base(initial.complex_matrix())
 
     def base_matrix(self) -> Tensor:
-        """The base B, ``(hidden_size, hidden_size)`` complex and unitary, column convention."""
-        b = torch.complex(*self.base.chunk(2, dim=1))
-        # One step of Newton's method for the nearest unitary matrix, which takes an error of 1e-6 to 1e-12.
-        return 1.5 * b - 0.5 * b @ (b.mH @ b)
+        """Return the base B, ``(hidden_size, hidden_size)`` complex and unitary, column convention."""
+        return nearest_orthogonal(torch.complex(*self.base.chunk(2, dim=1)))
 
     def complex_matrix(self) -> Tensor:
         generator = skew_hermitian(self.weight_hh)
-        moved = exponential(generator) if self.parametrization == "exp" else cayley(generator / 2)
-        return moved @ self.base_matrix()
+        # Halved, since cayley(A / 2) is the paper's (I + A/2)^-1 (I - A/2).
+        rotation = exponential(generator) if self.parametrization == "exp" else cayley(generator / 2)
+        return rotation @ self.base_matrix()
 
-    def missed_schedule(self) -> str | None:
-        if not self.rebase or self._passes_since_schedule < self.rebase:
-            return None
-        return f"have moved the base of the recurrent matrix every {self.rebase} steps"
-
-    def after_step(self, step: int, total_steps: int) -> None:
-        super().after_step(step, total_steps)
-        if self.rebase and step % self.rebase == 0:
-            self._set_base(self.complex_matrix())
-            self.weight_hh.zero_()
+    def move_base(self) -> None:
+        self._set_base(self.complex_matrix())
+        self.weight_hh.zero_()
 
     def _set_base(self, w: Tensor) -> None:
         self.base.copy_(torch.cat([w.real, w.imag], dim=1))

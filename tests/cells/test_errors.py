@@ -209,7 +209,7 @@ def test_an_option_out_of_range_is_refused(key: str, options: dict[str, Any], se
     [
         ({"step_size": "0.1"}, "The option 'step_size' of the cell 'lvf' takes a number, got '0.1'."),
         ({"step_size": True}, "The option 'step_size' of the cell 'lvf' takes a number, got True."),
-        ({"constraint": 1}, "The option 'constraint' of the cell 'lvf' takes a word, got 1."),
+        ({"constraint": 1}, "The option 'constraint' of the cell 'lvf' takes a string, got 1."),
     ],
     ids=["text", "flag", "number"],
 )
