@@ -71,6 +71,7 @@ class UntrainedWarning(UserWarning):
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` with the closest allowed name, or an empty string if none is close."""
+    # The cutoff is the default of difflib.
     matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{matches[0]}'?" if matches else ""
 

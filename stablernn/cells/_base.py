@@ -201,6 +201,7 @@ class StableCell(nn.Module):
 
     def initial_state(self, batch_size: int) -> State:
         """Return zeros, one ``(batch_size, size)`` tensor for each of ``state_names``."""
+        # Of the dtype and on the device of the parameters.
         like = next(self.parameters())
         return tuple(like.new_zeros(batch_size, size) for size in self.state_sizes)
 
@@ -378,7 +379,7 @@ def check_choice(cell: StableCell, name: str, value: str, choices: Sequence[str]
     """
     if value not in choices:
         *first, last = [repr(choice) for choice in choices]
-        raise ValueError(f"{name} of {type(cell).__name__} is {', '.join(first)} or {last}, got {value!r}.")
+        raise ValueError(f"{name} of {type(cell).__name__} must be {', '.join(first)} or {last}, got {value!r}.")
 
 
 def step_length(step_size: float, dt: Tensor | None) -> float | Tensor:

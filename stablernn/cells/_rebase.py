@@ -21,5 +21,6 @@ class RebasingCell(StableCell):
 
     def after_step(self, step: int, total_steps: int) -> None:
         super().after_step(step, total_steps)
+        # Steps count from 1: the first change follows step number rebase.
         if self.rebase and step % self.rebase == 0:
             self.move_base()

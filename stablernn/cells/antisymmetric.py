@@ -59,23 +59,23 @@ class AntisymmetricWeights(NamedTuple):
     training=_TRAINING,
 )
 class AntisymmetricRNNCell(StableCell):
-    r"""Recurrent step with an antisymmetric matrix, so that the linear part neither grows nor decays.
+    r"""A recurrent step with an antisymmetric matrix, so that its linear part neither grows nor decays.
 
     .. math:: h_t = h_{t-1} + \epsilon \tanh((W - W^\top - \gamma I) h_{t-1} + V x_t + b)
 
-    In code: :math:`\epsilon` is ``step_size``, :math:`\gamma` is ``damping``; W is strictly upper triangular and kept
-    as ``weight_hh``, its :math:`N(N-1)/2` entries row by row; V is ``weight_ih``, b is ``bias_ih``.
+    In code: :math:`\epsilon` is ``step_size``, :math:`\gamma` is ``damping``; W is strictly upper triangular, and
+    ``weight_hh`` holds its :math:`N(N-1)/2` entries row by row; V is ``weight_ih``, b is ``bias_ih``.
 
     Guarantee:
-        By construction a step moves the state by at most step_size sqrt(hidden_size), since tanh saturates. Two states
-        do not part in the largest coordinate where the moduli in each row of W - W^T sum to r <= gamma with
-        step_size (gamma + r) <= 2; in a 2-norm, weighted or not, they can for any W but 0.
+        By construction a step moves the state by at most step_size sqrt(hidden_size), since tanh saturates. The step is
+        non-expansive in the infinity norm if the moduli in each row of W - W^T sum to r <= gamma with
+        step_size (gamma + r) <= 2; in a 2-norm, weighted or not, it is so for no W except 0.
 
         The paper's criteria bound eigenvalues of single Jacobians. Those of the differential equation,
         diag(s')(W - W^T - gamma I), have real parts in [-gamma max s', -gamma min s']. The Euler criterion
         max |1 + step_size lambda| <= 1 holds at every state if step_size <= 2 gamma / (gamma^2 + ||W - W^T||^2), and
-        never for gamma = 0. Neither bounds a trajectory, along which the Jacobian changes: where both hold, inputs
-        that hold now one unit flat and now the other drive two states apart exponentially, however near they were
+        never for gamma = 0. Neither bounds a trajectory, along which the Jacobian changes: even if both hold, inputs
+        that saturate two units in turn drive two states apart exponentially, however near they were
         (``tests/stability/test_false_claims.py``). Certificates list the criterion as a condition and do not use it.
 
     Args:
@@ -100,12 +100,13 @@ class AntisymmetricRNNCell(StableCell):
 
     References:
         The paper. Slides about it (their eq. 8) subtract gamma from the whole matrix, use variances as standard
-        deviations and shift the input's index, x_{t-1} in one place and x_t in another; the paper's form is used here:
+        deviations and shift the input's index, x_{t-1} in one place and x_t in another; this is the paper's form:
         x_t, V ~ N(0, 1/input_size), W ~ N(0, init_scale^2/hidden_size).
     """
 
     takes_dt = True
     is_euler = True
+    # Number of blocks in weight_ih and bias_ih; subclasses with a gate have 2.
     gates = 1
 
     def __init__(
@@ -123,15 +124,17 @@ class AntisymmetricRNNCell(StableCell):
         self.step_size = step_size
         self.damping = damping
         self.init_scale = init_scale
-        self.weight_hh = nn.Parameter(torch.empty(self._free_shape()))
+        self.weight_hh = nn.Parameter(torch.empty(self._weight_hh_shape()))
         self.weight_ih = nn.Parameter(torch.empty(self.gates * hidden_size, input_size))
         self.bias_ih = nn.Parameter(torch.empty(self.gates * hidden_size))
         self.reset_parameters()
 
-    def _free_shape(self) -> tuple[int, ...]:
+    def _weight_hh_shape(self) -> tuple[int, ...]:
+        # The paper's parameter counts have N (N - 1) / 2 recurrent weights, too.
         return (skew_size(self.hidden_size),)
 
     def reset_parameters(self) -> None:
+        # As in the paper; subclasses with other shapes draw from the same distributions.
         nn.init.normal_(self.weight_hh, std=self.init_scale * self.hidden_size**-0.5)
         nn.init.normal_(self.weight_ih, std=self.input_size**-0.5)
         nn.init.zeros_(self.bias_ih)
@@ -147,17 +150,20 @@ class AntisymmetricRNNCell(StableCell):
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
     def sector(self) -> Sector | None:
-        return self._ungated() if self.gates == 1 else None
+        return self._ungated_sector() if self.gates == 1 else None
 
-    def _ungated(self) -> Sector:
+    def _ungated_sector(self) -> Sector:
+        # h + step_size tanh(K h + V x): the linear part is the identity, the nonlinearity enters by step_size I.
         unit = np.eye(self.hidden_size)
         return Sector(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
 
     def step_bound(self) -> StepBound:
-        step = self._ungated()
-        turning, damping = norm_above((step.V - step.V.T) / 2), -float(step.V[0, 0])
-        square = damping**2 + turning**2
-        limit = 2 * damping / square if square else 0.0
+        step = self._ungated_sector()
+        skew_norm, damping = norm_above((step.V - step.V.T) / 2), -float(step.V[0, 0])
+        # Eigenvalues of S - damping I are -damping + i s with |s| <= norm(S). The Euler criterion for them,
+        # (1 - step_size damping)^2 + (step_size s)^2 <= 1, is solved for step_size.
+        squared_modulus = damping**2 + skew_norm**2
+        limit = 2 * damping / squared_modulus if squared_modulus else 0.0
         criterion = Hypothesis(
             "step_size against 2 damping / (damping^2 + norm(S)^2)", self.step_size, limit, of="single Jacobians"
         )
@@ -166,7 +172,7 @@ class AntisymmetricRNNCell(StableCell):
             bound,
             conditions=(criterion,),
             figures={
-                "norm_S": turning,
+                "norm_S": skew_norm,
                 "damping": damping,
                 "largest_euler_step": largest_euler_step(step, bound) * self.step_size,
             },
@@ -193,19 +199,19 @@ class AntisymmetricRNNCell(StableCell):
     training=_TRAINING,
 )
 class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
-    r"""The antisymmetric step with a gate on the update; both use one matrix :math:`K = W - W^\top - \gamma I`.
+    r"""An antisymmetric step with a gate on the update; both use one matrix :math:`K = W - W^\top - \gamma I`.
 
     .. math::
         z_t = \sigma(K h_{t-1} + V_z x_t + b_z), \quad
         h_t = h_{t-1} + \epsilon z_t \odot \tanh(K h_{t-1} + V_h x_t + b_h)
 
-    In code: ``weight_ih`` is V_z over V_h, ``bias_ih`` is b_z over b_h.
+    In code: ``weight_ih`` is V_z stacked on V_h, ``bias_ih`` is b_z stacked on b_h.
 
     Guarantee:
         None. The paper says that the gated Jacobian is a diagonal times an antisymmetric matrix; the diagonal is
-        z [(1 - t^2) + (1 - z) t] with t = tanh(.), which turns negative for t near -1, and with mixed signs
+        z [(1 - t^2) + (1 - z) t] with t = tanh(.), which is negative for t near -1, and with mixed signs
         eigenvalues can be real and positive. ``tests/cells/test_guarantee.py`` shows one. The diagonal lies within
-        -1/4 to 1, which bounds by how much a step drives two states apart.
+        -1/4 to 1, which bounds how far a step drives two states apart.
 
     Args:
         input_size: Features per time step.
@@ -226,15 +232,15 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
     gates = 2
 
     def step_bound(self) -> StepBound:
-        # The gated tanh has slopes from -1/4 to 1: a line, and a nonlinearity with slopes from 0 to 5/4. Its two inputs
-        # do not go in as one, and no bound of the modulus is left.
+        # The gated tanh has slopes from -1/4 to 1: a linear part of slope -1/4, and a nonlinearity with slopes from 0
+        # to 5/4. Gate and candidate have different inputs, so the system is given none, and f no bound of its modulus.
         unit, k = np.eye(self.hidden_size), float64(self.recurrent_matrix())
-        line, rest = unit - self.step_size / 4 * k, 1.25 * self.step_size * unit
-        nothing = np.zeros((self.hidden_size, self.input_size))
-        bound = sector_bound(Sector(line, rest, k, nothing, reach=math.inf))
-        # By the gate the slope is z (1 - z) t, by the candidate z (1 - t^2): their squares add up to 1 at most.
-        moved = 1.0 if bound.metric is None else norm_above(bound.metric)
-        return replace(bound, gain=self.step_size * moved * norm_above(float64(self.weight_ih)))
+        linear_part, nonlinear_part = unit - self.step_size / 4 * k, 1.25 * self.step_size * unit
+        no_input = np.zeros((self.hidden_size, self.input_size))
+        bound = sector_bound(Sector(linear_part, nonlinear_part, k, no_input, reach=math.inf))
+        # The slope by the gate's input is z (1 - z) t, by the candidate's z (1 - t^2): their squares sum to 1 at most.
+        metric_norm = 1.0 if bound.metric is None else norm_above(bound.metric)
+        return replace(bound, gain=self.step_size * metric_norm * norm_above(float64(self.weight_ih)))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
@@ -261,19 +267,19 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
     training=_TRAINING,
 )
 class AblationRNNCell(GatedAntisymmetricRNNCell):
-    r"""The gated antisymmetric step with a free matrix K in place of the antisymmetric one: the paper's ablation.
+    r"""A gated antisymmetric step with a free matrix K in place of the antisymmetric one: the paper's ablation.
 
     .. math::
         z_t = \sigma(K h_{t-1} + V_z x_t + b_z), \quad
         h_t = h_{t-1} + \epsilon z_t \odot \tanh(K h_{t-1} + V_h x_t + b_h)
 
-    In code: ``weight_hh`` is K, ``(hidden_size, hidden_size)``, from which ``damping`` I is taken off; ``weight_ih`` is
-    V_z over V_h, ``bias_ih`` is b_z over b_h.
+    In code: ``weight_hh``, ``(hidden_size, hidden_size)``, minus ``damping`` I is K; ``weight_ih`` is V_z stacked on
+    V_h, ``bias_ih`` is b_z stacked on b_h.
 
     Guarantee:
-        None, neither of the continuous equation nor of the step. Since the gate is at most 1 and tanh saturates, a step
-        moves the state by at most step_size sqrt(hidden_size). The gated tanh has slopes within -1/4 to 1, which bounds
-        by how much a step drives two states apart.
+        None, neither for the continuous equation nor for the step. Since the gate is at most 1 and tanh saturates, a
+        step moves the state by at most step_size sqrt(hidden_size). The gated tanh has slopes within -1/4 to 1, which
+        bounds how far a step drives two states apart.
 
     Args:
         input_size: Features per time step.
@@ -292,7 +298,7 @@ class AblationRNNCell(GatedAntisymmetricRNNCell):
 
     References:
         The paper's table 2, "ablation model", which "replaces the matrices in equation 13", the gated one. K is drawn
-        as W of the other cells is, N(0, init_scale^2/hidden_size), diagonal included.
+        like W of the other cells, N(0, init_scale^2/hidden_size), diagonal included.
     """
 
     def __init__(
@@ -306,7 +312,7 @@ class AblationRNNCell(GatedAntisymmetricRNNCell):
     ) -> None:
         super().__init__(input_size, hidden_size, step_size=step_size, damping=damping, init_scale=init_scale)
 
-    def _free_shape(self) -> tuple[int, ...]:
+    def _weight_hh_shape(self) -> tuple[int, ...]:
         return (self.hidden_size, self.hidden_size)
 
     def recurrent_matrix(self) -> Tensor:

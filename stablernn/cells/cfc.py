@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from stablernn.bounds.gated import gated_bound, largest_bend
 from stablernn.bounds.linalg import UNIT, Matrix, norm_above, row_norms
 from stablernn.bounds.step_bound import GELU_SLOPE, Ball, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_choice
+from stablernn.cells._base import StableCell, State, check_at_least, check_choice
 from stablernn.cells._catalog import register_cell
 
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
-# Slope about zero, on average of both sides.
-_SLOPES = {"lecun_tanh": 1.7159 * 0.666, "tanh": 1.0, "relu": 0.5, "silu": 0.5, "gelu": 0.5}
-# The least and the largest slope; those of silu lie where x tanh(x / 2) = 2.
-_RANGES = {
+# Slope at zero, the mean of both sides.
+_MEAN_SLOPES = {"lecun_tanh": 1.7159 * 0.666, "tanh": 1.0, "relu": 0.5, "silu": 0.5, "gelu": 0.5}
+# The smallest and the largest slope; those of silu are at x tanh(x / 2) = 2.
+_SLOPE_RANGES = {
     "lecun_tanh": (0.0, 1.7159 * 0.666 + UNIT),
     "tanh": (0.0, 1.0),
     "relu": (0.0, 1.0),
@@ -50,28 +50,29 @@ _RANGES = {
     },
 )
 class CfCCell(StableCell):
-    r"""A closed form in place of an ODE's solution: a gate that depends on time blends two heads.
+    r"""A closed form that replaces the solution of an ODE: a gate that depends on time blends two heads.
 
     .. math::
         v = \mathrm{backbone}([x_t, h_{t-1}]), \quad s = \sigma(t_a(v)\, dt + t_b(v)), \quad
         h_t = (1 - s) \odot \tanh(f_1(v)) + s \odot \tanh(f_2(v))
 
-    In code: the first affine map is ``weight_ih`` on x, ``weight_hh`` on h and ``bias_ih``; the backbone's further
-    layers are ``weight_backbone`` and ``bias_backbone``; ``weight_head`` and ``bias_head`` hold f1, f2, t_a, t_b one
-    over the other. Without a backbone the first map is the head.
+    In code: the first affine map is ``weight_ih`` on x, ``weight_hh`` on h and ``bias_ih``; the other layers of the
+    backbone are ``weight_backbone`` and ``bias_backbone``; ``weight_head`` and ``bias_head`` hold f1, f2, t_a, t_b,
+    stacked. Without a backbone the first map is the head.
 
     Guarantee:
         The bound by construction: the state lies within 1 in every coordinate, whatever the time step, as a convex
-        combination of two tanh. Nothing is kept beside them, so that a step contracts where the weights are small.
+        combination of two tanh. No other part of the old state is added, so that a step contracts if the weights are
+        small.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
         backbone_layers: Affine maps, each followed by the activation, before the head; 0 or more.
-        backbone_units: Length of what they give; None: hidden_size, our choice.
+        backbone_units: Length of their outputs; None: hidden_size, our choice.
         activation: ``lecun_tanh``, which is ``1.7159 tanh(0.666 v)``, ``tanh``, ``relu``, ``silu`` or ``gelu``.
-        init: Weights at the start: ``xavier`` is Glorot uniform; ``memory`` (ours) makes backbone and f1, f2 together
-            pass the state on as nearly unchanged as their nonlinearities allow.
+        init: Initial weights: ``xavier`` is Glorot uniform; with ``memory`` (ours) backbone and f1, f2 together pass
+            the state on as nearly unchanged as their nonlinearities allow.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -79,8 +80,8 @@ class CfCCell(StableCell):
         - output: the next state, same shape and dtype as ``state``
 
     Raises:
-        ValueError: If ``backbone_layers`` is negative, ``backbone_units`` is below 1, or a word is none of
-            those listed.
+        ValueError: If ``backbone_layers`` is negative, ``backbone_units`` is below 1, or ``activation`` or ``init`` is
+            none of those listed.
 
     Example:
         >>> cell = CfCCell(input_size=3, hidden_size=8)
@@ -105,11 +106,10 @@ class CfCCell(StableCell):
         init: Literal["memory", "xavier"] = "memory",
     ) -> None:
         super().__init__(input_size, hidden_size)
-        if backbone_layers < 0:
-            raise ValueError(f"backbone_layers must be 0 or more for CfCCell, got {backbone_layers}.")
+        check_at_least(self, 0, backbone_layers=backbone_layers)
         if backbone_units is not None and backbone_units < 1:
             raise ValueError(f"backbone_units must be 1 or more, or None, for CfCCell, got {backbone_units}.")
-        check_choice(self, "activation", activation, tuple(_SLOPES))
+        check_choice(self, "activation", activation, tuple(_MEAN_SLOPES))
         check_choice(self, "init", init, ("memory", "xavier"))
         self.backbone_layers = backbone_layers
         self.backbone_units = backbone_units
@@ -140,19 +140,20 @@ class CfCCell(StableCell):
         if self.init == "xavier":
             return
         with torch.no_grad():
-            through = torch.eye(n, dtype=self.weight_hh.dtype, device=self.weight_hh.device)
+            # Near zero the backbone is about this matrix; f1 and f2 get its pseudoinverse.
+            product = torch.eye(n, dtype=self.weight_hh.dtype, device=self.weight_hh.device)
             for matrix in self._backbone():
                 nn.init.orthogonal_(matrix)
-                through = _SLOPES[self.activation] * matrix @ through
+                product = _MEAN_SLOPES[self.activation] * matrix @ product
             head = self.weight_head if self.backbone_layers else self.weight_hh
-            head[: 2 * n] = torch.linalg.pinv(through).repeat(2, 1)
+            head[: 2 * n] = torch.linalg.pinv(product).repeat(2, 1)
 
     def substeps(self, longest: float) -> int:
-        """One: the closed form takes a time of any length."""
+        """Return 1: the closed form holds for a time of any length."""
         return 1
 
     def recurrent_matrix(self) -> Tensor:
-        """What the first affine map does to the state."""
+        """Return the matrix of the first affine map that acts on the state."""
         return self.weight_hh
 
     def step_bound(self) -> StepBound:
@@ -162,65 +163,76 @@ class CfCCell(StableCell):
         safe = 1 + 64 * max(self.weight_hh.shape) * UNIT
 
         def largest(rows: Matrix) -> Matrix:
-            one, other, gate = np.split(rows, 3)
-            return largest_bend(np.maximum(one, other), gate / 2) * safe
+            f1, f2, gate = np.split(rows, 3)
+            return largest_bend(np.maximum(f1, f2), gate / 2) * safe
 
-        entries = self._through(self.weight_hh, np.abs, _heads)
-        given = self._through(self.weight_ih, np.abs, _heads)
+        state_entries = self._bound_products(self.weight_hh, np.abs, _heads)
+        input_entries = self._bound_products(self.weight_ih, np.abs, _heads)
         by_row = gated_bound(
-            lambda weights: largest(entries @ weights),
-            largest(row_norms(given)),
+            lambda weights: largest(state_entries @ weights),
+            largest(row_norms(input_entries)),
             covers=("hidden",),
             output=slice(None),
             balls=(ball,),
         )
         rate, gain = (
-            float(self._through(weight, _norm, _stacked_heads)[0, 0]) * safe
+            float(self._bound_products(weight, _norm, _stacked_heads)[0, 0]) * safe
             for weight in (self.weight_hh, self.weight_ih)
         )
         by_norm = StepBound(covers=("hidden",), norm="l2", rate=rate, gain=gain, output_gain=1.0, balls=(ball,))
+        # Two proofs about the same step: take the one with the smaller rate.
         return min(by_norm, by_row, key=lambda bound: bound.rate)
 
     def irregular_bound(self) -> StepBound:
-        # A mean of two tanh at any length; what the gate makes of differences is proved of the regular one only.
+        # The state is a convex combination of two tanh after any time; a rate is proved for the regular step only.
         return StepBound(balls=self.step_bound().balls)
 
-    def _through(self, first: Tensor, size: Callable[[Matrix], Matrix], heads: Callable[[Matrix], Matrix]) -> Matrix:
-        """At least the size of every product of the maps, from the first on, with slopes of the activation between."""
+    def _bound_products(
+        self, first: Tensor, magnitude: Callable[[Matrix], Matrix], heads: Callable[[Matrix], Matrix]
+    ) -> Matrix:
+        """Return an upper bound of the magnitude of the product of all maps, whatever the slopes of the activation.
+
+        Args:
+            first: Matrix of the first map, on the state or on the input.
+            magnitude: Function that maps a matrix to the moduli of its entries, or to its norm, ``(1, 1)``.
+            heads: Function that combines the four heads of the last map.
+        """
         maps = [float64(first), *(float64(weight) for weight in self.materialize()[1::2])]
         maps[-1] = heads(maps[-1])
-        least, most = _RANGES[self.activation]
-        centre, radius = maps[0], 0 * size(maps[0])
+        min_slope, max_slope = _SLOPE_RANGES[self.activation]
+        # Every product is the center, at the middle slope, plus a matrix whose magnitude is within the radius.
+        center, radius = maps[0], 0 * magnitude(maps[0])
         for matrix in maps[1:]:
-            radius = size(matrix) @ ((most - least) / 2 * size(centre) + most * radius)
-            centre = (most + least) / 2 * matrix @ centre
-        return size(centre) + radius
+            radius = magnitude(matrix) @ ((max_slope - min_slope) / 2 * magnitude(center) + max_slope * radius)
+            center = (max_slope + min_slope) / 2 * matrix @ center
+        return magnitude(center) + radius
 
     def materialize(self) -> tuple[Tensor, ...]:
-        """The first map's matrix on the state, then matrix and bias of each further map, the head's last."""
-        used = [self.weight_hh]
+        """Return the first map's matrix on the state, then matrix and bias of each other map, the head's last."""
+        weights = [self.weight_hh]
         if self.backbone_layers > 1:
             for weight, bias in zip(self.weight_backbone, self.bias_backbone, strict=True):
-                used += [weight, bias]
+                weights += [weight, bias]
         if self.backbone_layers:
-            used += [self.weight_head, self.bias_head]
-        return tuple(used)
+            weights += [self.weight_head, self.bias_head]
+        return tuple(weights)
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
-        recurrent, *further = weights
+        recurrent, *other_maps = weights
         v = nn.functional.linear(h, recurrent) + drive
-        for weight, bias in zip(further[::2], further[1::2], strict=True):
+        for weight, bias in zip(other_maps[::2], other_maps[1::2], strict=True):
             v = nn.functional.linear(self._activate(v), weight, bias)
+        # The heads f1, f2, t_a and t_b, each (batch, hidden)
         f1, f2, rate, offset = v.chunk(4, dim=-1)
         s = torch.sigmoid((rate if dt is None else rate * dt) + offset)
         return ((1 - s) * torch.tanh(f1) + s * torch.tanh(f2),)
 
     def _backbone(self) -> list[Tensor]:
-        """The matrices of the backbone's layers, the first one's that on the state."""
+        """Return the matrices of the backbone's layers, of the first one that on the state."""
         if self.backbone_layers < 2:
             return [self.weight_hh] * self.backbone_layers
         return [self.weight_hh, *self.weight_backbone.unbind()]
@@ -240,19 +252,20 @@ class CfCCell(StableCell):
 
 
 def _heads(head: Matrix) -> Matrix:
-    """F1, F2 and the gate of a regular step, Ta + Tb."""
+    """Return F1, F2 and the gate's matrix in a regular step, Ta + Tb, stacked."""
     f1, f2, rate, offset = np.split(head, 4)
     return np.concatenate([f1, f2, rate + offset])
 
 
 def _stacked_heads(head: Matrix) -> Matrix:
-    """A matrix whose norm is at least that of any rows ``p F1 + q F2 + r (Ta + Tb)`` of a Jacobian."""
+    """Return a matrix whose norm is at least that of any rows ``p F1 + q F2 + r (Ta + Tb)`` of a Jacobian."""
     f1, f2, gate = np.split(_heads(head), 3)
-    mean, apart = (f1 + f2) / 2, (f1 - f2) / 2
-    # The rows are (p + q) mean + (p - q) apart + 2 r gate / 2, and (p + q)^2 s + (p - q)^2 (1 - s) + (2 r)^2 <= 1.
-    a, b = norm_above(mean), norm_above(apart)
+    mean, difference = (f1 + f2) / 2, (f1 - f2) / 2
+    # The rows are (p + q) mean + (p - q) difference + 2 r gate / 2, with
+    # (p + q)^2 share + (p - q)^2 (1 - share) + (2 r)^2 <= 1 for every share within 0 to 1.
+    a, b = norm_above(mean), norm_above(difference)
     share = 0.5 if a + b == 0 else min(max(a / (a + b), 1e-6), 1 - 1e-6)
-    return np.concatenate([mean / share**0.5, apart / (1 - share) ** 0.5, gate / 2])
+    return np.concatenate([mean / share**0.5, difference / (1 - share) ** 0.5, gate / 2])
 
 
 def _norm(matrix: Matrix) -> Matrix:

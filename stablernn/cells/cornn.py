@@ -51,7 +51,7 @@ class CoRNNWeights(NamedTuple):
     },
 )
 class CoRNNCell(StableCell):
-    r"""Oscillators coupled through a tanh, one implicit-explicit step of their second-order equation.
+    r"""Oscillators coupled through a tanh: one implicit-explicit step of their second-order equation.
 
     .. math::
         z_t = z_{t-1} + \Delta t \, (\tanh(W y_{t-1} + \mathcal{W} z_{t-1} + V x_t + b)
@@ -63,22 +63,22 @@ class CoRNNCell(StableCell):
     ``weight_ih``, b is ``bias_ih``.
 
     Guarantee:
-        By construction, for any weights and inputs: each unit is a damped linear oscillator driven by a number within
-        [-1, 1], whose step is stable where 2 step_size damping + step_size^2 stiffness < 4, which is required; so
-        regular steps leave the state within a bound that does not depend on time. At the default options steps of
-        changing length do too, since one norm shrinks at every length. For any options and steps up to the regular
-        one, where also step_size damping <= 1 and step_size stiffness < damping, the energy
-        stiffness |y|^2 + |z|^2 grows by at most hidden_size step_size / (damping - step_size stiffness) a step (the
-        paper's proposition for the implicit damping, in the form that the explicit one has). The coupling through
-        the tanh can still drive trajectories apart; where the trained weights are small, :meth:`step_bound` proves
-        that it does not. The paper's bounds on gradients need small weights too, which nothing enforces.
+        By construction, for any weights and inputs: each unit is a damped linear oscillator with a force within
+        [-1, 1], whose step is stable if 2 step_size damping + step_size^2 stiffness < 4, which is required. Regular
+        steps thus keep the state within a bound that does not depend on time. With the default options so do steps of
+        varying length, since one norm shrinks at every length. With any options and steps up to the regular one, if
+        also step_size damping <= 1 and step_size stiffness < damping, the energy stiffness |y|^2 + |z|^2 grows by at
+        most hidden_size step_size / (damping - step_size stiffness) a step (the paper's proposition for the implicit
+        damping, in the form for the explicit one). The coupling through the tanh can still drive trajectories apart; if
+        the trained weights are small, :meth:`step_bound` proves that it does not. The paper's bounds on gradients need
+        small weights, too, which nothing enforces.
 
     Args:
         input_size: Features per time step.
         hidden_size: Number of oscillators.
         step_size: Length of a step, greater than 0. The default is ours.
         stiffness: Restoring force, greater than 0. The default is ours.
-        damping: Of the velocity, greater than 0. The default is ours.
+        damping: Damping of the velocity, greater than 0. The default is ours.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -94,8 +94,9 @@ class CoRNNCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper's recurrence, which leaves open whether the damping takes the old velocity or the new one; the old one
-        here, as in the released code. Weights start as there, uniform within 1 / sqrt(input_size + 2 hidden_size).
+        The paper's recurrence, which leaves open whether the damping acts on the old velocity or the new one; here it
+        is the old one, as in the released code. Initial weights are as there, uniform within
+        1 / sqrt(input_size + 2 hidden_size).
     """
 
     state_names = ("hidden", "velocity")
@@ -112,11 +113,13 @@ class CoRNNCell(StableCell):
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_positive(self, step_size=step_size, stiffness=stiffness, damping=damping)
-        reach = 2 * step_size * damping + step_size**2 * stiffness
-        if reach >= 4:
+        # Jury's criterion for the matrix of _oscillator(): its determinant is 1 - step_size damping, its trace
+        # 2 - step_size damping - step_size^2 stiffness.
+        stability_number = 2 * step_size * damping + step_size**2 * stiffness
+        if stability_number >= 4:
             raise ValueError(
                 f"step_size is too long for CoRNNCell: 2 step_size damping + step_size^2 stiffness must be less than 4 "
-                f"for a stable step, got {reach:g}."
+                f"for a stable step, got {stability_number:g}."
             )
         self.step_size = step_size
         self.stiffness = stiffness
@@ -132,13 +135,14 @@ class CoRNNCell(StableCell):
             uniform_(parameter, self.input_size + 2 * self.hidden_size)
 
     def recurrent_matrix(self) -> Tensor:
-        """W and the velocity's matrix side by side, ``(hidden, 2 hidden)``."""
+        """Return W and the velocity's matrix side by side, ``(hidden, 2 hidden)``."""
         return torch.cat([self.weight_hh, self.weight_velocity], dim=1)
 
     def materialize(self) -> CoRNNWeights:
         return CoRNNWeights(self.recurrent_matrix())
 
     def sector(self) -> Sector:
+        # The state is [y | z]. The force changes z by step_size, and y by step_size of that, since y takes the new z.
         unit = np.eye(self.hidden_size)
         return Sector(
             F=np.block([[factor * unit for factor in row] for row in self._oscillator()]),
@@ -152,24 +156,28 @@ class CoRNNCell(StableCell):
         return replace(bound, balls=self._balls())
 
     def _oscillator(self) -> Matrix:
-        """What a step without force does to (y, z) of one unit, ``(2, 2)``."""
+        """Return the matrix of a step of one unit (y, z) without force, ``(2, 2)``."""
         velocity = np.array([-self.step_size * self.stiffness, 1 - self.step_size * self.damping])
         return np.stack([np.array([1.0, 0.0]) + self.step_size * velocity, velocity])
 
     def _balls(self) -> tuple[Ball, ...]:
-        """The largest position and velocity of a unit under forces within 1: the sum of its responses' moduli.
+        """Return bounds of position and velocity of a unit under forces within 1.
 
-        The responses of the first n steps are summed; what follows is n steps later the same times the n-th power.
+        They are the sums of the moduli of its impulse response. Those of the first n steps are summed; the rest of the
+        response is the same, n steps later, times the n-th power of the matrix.
         """
         matrix, steps = self._oscillator(), 1
         power = matrix
+        # Squared until the rest hardly counts; the number of steps limits the time that slow oscillators take.
         while np.abs(power).sum(axis=1).max() > 1e-6 and steps < 2**16:
             power, steps = power @ power, 2 * steps
+        # Still slower ones get no ball.
         if np.abs(power).sum(axis=1).max() > 0.5:
             return ()
         response, total = np.array([self.step_size**2, self.step_size]), np.zeros(2)
         for _ in range(steps):
             response, total = matrix @ response, total + np.abs(response)
+        # All sums s satisfy s <= total + |power| s.
         radii = np.linalg.solve(np.eye(2) - np.abs(power), total) * (1 + 1e-6)
         return tuple(Ball(name, "linf", float(radius)) for name, radius in zip(self.state_names, radii, strict=True))
 

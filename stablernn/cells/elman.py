@@ -42,8 +42,8 @@ class ElmanRNNCell(StableCell):
     In code: W is ``weight_hh``, U is ``weight_ih``, b is ``bias_ih``.
 
     Guarantee:
-        None by construction. Every coordinate of the state lies within 1; the step contracts where the largest
-        singular value of the trained W is below one.
+        None by construction. Every coordinate of the state lies within 1; the step contracts if the largest singular
+        value of the trained W is below one.
 
     Args:
         input_size: Features per time step.
@@ -71,6 +71,7 @@ class ElmanRNNCell(StableCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        # Glorot-uniform, like the baseline in the unitary RNN's code.
         nn.init.xavier_uniform_(self.weight_hh)
         nn.init.xavier_uniform_(self.weight_ih)
         nn.init.zeros_(self.bias_ih)
@@ -82,6 +83,7 @@ class ElmanRNNCell(StableCell):
         return ElmanWeights(self.weight_hh)
 
     def sector(self) -> Sector:
+        # No linear part: the whole step is the tanh, whose slopes lie within 0 to 1.
         size = self.hidden_size
         return Sector(np.zeros((size, size)), np.eye(size), float64(self.weight_hh), float64(self.weight_ih))
 

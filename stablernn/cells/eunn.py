@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import Sector, sector_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_choice, check_positive
+from stablernn.cells._base import StableCell, State, check_choice, check_positive, check_whole_number
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights, complex_bound, complex_sector
 from stablernn.parametrizations import (
@@ -29,7 +29,7 @@ Variant = Literal["complex", "real"]
 Style = Literal["tunable", "fft"]
 
 OFFSET = 0.01
-"""What the paper's modReLU adds to the modulus."""
+"""Constant that the paper's modReLU adds to the modulus."""
 
 
 @register_cell(
@@ -57,44 +57,44 @@ OFFSET = 0.01
     },
 )
 class EfficientUnitaryRNNCell(StableCell):
-    r"""A unitary or orthogonal matrix made of layers of 2 x 2 rotations, of as many as one wants.
+    r"""A unitary or orthogonal matrix that is a product of any number of layers of 2 x 2 rotations.
 
     .. math:: h_t = f(W h_{t-1} + U x_t), \quad W = D F_L \cdots F_1, \quad D = \mathrm{diag}(e^{i\omega})
 
-    Layer F_l turns disjoint pairs (i, j) of units, each by angles of its own:
+    Layer F_l rotates disjoint pairs (i, j) of units, each by separate angles:
 
     .. math:: h_i \leftarrow \cos\theta\, h_i - e^{i\varphi} \sin\theta\, h_j, \quad
         h_j \leftarrow \sin\theta\, h_i + e^{i\varphi} \cos\theta\, h_j
     .. math:: f(z) = \frac{z}{n} \max(n + b, 0), \quad n = |z| + 0.01
 
-    In code: :math:`\theta`, :math:`\varphi` and :math:`\omega` are ``theta``, ``phi`` and ``omega``, angles of the
-    first layer first; U is ``weight_ih``, complex as [Re | Im]; b is ``bias``; :math:`|z|` is
+    In code: :math:`\theta`, :math:`\varphi` and :math:`\omega` are ``theta``, ``phi`` and ``omega``, the angles of
+    the first layer first; U is ``weight_ih``, complex as [Re | Im]; b is ``bias``; :math:`|z|` is
     :math:`\sqrt{re^2 + im^2 + 10^{-10}}`. The real variant has no :math:`\varphi` and :math:`\omega`, and
     :math:`f(z) = \mathrm{sign}(z) \max(|z| + 0.01 + b, 0)`.
 
     Guarantee:
         W is unitary, in the real variant orthogonal, by construction. With ``softshrink`` (ours, the default) the step
-        is non-expansive: no two states move apart under one input. With ``modrelu`` (the paper's) that holds while
-        every b is 0 or less, and in the real variant -0.01 or less: at the b = 0 of its start it jumps by 0.02 at zero.
+        is non-expansive: no two states move apart under one input. With ``modrelu`` (the paper's) this holds while
+        every b is 0 or less, and in the real variant -0.01 or less: with its initial b = 0 it jumps by 0.02 at zero.
         A positive b stretches complex numbers near zero by up to 1 + 100 b.
 
     Args:
         input_size: Features per time step.
-        hidden_size: Units. Where the number is odd, one end of each layer has no partner and stays as it is.
+        hidden_size: Units. If the number is odd, one end of each layer has no partner and is left unchanged.
         capacity: Layers L of ``tunable``, 1 or more; None is 2, as in the released code. With ``hidden_size`` of them W
-            can be any unitary matrix. ``fft`` has a number of its own and takes None only.
+            can be any unitary matrix. ``fft`` has a fixed number of layers and takes None only.
         variant: ``complex``, or ``real``.
         style: ``tunable``: pairs (0, 1), (2, 3), .. and (1, 2), (3, 4), .. in turn; or ``fft``: log2(hidden_size)
             layers paired as in a fast Fourier transform, for which ``hidden_size`` is a power of two.
         nonlinearity: ``modrelu`` (the paper's), or ``softshrink`` (ours): in the complex variant modReLU with the bias
             ``-|b|``, in the real one ``sign(z) max(|z| - |b|, 0)``.
-        input_scale: The first entries of U are uniform within this, greater than 0. The paper's is 0.01.
+        input_scale: The initial entries of U are uniform within this, greater than 0. The paper's is 0.01.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
         - state: hidden and imaginary, the parts of h, each ``(batch, hidden_size)``; in the real variant hidden alone;
           zeros when omitted
-        - output: the next state, same shapes and dtype as ``state``; what follows the cell reads hidden
+        - output: the next state, same shapes and dtype as ``state``; the next layer reads hidden
 
     Raises:
         ValueError: If an option is outside what is listed above.
@@ -107,7 +107,7 @@ class EfficientUnitaryRNNCell(StableCell):
     References:
         The paper and its released code, which draws angles from U(-3.14, 3.14): here they are from U(-pi, pi). As there
         U ~ U(-0.01, 0.01) in the preset ``paper``, and b = 0 (softshrink's within 0.01, since a threshold has no
-        gradient there). The code takes an even L and an even number of units, here both may be odd.
+        gradient at 0). The code requires an even L and an even number of units, here both may be odd.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class EfficientUnitaryRNNCell(StableCell):
         input_scale: float = 1.0,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        if capacity is not None and not (capacity >= 1 and capacity % 1 == 0):
-            raise ValueError(f"capacity must be a whole number, 1 or more, for {type(self).__name__}, got {capacity}.")
+        check_whole_number(self, "capacity", capacity)
         check_choice(self, "variant", variant, ("complex", "real"))
         check_choice(self, "style", style, ("tunable", "fft"))
         check_choice(self, "nonlinearity", nonlinearity, ("modrelu", "softshrink"))
         check_positive(self, input_scale=input_scale)
+        # A power of two has a single bit set.
         if style == "fft" and hidden_size.bit_count() > 1:
             raise ValueError(
                 f"hidden_size must be a power of two for {type(self).__name__} with style 'fft', got {hidden_size}."
@@ -144,6 +144,7 @@ class EfficientUnitaryRNNCell(StableCell):
         self.nonlinearity: ComplexNonlinearity = nonlinearity
         self.input_scale = input_scale
         partners = butterfly_pairs(hidden_size) if style == "fft" else neighbor_pairs(hidden_size, layers)
+        # Not persistent: the partners follow from the options.
         self.partners: Tensor
         self.register_buffer("partners", partners, persistent=False)
         self.theta = nn.Parameter(torch.empty(count_pairs(partners)))
@@ -161,23 +162,25 @@ class EfficientUnitaryRNNCell(StableCell):
         for name in self.orthogonal:
             nn.init.uniform_(getattr(self, name), -math.pi, math.pi)
         nn.init.uniform_(self.weight_ih, -self.input_scale, self.input_scale)
+        # A threshold |b| has no gradient at exactly zero, where modReLU starts.
         bound = 0.01 if self.nonlinearity == "softshrink" else 0.0
         nn.init.uniform_(self.bias, -bound, bound)
 
     def complex_matrix(self) -> Tensor:
-        """The matrix W, ``(hidden_size, hidden_size)``, column convention; real in the real variant."""
+        """Return the matrix W, ``(hidden_size, hidden_size)``, column convention; real in the real variant."""
+        # The layers act on the columns of the identity, F_1 first and D last.
         identity = torch.eye(self.hidden_size, dtype=self.theta.dtype, device=self.theta.device)
         if self.variant == "real":
             return rotate(identity, self.partners, self.theta)
-        turned = rotate(torch.complex(identity, 0 * identity), self.partners, self.theta, self.phi)
-        return phase(self.omega)[:, None] * turned
+        rotated = rotate(torch.complex(identity, 0 * identity), self.partners, self.theta, self.phi)
+        return phase(self.omega)[:, None] * rotated
 
     def recurrent_matrix(self) -> Tensor:
         w = self.complex_matrix()
         return w if self.variant == "real" else real_form(w)
 
     def used_bias(self) -> Tensor:
-        """What the nonlinearity adds to the modulus, 0.01 included."""
+        """Return the bias that the nonlinearity adds to the modulus, 0.01 included."""
         if self.nonlinearity == "modrelu":
             return self.bias + OFFSET
         return -self.bias.abs() if self.variant == "real" else OFFSET - self.bias.abs()
@@ -196,7 +199,7 @@ class EfficientUnitaryRNNCell(StableCell):
         bias = self.used_bias()
         if self.variant == "complex":
             return complex_bound(self.sector(), bias, OFFSET, states=self.state_names, output=self.hidden_size)
-        # Where what it adds is positive, real modReLU jumps at 0.
+        # Real modReLU jumps at 0 if the bias that it adds is positive.
         highest = Hypothesis("largest bias of modReLU, 0.01 included", float(bias.detach().max()), 0.0)
         return sector_bound(self.sector(), hypotheses=(highest,))
 
@@ -205,6 +208,7 @@ class EfficientUnitaryRNNCell(StableCell):
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         recurrent, bias = weights
+        # (batch, hidden), in the complex variant (batch, 2 hidden) as [Re | Im]
         z = nn.functional.linear(torch.cat(state, dim=-1), recurrent) + drive
         if self.variant == "real":
             return (modrelu(z, bias),)

@@ -66,6 +66,7 @@ class _TrivializedCell(PlainCell):
 
     def rotation(self) -> Tensor:
         """Return exp(A), or the Cayley transform of A, column convention."""
+        # Both maps take a skew matrix to an orthogonal one with determinant 1.
         a = skew(self.weight_hh, self.hidden_size)
         return exponential(a) if self.parametrization == "exp" else cayley(a)
 

@@ -104,6 +104,7 @@ class FullCapacityUnitaryRNNCell(RebasingCell, StartedComplexCell):
         check_at_least(self, 0, rebase=rebase)
         self.parametrization: OrthogonalMap = parametrization
         self.rebase = rebase
+        # N^2 real numbers, the dimension of the unitary group U(N).
         self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
         # (hidden, 2 hidden): [Re | Im]
         self.base: Tensor

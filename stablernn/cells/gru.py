@@ -17,7 +17,7 @@ from stablernn.cells._catalog import register_cell
 
 class GRUWeights(NamedTuple):
     recurrent: Tensor
-    """The matrices of r, z and n, one over the other, (3 hidden, hidden)."""
+    """The matrices of r, z and n, stacked, (3 hidden, hidden)."""
     bias: Tensor
     """c_n, inside the reset gate's product, (hidden,)."""
 
@@ -40,7 +40,7 @@ class GRUWeights(NamedTuple):
     },
 )
 class GRUCell(StableCell):
-    r"""Two gates: one resets what the candidate sees of the state, one mixes candidate and state.
+    r"""A cell with two gates: one resets the part of the state that the candidate sees, one mixes candidate and state.
 
     .. math::
         r, z = \sigma(W x_t + U h_{t-1} + b), \quad n = \tanh(W_n x_t + b_n + r \odot (U_n h_{t-1} + c_n)), \quad
@@ -50,14 +50,14 @@ class GRUCell(StableCell):
     r, z, n.
 
     Guarantee:
-        The bound by construction: a state within 1 in every coordinate stays so, each step mixes it with a tanh. Where
-        the recurrent weights are small no step drives two states within 1 apart, in a weighted largest coordinate. No
-        rate below 1 holds for all inputs: they can bring z as close to 1 as they like.
+        The bound by construction: a state within 1 in every coordinate stays so, since each step mixes it with a tanh.
+        If the recurrent weights are small, no step drives two states within 1 apart, in a weighted infinity norm. No
+        rate below 1 holds for all inputs: they can bring z arbitrarily close to 1.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        update_bias: Initial bias of the update gate z: above 0 the state is kept at first. Our choice.
+        update_bias: Initial bias of the update gate z: above 0 most of the state is kept at first. Our choice.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -89,24 +89,27 @@ class GRUCell(StableCell):
             self.bias_ih[self.hidden_size : 2 * self.hidden_size] = self.update_bias
 
     def recurrent_matrix(self) -> Tensor:
-        """U of r, z and n, one over the other, ``(3 hidden, hidden)``."""
+        """Return U of r, z and n, stacked, ``(3 hidden, hidden)``."""
         return self.weight_hh
 
     def step_bound(self) -> StepBound:
+        # Moduli of the recurrent matrices, (hidden, hidden), and norms of the rows of the input matrices, (hidden,)
         u_r, u_z, u_n = np.abs(float64(self.weight_hh)).reshape(3, self.hidden_size, -1)
         w_r, w_z, w_n = row_norms(float64(self.weight_ih)).reshape(3, -1)
-        seen = u_n.sum(axis=1) + np.abs(float64(self.bias_hn))
+        # At least |U_n h + c_n| for states within 1.
+        reset_input = u_n.sum(axis=1) + np.abs(float64(self.bias_hn))
 
         def image(weights: Matrix) -> Matrix:
-            replacing = largest_gated(u_n @ weights, seen * (u_r @ weights))
-            closing = u_z @ weights
-            # z (1 - z) (h - n) U_z with |h - n| at most 1 + |n|, beside (1 - z) (1 - n^2) times what n sees.
-            return largest_mix(weights, lambda z: z * closing + largest_bend(replacing, z * closing))
+            candidate_slope = largest_gated(u_n @ weights, reset_input * (u_r @ weights))
+            gate_slope = u_z @ weights
+            # z (1 - z) (h - n) U_z with |h - n| at most 1 + |n|, plus (1 - z) (1 - n^2) times the slope of n's input.
+            return largest_mix(weights, lambda z: z * gate_slope + largest_bend(candidate_slope, z * gate_slope))
 
-        given = w_n + seen * w_r / 4
+        # The slope r (1 - r) of the reset gate is at most 1/4.
+        input_slope = w_n + reset_input * w_r / 4
         return gated_bound(
             image,
-            largest_mix(np.zeros_like(given), lambda z: z * w_z + largest_bend(given, z * w_z)),
+            largest_mix(np.zeros_like(input_slope), lambda z: z * w_z + largest_bend(input_slope, z * w_z)),
             covers=("hidden",),
             output=slice(None),
             balls=(Ball("hidden", "linf", 1.0),),

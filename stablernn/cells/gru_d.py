@@ -19,15 +19,15 @@ Imputation = Literal["decay", "none"]
 
 class GRUDWeights(NamedTuple):
     input: Tensor
-    """[W | V], (3 hidden, input or 2 input): acts on the values filled in and on which of them were observed."""
+    """[W | V], (3 hidden, input or 2 input): acts on the imputed values and on the mask of observed ones."""
     bias: Tensor
     """b, (3 hidden,)."""
     recurrent: Tensor
-    """U_z over U_r, (2 hidden, hidden)."""
+    """U_z stacked on U_r, (2 hidden, hidden)."""
     candidate: Tensor
     """U_n, (hidden, hidden)."""
     decay: Tensor
-    """W_gh over diag(w_gx), (hidden + input, input): acts on the elapsed times; W_gh alone without imputation."""
+    """W_gh stacked on diag(w_gx), (hidden + input, input): acts on the elapsed times; without imputation only W_gh."""
     decay_bias: Tensor
     """b_gh and b_gx, (hidden + input,)."""
 
@@ -57,7 +57,7 @@ class GRUDWeights(NamedTuple):
     upper_options={"imputation": "none"},
 )
 class GRUDCell(StableCell):
-    r"""A GRU for missing values: NaN in the input says that a feature was not observed.
+    r"""A GRU for missing values: NaN in the input means that a feature was not observed.
 
     .. math::
         e = \mathrm{elapsed} + dt, \quad \gamma_x = \exp(-\max(0, w \odot e + b)), \quad
@@ -68,35 +68,35 @@ class GRUDCell(StableCell):
         z, r = \sigma(W \hat x + U \hat h + V m + b), \quad
         n = \tanh(W_n \hat x + U_n (r \odot \hat h) + V_n m + b_n), \quad h_t = (1 - z) \odot \hat h + z \odot n
 
-    In code: m is 1 where a feature was observed and 0 where not, ``elapsed`` is the time since it last was, ``last``
+    In code: m is 1 if a feature was observed and 0 if not, ``elapsed`` is the time since its last observation, ``last``
     its value then; both are part of the state. W, U, V and b are ``weight_ih``, ``weight_hh``, ``weight_mask`` and
     ``bias_ih``, rows in the order z, r, n; :math:`w` and :math:`b` of the first line are ``input_decay`` and
     ``input_decay_bias``, :math:`W_\gamma` and :math:`b_\gamma` are ``state_decay`` and ``state_decay_bias``.
 
     Guarantee:
-        The bound by construction: a state within 1 in every coordinate stays so, a factor within 0 to 1 shrinks it, and
-        the step mixes it with a tanh. This and finite gradients hold for every pattern of missing values. Without
-        imputation a step contracts within 1, in a weighted largest coordinate, where every unit decays and the
-        recurrent weights are small. With it no rate is proved: what a difference in elapsed times makes of the values
-        filled in grows with these, which have no bound.
+        The bound by construction: a state within 1 in every coordinate stays so, since a factor within 0 to 1 shrinks
+        it and the step mixes it with a tanh. This and finite gradients hold for all patterns of missing values. Without
+        imputation a step contracts within 1, in a weighted infinity norm, if all units decay and the recurrent weights
+        are small. With imputation no rate is proved: the effect of different elapsed times on the imputed values grows
+        with these values, which have no bound.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        imputation: ``decay``, or ``none`` for inputs of which none is ever missing, such as those of the upper layers
-            of a stack: no values to fill in, no mask, and all features were last observed a time dt ago.
-        update_bias: Initial bias of the update gate z: below 0 the state is kept at first. Our choice.
-        init_decay: Initial decay rate of state and filled-in values a regular step, on average, greater than 0. Our
+        imputation: ``decay``, or ``none`` for inputs without missing values, such as those of the upper layers of a
+            stack: no imputed values, no mask, and all features were last observed a time dt ago.
+        update_bias: Initial bias of the update gate z: below 0 most of the state is kept at first. Our choice.
+        init_decay: Initial decay rate of state and imputed values per regular step, on average, greater than 0. Our
             choice.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``, NaN where missing
         - state: hidden ``(batch, hidden_size)``, last and elapsed ``(batch, input_size)``, or all three without
-          ``batch``; hidden alone where ``imputation`` is ``none``; zeros when omitted
+          ``batch``; hidden alone if ``imputation`` is ``none``; zeros when omitted
         - output: the next state
 
     Raises:
-        ValueError: If ``imputation`` is another word, or ``init_decay`` is not positive.
+        ValueError: If ``imputation`` is neither of these, or ``init_decay`` is not positive.
 
     Example:
         >>> hidden, last, elapsed = GRUDCell(input_size=2, hidden_size=8)(torch.tensor([[1.0, torch.nan]]))
@@ -104,9 +104,9 @@ class GRUDCell(StableCell):
         tensor([[0., 1.]])
 
     References:
-        The paper's GRU-D. A missing value decays towards the feature's mean, which is 0
-        after scaling. The paper sets the first elapsed time to 0, here it is the first dt: with the start at zero the
-        two differ only where a value is missing from the beginning.
+        The paper's GRU-D. A missing value decays towards the feature's mean, which is 0 after scaling. The paper sets
+        the first elapsed time to 0, here it is the first dt: with the initial state at zero the two differ only if a
+        value is missing from the beginning.
     """
 
     takes_dt = True
@@ -151,7 +151,7 @@ class GRUDCell(StableCell):
             uniform_(parameter, self.hidden_size)
         with torch.no_grad():
             self.bias_ih[: self.hidden_size] = self.update_bias
-        # Rates above zero: where max(0, .) cuts off, a rate has no gradient and would stay so.
+        # Above zero: a rate that max(0, .) cuts off has no gradient and would never change.
         nn.init.uniform_(self.state_decay, 0, 2 * self.init_decay / self.state_decay.shape[1])
         nn.init.zeros_(self.state_decay_bias)
         if self.imputation == "decay":
@@ -159,11 +159,11 @@ class GRUDCell(StableCell):
             nn.init.zeros_(self.input_decay_bias)
 
     def substeps(self, longest: float) -> int:
-        """One: the decay is a function of the time that has passed, of whatever length."""
+        """Return 1: the decay is a function of the elapsed time, of any length."""
         return 1
 
     def recurrent_matrix(self) -> Tensor:
-        """U of z, r and n, one over the other, ``(3 hidden, hidden)``; what decays comes before it."""
+        """Return U of z, r and n, stacked, ``(3 hidden, hidden)``; the state decays before the product."""
         return self.weight_hh
 
     def step_bound(self) -> StepBound:
@@ -172,62 +172,65 @@ class GRUDCell(StableCell):
             return StepBound(balls=balls)
         u_z, u_r, u_n = np.abs(float64(self.weight_hh)).reshape(3, self.hidden_size, -1)
         w_z, w_r, w_n = row_norms(float64(self.weight_ih)).reshape(3, -1)
-        # One regular step after the last.
-        decay = float64(self.state_decay)[:, 0] + float64(self.state_decay_bias)
-        left = np.minimum(np.exp(-np.maximum(decay, 0)) * (1 + 4 * UNIT), 1.0)
+        # After an elapsed time of one regular step.
+        exponent = float64(self.state_decay)[:, 0] + float64(self.state_decay_bias)
+        decay = np.minimum(np.exp(-np.maximum(exponent, 0)) * (1 + 4 * UNIT), 1.0)
 
         def image(weights: Matrix) -> Matrix:
-            h = left * weights
-            opening = u_z @ h
-            replacing = u_n @ largest_gated(h, left * (u_r @ h))
-            # The share that is kept is s = 1 - z; |n - left h| is at most left + |n|.
-            return largest_mix(h, lambda s: s * left * opening + largest_bend(replacing, s * opening))
+            h = decay * weights
+            gate_slope = u_z @ h
+            candidate_slope = u_n @ largest_gated(h, decay * (u_r @ h))
+            # The share of the old state is s = 1 - z; |n - decay h| is at most decay + |n|.
+            return largest_mix(h, lambda s: s * decay * gate_slope + largest_bend(candidate_slope, s * gate_slope))
 
-        given = w_n + u_n @ (left * w_r) / 4
+        # The slope r (1 - r) of the reset gate is at most 1/4.
+        input_slope = w_n + u_n @ (decay * w_r) / 4
         return gated_bound(
             image,
-            largest_mix(np.zeros_like(given), lambda s: s * left * w_z + largest_bend(given, s * w_z)),
+            largest_mix(np.zeros_like(input_slope), lambda s: s * decay * w_z + largest_bend(input_slope, s * w_z)),
             covers=("hidden",),
             output=slice(None),
             balls=balls,
         )
 
     def irregular_bound(self) -> StepBound:
-        # Decay draws the state towards 0, the gates mean it with a tanh.
+        # After any time, decay moves the state towards 0, and the update gate mixes it with a tanh.
         return StepBound(balls=self.step_bound().balls)
 
     def materialize(self) -> GRUDWeights:
         recurrent, candidate = torch.split(self.weight_hh, [2 * self.hidden_size, self.hidden_size])
-        given: Tensor = self.weight_ih
+        input_weights: Tensor = self.weight_ih
         decay: Tensor = self.state_decay
         decay_bias: Tensor = self.state_decay_bias
         if self.imputation == "decay":
-            given = torch.cat([given, self.weight_mask], dim=1)
+            # Values and mask share one product, and so do both decays.
+            input_weights = torch.cat([input_weights, self.weight_mask], dim=1)
             decay = torch.cat([decay, torch.diag(self.input_decay)])
             decay_bias = torch.cat([decay_bias, self.input_decay_bias])
-        return GRUDWeights(given, self.bias_ih, recurrent, candidate, decay, decay_bias)
+        return GRUDWeights(input_weights, self.bias_ih, recurrent, candidate, decay, decay_bias)
 
     def drive(self, x: Tensor) -> Tensor:
-        # What fills in a missing value depends on the state, so that the product waits for the step.
+        # Imputed values depend on the state: the product has to wait for the step.
         return x
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         matrix, bias, recurrent, candidate, decay, decay_bias = weights
-        size, h, given = self.hidden_size, state[0], drive
+        size, h, gate_input = self.hidden_size, state[0], drive
         elapsed: Tensor = torch.ones_like(h[:, :1]) if dt is None else dt
         if self.imputation == "decay":
             elapsed = state[2] + (1.0 if dt is None else dt)
-        left = torch.exp(-torch.relu(nn.functional.linear(elapsed, decay, decay_bias)))
-        kept: State = ()
+        # (batch, hidden + input), or (batch, hidden) without imputation
+        decay_factors = torch.exp(-torch.relu(nn.functional.linear(elapsed, decay, decay_bias)))
+        observations: State = ()
         if self.imputation == "decay":
             observed = ~torch.isnan(drive)
             # where, not a product with the mask: NaN times 0 is NaN, in the gradient too.
             last = torch.where(observed, drive, state[1])
-            filled = torch.where(observed, last, left[:, size:] * last)
-            given = torch.cat([filled, observed.to(drive.dtype)], dim=-1)
-            kept = (last, torch.where(observed, 0.0, elapsed))
-        h = left[:, :size] * h
-        gates, n = torch.split(nn.functional.linear(given, matrix, bias), [2 * size, size], dim=-1)
+            imputed = torch.where(observed, last, decay_factors[:, size:] * last)
+            gate_input = torch.cat([imputed, observed.to(drive.dtype)], dim=-1)
+            observations = (last, torch.where(observed, 0.0, elapsed))
+        h = decay_factors[:, :size] * h
+        gates, n = torch.split(nn.functional.linear(gate_input, matrix, bias), [2 * size, size], dim=-1)
         z, r = torch.sigmoid(gates + nn.functional.linear(h, recurrent)).chunk(2, dim=-1)
         n = torch.tanh(n + nn.functional.linear(r * h, candidate))
-        return ((1 - z) * h + z * n, *kept)
+        return ((1 - z) * h + z * n, *observations)

@@ -29,7 +29,7 @@ from stablernn.cells._plain import PlainCell
     },
 )
 class IdentityRNNCell(PlainCell):
-    r"""The plain recurrence with rectified units, which at the start copies its state and adds the input.
+    r"""The plain recurrence with rectified units, which initially copies its state and adds the input.
 
     .. math:: h_t = \operatorname{relu}(W h_{t-1} + U x_t + b), \quad W_0 = I, \; b_0 = 0
 
@@ -37,13 +37,13 @@ class IdentityRNNCell(PlainCell):
     ``incremental``.
 
     Guarantee:
-        At the start only: with W = I a step drives no two states apart. Training moves W freely, and a relu bounds
-        nothing: where the largest singular value of W exceeds 1 the state can grow without end.
+        Initially only: with W = I a step drives no two states apart. Training changes W freely, and a relu bounds
+        nothing: if the largest singular value of W exceeds 1, the state can grow without limit.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        init_scale: Standard deviation of the entries of U at the start, 0 or more. The default is ours, the paper's is
+        init_scale: Standard deviation of the initial entries of U, 0 or more. The default is ours, the paper's is
             0.001.
 
     Shape:
@@ -71,6 +71,7 @@ class IdentityRNNCell(PlainCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        # The paper's W = I and b = 0; its U is Gaussian, too, with a standard deviation of 0.001.
         nn.init.eye_(self.weight_hh)
         nn.init.normal_(self.weight_ih, std=self.init_scale)
         nn.init.zeros_(self.bias)

@@ -14,11 +14,19 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import UNIT, Matrix, norm_above
 from stablernn.bounds.lure import Sector, sector_bound
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_choice, check_positive, uniform_
+from stablernn.cells._base import (
+    StableCell,
+    State,
+    check_at_least,
+    check_choice,
+    check_positive,
+    check_whole_number,
+    uniform_,
+)
 from stablernn.cells._catalog import register_cell
 
-_MOST_NEURONS = 384
-"""Of all inner steps together, up to which the matrix inequality is worked out, in a few seconds."""
+_MAX_NEURONS = 384
+"""Number of neurons, in all inner steps together, up to which the matrix inequality is solved, in a few seconds."""
 
 
 @register_cell(
@@ -43,19 +51,19 @@ _MOST_NEURONS = 384
     },
 )
 class IncrementalRNNCell(StableCell):
-    r"""The new state is the increment that brings the sum of it and the old state to an equilibrium of the input.
+    r"""A step to the increment that, added to the old state, is an equilibrium of the input.
 
     .. math::
         g_0 = h_{t-1} \text{ or } 0, \quad
         g_i = g_{i-1} + e_i [f(U (g_{i-1} + h_{t-1}) + W x_t + b) - a (g_{i-1} + h_{t-1})], \quad h_t = g_K
 
-    In code: the e_i are trained, one for each inner step, as ``inner_lengths``, and start at ``step_size``; a is
-    ``leak``, K is ``inner_steps``; U is ``weight_hh``, of low rank the product of ``weight_hh`` and
+    In code: the e_i are ``inner_lengths``, trained, one for each inner step, and initially ``step_size``; a is
+    ``leak``, K is ``inner_steps``; U is ``weight_hh``, or with a low rank the product of ``weight_hh`` and
     ``weight_hh_right``; W is ``weight_ih``, b is ``bias_ih``.
 
     Guarantee:
-        At the equilibrium f(U y + W x + b) = a y the sum y = g + h_{t-1} does not depend on h_{t-1}, where there is
-        one only; so dh_t/dh_{t-1} = -I exactly, which neither grows nor shrinks. That is a limit: with
+        At the equilibrium f(U y + W x + b) = a y the sum y = g + h_{t-1} does not depend on h_{t-1}, if there is only
+        one equilibrium; so dh_t/dh_{t-1} = -I exactly, which neither grows nor shrinks. This is a limit: with
         :math:`\rho = \max_i |1 - e_i a| + |e_i| \|U\| < 1` the Jacobian is within :math:`2 \rho^K` of -I (within
         :math:`\rho^K` when started at zero), and at the published K of 1 to 5 and e_i of 0.01 this says nothing. With
         relu and a large U the inner steps need not converge.
@@ -64,11 +72,11 @@ class IncrementalRNNCell(StableCell):
         input_size: Features per time step.
         hidden_size: Length of the state.
         inner_steps: K, 1 or more. The default is ours.
-        step_size: Where the inner steps e_i start, greater than 0. The default is ours.
+        step_size: Initial value of the inner steps e_i, greater than 0. The default is ours.
         leak: The factor a, greater than 0.
         nonlinearity: ``relu`` or ``tanh``.
-        start: Where the inner steps start: at the ``previous`` state, or at ``zero``.
-        recurrent_rank: Rank of U; None, or no less than hidden_size: U is one full matrix.
+        start: g_0, from which the inner steps start: the ``previous`` state, or ``zero``.
+        recurrent_rank: Rank of U; None, or hidden_size and more: U is one full matrix.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -84,10 +92,10 @@ class IncrementalRNNCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper. It also trains one e for every inner step and every step of time, which fixes the length of the
-        sequences: left out. U, W and b start uniform within 1/sqrt(hidden_size): our choice. The factors of a U of rank
-        r start uniform within 3^(1/4)/sqrt(r) and 3^(1/4)/sqrt(hidden_size), so that its entries have the variance of
-        those of a full one.
+        The paper. Its variant with one e for each inner step of each time step, which fixes the length of the
+        sequences, is left out. U, W and b are initially uniform within 1/sqrt(hidden_size): our choice. The factors of
+        a U of rank r are initially uniform within 3^(1/4)/sqrt(r) and 3^(1/4)/sqrt(hidden_size), so that its entries
+        have the variance of those of a full one.
     """
 
     def __init__(
@@ -103,15 +111,11 @@ class IncrementalRNNCell(StableCell):
         recurrent_rank: int | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        if inner_steps < 1:
-            raise ValueError(f"inner_steps must be 1 or more for {type(self).__name__}, got {inner_steps}.")
+        check_at_least(self, 1, inner_steps=inner_steps)
         check_positive(self, step_size=step_size, leak=leak)
         check_choice(self, "nonlinearity", nonlinearity, ("relu", "tanh"))
         check_choice(self, "start", start, ("previous", "zero"))
-        if recurrent_rank is not None and not (recurrent_rank >= 1 and recurrent_rank % 1 == 0):
-            raise ValueError(
-                f"recurrent_rank must be a whole number, 1 or more, for {type(self).__name__}, got {recurrent_rank}."
-            )
+        check_whole_number(self, "recurrent_rank", recurrent_rank)
         self.inner_steps = inner_steps
         self.step_size = step_size
         self.leak = leak
@@ -133,7 +137,7 @@ class IncrementalRNNCell(StableCell):
         if self.recurrent_rank < self.hidden_size:
             uniform_(self.weight_hh, self.recurrent_rank)
             with torch.no_grad():
-                # A product of two uniform numbers has a third of the variance wanted: each takes the fourth root of 3.
+                # An entry of the product has a third of the variance of a full matrix: scale both factors by 3^(1/4).
                 for factor in (self.weight_hh, self.weight_hh_right):
                     factor.mul_(3**0.25)
         nn.init.constant_(self.inner_lengths, self.step_size)
@@ -144,7 +148,7 @@ class IncrementalRNNCell(StableCell):
         return self.weight_hh
 
     def materialize(self) -> tuple[Tensor, ...]:
-        """The inner steps, one number each, and the factors of U from left to right."""
+        """Return the inner step lengths, ``(inner_steps,)``, and the factors of U from left to right."""
         factors = [self.weight_hh]
         if self.recurrent_rank < self.hidden_size:
             factors.append(self.weight_hh_right)
@@ -154,74 +158,84 @@ class IncrementalRNNCell(StableCell):
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
     def exact(self) -> Matrix:
-        """U in float64."""
+        """Return U in float64."""
         left = float64(self.weight_hh)
         return left @ float64(self.weight_hh_right) if self.recurrent_rank < self.hidden_size else left
 
     def sector(self) -> Sector:
-        """The inner steps of y = g + h, each a layer of neurons: ``y <- (1 - e a) y + e f(U y + W x + b)``."""
+        """Return the inner steps of y = g + h, each a layer of neurons: ``y <- (1 - e a) y + e f(U y + W x + b)``."""
         recurrent, unit = self.exact(), np.eye(self.hidden_size)
-        seen, of_state, inner, of_neurons = self._expanded()
-        # Neurons in units in which each inner step's give alike: one multiplier for all is then a good one.
-        scale = np.maximum(np.abs(of_neurons), max(float(np.abs(of_neurons).max()), 1e-12) / 100)
+        state_factors, final_state_factor, neuron_factors, final_neuron_factors = self._unrolled()
+        # The neurons are scaled so that each inner step contributes alike: one multiplier then suits them all.
+        scale = np.maximum(np.abs(final_neuron_factors), max(float(np.abs(final_neuron_factors).max()), 1e-12) / 100)
         return Sector(
-            F=(of_state - 1) * unit,
-            G=_blocks(of_neurons[None] / scale, unit),
-            V=_blocks((seen * scale)[:, None], recurrent),
+            # h_t = y - h_{t-1}
+            F=(final_state_factor - 1) * unit,
+            G=_blocks(final_neuron_factors[None] / scale, unit),
+            V=_blocks((state_factors * scale)[:, None], recurrent),
             U=_blocks(scale[:, None], float64(self.weight_ih)),
-            D=_blocks(scale[:, None] * inner / scale, recurrent) if self.inner_steps > 1 else None,
+            # An inner step sees the neurons of those before it.
+            D=_blocks(scale[:, None] * neuron_factors / scale, recurrent) if self.inner_steps > 1 else None,
             reach=float(scale.max()) if self.nonlinearity == "tanh" else math.inf,
         )
 
     def step_bound(self) -> StepBound:
-        seen, of_state, _, of_neurons = self._expanded()
-        lengths, pull = np.abs(float64(self.inner_lengths)), norm_above(self.exact())
-        factors = np.abs(1 - float64(self.inner_lengths) * self.leak) + lengths * pull
-        # What each inner step adds, and the later ones make of it.
-        added = lengths * np.append(np.cumprod(factors[:0:-1])[::-1], 1.0)
-        safe = 1 + 16 * self.inner_steps * UNIT
-        kept = abs(of_state - 1) + 8 * self.inner_steps * UNIT * (1 + abs(of_state))
-        simple = StepBound(
+        state_factors, final_state_factor, _, final_neuron_factors = self._unrolled()
+        lengths, recurrent_norm = np.abs(float64(self.inner_lengths)), norm_above(self.exact())
+        factors = np.abs(1 - float64(self.inner_lengths) * self.leak) + lengths * recurrent_norm
+        # The length of each inner step, times the factors by which the later ones can stretch its contribution.
+        contributions = lengths * np.append(np.cumprod(factors[:0:-1])[::-1], 1.0)
+        # Rounding errors: of the sums and products here, and of the difference of the state's factor and 1.
+        margin = 1 + 16 * self.inner_steps * UNIT
+        difference_error = 8 * self.inner_steps * UNIT * (1 + abs(final_state_factor))
+        linear_rate = abs(final_state_factor - 1) + difference_error
+        by_norms = StepBound(
             covers=self.state_names,
             norm="l2",
-            rate=(kept + pull * float(added @ np.abs(seen))) * safe,
-            gain=norm_above(float64(self.weight_ih)) * float(added.sum()) * safe,
+            rate=(linear_rate + recurrent_norm * float(contributions @ np.abs(state_factors))) * margin,
+            gain=norm_above(float64(self.weight_ih)) * float(contributions.sum()) * margin,
             output_gain=1.0,
         )
-        found = simple
-        if self.inner_steps * self.hidden_size <= _MOST_NEURONS:
+        by_sector = by_norms
+        if self.inner_steps * self.hidden_size <= _MAX_NEURONS:
             by_sector = sector_bound(self.sector())
-            # What the difference of what stays and 1 has lost.
-            found = replace(by_sector, rate=by_sector.rate + 8 * self.inner_steps * UNIT * (1 + abs(of_state)))
-        reach = float(np.abs(of_neurons).sum()) * safe
-        bounded = self.nonlinearity == "tanh" and kept * safe < 1
+            by_sector = replace(by_sector, rate=by_sector.rate + difference_error)
+        # Only tanh bounds what the neurons add; the ball is the fixed point r = linear_rate r + added.
+        added = float(np.abs(final_neuron_factors).sum()) * margin
+        has_ball = self.nonlinearity == "tanh" and linear_rate * margin < 1
         return replace(
-            min(found, simple, key=lambda bound: bound.rate),
-            balls=(Ball("hidden", "linf", reach / (1 - kept * safe)),) if bounded else (),
+            min(by_sector, by_norms, key=lambda bound: bound.rate),
+            balls=(Ball("hidden", "linf", added / (1 - linear_rate * margin)),) if has_ball else (),
             conditions=(
                 Hypothesis(
                     "max of abs(1 - e leak) + abs(e) norm(U)",
-                    float(factors.max()) * safe,
+                    float(factors.max()) * margin,
                     1.0,
                     strict=True,
                     of="limit of many inner steps",
                 ),
             ),
-            figures={"norm_U": pull},
+            figures={"norm_U": recurrent_norm},
         )
 
-    def _expanded(self) -> tuple[Matrix, float, Matrix, Matrix]:
-        """Of what y is made: how much of h before each inner step and after the last, then how much of the neurons of
-        each inner step, likewise."""
-        of_state, of_neurons = 2.0 if self.start == "previous" else 1.0, np.zeros(self.inner_steps)
-        seen, inner = [], []
-        for place, length in enumerate(float64(self.inner_lengths)):
-            seen.append(of_state)
-            inner.append(of_neurons)
-            kept = 1 - float(length) * self.leak
-            of_state, of_neurons = kept * of_state, kept * of_neurons
-            of_neurons[place] = length
-        return np.array(seen), of_state, np.array(inner), of_neurons
+    def _unrolled(self) -> tuple[Matrix, float, Matrix, Matrix]:
+        """Return y = g + h as a combination of h and of the neurons of the inner steps.
+
+        Returns:
+            The factor of h before each inner step, ``(inner_steps,)``, and after the last one; the factors of the
+            neurons of all inner steps before each one, ``(inner_steps, inner_steps)``, and after the last one,
+            ``(inner_steps,)``.
+        """
+        # y_0 = g_0 + h
+        state_factor, neuron_factors = 2.0 if self.start == "previous" else 1.0, np.zeros(self.inner_steps)
+        state_factors, all_neuron_factors = [], []
+        for index, length in enumerate(float64(self.inner_lengths)):
+            state_factors.append(state_factor)
+            all_neuron_factors.append(neuron_factors)
+            linear_factor = 1 - float(length) * self.leak
+            state_factor, neuron_factors = linear_factor * state_factor, linear_factor * neuron_factors
+            neuron_factors[index] = length
+        return np.array(state_factors), state_factor, np.array(all_neuron_factors), neuron_factors
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
@@ -230,6 +244,7 @@ class IncrementalRNNCell(StableCell):
         g = h if self.start == "previous" else torch.zeros_like(h)
         for length in lengths.unbind():
             y = g + h
+            # From right to left: with a low rank, two thin products in place of one with U.
             product = y
             for factor in reversed(factors):
                 product = nn.functional.linear(product, factor)
@@ -238,5 +253,5 @@ class IncrementalRNNCell(StableCell):
 
 
 def _blocks(numbers: Matrix, block: Matrix) -> Matrix:
-    """A matrix of blocks, each a number times the same one."""
+    """Return a matrix of blocks, each the product of a number and the same block."""
     return np.kron(numbers, block).astype(np.float64)

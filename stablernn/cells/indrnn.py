@@ -40,18 +40,18 @@ class IndRNNWeights(NamedTuple):
     },
 )
 class IndRNNCell(StableCell):
-    r"""Units that remember only themselves; they meet in the next layer, so that one layer alone is weak.
+    r"""Units that remember only their own state; they interact in the next layer, so that one layer alone is weak.
 
     .. math:: h_t = \operatorname{relu}(u \odot h_{t-1} + W x_t + b), \quad |u| \le 2^{1/T}
 
-    In code: u is ``weight_hh``, one number a unit, W is ``weight_ih``, b is ``bias_ih``, T is ``max_length``.
+    In code: u is ``weight_hh``, one number for each unit, W is ``weight_ih``, b is ``bias_ih``, T is ``max_length``.
 
     Guarantee:
         By construction: the step uses u clamped to the bound, whatever the parameter is, and passes its gradient
         through unchanged. One step multiplies the distance of two states under the same input by at most 2^(1/T),
         hence T steps by at most 2; without a ``max_length`` the bound is 1 and no number of steps drives states apart.
         ``after_step`` clamps the parameter itself, so that it does not drift beyond the bound. The state is not
-        bounded: at u = 1 a unit adds up its inputs.
+        bounded: with u = 1 a unit accumulates its inputs.
 
     Args:
         input_size: Features per time step.
@@ -72,9 +72,9 @@ class IndRNNCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper's recurrence with relu; its released code bounds by 5^(1/T) unless told otherwise. u starts uniform on
-        [0, 2^(1/T)]. The paper can start the last layer's u at its upper end, where a task asks for long memory, and
-        puts batch normalization between layers: neither is here. The training settings of the default are ours.
+        The paper's recurrence with relu; the default bound in its released code is 5^(1/T). u is initially uniform on
+        [0, 2^(1/T)]. For tasks with long memory the paper may initialize the last layer's u at its upper end, and it
+        puts batch normalization between layers: neither is implemented. The default training settings are ours.
     """
 
     def __init__(self, input_size: int, hidden_size: int, *, max_length: int | None = None) -> None:
@@ -89,7 +89,7 @@ class IndRNNCell(StableCell):
 
     @property
     def bound(self) -> float:
-        """The largest modulus of u, 2^(1/T)."""
+        """Largest modulus of u, 2^(1/T)."""
         return 1.0 if self.max_length is None else float(2.0 ** (1 / self.max_length))
 
     def reset_parameters(self) -> None:
@@ -98,6 +98,7 @@ class IndRNNCell(StableCell):
         nn.init.zeros_(self.bias_ih)
 
     def after_step(self, step: int, total_steps: int) -> None:
+        # A parameter far beyond the bound would have to come back before the step changes again.
         self.weight_hh.clamp_(-self.bound, self.bound)
 
     def recurrent_weights(self) -> Tensor:
@@ -105,13 +106,14 @@ class IndRNNCell(StableCell):
         return pass_through(self.weight_hh, self.weight_hh.clamp(-self.bound, self.bound))
 
     def recurrent_matrix(self) -> Tensor:
-        """The diagonal matrix of u."""
+        """Return the diagonal matrix of u."""
         return torch.diag(self.recurrent_weights())
 
     def materialize(self) -> IndRNNWeights:
         return IndRNNWeights(self.recurrent_weights())
 
     def sector(self) -> Sector:
+        # No linear part: the whole step is the relu, whose slopes lie within 0 to 1 and whose values have no bound.
         size = self.hidden_size
         return Sector(
             np.zeros((size, size)),
@@ -127,4 +129,5 @@ class IndRNNCell(StableCell):
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (u,) = weights
+        # Independent units: an elementwise product in place of a matrix.
         return (torch.relu(u * h + drive),)

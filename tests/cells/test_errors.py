@@ -77,27 +77,27 @@ def test_a_step_that_does_not_go_forward_is_refused(key: str, step_size: float) 
         (
             "lvf",
             {"nonlinearity": "relu"},
-            "nonlinearity of LVFRNNCell is 'tanh', 'modrelu' or 'softshrink', got 'relu'.",
+            "nonlinearity of LVFRNNCell must be 'tanh', 'modrelu' or 'softshrink', got 'relu'.",
         ),
         (
             "lvf_mid",
             {"constraint": "firm"},
-            "constraint of LVFMidpointRNNCell is 'none', 'soft' or 'hard', got 'firm'.",
+            "constraint of LVFMidpointRNNCell must be 'none', 'soft' or 'hard', got 'firm'.",
         ),
         (
             "exprnn",
             {"init": "orthogonal"},
-            "init of ExpRNNCell is 'henaff', 'cayley' or 'haar', got 'orthogonal'.",
+            "init of ExpRNNCell must be 'henaff', 'cayley' or 'haar', got 'orthogonal'.",
         ),
         (
             "exprnn",
             {"parametrization": "qr"},
-            "parametrization of ExpRNNCell is 'exp' or 'cayley', got 'qr'.",
+            "parametrization of ExpRNNCell must be 'exp' or 'cayley', got 'qr'.",
         ),
         (
             "exprnn",
             {"nonlinearity": "tanh"},
-            "nonlinearity of ExpRNNCell is 'modrelu' or 'softshrink', got 'tanh'.",
+            "nonlinearity of ExpRNNCell must be 'modrelu' or 'softshrink', got 'tanh'.",
         ),
         ("dtriv", {"rebase": -1}, "rebase must be 0 or more for DynamicTrivializationRNNCell, got -1."),
         ("dtriv", {"project": -2}, "project must be 0 or more for DynamicTrivializationRNNCell, got -2."),
@@ -119,7 +119,7 @@ def test_a_step_that_does_not_go_forward_is_refused(key: str, step_size: float) 
         (
             "soft_orth",
             {"form": "hard"},
-            "form of SoftOrthogonalRNNCell is 'penalty', 'factored' or 'unbounded', got 'hard'.",
+            "form of SoftOrthogonalRNNCell must be 'penalty', 'factored' or 'unbounded', got 'hard'.",
         ),
         (
             "soft_orth",
@@ -136,7 +136,11 @@ def test_a_step_that_does_not_go_forward_is_refused(key: str, step_size: float) 
             {"upper_penalty": math.nan},
             "upper_penalty must be a finite number, 0 or more, for NonNormalRNNCell, got nan.",
         ),
-        ("rnn_orth", {"init": "eye"}, "init of OrthogonalStartRNNCell is 'henaff', 'cayley' or 'haar', got 'eye'."),
+        (
+            "rnn_orth",
+            {"init": "eye"},
+            "init of OrthogonalStartRNNCell must be 'henaff', 'cayley' or 'haar', got 'eye'.",
+        ),
         (
             "lvf",
             {"constraint": "soft", "divergence_weight": 0.0},
@@ -189,7 +193,7 @@ def test_a_step_that_does_not_go_forward_is_refused(key: str, step_size: float) 
         ),
         ("slstm", {"num_heads": 2}, "num_heads must divide hidden_size for SLSTMCell, got 2 heads for 3 units."),
         ("slstm", {"num_heads": 0}, "num_heads must divide hidden_size for SLSTMCell, got 0 heads for 3 units."),
-        ("slstm", {"init": "zeros"}, "init of SLSTMCell is 'spread' or 'released', got 'zeros'."),
+        ("slstm", {"init": "zeros"}, "init of SLSTMCell must be 'spread' or 'released', got 'zeros'."),
         ("indrnn", {"max_length": 0}, "max_length must be 1 or more, or None, for IndRNNCell, got 0."),
         (
             "identity_rnn",

@@ -716,7 +716,7 @@ class TestNoisy:
         (
             "fastrnn",
             {"nonlinearity": "sigmoid"},
-            "nonlinearity of FastRNNCell is 'tanh', 'relu' or 'quant_tanh', got 'sigmoid'.",
+            "nonlinearity of FastRNNCell must be 'tanh', 'relu' or 'quant_tanh', got 'sigmoid'.",
         ),
         ("fastrnn", {"alpha_init": math.nan}, "alpha_init must be a finite number for FastRNNCell, got nan."),
         (
@@ -747,7 +747,7 @@ class TestNoisy:
         (
             "fastgrnn_lsq",
             {"gate_nonlinearity": "tanh"},
-            "gate_nonlinearity of FastGRNNLSQCell is 'sigmoid', 'quant_sigmoid' or 'quant_sigmoid4', got 'tanh'.",
+            "gate_nonlinearity of FastGRNNLSQCell must be 'sigmoid', 'quant_sigmoid' or 'quant_sigmoid4', got 'tanh'.",
         ),
         ("fastgrnn_lsq", {"nu_init": math.inf}, "nu_init must be a finite number for FastGRNNLSQCell, got inf."),
         (
@@ -758,13 +758,13 @@ class TestNoisy:
         (
             "ode_rnn",
             {"solver": "dopri5"},
-            "solver of ODERNNCell is 'euler', 'midpoint', 'heun' or 'rk4', got 'dopri5'.",
+            "solver of ODERNNCell must be 'euler', 'midpoint', 'heun' or 'rk4', got 'dopri5'.",
         ),
         ("ode_rnn", {"solver_steps": 0}, "solver_steps must be 1 or more for ODERNNCell, got 0."),
         ("ode_rnn", {"flow_size": 0}, "flow_size must be 1 or more for ODERNNCell, got 0."),
         ("incremental", {"inner_steps": 0}, "inner_steps must be 1 or more for IncrementalRNNCell, got 0."),
         ("incremental", {"leak": 0.0}, "leak must be a finite number greater than 0 for IncrementalRNNCell, got 0.0."),
-        ("incremental", {"start": "here"}, "start of IncrementalRNNCell is 'previous' or 'zero', got 'here'."),
+        ("incremental", {"start": "here"}, "start of IncrementalRNNCell must be 'previous' or 'zero', got 'here'."),
         (
             "incremental",
             {"recurrent_rank": 1.5},

@@ -516,12 +516,12 @@ def test_a_product_of_complex_matrices_is_that_of_their_real_forms() -> None:
         (
             "urnn",
             {"nonlinearity": "tanh"},
-            "nonlinearity of UnitaryEvolutionRNNCell is 'modrelu' or 'softshrink', got 'tanh'.",
+            "nonlinearity of UnitaryEvolutionRNNCell must be 'modrelu' or 'softshrink', got 'tanh'.",
         ),
         (
             "fc_urnn",
             {"parametrization": "qr"},
-            "parametrization of FullCapacityUnitaryRNNCell is 'exp' or 'cayley', got 'qr'.",
+            "parametrization of FullCapacityUnitaryRNNCell must be 'exp' or 'cayley', got 'qr'.",
         ),
         ("fc_urnn", {"rebase": -1}, "rebase must be 0 or more for FullCapacityUnitaryRNNCell, got -1."),
         ("eunn", {"capacity": 0}, "capacity must be a whole number, 1 or more, for EfficientUnitaryRNNCell, got 0."),
@@ -533,9 +533,13 @@ def test_a_product_of_complex_matrices_is_that_of_their_real_forms() -> None:
         (
             "eunn",
             {"variant": "quaternion"},
-            "variant of EfficientUnitaryRNNCell is 'complex' or 'real', got 'quaternion'.",
+            "variant of EfficientUnitaryRNNCell must be 'complex' or 'real', got 'quaternion'.",
         ),
-        ("eunn", {"style": "butterfly"}, "style of EfficientUnitaryRNNCell is 'tunable' or 'fft', got 'butterfly'."),
+        (
+            "eunn",
+            {"style": "butterfly"},
+            "style of EfficientUnitaryRNNCell must be 'tunable' or 'fft', got 'butterfly'.",
+        ),
         (
             "eunn",
             {"style": "fft"},
@@ -544,7 +548,7 @@ def test_a_product_of_complex_matrices_is_that_of_their_real_forms() -> None:
         (
             "eunn",
             {"nonlinearity": "relu"},
-            "nonlinearity of EfficientUnitaryRNNCell is 'modrelu' or 'softshrink', got 'relu'.",
+            "nonlinearity of EfficientUnitaryRNNCell must be 'modrelu' or 'softshrink', got 'relu'.",
         ),
         (
             "eunn",

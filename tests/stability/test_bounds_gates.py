@@ -17,7 +17,7 @@ from stablernn import Classifier, create_cell
 from stablernn.bounds.gated import largest_bend, largest_gated, largest_mix
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
-from stablernn.cells.cfc import _RANGES
+from stablernn.cells.cfc import _SLOPE_RANGES
 from stablernn.certificates.certificate import certify
 
 
@@ -214,7 +214,7 @@ def test_slopes_of_activations_stay_in_their_ranges(activation: str) -> None:
     cell = create_cell("cfc", 1, 1, activation=activation)
     v = torch.linspace(-12, 12, 200001, dtype=torch.float64, requires_grad=True)
     (slopes,) = torch.autograd.grad(cell._activate(v).sum(), v)
-    least, most = _RANGES[activation]
+    least, most = _SLOPE_RANGES[activation]
     assert least <= float(slopes.min()) <= least + 1e-5
     assert most - 1e-5 <= float(slopes.max()) <= most
 
