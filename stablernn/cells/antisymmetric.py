@@ -261,8 +261,8 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
     equation="z = sigmoid(K h + V_z x + b_z); h <- h + step_size z .* tanh(K h + V_h x + b_h); K free, less damping I",
     paper_options={"step_size": 0.01, "damping": 0.0, "init_scale": 1.0},
     paper_source=(
-        "whether the damping stays in this model is not said: there is none, which is our choice. step_size and "
-        f"init_scale as for antisymmetric: {_SOURCE}"
+        "the paper does not say whether the damping stays in this model: there is none, which is our choice. "
+        f"step_size and init_scale as for antisymmetric: {_SOURCE}"
     ),
     training=_TRAINING,
 )

@@ -160,11 +160,11 @@ class CfCCell(StableCell):
         # A row of the Jacobian is p F1 + q F2 + r (Ta + Tb), times that of the backbone, where p and q are not negative
         # and (p + q)^2 + 4 r^2 <= 1: with m the mean of both squared tanh, p + q = 1 - m and |r| <= sqrt(m) / 2.
         ball = Ball("hidden", "linf", 1.0)
-        safe = 1 + 64 * max(self.weight_hh.shape) * UNIT
+        margin = 1 + 64 * max(self.weight_hh.shape) * UNIT
 
         def largest(rows: Matrix) -> Matrix:
             f1, f2, gate = np.split(rows, 3)
-            return largest_bend(np.maximum(f1, f2), gate / 2) * safe
+            return largest_bend(np.maximum(f1, f2), gate / 2) * margin
 
         state_entries = self._bound_products(self.weight_hh, np.abs, _heads)
         input_entries = self._bound_products(self.weight_ih, np.abs, _heads)
@@ -176,7 +176,7 @@ class CfCCell(StableCell):
             balls=(ball,),
         )
         rate, gain = (
-            float(self._bound_products(weight, _norm, _stacked_heads)[0, 0]) * safe
+            float(self._bound_products(weight, _norm, _stacked_heads)[0, 0]) * margin
             for weight in (self.weight_hh, self.weight_ih)
         )
         by_norm = StepBound(covers=("hidden",), norm="l2", rate=rate, gain=gain, output_gain=1.0, balls=(ball,))

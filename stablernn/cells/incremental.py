@@ -41,7 +41,7 @@ _MAX_NEURONS = 384
     ),
     paper_options={"inner_steps": 1, "step_size": 0.01, "leak": 1.0, "nonlinearity": "relu", "start": "previous"},
     paper_source=(
-        "from memory of the paper and from two related programs, as its own code was not to be had: inner_steps up to "
+        "from memory of the paper and from two related programs, as its code was not available: inner_steps up to "
         "5, leak 1, trained inner steps that start at 0.01. Whether the inner steps start at the previous state or at "
         "zero could not be settled: the option start has both. Training settings are our choice."
     ),
