@@ -21,7 +21,8 @@ from stablernn.cells.cornn import CoRNNCell
 from stablernn.cells.elman import ElmanRNNCell
 from stablernn.cells.eunn import EfficientUnitaryRNNCell
 from stablernn.cells.exprnn import DynamicTrivializationRNNCell, ExpRNNCell
-from stablernn.cells.fastrnn import FastGRNNCell, FastGRNNLSQCell, FastRNNCell
+from stablernn.cells.fastgrnn import FastGRNNCell, FastGRNNLSQCell
+from stablernn.cells.fastrnn import FastRNNCell
 from stablernn.cells.fc_urnn import FullCapacityUnitaryRNNCell
 from stablernn.cells.gru import GRUCell
 from stablernn.cells.gru_d import GRUDCell
