@@ -57,9 +57,9 @@ class LipschitzWeights(NamedTuple):
 
 
 class SymmetricSkewCell(StableCell):
-    """Parameters and matrices of the cells whose linear term and recurrent product each have a symmetric-skew matrix.
+    """Options, parameters and matrices of the cells with a symmetric-skew matrix in linear term and recurrent product.
 
-    A subclass makes its own parameters, then calls ``reset_parameters``.
+    A subclass with further parameters registers them in :meth:`add_parameters`, before they are drawn.
     """
 
     takes_dt = True
@@ -69,11 +69,11 @@ class SymmetricSkewCell(StableCell):
         input_size: int,
         hidden_size: int,
         *,
-        step_size: float,
-        skew_weight: float,
-        linear_damping: float,
-        recurrent_damping: float,
-        init_scale: float,
+        step_size: float = 0.5,
+        skew_weight: float = 0.75,
+        linear_damping: float = 0.001,
+        recurrent_damping: float = 0.001,
+        init_scale: float = 0.1,
     ) -> None:
         super().__init__(input_size, hidden_size)
         check_positive(self, step_size=step_size)
@@ -86,25 +86,32 @@ class SymmetricSkewCell(StableCell):
         self.linear_damping = linear_damping
         self.recurrent_damping = recurrent_damping
         self.init_scale = init_scale
-        self.weight_linear = nn.Parameter(torch.empty(hidden_size, hidden_size))
-        self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
-        self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
-        self.bias_ih = nn.Parameter(torch.empty(hidden_size))
+        self.add_parameters()
+        self.reset_parameters()
+
+    def add_parameters(self) -> None:
+        """Register the parameters, in the order of the state dict."""
+        self.weight_linear = nn.Parameter(torch.empty(self.hidden_size, self.hidden_size))
+        self.weight_hh = nn.Parameter(torch.empty(self.hidden_size, self.hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(self.hidden_size, self.input_size))
+        self.bias_ih = nn.Parameter(torch.empty(self.hidden_size))
 
     def reset_parameters(self) -> None:
+        # A standard deviation of init_scale / hidden_size, not / sqrt(hidden_size), as in the released code.
         for weight in (self.weight_linear, self.weight_hh):
             nn.init.normal_(weight, std=self.init_scale / self.hidden_size)
         for parameter in (self.weight_ih, self.bias_ih):
             uniform_(parameter, self.input_size)
 
     def linear_matrix(self) -> Tensor:
-        """The matrix A of the linear term, column convention."""
+        """Return the matrix A of the linear term, column convention."""
         return symmetric_skew(self.weight_linear, self.skew_weight, self.linear_damping)
 
     def recurrent_matrix(self) -> Tensor:
         return symmetric_skew(self.weight_hh, self.skew_weight, self.recurrent_damping)
 
     def materialize(self) -> LipschitzWeights:
+        # (2 hidden, hidden): one product gives both A h and W h.
         return LipschitzWeights(torch.cat([self.linear_matrix(), self.recurrent_matrix()]))
 
     def drive(self, x: Tensor) -> Tensor:
@@ -130,7 +137,8 @@ class LipschitzRNNCell(SymmetricSkewCell):
     r"""A linear system plus a Lipschitz nonlinearity, both with a symmetric-skew matrix; forward Euler.
 
     .. math:: h_t = h_{t-1} + \epsilon (\alpha A h_{t-1} + \tanh(W h_{t-1} + U x_t + b))
-    .. math:: A = (1-\beta)(M_A + M_A^\top) + \beta (M_A - M_A^\top) - \gamma_A I, \quad W \text{ likewise}
+    .. math:: A = (1-\beta)(M_A + M_A^\top) + \beta (M_A - M_A^\top) - \gamma_A I, \quad
+        W \text{ in the same way}
 
     In code: :math:`\epsilon` is ``step_size``, :math:`\beta` is ``skew_weight`` (one for both matrices),
     :math:`\gamma_A` and :math:`\gamma_W` are ``linear_damping`` and ``recurrent_damping``, :math:`M_A` and
@@ -138,20 +146,20 @@ class LipschitzRNNCell(SymmetricSkewCell):
     ``linear_scale`` (the paper's ablation, eq. 12; 1 is the model itself, 0 drops the linear term).
 
     Guarantee:
-        Conditional: none by construction, also not at our defaults. The step contracts where
-        ``||I + step_size A|| + step_size ||W|| < 1``, and where its certificate proves it by less.
+        Conditional: none by construction, not even at our defaults. The step contracts where
+        ``||I + step_size A|| + step_size ||W|| < 1``, and where its certificate proves it under a weaker condition.
 
         Theorem 1 is about the differential equation: it is globally exponentially stable if sym(A) is negative
         definite, W is nonsingular and (a) the smallest singular value of sym(A) is above the largest of W. The paper's
-        alternative (b), sym(W) negative and A^T W + W^T A positive definite, is true of a symmetric W
-        (``skew_weight=0``) and false of others in general: ``tests/stability/test_false_claims.py``. Where theorem 1
+        alternative (b), sym(W) negative and A^T W + W^T A positive definite, holds for a symmetric W
+        (``skew_weight=0``) and fails for others in general: ``tests/stability/test_false_claims.py``. Where theorem 1
         holds, the Euler step can still explode: with ``step_size linear_damping = 2.5`` it multiplies the state by
         about -1.5.
 
-        The parametrization confines the spectrum (proposition 1) but enforces nothing of this: at the published MNIST
-        settings and at our defaults theorem 1 does not hold even at the start, and an untrained state grows over tens
-        of thousands of steps. For streams without an end raise ``linear_damping``, which helps only while
-        ``step_size linear_damping < 2`` (times ``linear_scale``), or take ``lvf_mid``.
+        The parametrization confines the spectrum (proposition 1) but enforces none of these conditions: at the
+        published MNIST settings and at our defaults theorem 1 does not hold even at initialization, and the state of an
+        untrained cell grows over tens of thousands of steps. For endless streams raise ``linear_damping``, which helps
+        only while ``step_size linear_damping < 2`` (times ``linear_scale``), or use ``lvf_mid``.
 
     Args:
         input_size: Features per time step.
@@ -206,7 +214,6 @@ class LipschitzRNNCell(SymmetricSkewCell):
         )
         check_finite(self, linear_scale=linear_scale)
         self.linear_scale = linear_scale
-        self.reset_parameters()
 
     def sector(self) -> Sector:
         unit, linear = np.eye(self.hidden_size), self.linear_scale * float64(self.linear_matrix())
@@ -220,6 +227,7 @@ class LipschitzRNNCell(SymmetricSkewCell):
     def step_bound(self) -> StepBound:
         step, linear = self.sector(), self.linear_scale * float64(self.linear_matrix())
         bound = with_continuous(sector_bound(step), linear, step.V)
+        # largest_euler_step counts in steps of this length.
         longest = largest_euler_step(step, bound) * self.step_size
         return replace(bound, figures={**bound.figures, "largest_euler_step": longest})
 
@@ -262,12 +270,8 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        step_size: Length of the step, dimensionless, greater than 0. The default is ours.
-        skew_weight: Share of the skew part, 0 to 1; 1 is purely skew-symmetric.
-        linear_damping: Shift of A's diagonal, 1/step.
-        recurrent_damping: Shift of W's diagonal, 1/step.
-        init_scale: Standard deviation of the raw matrices' entries times hidden_size. The default is that of
-            the released code.
+        step_size: Length of the midpoint step, dimensionless, greater than 0. The default is ours.
+        skew_weight, linear_damping, recurrent_damping, init_scale: As for :class:`LipschitzRNNCell`.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -276,60 +280,41 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
 
     References:
         The paper's eq. 10; the released code takes one ``midpoint`` step of torchdiffeq over [0, step_size], which
-        is this. It has no ``linear_scale``.
+        is the same. It has no ``linear_scale``.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        step_size: float = 0.5,
-        skew_weight: float = 0.75,
-        linear_damping: float = 0.001,
-        recurrent_damping: float = 0.001,
-        init_scale: float = 0.1,
-    ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            step_size=step_size,
-            skew_weight=skew_weight,
-            linear_damping=linear_damping,
-            recurrent_damping=recurrent_damping,
-            init_scale=init_scale,
-        )
-        self.reset_parameters()
-
     def sector(self) -> Sector:
-        return self._sector(self.step_size)
+        return self._sector_of_step(self.step_size)
 
-    def _sector(self, step_size: float) -> Sector:
-        linear, recurrent, given = (
+    def _sector_of_step(self, length: float) -> Sector:
+        linear, recurrent, input_weights = (
             float64(matrix) for matrix in (self.linear_matrix(), self.recurrent_matrix(), self.weight_ih)
         )
-        whole, half, unit = step_size, step_size / 2, np.eye(self.hidden_size)
+        # Two stages, w_1 = tanh(W h + U x + b) and w_2 = tanh(W m + U x + b) at the midpoint
+        # m = (I + length/2 A) h + length/2 w_1; then h <- h + length (A m + w_2).
+        half, unit = length / 2, np.eye(self.hidden_size)
         to_middle = unit + half * linear
         return Sector(
-            F=unit + whole * linear @ to_middle,
-            G=np.hstack([whole * half * linear, whole * unit]),
+            F=unit + length * linear @ to_middle,
+            G=np.hstack([length * half * linear, length * unit]),
             V=np.vstack([recurrent, recurrent @ to_middle]),
-            U=np.vstack([given, given]),
+            U=np.vstack([input_weights, input_weights]),
             D=np.block([[np.zeros_like(unit), np.zeros_like(unit)], [half * recurrent, np.zeros_like(unit)]]),
         )
 
     def step_bound(self) -> StepBound:
         linear, recurrent = float64(self.linear_matrix()), float64(self.recurrent_matrix())
         bound = with_continuous(super().step_bound(), linear, recurrent)
-        longest = largest_step(self._sector, self.step_size) if bound.figures["continuous_rate"] > 0 else 0.0
+        # 0 unless the differential equation itself is proved to contract.
+        longest = largest_step(self._sector_of_step, self.step_size) if bound.figures["continuous_rate"] > 0 else 0.0
         return replace(bound, figures={**bound.figures, "largest_midpoint_step": longest})
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (stacked,) = weights
 
-        def velocity(at: Tensor) -> Tensor:
-            linear, recurrent = nn.functional.linear(at, stacked).chunk(2, dim=-1)
+        def velocity(h: Tensor) -> Tensor:
+            linear, recurrent = nn.functional.linear(h, stacked).chunk(2, dim=-1)
             return linear + torch.tanh(recurrent + drive)
 
         length = step_length(self.step_size, dt)

@@ -22,7 +22,7 @@ class NoisyWeights(NamedTuple):
     stacked: Tensor
     """The linear matrix A over the recurrent matrix W, (2 hidden, hidden)."""
     lengths: Tensor
-    """Each unit's step d, (hidden,)."""
+    """The step length d of each unit, (hidden,)."""
 
 
 @register_cell(
@@ -54,31 +54,30 @@ class NoisyRNNCell(SymmetricSkewCell):
         \mu_t = (1 - s_m) + s_m u_t
 
     with n standard normal and u uniform on (0, 1), drawn for each unit, step and sample; in evaluation
-    :math:`\mu = 1` and there is no n.
+    :math:`\mu = 1` and n is absent.
 
     In code: d is ``unit_steps``, which starts at ``step_size``; :math:`s_a` is ``additive_noise``, :math:`s_m` is
     ``multiplicative_noise``; A, W and the other letters are those of :class:`stablernn.cells.LipschitzRNNCell`. The
-    noise is drawn with the drive, so that a step stays a function of what it is given.
+    noise is drawn with the drive, so that a step stays a pure function of its arguments.
 
     Guarantee:
-        Conditional, as for the Lipschitz RNN: none by construction. The paper shows that for small noise training
-        minimizes also a penalty on the derivatives of the loss, which encourages stability and robustness; nothing is
-        enforced. A trained d can turn negative, which runs a unit's equation backwards. Where all are positive, part
-        (a) of theorem 1 is enough for units of different steps too: two solutions of the differential equation
-        ``h' = d .* (A h + tanh(...))`` approach in the norm ``|d^(-1/2) .* e|``. The step, which is as long as d, need
-        not follow them: a larger ``linear_damping`` helps only while ``d linear_damping < 2`` for every unit.
+        Conditional, as for the Lipschitz RNN: none by construction. The paper shows that for small noise training also
+        minimizes a penalty on the derivatives of the loss, which encourages stability and robustness; nothing is
+        enforced. A trained d can turn negative, which runs the equation of that unit backward. Where all are positive,
+        part (a) of theorem 1 is sufficient for units of different step lengths too: two solutions of the differential
+        equation ``h' = d .* (A h + tanh(...))`` approach each other in the norm ``|d^(-1/2) .* e|``. The discrete step
+        of length d need not follow them: a larger ``linear_damping`` helps only while ``d linear_damping < 2`` for
+        every unit.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        step_size: Where each unit's Euler step starts, greater than 0. The default is ours.
-        skew_weight: Share of the skew part, 0 to 1; 1 is purely skew-symmetric.
-        linear_damping: Shift of A's diagonal, 1/step.
-        recurrent_damping: Shift of W's diagonal, 1/step.
-        init_scale: Standard deviation of the raw matrices' entries times hidden_size.
-        additive_noise: Standard deviation of what is added to the state in training, 0 or more; a step divided for its
-            length gets it once.
-        multiplicative_noise: Share of each unit's step that is random in training, 0 to 1.
+        step_size: Initial Euler step of each unit, greater than 0. The default is ours.
+        skew_weight, linear_damping, recurrent_damping, init_scale: As for
+            :class:`stablernn.cells.LipschitzRNNCell`.
+        additive_noise: Standard deviation of the noise added to the state in training, 0 or more; once per step, also
+            if the step is divided for its length.
+        multiplicative_noise: Random share of each unit's step in training, 0 to 1.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -94,11 +93,11 @@ class NoisyRNNCell(SymmetricSkewCell):
         True
 
     References:
-        The paper and its released code, which has one step for each unit. The noise does not grow with the length of a
-        step: neither of them has steps of several lengths.
+        The paper and its released code, which has a step length for each unit. The noise does not grow with dt: neither
+        of them has irregular steps.
     """
 
-    # Without noise, that is outside training.
+    # In evaluation, without the noise.
     is_euler = True
 
     def __init__(
@@ -130,8 +129,10 @@ class NoisyRNNCell(SymmetricSkewCell):
             )
         self.additive_noise = additive_noise
         self.multiplicative_noise = multiplicative_noise
-        self.unit_steps = nn.Parameter(torch.empty(hidden_size))
-        self.reset_parameters()
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
+        self.unit_steps = nn.Parameter(torch.empty(self.hidden_size))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -149,22 +150,22 @@ class NoisyRNNCell(SymmetricSkewCell):
     def step_bound(self) -> StepBound:
         step, lengths = self.sector(), float64(self.unit_steps)
         linear = float64(self.linear_matrix())
-        # The steps as a metric are of use where none is next to nothing beside the others.
-        own = [np.diag(lengths**-0.5)] if lengths.min() > 1e-4 * lengths.max() > 0 else []
-        forwards = Hypothesis(
+        # d^(-1/2) as a metric is well conditioned only if no length is negligible next to the largest.
+        metrics = [np.diag(lengths**-0.5)] if lengths.min() > 1e-4 * lengths.max() > 0 else []
+        positive_lengths = Hypothesis(
             "-(smallest of the units' steps)", -float(lengths.min()), 0.0, strict=True, of="differential equation"
         )
-        # (a) holds for units of different steps too, in a norm that knows them; (b) has one norm, that of -W.
-        equal = Hypothesis(
+        # (a) also holds for units of different lengths, in the norm |d^(-1/2) .* e|; (b) holds in the norm of -W alone.
+        equal_lengths = Hypothesis(
             "theorem 1 (b): largest difference of the units' steps",
             float(np.ptp(lengths)),
             0.0,
             of="differential equation",
         )
-        bound = dominance_bound(step, sector_bound(step, metrics=own))
+        bound = dominance_bound(step, sector_bound(step, metrics=metrics))
         return replace(
             bound,
-            conditions=(forwards, *theorem_1(linear, step.V), equal),
+            conditions=(positive_lengths, *theorem_1(linear, step.V), equal_lengths),
             figures={
                 "mu2_A": log_norm_above(linear),
                 "norm_A": norm_above(linear),
@@ -177,12 +178,12 @@ class NoisyRNNCell(SymmetricSkewCell):
         return NoisyWeights(torch.cat([self.linear_matrix(), self.recurrent_matrix()]), self.unit_steps)
 
     def drive(self, x: Tensor) -> Tensor:
-        """The projected input; in training then the factors mu and the additive noise, ``(..., 3 hidden)``."""
-        driven = super().drive(x)
+        """Return the projected input; in training followed by the factors mu and the noise, ``(..., 3 hidden)``."""
+        projected = super().drive(x)
         if not self.training or (self.additive_noise == 0 and self.multiplicative_noise == 0):
-            return driven
-        factors = (1 - self.multiplicative_noise) + self.multiplicative_noise * torch.rand_like(driven)
-        return torch.cat([driven, factors, self.additive_noise * torch.randn_like(driven)], dim=-1)
+            return projected
+        factors = (1 - self.multiplicative_noise) + self.multiplicative_noise * torch.rand_like(projected)
+        return torch.cat([projected, factors, self.additive_noise * torch.randn_like(projected)], dim=-1)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         return self.advance(weights, state, drive, dt, 1)
@@ -190,15 +191,15 @@ class NoisyRNNCell(SymmetricSkewCell):
     def advance(
         self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
     ) -> State:
-        """The step in equal parts; what is added to the state is added once, at the end."""
+        """Take the step in equal parts; the additive noise enters once, at the end."""
         (h,) = state
         stacked, lengths = weights
-        # By the width of the drive: the cell may be in another mode than when it was drawn.
-        driven, *draws = torch.split(drive, self.hidden_size, dim=-1)
+        # Told by the width of the drive, not by self.training: the mode may have changed since the noise was drawn.
+        projected, *draws = torch.split(drive, self.hidden_size, dim=-1)
         length = lengths * step_length(1.0, dt) / substeps
         if draws:
             length = length * draws[0]
         for _ in range(substeps):
             linear, recurrent = nn.functional.linear(h, stacked).chunk(2, dim=-1)
-            h = h + length * (linear + torch.tanh(recurrent + driven))
+            h = h + length * (linear + torch.tanh(recurrent + projected))
         return (h + draws[1] if draws else h,)
