@@ -14,7 +14,7 @@ from stablernn.cells._catalog import register_cell
 
 class LSTMWeights(NamedTuple):
     recurrent: Tensor
-    """The four gates' matrices, one over the other, (4 hidden, hidden)."""
+    """The matrices of the four gates, stacked, (4 hidden, hidden)."""
 
 
 @register_cell(
@@ -44,8 +44,8 @@ class LSTMCell(StableCell):
 
     Guarantee:
         None by construction. The hidden state lies within 1; the cell state grows by at most 1 a step. No rate is
-        proved, for none exists: what the forget gate makes of a difference of hidden states grows with the cell state,
-        which has no bound.
+        proved, because none exists: the forget gate amplifies a difference of hidden states in proportion to the cell
+        state, which has no bound.
 
     Args:
         input_size: Features per time step.
@@ -81,16 +81,18 @@ class LSTMCell(StableCell):
             uniform_(weight, self.hidden_size)
         nn.init.zeros_(self.bias_ih)
         with torch.no_grad():
+            # The second block of i, f, g, o.
             self.bias_ih[self.hidden_size : 2 * self.hidden_size] = self.forget_bias
 
     def recurrent_matrix(self) -> Tensor:
-        """U of the four gates, one over the other, ``(4 hidden, hidden)``."""
+        """Return U of the four gates, stacked, ``(4 hidden, hidden)``."""
         return self.weight_hh
 
     def materialize(self) -> LSTMWeights:
         return LSTMWeights(self.weight_hh)
 
     def step_bound(self) -> StepBound:
+        # The hidden state is a sigmoid times a tanh; the cell state has no ball.
         return StepBound(balls=(Ball("hidden", "linf", 1.0),))
 
     def drive(self, x: Tensor) -> Tensor:
@@ -99,6 +101,16 @@ class LSTMCell(StableCell):
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c = state
         (recurrent,) = weights
-        i, f, g, o = (nn.functional.linear(h, recurrent) + drive).chunk(4, dim=-1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
+        return update_memory(nn.functional.linear(h, recurrent) + drive, c)
+
+
+def update_memory(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the next hidden and cell state of an LSTM.
+
+    Args:
+        gates: i, f, g and o before their nonlinearities, ``(batch, 4 hidden)``.
+        c: The cell state before the step, ``(batch, hidden)``.
+    """
+    i, f, g, o = gates.chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stablernn.bounds.step_bound import Ball, StepBound
 from stablernn.cells._base import StableCell, State, check_finite, check_positive
 from stablernn.cells._catalog import register_cell
+from stablernn.cells.lstm import update_memory
 
 _PAPER = (
     "Nguyen, Baraniuk, Bertozzi, Osher, Wang: MomentumRNN: Integrating Momentum into Recurrent Neural Networks "
@@ -27,13 +28,13 @@ _PAPER_TRAINING = {
 
 class MomentumWeights(NamedTuple):
     recurrent: Tensor
-    """The four gates' matrices, one over the other, (4 hidden, hidden)."""
+    """The matrices of the four gates, stacked, (4 hidden, hidden)."""
     bias: Tensor
-    """What stands beside the recurrent product, (4 hidden,)."""
+    """b_h, the bias of the recurrent product, (4 hidden,)."""
 
 
-class _InputMomentumCell(StableCell):
-    """Parameters, their start and the gates that both LSTMs share."""
+class _MomentumCell(StableCell):
+    """Parameters of both LSTMs and their initialization."""
 
     def __init__(self, input_size: int, hidden_size: int, *, input_scale: float, forget_bias: float) -> None:
         super().__init__(input_size, hidden_size)
@@ -49,31 +50,27 @@ class _InputMomentumCell(StableCell):
 
     def reset_parameters(self) -> None:
         nn.init.orthogonal_(self.weight_ih)
-        # As released: of the four blocks only the input gate's becomes the identity, the others start at zero.
+        # As in the released code: only the block of the input gate becomes the identity, the others start at zero.
         nn.init.eye_(self.weight_hh)
         with torch.no_grad():
+            # The forget bias, the second block of i, f, g, o, stands in both vectors, as in the released code.
             for bias in (self.bias_hh, self.bias_ih):
                 bias.zero_()
                 bias[self.hidden_size : 2 * self.hidden_size] = self.forget_bias
 
     def recurrent_matrix(self) -> Tensor:
-        """U of the four gates, one over the other, ``(4 hidden, hidden)``."""
+        """Return U of the four gates, stacked, ``(4 hidden, hidden)``."""
         return self.weight_hh
 
     def materialize(self) -> MomentumWeights:
         return MomentumWeights(self.weight_hh, self.bias_hh)
 
     def step_bound(self) -> StepBound:
+        # The hidden state is a sigmoid times a tanh; the cell state has no ball.
         return StepBound(balls=(Ball("hidden", "linf", 1.0),))
 
     def drive(self, x: Tensor) -> Tensor:
         return self.input_scale * nn.functional.linear(x, self.weight_ih, self.bias_ih)
-
-    def gated(self, gates: Tensor, c: Tensor) -> State:
-        """Hidden and cell state of an LSTM, of the four gates before their nonlinearities."""
-        i, f, g, o = gates.chunk(4, dim=-1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
 
 
 @register_cell(
@@ -98,8 +95,8 @@ class _InputMomentumCell(StableCell):
         "paper": _PAPER_TRAINING,
     },
 )
-class MomentumLSTMCell(_InputMomentumCell):
-    r"""An LSTM whose input drive is accumulated as a gradient is by heavy-ball momentum.
+class MomentumLSTMCell(_MomentumCell):
+    r"""An LSTM that accumulates its projected input as heavy-ball momentum accumulates gradients.
 
     .. math::
         v_t = \mu v_{t-1} + s (W x_t + b_x), \quad (i, f, g, o) = v_t + U h_{t-1} + b_h
@@ -107,8 +104,7 @@ class MomentumLSTMCell(_InputMomentumCell):
         c_t = \sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh(g), \quad h_t = \sigma(o) \odot \tanh(c_t)
 
     In code: :math:`\mu` is ``momentum``, s is ``input_scale``; W is ``weight_ih``, U is ``weight_hh``, b_x and b_h are
-    ``bias_ih`` and ``bias_hh``, gates in torch's order i, f, g, o. Without momentum and at input_scale 1 it is the
-    LSTM.
+    ``bias_ih`` and ``bias_hh``, gates in torch's order i, f, g, o. With momentum 0 and input_scale 1 it is the LSTM.
 
     Guarantee:
         None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step, and v stays
@@ -118,10 +114,10 @@ class MomentumLSTMCell(_InputMomentumCell):
     Args:
         input_size: Features per time step.
         hidden_size: Length of hidden and cell state.
-        momentum: Share of the accumulated drive that is kept, from 0 to less than 1.
-        input_scale: Factor of the input's drive, greater than 0.
-        forget_bias: Initial bias of the forget gate, in both vectors as in the released code: the input's one is
-            scaled and accumulated too, so that the gate sees (1 + input_scale / (1 - momentum)) times it in the end.
+        momentum: Share of v that a step retains, from 0 to less than 1.
+        input_scale: Factor of the projected input, greater than 0.
+        forget_bias: Initial bias of the forget gate, in both vectors as in the released code: that of the input is
+            scaled and accumulated too, so that the gate converges to (1 + input_scale / (1 - momentum)) times it.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -138,8 +134,9 @@ class MomentumLSTMCell(_InputMomentumCell):
         torch.Size([2, 32])
 
     References:
-        The paper's MomentumLSTM with two bias vectors, as in the released code. The start is the code's: W orthogonal,
-        U the identity in the block of the input gate and zero in the others, biases zero but for the forget gate's.
+        The paper's MomentumLSTM with two bias vectors, as in the released code. The initialization is that of the code:
+        W orthogonal, U the identity in the block of the input gate and zero in the others, biases zero except in the
+        forget gate.
     """
 
     state_names = ("hidden", "cell", "momentum")
@@ -166,7 +163,7 @@ class MomentumLSTMCell(_InputMomentumCell):
         h, c, v = state
         recurrent, bias = weights
         v = self.momentum * v + drive
-        return *self.gated(v + nn.functional.linear(h, recurrent, bias), c), v
+        return *update_memory(v + nn.functional.linear(h, recurrent, bias), c), v
 
 
 @register_cell(
@@ -190,7 +187,7 @@ class MomentumLSTMCell(_InputMomentumCell):
         "paper": _PAPER_TRAINING,
     },
 )
-class ScheduledRestartLSTMCell(_InputMomentumCell):
+class ScheduledRestartLSTMCell(_MomentumCell):
     r"""An LSTM whose gates look ahead as Nesterov's method does, with a momentum that grows and starts over.
 
     .. math::
@@ -199,7 +196,7 @@ class ScheduledRestartLSTMCell(_InputMomentumCell):
 
     Cell and hidden state follow as in :class:`MomentumLSTMCell`. In code: s is ``input_scale``, F is ``restart``;
     W is ``weight_ih``, U is ``weight_hh``, b_x and b_h are ``bias_ih`` and ``bias_hh``. The state carries
-    :math:`p_{t-1}` as ``previous`` and, as ``count``, the k of the step before, 0 after the last of a cycle.
+    :math:`p_{t-1}` as ``previous`` and the k of the previous step as ``count``, 0 after the last step of a cycle.
 
     Guarantee:
         None by construction. The hidden state lies within 1, the cell state grows by at most 1 a step. No rate is
@@ -208,10 +205,10 @@ class ScheduledRestartLSTMCell(_InputMomentumCell):
     Args:
         input_size: Features per time step.
         hidden_size: Length of hidden and cell state.
-        restart: Steps in a cycle of the momentum, 1 or more; 1 is without momentum.
-        input_scale: Factor of the input's drive, greater than 0. The default is ours.
-        forget_bias: Initial bias of the forget gate, in both vectors as in the released code. The input's one counts
-            negatively here: the gate sees (1 - input_scale) times it, nothing at the paper's input_scale 1. The
+        restart: Steps per momentum cycle, 1 or more; 1 is without momentum.
+        input_scale: Factor of the projected input, greater than 0. The default is ours.
+        forget_bias: Initial bias of the forget gate, in both vectors as in the released code. That of the input has a
+            negative sign here: the gate sees (1 - input_scale) times it, nothing at the paper's input_scale 1. The
             default is ours.
 
     Shape:
@@ -230,8 +227,8 @@ class ScheduledRestartLSTMCell(_InputMomentumCell):
                 [1.]])
 
     References:
-        The paper's scheduled-restart LSTM (SRLSTM) in the released code's form, with the start of
-        :class:`MomentumLSTMCell`. A sequence starts at k = 1, where p before it does not count.
+        The paper's scheduled-restart LSTM (SRLSTM) in the form of the released code, initialized as
+        :class:`MomentumLSTMCell`. A sequence starts at k = 1, where the previous p has no effect.
     """
 
     state_names = ("hidden", "cell", "previous", "count")
@@ -261,7 +258,8 @@ class ScheduledRestartLSTMCell(_InputMomentumCell):
         h, c, previous, count = state
         recurrent, bias = weights
         p = nn.functional.linear(h, recurrent, bias) - drive
-        # k - 1 steps of the cycle are done; half a step off, so that no rounding of the count moves the restart.
+        # With count = k - 1 steps of the cycle done, (k - 1) / (k + 2) is count / (count + 3).
         gates = p + count / (count + 3) * (p - previous)
+        # Compared at half a step, so that no rounding of the count moves the restart.
         count = torch.where(count + 1.5 > self.restart, torch.zeros_like(count), count + 1)
-        return *self.gated(gates, c), p, count
+        return *update_memory(gates, c), p, count

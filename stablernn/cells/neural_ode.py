@@ -24,6 +24,7 @@ from stablernn.cells._base import (
 )
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import SOLVERS, Solver, solver_step
+from stablernn.cells._flow_cell import FlowCell, network_velocity
 
 
 class NeuralODEWeights(NamedTuple):
@@ -58,16 +59,16 @@ class NeuralODEWeights(NamedTuple):
     },
 )
 class NeuralODERNNCell(StableCell):
-    r"""The plainest equation in time: a tanh of a free linear map; forward Euler, the input held over the step.
+    r"""The simplest differential equation: a tanh of a free linear map; forward Euler, the input held over the step.
 
     .. math:: h_t = h_{t-1} + \epsilon \tanh(W h_{t-1} + U x_t + b)
 
     In code: :math:`\epsilon` is ``step_size``, W is ``weight_hh``, U is ``weight_ih``, b is ``bias_ih``.
 
     Guarantee:
-        None by construction. Since tanh saturates, a step moves the state by at most step_size sqrt(hidden_size). W has
-        no structure: an eigenvalue with a positive real part makes the state leave the origin. Where tanh is saturated
-        a step changes no difference of two states, so that no rate is below 1.
+        None by construction. Since tanh is at most 1, a step moves the state by at most step_size sqrt(hidden_size). W
+        has no structure: an eigenvalue with a positive real part drives the state away from the origin. Where tanh is
+        saturated a step does not change the difference of two states, so that no rate is below 1.
 
     Args:
         input_size: Features per time step.
@@ -124,12 +125,14 @@ class NeuralODERNNCell(StableCell):
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
     def sector(self) -> Sector:
+        # F = I and G = step_size I of h <- F h + G tanh(W h + U x + b).
         unit = np.eye(self.hidden_size)
         return Sector(unit, self.step_size * unit, float64(self.weight_hh), float64(self.weight_ih))
 
     def step_bound(self) -> StepBound:
         step = self.sector()
         bound = dominance_bound(step, sector_bound(step))
+        # largest_euler_step counts in steps of this length.
         return replace(bound, figures={"largest_euler_step": largest_euler_step(step, bound) * self.step_size})
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
@@ -148,9 +151,9 @@ class ODERNNWeights(NamedTuple):
     flow_out_bias: Tensor
     """c_2, (hidden,)."""
     recurrent: Tensor
-    """The GRU's matrices of r, z and n, one over the other, (3 hidden, hidden)."""
+    """The GRU's matrices of r, z and n, stacked, (3 hidden, hidden)."""
     bias: Tensor
-    """c_n, inside the reset gate's product, (hidden,)."""
+    """c_n, the bias that the reset gate multiplies, (hidden,)."""
 
 
 @register_cell(
@@ -173,8 +176,8 @@ class ODERNNWeights(NamedTuple):
         "paper": {"lr": 0.01, "optimizer": "adam", "batch_size": 100},
     },
 )
-class ODERNNCell(StableCell):
-    r"""Between two samples the state flows along a learned vector field; each sample updates it by a GRU.
+class ODERNNCell(FlowCell):
+    r"""A state that flows along a learned vector field between samples, and that each sample updates by a GRU.
 
     .. math::
         \tilde h = h_{t-1} + \int_0^{\epsilon\, dt_t} f(h)\, ds, \quad f(h) = F_2 \tanh(F_1 h + c_1) + c_2, \quad
@@ -182,13 +185,13 @@ class ODERNNCell(StableCell):
 
     In code: :math:`\epsilon` is ``step_size``; F_1, c_1 are ``flow_in`` and ``flow_in_bias``, F_2, c_2 are ``flow_out``
     and ``flow_out_bias``; the GRU's letters are those of :class:`stablernn.cells.GRUCell`. The integral is taken in
-    ``solver_steps`` equal steps of the solver for a regular interval and as many more for a longer one as keep them
-    from growing.
+    ``solver_steps`` equal steps of the solver over a regular interval, and in more of them over a longer one, so that
+    none is longer.
 
     Guarantee:
-        None: neither the flow nor the GRU is confined. A gate at one keeps what the flow adds at every step, so that no
-        ball holds the state; and the slope of the gate is multiplied by the state, so that without a ball there is no
-        rate either.
+        None: neither the flow nor the GRU is constrained. A gate at one retains what the flow adds at every step, so
+        that the state has no invariant ball; and the slope of the gate is multiplied by the state, so that without a
+        ball there is no rate either.
 
     Args:
         input_size: Features per time step.
@@ -214,7 +217,7 @@ class ODERNNCell(StableCell):
     References:
         The paper's algorithm 1. Its dopri5 chooses steps by the data, which no exported graph can: the steps are fixed
         here. Its gates are networks of two layers over a mean and a deviation, here the plain GRU; its mask, by which a
-        sample without any value leaves the flow alone, is the models' ``mask_channel`` here, an input as any other.
+        sample without any value does not update the state, is the models' ``mask_channel`` here, an ordinary input.
         The flow starts small, its outer layer at a tenth of torch's linear layers: our choice.
     """
 
@@ -240,10 +243,7 @@ class ODERNNCell(StableCell):
         self.solver: Solver = solver
         self.solver_steps = solver_steps
         self.flow_size = flow_size
-        self.flow_in = nn.Parameter(torch.empty(flow_size, hidden_size))
-        self.flow_in_bias = nn.Parameter(torch.empty(flow_size))
-        self.flow_out = nn.Parameter(torch.empty(hidden_size, flow_size))
-        self.flow_out_bias = nn.Parameter(torch.empty(hidden_size))
+        self.add_flow(flow_size)
         self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
         self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
         self.bias_ih = nn.Parameter(torch.empty(3 * hidden_size))
@@ -251,23 +251,19 @@ class ODERNNCell(StableCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for parameter in (self.flow_in, self.flow_in_bias):
-            uniform_(parameter, self.hidden_size)
-        for parameter in (self.flow_out, self.flow_out_bias):
-            uniform_(parameter, 100 * self.flow_size)
+        self.reset_flow()
         for parameter in (self.weight_hh, self.weight_ih, self.bias_ih, self.bias_hn):
             uniform_(parameter, self.hidden_size)
         with torch.no_grad():
-            # The cell gru starts so: above zero the state is kept at first.
+            # As in the cell gru: an update bias above zero retains the state at first.
             self.bias_ih[self.hidden_size : 2 * self.hidden_size] = 1.0
 
     def recurrent_matrix(self) -> Tensor:
-        """The GRU's matrices of r, z and n, one over the other, ``(3 hidden, hidden)``."""
+        """Return the GRU's matrices of r, z and n, stacked, ``(3 hidden, hidden)``."""
         return self.weight_hh
 
     def materialize(self) -> ODERNNWeights:
-        flow = (self.flow_in, self.flow_in_bias, self.flow_out, self.flow_out_bias)
-        return ODERNNWeights(*flow, self.weight_hh, self.bias_hn)
+        return ODERNNWeights(*self.flow_weights(), self.weight_hh, self.bias_hn)
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
@@ -278,18 +274,15 @@ class ODERNNCell(StableCell):
     def advance(
         self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
     ) -> State:
-        """The flow in ``substeps`` times as many steps of the solver; the sample enters once, after it."""
+        """Flow in ``substeps`` times as many steps of the solver; the GRU takes the sample once, after the flow."""
         (h,) = state
-        flow_in, flow_in_bias, flow_out, flow_out_bias, recurrent, bias = weights
-
-        def velocity(at: Tensor) -> Tensor:
-            inner = torch.tanh(nn.functional.linear(at, flow_in, flow_in_bias))
-            return nn.functional.linear(inner, flow_out, flow_out_bias)
-
+        *flow_weights, recurrent, bias = weights
+        velocity = network_velocity(tuple(flow_weights))
         count = self.solver_steps * substeps
         length = step_length(self.step_size, dt) / count
         for _ in range(count):
             h = solver_step(self.solver, velocity, h, length)
+        # The step of the cell gru, from the state after the flow.
         u_r, u_z, u_n = nn.functional.linear(h, recurrent).chunk(3, dim=-1)
         w_r, w_z, w_n = drive.chunk(3, dim=-1)
         r = torch.sigmoid(w_r + u_r)

@@ -9,17 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.step_bound import Ball, StepBound, float64
-from stablernn.cells._base import StableCell, State, check_choice, check_finite, uniform_
+from stablernn.cells._base import State, check_finite, check_choice, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import Solver, solver_step
+from stablernn.cells._flow_cell import FlowCell, network_velocity
+from stablernn.cells.lstm import update_memory
 
-_PARTS = 3
+_SOLVER_STEPS = 3
 """Steps of the solver between two samples, as in the released code."""
 
 
 class ODELSTMWeights(NamedTuple):
     recurrent: Tensor
-    """The LSTM's matrices of i, f, g and q, one over the other, (4 hidden, hidden)."""
+    """The LSTM's matrices of i, f, g and o, stacked, (4 hidden, hidden)."""
     flow_in: Tensor
     """F_1, (flow_size, hidden)."""
     flow_in_bias: Tensor
@@ -51,7 +53,7 @@ class ODELSTMWeights(NamedTuple):
         "paper": {"lr": 0.005, "optimizer": "adam"},
     },
 )
-class ODELSTMCell(StableCell):
+class ODELSTMCell(FlowCell):
     r"""An LSTM step at each sample, after which the hidden state flows along a learned vector field until the next.
 
     .. math::
@@ -63,9 +65,9 @@ class ODELSTMCell(StableCell):
     solver, whatever dt is.
 
     Guarantee:
-        None by construction. The cell state, which the flow leaves alone, grows by at most 1 a step. Coordinate i of
-        the hidden state stays within ``1 + dt (sum_j |F_2 ij| + |c_2 i|)``: the bracket is the fastest that f can be.
-        No rate is proved, as for :class:`stablernn.cells.LSTMCell`.
+        None by construction. The cell state, which does not flow, grows by at most 1 a step. Coordinate i of the hidden
+        state stays within ``1 + dt (sum_j |F_2 ij| + |c_2 i|)``: the parenthesis bounds f. No rate is proved, as for
+        :class:`stablernn.cells.LSTMCell`.
 
     Args:
         input_size: Features per time step.
@@ -80,7 +82,7 @@ class ODELSTMCell(StableCell):
         - output: the next hidden and cell state
 
     Raises:
-        ValueError: If ``solver`` is another word or ``flow_size`` is below 1.
+        ValueError: If ``solver`` is none of the above or ``flow_size`` is below 1.
 
     Example:
         >>> cell = ODELSTMCell(input_size=3, hidden_size=8)
@@ -89,8 +91,8 @@ class ODELSTMCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper's ODE-LSTM. Its solver that chooses steps by the data (dopri5) is not offered: no exported graph
-        can do that. The flow starts small, its outer layer at a tenth of torch's linear layers: our choice.
+        The paper's ODE-LSTM. Its adaptive solver (dopri5) is not offered: no exported graph can choose steps by the
+        data. The flow starts small, its outer layer at a tenth of torch's linear layers: our choice.
     """
 
     state_names = ("hidden", "cell")
@@ -117,10 +119,7 @@ class ODELSTMCell(StableCell):
         self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
         self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
         self.bias_ih = nn.Parameter(torch.empty(4 * hidden_size))
-        self.flow_in = nn.Parameter(torch.empty(units, hidden_size))
-        self.flow_in_bias = nn.Parameter(torch.empty(units))
-        self.flow_out = nn.Parameter(torch.empty(hidden_size, units))
-        self.flow_out_bias = nn.Parameter(torch.empty(hidden_size))
+        self.add_flow(units)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -128,43 +127,35 @@ class ODELSTMCell(StableCell):
             uniform_(weight, self.hidden_size)
         nn.init.zeros_(self.bias_ih)
         with torch.no_grad():
+            # The second block of i, f, g, o.
             self.bias_ih[self.hidden_size : 2 * self.hidden_size] = self.forget_bias
-        for parameter in (self.flow_in, self.flow_in_bias):
-            uniform_(parameter, self.hidden_size)
-        for parameter in (self.flow_out, self.flow_out_bias):
-            uniform_(parameter, 100 * len(self.flow_in))
+        self.reset_flow()
 
     def substeps(self, longest: float) -> int:
-        """One: the sample enters once, and the flow is divided into three as it is."""
+        """Return 1: the LSTM takes a sample once, and the flow always has three steps."""
         return 1
 
     def recurrent_matrix(self) -> Tensor:
-        """U of the LSTM's four gates, one over the other, ``(4 hidden, hidden)``; the flow comes after it."""
+        """Return U of the LSTM's four gates, stacked, ``(4 hidden, hidden)``; the flow is not part of it."""
         return self.weight_hh
 
     def materialize(self) -> ODELSTMWeights:
-        return ODELSTMWeights(self.weight_hh, self.flow_in, self.flow_in_bias, self.flow_out, self.flow_out_bias)
+        return ODELSTMWeights(self.weight_hh, *self.flow_weights())
 
     def step_bound(self) -> StepBound:
-        # Of every solver a step adds a mean of velocities.
-        fastest = np.abs(float64(self.flow_out)).sum(axis=1) + np.abs(float64(self.flow_out_bias))
-        return StepBound(balls=(Ball("hidden", "linf", (1 + float(fastest.max())) * (1 + 1e-12)),))
+        # A step of any solver adds a mean of velocities, each of which lies within the bounds of f.
+        velocity_bounds = np.abs(float64(self.flow_out)).sum(axis=1) + np.abs(float64(self.flow_out_bias))
+        return StepBound(balls=(Ball("hidden", "linf", (1 + float(velocity_bounds.max())) * (1 + 1e-12)),))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         h, c = state
-        recurrent, flow_in, flow_in_bias, flow_out, flow_out_bias = weights
-        i, f, g, q = (nn.functional.linear(h, recurrent) + drive).chunk(4, dim=-1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(q) * torch.tanh(c)
-
-        def velocity(at: Tensor) -> Tensor:
-            inner = torch.tanh(nn.functional.linear(at, flow_in, flow_in_bias))
-            return nn.functional.linear(inner, flow_out, flow_out_bias)
-
-        length = (1.0 if dt is None else dt) / _PARTS
-        for _ in range(_PARTS):
+        recurrent, *flow_weights = weights
+        h, c = update_memory(nn.functional.linear(h, recurrent) + drive, c)
+        velocity = network_velocity(tuple(flow_weights))
+        length = (1.0 if dt is None else dt) / _SOLVER_STEPS
+        for _ in range(_SOLVER_STEPS):
             h = solver_step(self.solver, velocity, h, length)
         return h, c
