@@ -73,21 +73,21 @@ class _GatedFastCell(FastCell):
 
 @register_cell(
     "fastgrnn",
-    title="gate and candidate share low-rank, sparse matrices of bytes",
+    title="gate and candidate share low-rank, sparse, int8-quantized matrices",
     paper=PAPER,
     year=2018,
     guarantee=_GUARANTEE,
     family="general",
     equation=(
         "p = W x + U h; z = sigmoid(p + b_z); h <- z .* h + (sigmoid(zeta) (1 - z) + sigmoid(nu)) .* tanh(p + b_h); "
-        "W = W1 W2 and U = U1 U2 of low rank, their factors sparse and in bytes"
+        "W = W1 W2 and U = U1 U2 of low rank, their factors sparse and quantized to int8"
     ),
     paper_options={"input_rank": 1, "recurrent_rank": 30, "recurrent_kept": 0.3},
     paper_source=(
         "ranks and kept fractions are those of pixel MNIST at 128 units, and so is the rate, halved every 200 epochs; "
         "how many epochs that task takes is not known, 300 are those of the others. Batch size and initial numbers as "
         "in the paper, the optimizer as it names it for one task. Three phases of equal length as in the released "
-        "code; one scale of bytes for each tensor is our choice."
+        "code; one int8 scale for each tensor is our choice."
     ),
     training={**TRAINING, "paper": {**PAPER_TRAINING, "lr_decay": 0.5}},
 )

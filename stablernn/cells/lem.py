@@ -18,9 +18,9 @@ from stablernn.cells._catalog import register_cell
 
 class LEMWeights(NamedTuple):
     recurrent: Tensor
-    """What acts on the hidden state: the matrices of both time scales and of the memory, (3 hidden, hidden)."""
+    """W_1, W_2 and W_z, stacked, which act on the hidden state, (3 hidden, hidden)."""
     memory: Tensor
-    """What acts on the new memory, (hidden, hidden)."""
+    """W_y, which acts on the new memory, (hidden, hidden)."""
 
 
 @register_cell(
@@ -64,17 +64,17 @@ class LEMCell(StableCell):
     W_z, ``weight_memory`` is W_y; ``weight_ih`` and ``bias_ih`` have four blocks, for 1, 2, z and y.
 
     Guarantee:
-        By construction where ``step_size`` is at most 1, for any weights and inputs: each step mixes hidden state and
-        memory with a tanh, coordinate by coordinate, so that both stay within 1 once they are there; steps of any
-        length keep this. Above 1 the mix has a negative share and the bound is lost; a regular step s below 2 keeps
-        both within ``s / (2 - s)``. Where the weights are small no regular step drives two states within 1 apart, in a
-        weighted largest coordinate; for larger weights nothing of the kind holds, and the paper's bounds on gradients
-        grow with them. No rate below 1 holds for all inputs: they can make both time scales as long as they like.
+        By construction if ``step_size`` is at most 1, for any weights and inputs: each step is a convex combination of
+        hidden state or memory and a tanh, coordinate by coordinate, so that both stay within 1 once they are there;
+        this holds for steps of any length. Above 1 the combination is not convex and the bound is lost; a regular step
+        s below 2 keeps both within ``s / (2 - s)``. For small weights no regular step drives two states within 1 apart,
+        in a weighted infinity norm; for larger weights no such bound holds, and the paper's bounds on gradients grow
+        with them. No rate below 1 holds for all inputs: they can make both time scales arbitrarily long.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of hidden state and memory.
-        step_size: Largest share of a state that one step replaces, greater than 0. The default is ours.
+        step_size: Largest share of a state that a step replaces, greater than 0. The default is ours.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -90,9 +90,8 @@ class LEMCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper's recurrence, with the indices 1 and 2 of the released code (the paper counts them the other way
-        round) and one bias for each product that the code gives two. All parameters start uniform within
-        1 / sqrt(hidden_size), as there.
+        The paper's recurrence, with the indices 1 and 2 of the released code (the paper swaps them) and one bias for
+        each product for which the code has two. All parameters start uniform within 1 / sqrt(hidden_size), as there.
     """
 
     state_names = ("hidden", "memory")
@@ -113,7 +112,7 @@ class LEMCell(StableCell):
             uniform_(parameter, self.hidden_size)
 
     def recurrent_matrix(self) -> Tensor:
-        """W_1, W_2, W_z and W_y, one over the other, ``(4 hidden, hidden)``; the last acts on the memory."""
+        """Return W_1, W_2, W_z and W_y, stacked, ``(4 hidden, hidden)``; the last acts on the memory."""
         return torch.cat([self.weight_hh, self.weight_memory])
 
     def step_bound(self) -> StepBound:
@@ -122,26 +121,29 @@ class LEMCell(StableCell):
         w_y = np.abs(float64(self.weight_memory))
         v_1, v_2, v_z, v_y = row_norms(float64(self.weight_ih)).reshape(4, size)
 
-        def mixed(kept: Matrix, gate: Matrix, replacing: Matrix) -> Matrix:
-            # Of the share s that is kept the gate's slope is (1 - s) (1 - (1 - s) / step).
-            def replaced(share: Matrix) -> Matrix:
-                opened = np.clip(1 - (1 - share) / step, 0, 1) * gate
-                return opened + largest_bend(replacing, opened)
+        def row_bounds(state: Matrix, gate: Matrix, candidate: Matrix) -> Matrix:
+            # In s z + (1 - s) tanh(v) with 1 - s = step sigmoid(g), the slope of 1 - s is (1 - s) (1 - (1 - s) / step).
+            # It is multiplied by |tanh(v) - z| <= 1 + t, with t = |tanh(v)|, and the slope of tanh is 1 - t^2.
+            def candidate_bounds(share: Matrix) -> Matrix:
+                gate_slopes = np.clip(1 - (1 - share) / step, 0, 1) * gate
+                return gate_slopes + largest_bend(candidate, gate_slopes)
 
-            return largest_mix(kept, replaced, least=max(1 - step, 0.0))
+            return largest_mix(state, candidate_bounds, least=max(1 - step, 0.0))
 
         def image(weights: Matrix) -> Matrix:
+            # The memory first: the hidden state depends on the new one.
             y, z = np.split(weights, 2)
-            z = mixed(z, w_2 @ y, w_z @ y)
-            return np.concatenate([mixed(y, w_1 @ y, w_y @ z), z])
+            z = row_bounds(z, w_2 @ y, w_z @ y)
+            return np.concatenate([row_bounds(y, w_1 @ y, w_y @ z), z])
 
-        nothing = np.zeros(size)
-        memory = mixed(nothing, v_2, v_z)
-        given = np.concatenate([mixed(nothing, v_1, v_y + w_y @ memory), memory])
+        zeros = np.zeros(size)
+        memory_gain = row_bounds(zeros, v_2, v_z)
+        input_gains = np.concatenate([row_bounds(zeros, v_1, v_y + w_y @ memory_gain), memory_gain])
+        # The fixed point r = |1 - step| r + step of the largest coordinate, where step exceeds 1.
         radius = 1.0 if step <= 1 else step / (2 - step) * (1 + 4 * UNIT) if step < 2 else math.inf
         return gated_bound(
             image,
-            given,
+            input_gains,
             covers=self.state_names,
             output=slice(size),
             balls=tuple(Ball(name, "linf", radius) for name in self.state_names if radius < math.inf),
@@ -149,7 +151,7 @@ class LEMCell(StableCell):
         )
 
     def irregular_bound(self) -> StepBound:
-        # A shorter step keeps a larger share of the state, and what replaces the rest is a tanh as before.
+        # A shorter step retains a larger share of the state, and the candidate is a tanh as before.
         return StepBound(balls=self.step_bound().balls)
 
     def materialize(self) -> LEMWeights:

@@ -24,7 +24,7 @@ class LRUWeights(NamedTuple):
     imaginary: Tensor
     """Im l, (hidden,)."""
     output: Tensor
-    """[Re C | -Im C], (hidden, 2 hidden): acts on [Re h | Im h]."""
+    """[Re C | -Im C], (hidden, 2 hidden), which acts on [Re h | Im h]."""
 
 
 @register_cell(
@@ -36,7 +36,7 @@ class LRUWeights(NamedTuple):
     family="general",
     equation=(
         "l = exp(-exp(nu) + i exp(theta)); h <- l .* h + exp(gamma) .* (B x), complex; y = f(Re(C h) + D x), "
-        "f = gelu or nothing"
+        "f = gelu or identity"
     ),
     paper_options={"min_radius": 0.0, "max_radius": 1.0, "activation": "none"},
     paper_source=(
@@ -56,7 +56,7 @@ class LRUWeights(NamedTuple):
     },
 )
 class LRUCell(StableCell):
-    r"""A linear system of independent complex units, stable by its parametrization, read out through its real part.
+    r"""A linear system of independent complex units, stable by parametrization, whose real part is read out.
 
     .. math::
         \lambda = \exp(-e^{\nu} + i e^{\theta}), \quad
@@ -67,19 +67,19 @@ class LRUCell(StableCell):
     [Re h | Im h]; f is ``activation``.
 
     Guarantee:
-        By construction: ``|l| = exp(-exp(nu)) < 1``. Two states under one input approach, unit by unit, by exactly the
-        factor ``|l|`` a step in modulus, and a bounded input gives a bounded state. The output is a function of this
-        state and the input. So that no rounding puts an ``l`` on the unit circle, its modulus ends four last digits
-        below 1, in float32 at ``1 - 4.8e-7``: slower decays than that are not to be had.
+        By construction: ``|l| = exp(-exp(nu)) < 1``. Two states under one input approach each other, unit by unit, by
+        exactly the factor ``|l|`` a step in modulus, and a bounded input gives a bounded state. The output is a
+        function of this state and the input. So that rounding puts no ``l`` on the unit circle, its modulus is at most
+        four machine epsilons below 1, in float32 ``1 - 4.8e-7``: no slower decay is possible.
 
     Args:
         input_size: Features per time step.
         hidden_size: Number of complex units, and length of the output.
-        min_radius: Smallest ``|l|`` at the start, 0 to ``max_radius``. The default is ours.
-        max_radius: Largest ``|l|`` at the start, above ``min_radius``, up to 1. The default is ours.
-        max_phase: Largest angle of l at the start, in radians.
-        activation: What acts on the output: ``none``, the paper's equation, or ``gelu`` (the default, ours: without it
-            a stack of layers is one linear system; the paper puts a block with a gate there).
+        min_radius: Smallest initial ``|l|``, 0 to ``max_radius``. The default is ours.
+        max_radius: Largest initial ``|l|``, above ``min_radius``, up to 1. The default is ours.
+        max_phase: Largest initial angle of l, in radians.
+        activation: Nonlinearity of the output: ``none``, the paper's equation, or ``gelu`` (the default, ours: without
+            it a stack of layers is one linear system; the paper has a gated block there).
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -89,7 +89,7 @@ class LRUCell(StableCell):
 
     Raises:
         ValueError: If the radii are not in order within 0 to 1, ``max_phase`` is not positive, or the activation is
-            another.
+            unknown.
 
     Example:
         >>> output, hidden = LRUCell(input_size=3, hidden_size=8)(torch.zeros(2, 3))
@@ -98,7 +98,7 @@ class LRUCell(StableCell):
 
     References:
         The paper's unit in the parametrization and initialization of the released minimal version. There D is
-        diagonal, for as many outputs as inputs; here it is any matrix (our choice), drawn as B and C are with a
+        diagonal, for as many outputs as inputs; here it is a full matrix (our choice), normal as B and C, with a
         variance of 1/inputs.
     """
 
@@ -139,77 +139,84 @@ class LRUCell(StableCell):
         return (self.hidden_size, 2 * self.hidden_size)
 
     def reset_parameters(self) -> None:
-        least, most = self.min_radius**2, self.max_radius**2
-        # Uniform over the ring's area. Neither end is drawn exactly: its logarithm would not be finite.
-        square = torch.rand(self.hidden_size, dtype=torch.float64).clamp_(1e-6, 1 - 1e-6) * (most - least) + least
+        low, high = self.min_radius**2, self.max_radius**2
+        # Uniform over the area of the ring. Clamped: the logarithms of radii 0 and 1 and of angle 0 are infinite.
+        square = torch.rand(self.hidden_size, dtype=torch.float64).clamp_(1e-6, 1 - 1e-6) * (high - low) + low
         angle = torch.rand(self.hidden_size).clamp_(1e-6) * self.max_phase
         with torch.no_grad():
             self.log_decay.copy_((-0.5 * square.log()).log())
             self.log_phase.copy_(angle.log())
-            # White input of variance 1 then gives a state of variance about 1, whatever the radius.
+            # gamma = log sqrt(1 - |l|^2): white input of variance 1 gives a state of variance about 1 at any radius.
             self.log_gain.copy_(0.5 * (1 - square).log())
         nn.init.normal_(self.weight_ih, std=(2 * self.input_size) ** -0.5)
         nn.init.normal_(self.weight_output, std=self.hidden_size**-0.5)
         nn.init.normal_(self.weight_skip, std=self.input_size**-0.5)
 
     def eigenvalues(self) -> Tensor:
-        """l, ``(hidden_size,)``, complex."""
-        return torch.complex(*self._parts())
+        """Return l, ``(hidden_size,)``, complex."""
+        return torch.complex(*self._eigenvalue_parts())
 
     def recurrent_matrix(self) -> Tensor:
-        """The real form of diag(l), ``(2 hidden, 2 hidden)``, acting on [Re h; Im h]."""
-        real, imaginary = (torch.diag(part) for part in self._parts())
+        """Return the real form of diag(l), ``(2 hidden, 2 hidden)``, which acts on [Re h; Im h]."""
+        real, imaginary = (torch.diag(part) for part in self._eigenvalue_parts())
         return torch.cat([torch.cat([real, -imaginary], dim=1), torch.cat([imaginary, real], dim=1)])
 
     def materialize(self) -> LRUWeights:
         real, imaginary = self.weight_output.chunk(2, dim=1)
-        return LRUWeights(*self._parts(), torch.cat([real, -imaginary], dim=1))
+        return LRUWeights(*self._eigenvalue_parts(), torch.cat([real, -imaginary], dim=1))
 
     def step_bound(self) -> StepBound:
         weights = self.materialize()
         moduli = np.hypot(float64(weights.real), float64(weights.imaginary))
-        # In the precision of the model, which rounds the product.
-        added = float64(torch.exp(self.log_gain).repeat(2)[:, None] * self.weight_ih)
-        if not np.isfinite(added).all():
+        # In the precision of the model, which rounds the product: (2 hidden, input).
+        input_weights = float64(self._scaled_input_weights())
+        if not np.isfinite(input_weights).all():
             return StepBound()
-        slope, read = GELU_SLOPE if self.activation == "gelu" else 1.0, float64(weights.output)
+        slope, readout = GELU_SLOPE if self.activation == "gelu" else 1.0, float64(weights.output)
+        # So that squares of the impulse response stay finite in float64.
+        has_response = norm_above(input_weights) * norm_above(readout) < 1e100
         return StepBound(
             covers=("hidden",),
             norm="l2",
             rate=float(moduli.max()) * (1 + 2 * UNIT),
-            gain=norm_above(added),
-            output_gain=slope * norm_above(read),
+            gain=norm_above(input_weights),
+            output_gain=slope * norm_above(readout),
             output_input_gain=slope * norm_above(float64(self.weight_skip)),
-            response=self._response(weights, added, slope) if norm_above(added) * norm_above(read) < 1e100 else None,
+            response=self._response(weights, input_weights, slope) if has_response else None,
         )
 
-    def _response(self, weights: LRUWeights, added: Matrix, slope: float) -> Response:
-        read = float64(weights.output)
+    def _response(self, weights: LRUWeights, input_weights: Matrix, slope: float) -> Response:
+        readout, size = float64(weights.output), self.hidden_size
         return Response(
             poles=float64(weights.real) + 1j * float64(weights.imaginary),
-            given=added[: self.hidden_size] + 1j * added[self.hidden_size :],
-            # [Re C, -Im C] on [Re h; Im h].
-            read=read[:, : self.hidden_size] - 1j * read[:, self.hidden_size :],
+            given=input_weights[:size] + 1j * input_weights[size:],
+            # C of [Re C | -Im C].
+            read=readout[:, :size] - 1j * readout[:, size:],
             skip=float64(self.weight_skip),
             slope=slope,
         )
 
     def drive(self, x: Tensor) -> Tensor:
-        gain = torch.exp(self.log_gain).repeat(2)[:, None]
-        return nn.functional.linear(x, torch.cat([gain * self.weight_ih, self.weight_skip]))
+        # (..., 3 hidden): Re and Im of exp(gamma) B x, then D x.
+        return nn.functional.linear(x, torch.cat([self._scaled_input_weights(), self.weight_skip]))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         _, hidden = state
         real, imaginary, output = weights
         a, b = hidden.chunk(2, dim=-1)
-        size = self.hidden_size
-        added_a, added_b, skip = torch.split(drive, size, dim=-1)
-        h = torch.cat([real * a - imaginary * b + added_a, imaginary * a + real * b + added_b], dim=-1)
+        input_a, input_b, skip = torch.split(drive, self.hidden_size, dim=-1)
+        # The complex product l h = (real + i imaginary) (a + i b) in real numbers.
+        h = torch.cat([real * a - imaginary * b + input_a, imaginary * a + real * b + input_b], dim=-1)
         y = nn.functional.linear(h, output) + skip
         return nn.functional.gelu(y) if self.activation == "gelu" else y, h
 
-    def _parts(self) -> tuple[Tensor, Tensor]:
-        # Beyond e^80 single precision ends, and infinity has no sine and no slope.
+    def _scaled_input_weights(self) -> Tensor:
+        """Return exp(gamma) B in its real form, ``(2 hidden, input)``."""
+        return torch.exp(self.log_gain).repeat(2)[:, None] * self.weight_ih
+
+    def _eigenvalue_parts(self) -> tuple[Tensor, Tensor]:
+        """Return Re l and Im l, each ``(hidden,)``."""
+        # Clamped: float32 overflows a little beyond e^80, and infinity has no sine and no gradient.
         slowest = 1 - 4 * torch.finfo(self.log_decay.dtype).eps
         radius = torch.exp(-torch.exp(self.log_decay.clamp(max=80))).clamp(max=slowest)
         phase = torch.exp(self.log_phase.clamp(max=80))

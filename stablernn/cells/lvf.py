@@ -37,19 +37,20 @@ Constraint = Literal["none", "soft", "hard"]
 
 
 class _LVFCell(PlainCell):
-    """Parameters and operator that the explicit and the implicit step share."""
+    """Options, parameters and operator of the explicit and the implicit step; the defaults are the explicit one's."""
 
     nonlinearities = ("tanh", "modrelu", "softshrink")
+    takes_dt = True
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
         *,
-        step_size: float,
-        nonlinearity: Nonlinearity,
-        constraint: Constraint,
-        divergence_weight: float,
+        step_size: float = 0.1,
+        nonlinearity: Nonlinearity = "tanh",
+        constraint: Constraint = "hard",
+        divergence_weight: float = 0.0,
     ) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
         check_positive(self, step_size=step_size)
@@ -72,18 +73,18 @@ class _LVFCell(PlainCell):
         super().reset_parameters()
 
     def operator(self) -> Tensor:
-        """The linear operator D of the vector field, column convention."""
+        """Return the linear operator D of the vector field, column convention."""
         return vector_field(self.weight_hh, self.hidden_size, divergence_free=self.constraint == "hard")
 
     def propagator(self) -> Tensor:
-        """The matrix Phi that a step applies to the state."""
+        """Return the matrix Phi that a step applies to the state."""
         raise NotImplementedError
 
     def recurrent_matrix(self) -> Tensor:
         return self.propagator()
 
     def step_bound(self) -> StepBound:
-        # D has the eigenvalues of its symmetric part, the divergences' halves, on its diagonal.
+        # The symmetric part of D is diagonal: its eigenvalues, half the divergences, are the diagonal of D.
         divergence = float(float64(self.operator()).diagonal().max())
         return replace(
             super().step_bound(),
@@ -94,26 +95,27 @@ class _LVFCell(PlainCell):
         )
 
     def irregular_bound(self) -> StepBound:
-        # The propagator over any time, in parts, then the nonlinearity once; the field has no input.
+        # The propagator acts over the whole time, in parts, then input and nonlinearity once.
         regular = self.step_bound()
-        if not all(one.holds for one in regular.hypotheses):
+        if not all(hypothesis.holds for hypothesis in regular.hypotheses):
             return StepBound(hypotheses=regular.hypotheses)
         return replace(
             regular,
             norm="l2",
             metric=None,
-            rate=self._longest_stretch(),
+            rate=self._largest_expansion(),
             gain=norm_above(float64(self.weight_ih)),
             output_gain=1.0,
         )
 
-    def _longest_stretch(self) -> float:
-        """By how much at most the propagator stretches a state in the time of a regular step, in whatever parts."""
+    def _largest_expansion(self) -> float:
+        """Return the largest factor by which the propagator expands a state over a regular step, in any parts."""
         return irregular(StepBound(rate=max(1.0, norm_above(float64(self.recurrent_matrix()))))).rate
 
     def penalty(self) -> Tensor | None:
         if self.constraint != "soft":
             return None
+        # D + D^T = diag(div).
         divergence = 2 * self.operator().diagonal()
         return self.divergence_weight * divergence.square().sum()
 
@@ -134,7 +136,7 @@ class _LVFCell(PlainCell):
     training=_TRAINING,
 )
 class LVFRNNCell(_LVFCell):
-    r"""The state moves along a learned vector field on its own coordinates; explicit Euler.
+    r"""A state that moves along a learned vector field on its own coordinates; explicit Euler.
 
     .. math:: h_t = s((I + dt\, D) h_{t-1} + U x_t), \quad D = S - \mathrm{diag}(S 1), \quad S^\top = -S
 
@@ -146,9 +148,9 @@ class LVFRNNCell(_LVFCell):
         only the implicit midpoint (:class:`LVFMidpointRNNCell`) preserves norms. With tanh the state stays within 1
         in every coordinate; with modReLU and softshrink nothing bounds it.
 
-        ``hard`` also gives up ``D 1 = 0``. The paper says that its fields without divergence, which have both, are the
-        skew matrices of expRNN; they are those whose rows sum to zero, of (N - 1)(N - 2)/2 dimensions and not
-        N(N - 1)/2.
+        ``hard`` also gives up ``D 1 = 0``. The paper says that its divergence-free fields, which have both properties,
+        are the skew matrices of expRNN; they are only those whose rows sum to zero, of (N - 1)(N - 2)/2 dimensions and
+        not N(N - 1)/2.
 
     Args:
         input_size: Features per time step.
@@ -175,31 +177,10 @@ class LVFRNNCell(_LVFCell):
     References:
         The paper's eq. 5 and 6. Sign and factor of D could not be read: D as above has all the properties that the
         paper states, and S is half of V^T - V there. V starts doubly stochastic (uniform entries, Sinkhorn), so D
-        starts skew. The text trains with Adam, table 5 has RMSprop for TIMIT: Adam is taken. A step of another length,
-        which the paper does not have, moves the state along the field for that time, a long one in equal parts; input
-        and nonlinearity act once, at its end.
+        starts skew. The text trains with Adam, table 5 has RMSprop for TIMIT: we use Adam. An irregular step, which the
+        paper does not have, moves the state along the field for that time, a long one in equal parts; input and
+        nonlinearity act once, at its end.
     """
-
-    takes_dt = True
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        step_size: float = 0.1,
-        nonlinearity: Nonlinearity = "tanh",
-        constraint: Constraint = "hard",
-        divergence_weight: float = 0.0,
-    ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            step_size=step_size,
-            nonlinearity=nonlinearity,
-            constraint=constraint,
-            divergence_weight=divergence_weight,
-        )
 
     def propagator(self) -> Tensor:
         d = self.operator()
@@ -211,13 +192,14 @@ class LVFRNNCell(_LVFCell):
     def advance(
         self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None, substeps: int
     ) -> State:
-        """The linear propagator, over a time ``dt`` in equal parts, then input and nonlinearity once."""
+        """Apply the linear propagator, over a time ``dt`` in equal parts, then input and nonlinearity once."""
         (h,) = state
         propagator, bias = weights
         if dt is None:
             h = nn.functional.linear(h, propagator)
         else:
             part = dt / substeps
+            # Phi h - h is step_size D h: this is the Euler step of length part * step_size.
             for _ in range(substeps):
                 h = h + part * (nn.functional.linear(h, propagator) - h)
         return (self.activate(h + drive, bias),)
@@ -227,7 +209,7 @@ class LVFTimedWeights(NamedTuple):
     operator: Tensor
     """D, (hidden, hidden), skew."""
     bias: Tensor
-    """What the nonlinearity adds, (hidden,)."""
+    """The bias of the nonlinearity, (hidden,)."""
     basis: Tensor
     """D's eigenvectors in real form, (2 hidden, hidden), see :func:`stablernn.parametrizations.skew_spectrum`."""
     frequencies: Tensor
@@ -250,7 +232,7 @@ class LVFTimedWeights(NamedTuple):
     training={**_TRAINING, "practical": {**_TRAINING["practical"], "orthogonal_lr": 0.005}},
 )
 class LVFMidpointRNNCell(_LVFCell):
-    r"""The latent vector field stepped by the implicit midpoint rule.
+    r"""The latent vector field RNN with the implicit midpoint rule.
 
     .. math:: h_t = s(\Phi h_{t-1} + U x_t), \quad
         \Phi = (I - \tfrac{dt}{2} D)^{-1} (I + \tfrac{dt}{2} D), \quad D = S - \mathrm{diag}(S 1), \quad S^\top = -S
@@ -266,11 +248,8 @@ class LVFMidpointRNNCell(_LVFCell):
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        step_size: Time step dt, dimensionless, greater than 0. Our choice; the paper's is not known.
-        nonlinearity: ``tanh`` (ours, with a bias inside), ``modrelu`` (the paper's on the copy task) or ``softshrink``
-            (ours, the default), which is modReLU with the bias ``-|b|`` and therefore 1-Lipschitz.
-        constraint: ``none``; ``soft``, a penalty on the divergence; or ``hard``, no divergence. The default is ours.
-        divergence_weight: Weight lambda of the penalty ``lambda sum_i div_i^2``, with ``soft`` only.
+        step_size, constraint, divergence_weight: As for :class:`LVFRNNCell`.
+        nonlinearity: ``tanh``, ``modrelu`` or ``softshrink`` (the default), as for :class:`LVFRNNCell`.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -281,14 +260,12 @@ class LVFMidpointRNNCell(_LVFCell):
         ValueError: If an option is outside what is listed above.
 
     References:
-        The paper's eq. 16, with D and optimizer as for :class:`LVFRNNCell`. Steps of another length, which the paper
-        does not have, are taken with ``constraint="hard"``: one step of the midpoint rule over dt for each sample,
-        which is orthogonal for any length, then input and nonlinearity once. Its matrix is never built: a skew D has an
-        orthonormal basis in which it is a rotation by twice the arc tangent of half the time times a frequency. A step
-        much longer than the fastest period turns that component by almost half a turn and no more.
+        The paper's eq. 16, with D and optimizer as for :class:`LVFRNNCell`. Irregular steps, which the paper does not
+        have, require ``constraint="hard"``: one step of the midpoint rule over dt for each sample, which is orthogonal
+        for any length, then input and nonlinearity once. Its matrix is never built: in an orthonormal basis of the skew
+        D it is a rotation, by twice the arc tangent of half the time times a frequency. A step much longer than the
+        fastest period rotates that component by almost half a turn and no more.
     """
-
-    takes_dt = True
 
     def __init__(
         self,
@@ -308,18 +285,19 @@ class LVFMidpointRNNCell(_LVFCell):
             constraint=constraint,
             divergence_weight=divergence_weight,
         )
+        # Only a skew D has an orthonormal basis in which steps of all lengths are rotations.
         self.takes_dt = constraint == "hard"
         self.orthogonal = ("weight_hh",) if constraint == "hard" else ()
 
     def propagator(self) -> Tensor:
         return cayley_propagator(self.operator(), self.step_size)
 
-    def _longest_stretch(self) -> float:
-        # A skew field is a rotation for any length, and no other takes dt; its basis is as orthonormal as float32 is.
+    def _largest_expansion(self) -> float:
+        # Only a skew field takes dt, and it rotates at any length; its basis is orthonormal to rounding in float32.
         return max(1.0, norm_above(float64(self.materialize_timed().basis)) ** 2)
 
     def check_takes_dt(self) -> None:
-        """Refuse time steps where the operator is not skew: only then are all lengths rotations in one basis.
+        """Refuse time steps unless the operator is skew: only then are steps of all lengths rotations in one basis.
 
         Raises:
             ConfigError: If ``constraint`` is not ``hard``.
@@ -331,7 +309,7 @@ class LVFMidpointRNNCell(_LVFCell):
             )
 
     def substeps(self, longest: float) -> int:
-        """One: the midpoint rule preserves norms at any length."""
+        """Return 1: the midpoint rule preserves norms at any length."""
         return 1
 
     def materialize_timed(self) -> LVFTimedWeights:
@@ -347,18 +325,19 @@ class LVFMidpointRNNCell(_LVFCell):
         # (I + half D) / (I - half D) at D = -i w is (1 - i t) / (1 + i t) with t = half w.
         t = half * frequencies
         scale = 1 / (1 + t * t)
-        moved = _in_basis(h, basis, (1 - t * t) * scale, 2 * t * scale)
+        rotated = _apply_spectral_function(h, basis, (1 - t * t) * scale, 2 * t * scale)
         if operator.requires_grad:
-            # The basis has no gradient, the equation that defines the step has: each correction by its residual, which
-            # is rounding in value, is right to one more derivative.
+            # The basis has no gradient, but the equation that defines the step has one: a correction by its residual,
+            # which is rounding in value, makes one more derivative right.
             for _ in range(2):
-                later, before = nn.functional.linear(moved, operator), nn.functional.linear(h, operator)
-                residual = (h + half * before) - (moved - half * later)
-                moved = moved + _in_basis(residual, basis, scale, t * scale)
-        return (self.activate(moved + drive, bias),)
+                velocity_after, velocity_before = (nn.functional.linear(v, operator) for v in (rotated, h))
+                residual = (h + half * velocity_before) - (rotated - half * velocity_after)
+                rotated = rotated + _apply_spectral_function(residual, basis, scale, t * scale)
+        return (self.activate(rotated + drive, bias),)
 
 
-def _in_basis(h: Tensor, basis: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """f(D) h for a function with f(-i w) = cosine - i sine."""
+def _apply_spectral_function(h: Tensor, basis: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Return f(D) h for a function with f(-i w) = cosine - i sine."""
+    # Coordinates [p | q] in the basis, rotated, and back: (batch, 2 hidden) to (batch, hidden).
     p, q = nn.functional.linear(h, basis).chunk(2, dim=-1)
     return torch.cat([cosine * p - sine * q, sine * p + cosine * q], dim=-1) @ basis

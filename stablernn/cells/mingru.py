@@ -13,8 +13,8 @@ from stablernn.cells._catalog import register_cell
 
 _PAPER = "Feng, Tung, Ahmed, Bengio, Hajimirsadeghi: Were RNNs All We Needed? (2024)"
 _GUARANTEE = (
-    "non-expansive by construction: unit by unit two states under one input approach, at no rate that inputs cannot "
-    "undo; none leaves the range of its start and its candidates"
+    "non-expansive by construction: in each unit two states under one input approach, but at no rate uniform over "
+    "inputs; a state stays in the range of its initial value and its candidates"
 )
 _SOURCE = (
     "the equations of the paper's text, gates without recurrent input; initial values and training settings are ours."
@@ -26,18 +26,19 @@ _TRAINING = {
 
 
 class MinimalWeights(NamedTuple):
-    """Nothing: gates and candidate are functions of the input, which :meth:`drive` computes."""
+    """The empty tuple: gates and candidate are functions of the input, which :meth:`drive` computes."""
 
 
 class _MinimalCell(StableCell):
-    """``h <- kept .* h + added``, both functions of the input alone, from ``gates`` gates and a candidate."""
+    """``h <- retention .* h + increment``, functions of the input alone, from ``gates`` gates and a candidate."""
 
     gates: int
 
-    def __init__(self, input_size: int, hidden_size: int, *, init_memory: float) -> None:
+    def __init__(self, input_size: int, hidden_size: int, *, init_memory: float = 64.0) -> None:
         super().__init__(input_size, hidden_size)
         check_not_negative(self, init_memory=init_memory)
         self.init_memory = init_memory
+        # One block of rows for each gate, and the last for the candidate.
         self.weight_ih = nn.Parameter(torch.empty((self.gates + 1) * hidden_size, input_size))
         self.bias_ih = nn.Parameter(torch.empty((self.gates + 1) * hidden_size))
         self.reset_parameters()
@@ -46,20 +47,20 @@ class _MinimalCell(StableCell):
         uniform_(self.weight_ih, self.input_size)
         nn.init.zeros_(self.bias_ih)
 
-    def spread(self) -> Tensor:
-        """A bias for each unit's gate, log(1 + u init_memory) with u uniform in [0, 1]."""
+    def draw_gate_bias(self) -> Tensor:
+        """Draw log(1 + u init_memory) for each unit, with u uniform in [0, 1]."""
         return torch.rand(self.hidden_size).mul_(self.init_memory).log1p_()
 
-    def decay(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What is kept of the state, and what is added to it, each ``(..., hidden)``."""
+    def affine_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return retention and increment of the state under inputs, each ``(..., hidden)``."""
         raise NotImplementedError
 
     def recurrent_matrix(self) -> Tensor:
-        """The diagonal matrix of what is kept where the input is zero; it differs from input to input."""
-        return torch.diag(self.decay(self.weight_ih.new_zeros(self.input_size))[0])
+        """Return the diagonal matrix of the retention under a zero input; it differs from input to input."""
+        return torch.diag(self.affine_map(self.weight_ih.new_zeros(self.input_size))[0])
 
     def step_bound(self) -> StepBound:
-        # The least upper bound of a gate over all inputs is 1. How far an input moves the state depends on the state,
+        # The supremum of the retention over all inputs is 1. How far an input moves the state depends on the state,
         # which has no bound: no gain.
         return StepBound(covers=("hidden",), norm="l2", rate=1.0, output_gain=1.0)
 
@@ -67,12 +68,13 @@ class _MinimalCell(StableCell):
         return MinimalWeights()
 
     def drive(self, x: Tensor) -> Tensor:
-        return torch.cat(self.decay(x), dim=-1)
+        # (..., 2 hidden)
+        return torch.cat(self.affine_map(x), dim=-1)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
-        kept, added = drive.chunk(2, dim=-1)
-        return (kept * h + added,)
+        retention, increment = drive.chunk(2, dim=-1)
+        return (retention * h + increment,)
 
 
 @register_cell(
@@ -88,7 +90,7 @@ class _MinimalCell(StableCell):
     training=_TRAINING,
 )
 class MinGRUCell(_MinimalCell):
-    r"""A GRU whose gate does not see the state, so that the recurrence is linear and every unit a running mean.
+    r"""A GRU whose gate does not see the state, so that the recurrence is linear and every unit is a running mean.
 
     .. math:: z = \sigma(W_z x_t + b_z), \quad h_t = (1 - z) \odot h_{t-1} + z \odot (W_h x_t + b_h)
 
@@ -99,14 +101,14 @@ class MinGRUCell(_MinimalCell):
         ``W_h x + b_h``, and never leaves their range. Two states under one input approach in every unit, by the factor
         ``1 - z < 1`` a step; over inputs that are bounded this rate is bounded away from 1, for example by
         ``sigmoid(|W_z| max|x| - b_z)``, but over all inputs its supremum is 1. In float32 a gate below about
-        ``sigmoid(-16)`` keeps everything, and near there the range holds to rounding only, which adds up over some 1/z
-        steps.
+        ``sigmoid(-16)`` retains everything, and near there the range holds only up to rounding, which accumulates over
+        about 1/z steps.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        init_memory: How far the units' time constants are spread at the start: from 2 to ``2 + init_memory`` steps, 0
-            or more. Our choice.
+        init_memory: Range of the units' initial time constants, 0 or more: from 2 to ``2 + init_memory`` steps. Our
+            choice.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -123,23 +125,20 @@ class MinGRUCell(_MinimalCell):
 
     References:
         The paper's equations for a sequence computed step by step. Its variant in log space, which maps the candidate
-        to positive numbers, is not offered: it serves a parallel scan in low precision. That the linear maps have a
-        bias is our choice. One layer sees no order but that of decay; the paper stacks two or three.
+        to positive numbers, is not offered: it serves a parallel scan in low precision. The bias of the linear maps is
+        our choice. A single layer distinguishes the order of inputs only by their decay; the paper stacks two or three.
     """
 
     gates = 1
 
-    def __init__(self, input_size: int, hidden_size: int, *, init_memory: float = 64.0) -> None:
-        super().__init__(input_size, hidden_size, init_memory=init_memory)
-
     def reset_parameters(self) -> None:
         super().reset_parameters()
         with torch.no_grad():
-            self.bias_ih[: self.hidden_size] = -self.spread()
+            self.bias_ih[: self.hidden_size] = -self.draw_gate_bias()
 
-    def decay(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
         z, candidate = nn.functional.linear(x, self.weight_ih, self.bias_ih).chunk(2, dim=-1)
-        # sigmoid(-z), not 1 - sigmoid(z): a small share that is kept keeps its digits.
+        # sigmoid(-z), not 1 - sigmoid(z), which cancels digits of a small retention.
         return torch.sigmoid(-z), torch.sigmoid(z) * candidate
 
 
@@ -156,7 +155,7 @@ class MinGRUCell(_MinimalCell):
     training=_TRAINING,
 )
 class MinLSTMCell(_MinimalCell):
-    r"""An LSTM without output gate whose gates do not see the state and sum to one.
+    r"""An LSTM without output gate, whose gates do not see the state and sum to one.
 
     .. math::
         f, i = \sigma(W x_t + b), \quad h_t = \frac{f}{f + i} \odot h_{t-1} + \frac{i}{f + i} \odot (W_h x_t + b_h)
@@ -169,8 +168,7 @@ class MinLSTMCell(_MinimalCell):
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        init_memory: How far the units' time constants are spread at the start: from 2 to ``2 + init_memory`` steps, 0
-            or more. Our choice.
+        init_memory: As for :class:`MinGRUCell`.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -191,23 +189,20 @@ class MinLSTMCell(_MinimalCell):
 
     gates = 2
 
-    def __init__(self, input_size: int, hidden_size: int, *, init_memory: float = 64.0) -> None:
-        super().__init__(input_size, hidden_size, init_memory=init_memory)
-
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        size, spread = self.hidden_size, self.spread()
+        size, bias = self.hidden_size, self.draw_gate_bias()
         with torch.no_grad():
-            # sigmoid(s) / (sigmoid(s) + sigmoid(-s)) = sigmoid(s): the time constants of the minimal GRU.
-            self.bias_ih[:size] = spread
-            self.bias_ih[size : 2 * size] = -spread
+            # sigmoid(b) / (sigmoid(b) + sigmoid(-b)) = sigmoid(b): the time constants of the minimal GRU.
+            self.bias_ih[:size] = bias
+            self.bias_ih[size : 2 * size] = -bias
 
-    def decay(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def affine_map(self, x: Tensor) -> tuple[Tensor, Tensor]:
         f, i, candidate = nn.functional.linear(x, self.weight_ih, self.bias_ih).chunk(3, dim=-1)
-        # f / (f + i) = (1 + e^-i) / (2 + e^-f + e^-i). Every term is divided by the largest: none overflows. Not by
-        # logarithms: the runtime's seem to differ in the last bit with a value's place in the batch.
-        largest = torch.relu(torch.maximum(-f, -i)).detach()
-        one = torch.exp(-largest)
-        kept, added = one + torch.exp(-i - largest), one + torch.exp(-f - largest)
-        total = kept + added
-        return kept / total, added / total * candidate
+        # f / (f + i) = (1 + e^-i) / (2 + e^-f + e^-i), each term divided by the largest so that none overflows. Not by
+        # logarithms: those of the runtime seem to differ in the last bit with the position of a value in the batch.
+        exponent = torch.relu(torch.maximum(-f, -i)).detach()
+        unit = torch.exp(-exponent)
+        forget, write = unit + torch.exp(-i - exponent), unit + torch.exp(-f - exponent)
+        total = forget + write
+        return forget / total, write / total * candidate

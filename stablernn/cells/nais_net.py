@@ -17,8 +17,8 @@ from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_positive, pass_through, step_length, uniform_
 from stablernn.cells._catalog import register_cell
 
-_ROUNDING = 1e-5
-"""Share by which ||R^T R||_F may exceed its bound with R still counted as projected: the rounding of a projection."""
+_PROJECTION_TOLERANCE = 1e-5
+"""Relative excess of ||R^T R||_F over its bound up to which R counts as projected: the rounding of a projection."""
 
 
 class NAISWeights(NamedTuple):
@@ -45,32 +45,31 @@ class NAISWeights(NamedTuple):
     },
 )
 class NAISNetCell(StableCell):
-    r"""A residual step whose matrix is symmetric with eigenvalues between -1 and 0, so that no state is an exit.
+    r"""A residual step with a symmetric matrix whose eigenvalues lie between -1 and 0.
 
     .. math:: h_t = h_{t-1} + \epsilon \tanh(A h_{t-1} + B x_t + b), \quad A = -R^\top R - e I
 
     R is projected: with :math:`d = 1 - 2e`, if :math:`\|R^\top R\|_F > d` then
     :math:`R \leftarrow \sqrt{d / \|R^\top R\|_F}\, R`. The paper does so after every optimizer step, as ``after_step``
-    does here. A is made of the projected R in any case; the gradient passes to the parameter unchanged.
+    does here. A is always built from the projected R; the gradient passes to the parameter unchanged.
 
     In code: :math:`\epsilon` is ``step_size``, e is ``margin``, R is ``weight_hh``, B is ``weight_ih``, b is
     ``bias_ih``.
 
     Guarantee:
-        By construction A's eigenvalues lie in [-(1 - e), -e] and, with step_size at most 1, those of the step's
-        Jacobian I + step_size diag(tanh') A between 0 and 1 at every state, which the input does not change. They are
-        those of a matrix that is symmetric in coordinates scaled by
-        tanh'^(-1/2), which differ from state to state: the 2-norm can exceed 1, and two trajectories can move apart for
-        a while. ``tests/cells/test_guarantee_residual.py`` shows such a step. Eigenvalues of single Jacobians bound no
-        trajectory; the norm ``|(-A)^(1/2) e|`` does, in which no step drives two states apart while
-        step_size ||A|| <= 2: with P = -A and slopes S within 0 to 1 it leaves
-        ``P - P (2 step_size S - step_size^2 S P S) P`` of P.
+        By construction the eigenvalues of A lie in [-(1 - e), -e] and, with step_size at most 1, those of the Jacobian
+        I + step_size diag(tanh') A of the step between 0 and 1 at every state and input. They are those of a matrix
+        that is symmetric in coordinates scaled by tanh'^(-1/2), which differ from state to state: the 2-norm can exceed
+        1, and two trajectories can move apart for a while. ``tests/cells/test_guarantee_residual.py`` shows such a
+        step. Eigenvalues of single Jacobians bound no trajectory; the norm ``|(-A)^(1/2) e|`` does, in which no step
+        drives two states apart while step_size ||A|| <= 2: with P = -A and slopes S within 0 to 1 a step turns P into
+        ``P - P (2 step_size S - step_size^2 S P S) P``.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
         step_size: Euler step, dimensionless, greater than 0.
-        margin: Distance e that A's eigenvalues keep from 0 and from -1, between 0 and 0.5.
+        margin: Distance e of A's eigenvalues from 0 and from -1, between 0 and 0.5.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -88,7 +87,7 @@ class NAISNetCell(StableCell):
     References:
         The paper, whose layers become steps here. Two public versions scale R^T R by the root where the bound needs its
         square, d/||R^T R||_F, so that their spectrum leaves the interval; the root is right for R, as here.
-        R starts as a random Gaussian matrix, projected, b at zero: our choice.
+        R starts as a projected random Gaussian matrix, b at zero: our choice.
     """
 
     takes_dt = True
@@ -115,18 +114,20 @@ class NAISNetCell(StableCell):
 
     def project(self) -> None:
         """Scale R so that ||R^T R||_F is at most 1 - 2 margin."""
-        size = torch.linalg.matrix_norm(self.weight_hh.T @ self.weight_hh)
-        self.weight_hh.mul_(torch.sqrt(torch.clamp((1 - 2 * self.margin) / size, max=1.0)))
+        # R^T R scales with the square of R, hence the root.
+        norm = torch.linalg.matrix_norm(self.weight_hh.T @ self.weight_hh)
+        self.weight_hh.mul_(torch.sqrt(torch.clamp((1 - 2 * self.margin) / norm, max=1.0)))
 
     def after_step(self, step: int, total_steps: int) -> None:
         self.project()
 
     def projected(self) -> Tensor:
-        """Return R as A is made of it: the parameter, scaled down where ||R^T R||_F exceeds 1 - 2 margin."""
+        """Return the R of which A is built: the parameter, scaled down if ||R^T R||_F exceeds 1 - 2 margin."""
+        # Also without after_step, so that a training loop that leaves it out has the guarantee.
         r, bound = self.weight_hh.detach(), 1 - 2 * self.margin
-        size = torch.linalg.matrix_norm(r.T @ r)
-        share = torch.where(size > bound * (1 + _ROUNDING), torch.sqrt(bound / size), 1.0)
-        return pass_through(self.weight_hh, r * share)
+        norm = torch.linalg.matrix_norm(r.T @ r)
+        scale = torch.where(norm > bound * (1 + _PROJECTION_TOLERANCE), torch.sqrt(bound / norm), 1.0)
+        return pass_through(self.weight_hh, r * scale)
 
     def recurrent_matrix(self) -> Tensor:
         r = self.projected()
@@ -150,6 +151,7 @@ class NAISNetCell(StableCell):
             Hypothesis("-(smallest eigenvalue of A)", -smallest, 1.0, strict=True, of="single Jacobians"),
             Hypothesis("step_size", self.step_size, 1.0, of="single Jacobians"),
         )
+        # The norm of -A is the one in which the guarantee holds.
         bound = dominance_bound(step, sector_bound(step, metrics=factors_of(-step.V)))
         return replace(
             bound,

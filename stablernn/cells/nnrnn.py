@@ -37,7 +37,7 @@ from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initia
     },
 )
 class NonNormalRNNCell(PlainCell):
-    r"""A recurrent matrix by its Schur form: an orthogonal basis, rotations, and what feeds one plane from later ones.
+    r"""A recurrent matrix in Schur form: an orthogonal basis, plane rotations, and couplings between the planes.
 
     .. math:: h_t = s(V h_{t-1} + U x_t), \quad V = P (\Lambda + T) P^\top, \quad P = \exp(A), \quad A^\top = -A
 
@@ -51,8 +51,8 @@ class NonNormalRNNCell(PlainCell):
 
     Guarantee:
         By construction the eigenvalues of V are :math:`\gamma_k e^{\pm i \theta_k}`, whatever T is; the penalty
-        :math:`\delta \sum_k (\gamma_k - 1)^2` draws their moduli to 1. This bounds no norm: with T the matrix is not
-        normal, ``||V||`` can be any number, and states can grow for many steps even where every modulus is below one.
+        :math:`\delta \sum_k (\gamma_k - 1)^2` pulls their moduli to 1. This bounds no norm: with T the matrix is not
+        normal, ``||V||`` is unbounded, and states can grow for many steps even if every modulus is below one.
 
     Args:
         input_size: Features per time step.
@@ -78,10 +78,10 @@ class NonNormalRNNCell(PlainCell):
 
     References:
         The paper's section 3 and its released code: gains start at 1, angles uniform on (0, 2 pi), T at 0, U
-        Glorot-normal, b ~ U(-0.01, 0.01). The code's T is free inside the blocks too, which loses the promise above:
-        angle 1 and an entry 0.5 give a modulus of 0.761. Here it is zero there, as the paper has it, which is one
-        number less for each two units. Odd sizes are ours; the code takes even ones. Its weight decay on T is a
-        penalty here, so that it acts under every optimizer.
+        Glorot-normal, b ~ U(-0.01, 0.01). The code's T is also free inside the blocks, which loses the guarantee above:
+        angle 1 and an entry 0.5 give a modulus of 0.761. Here it is zero there, as in the paper, which is one parameter
+        less for each two units. Odd sizes are ours; the code takes even ones. Its weight decay on T is a penalty here,
+        so that it acts under every optimizer.
     """
 
     nonlinearities = ("modrelu", "softshrink")
@@ -103,6 +103,7 @@ class NonNormalRNNCell(PlainCell):
         self.init: SkewInit = init
         self.gain_penalty = gain_penalty
         self.upper_penalty = upper_penalty
+        # An odd size has one unit outside the blocks: it has a gain, but no phase.
         pairs = hidden_size // 2
         self.weight_hh = nn.Parameter(torch.empty(skew_size(hidden_size)))
         self.weight_upper = nn.Parameter(torch.empty(skew_size(hidden_size) - pairs))
@@ -120,10 +121,12 @@ class NonNormalRNNCell(PlainCell):
         nn.init.uniform_(self.bias, -0.01, 0.01)
 
     def schur_form(self) -> Tensor:
-        """Lambda + T, (hidden, hidden)."""
+        """Return Lambda + T, (hidden, hidden)."""
         size, pairs = self.hidden_size, self.hidden_size // 2
         rows, columns = torch.triu_indices(size, size, offset=1, device=self.gain.device)
+        # T is zero inside the 2 x 2 blocks, so that it leaves the eigenvalues alone.
         outside = rows // 2 != columns // 2
+        # First index of each block, and that of the unit of an odd size that is in none.
         first = torch.arange(0, 2 * pairs, 2, device=self.gain.device)
         last = torch.arange(2 * pairs, size, device=self.gain.device)
         cosines, sines = self.gain[:pairs] * torch.cos(self.phase), self.gain[:pairs] * torch.sin(self.phase)

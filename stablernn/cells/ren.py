@@ -19,13 +19,13 @@ from stablernn.parametrizations import skew, skew_size
 
 Init = Literal["memory", "random"]
 
-_START = 0.98
-"""Share of each state's norm that "memory" keeps at the start, of what the contraction rate allows."""
+_INITIAL_RETENTION = 0.98
+"""Norm of the initial A under ``init="memory"``, as a share of the contraction rate."""
 
 
 class RENWeights(NamedTuple):
     state: Tensor
-    """[C1; A; C2], (neurons + 2 hidden, hidden): what the state gives to neurons, next state and output."""
+    """[C1; A; C2], (neurons + 2 hidden, hidden): from the state to neurons, next state and output."""
     input: Tensor
     """[D12; B2; D22], (neurons + 2 hidden, input)."""
     neurons: Tensor
@@ -37,7 +37,7 @@ class RENWeights(NamedTuple):
 
 
 class RENMatrices(NamedTuple):
-    """What the free parameters of the contracting part stand for; letters as in the paper."""
+    """The matrices that the free parameters of the contracting part represent; letters as in the paper."""
 
     E: Tensor
     P: Tensor
@@ -91,26 +91,29 @@ class RENCell(StableCell):
     matrix whose strict upper triangle is ``weight_skew``; :math:`\tilde D_{12}, \tilde B_2, D_{22}` are the rows of
     ``weight_ih``, C2 and D21 the columns of ``weight_output``, the biases of v, x, y one after the other ``bias_ih``;
     :math:`\bar\alpha` is ``contraction_rate``, :math:`\epsilon` is ``margin``. D11 is strictly lower triangular, so the
-    neurons are computed one after the other and nothing is solved for.
+    neurons are computed one after the other and no equation is solved.
 
     Guarantee:
-        By construction, for any value of the parameters: two states under one input approach,
+        By construction, for any value of the parameters: two states under one input approach each other,
         ``|x - x'|_M <= contraction_rate |x - x'|_M`` from each step to the next in the norm of the metric
         ``M = E^T P^-1 E`` (:meth:`metric`); strictly so, even with a rate of 1, as H is positive definite. It follows
         from the paper's matrix inequality, of which H is the matrix, as tanh has slopes within 0 to 1: for differences
         of states and neurons it gives ``|E dx+|^2 <= dx^T (E + E^T - P / rate^2) dx`` in the norm of ``P^-1``, which is
         at most ``rate^2 |E dx|^2``. The matrices are built in float64. A float32 cell rounds them once, and its rate
-        holds to that rounding times the condition of the metric; what it is, :meth:`step_bound` computes. The output is
-        of the state before the step, so that it follows differences at most as far as their bound, not as themselves.
+        holds up to that rounding times the condition number of the metric; :meth:`step_bound` computes the rate. The
+        output is read from the state before the step, so that the bound on state differences bounds its differences,
+        which need not shrink from step to step.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state and of the output.
-        num_neurons: Neurons, 1 or more, each of which sees those before it; they are unrolled, so a step takes time in
-            proportion. Our choice.
-        contraction_rate: The rate, above 0 up to 1. A rate below 1 forgets by at least that factor a step.
+        num_neurons: Neurons, 1 or more, each of which sees those before it; they are unrolled, so the time of a step
+            is proportional to their number. Our choice.
+        contraction_rate: The rate, above 0 up to 1. Below 1, differences of states decay by at least that factor a
+            step.
         margin: Added to the diagonal of H, greater than 0. Our choice.
-        init: ``memory`` (ours), a system that keeps most of each state at first, or ``random``, X and S Glorot normal.
+        init: ``memory`` (ours), a system that initially retains most of each state, or ``random``, X and S Glorot
+            normal.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -119,7 +122,7 @@ class RENCell(StableCell):
 
     Raises:
         ValueError: If ``num_neurons`` is below 1, ``contraction_rate`` is outside 0 to 1, ``margin`` is not positive or
-            ``init`` is another word.
+            ``init`` is unknown.
 
     Example:
         >>> cell = RENCell(input_size=3, hidden_size=8)
@@ -127,8 +130,8 @@ class RENCell(StableCell):
         torch.Size([8, 8])
 
     References:
-        The contracting, acyclic case of the paper's direct parametrization. S is the paper's Y1 - Y1^T, of which it
-        keeps all of Y1. The output is as long as the state here.
+        The contracting, acyclic case of the paper's direct parametrization. S is the paper's Y1 - Y1^T, where Y1 is the
+        full free parameter. The output is as long as the state here.
     """
 
     state_names = ("output", "hidden")
@@ -170,20 +173,21 @@ class RENCell(StableCell):
         else:
             nn.init.zeros_(self.weight_skew)
             with torch.no_grad():
-                self.weight_hh.copy_(self._start())
+                self.weight_hh.copy_(self._draw_memory())
         uniform_(self.weight_ih, self.input_size)
         uniform_(self.weight_output, n + self.num_neurons)
         nn.init.zeros_(self.bias_ih)
 
     def matrices(self) -> RENMatrices:
-        """The blocks of H, of which the recurrence is made, in double precision.
+        """Return the blocks of H, which determine the recurrence, in double precision.
 
-        In single precision the margin is lost as soon as X grows, and with it the definiteness that all rests on.
+        In single precision the margin is lost as soon as X grows, and with it the definiteness behind the guarantee.
         """
         n, q = self.hidden_size, self.num_neurons
         rows = [n, q, n]
         x = self.weight_hh.double()
         h = x.T @ x + self.margin * torch.eye(2 * n + q, dtype=x.dtype, device=x.device)
+        # Blocks of sizes n, q, n in both directions; H is symmetric, so that those above the diagonal are not needed.
         (h11, _, _), (h21, h22, _), (h31, h32, p) = (torch.split(row, rows, dim=1) for row in torch.split(h, rows))
         e = (h11 + p / self.contraction_rate**2 + skew(self.weight_skew.double(), n)) / 2
         return RENMatrices(
@@ -191,105 +195,107 @@ class RENCell(StableCell):
         )
 
     def metric(self) -> Tensor:
-        """The matrix M in whose norm, ``sqrt(d^T M d)``, the distance d of two states shrinks.
+        """Return the matrix M in whose norm, ``sqrt(d^T M d)``, the difference d of two states shrinks.
 
         Returns:
             ``(hidden, hidden)``, in double precision.
         """
-        used = self.matrices()
-        metric: Tensor = used.E.T @ torch.linalg.solve(used.P, used.E)
+        blocks = self.matrices()
+        metric: Tensor = blocks.E.T @ torch.linalg.solve(blocks.P, blocks.E)
         return metric
 
     def recurrent_matrix(self) -> Tensor:
-        """A, what the state gives to the next one beside the neurons."""
-        used = self.matrices()
-        matrix: Tensor = torch.linalg.solve(used.E, used.F)
+        """Return A, the linear map from a state to the next, without the neurons."""
+        blocks = self.matrices()
+        matrix: Tensor = torch.linalg.solve(blocks.E, blocks.F)
         return matrix.to(self.weight_hh.dtype)
 
     def materialize(self) -> RENWeights:
         n, q = self.hidden_size, self.num_neurons
-        used = self.matrices()
+        blocks = self.matrices()
         to_neurons, to_state, to_output = torch.split(self.weight_ih.double(), [q, n, n])
         from_state, from_neurons = torch.split(self.weight_output.double(), [n, q], dim=1)
-        scale = used.L[:, None]
-        solved = torch.linalg.solve(used.E, torch.cat([used.F, used.B1, to_state], dim=1))
-        a, b1, b2 = torch.split(solved, [n, q, self.input_size], dim=1)
+        scale = blocks.L[:, None]
+        # A, B1 and B2 by one factorization of E.
+        solution = torch.linalg.solve(blocks.E, torch.cat([blocks.F, blocks.B1, to_state], dim=1))
+        a, b1, b2 = torch.split(solution, [n, q, self.input_size], dim=1)
         dtype = self.weight_hh.dtype
         return RENWeights(
-            state=torch.cat([used.C1 / scale, a, from_state]).to(dtype),
+            state=torch.cat([blocks.C1 / scale, a, from_state]).to(dtype),
             input=torch.cat([to_neurons / scale, b2, to_output]).to(dtype),
             neurons=torch.cat([b1, from_neurons]).to(dtype),
-            within=(used.D11 / scale).to(dtype),
+            within=(blocks.D11 / scale).to(dtype),
             bias=self.bias_ih,
         )
 
     def sector(self) -> Sector:
-        return self._sector()[0]
+        return self._sector_and_output()[0]
 
     def step_bound(self) -> StepBound:
-        step, from_state, from_neurons, from_input = self._sector()
+        step, c2, d21, d22 = self._sector_and_output()
         bound = sector_bound(step, metrics=factors_of(float64(self.metric())))
-        # A state that differs by |e| gives an output that differs by read * |e|, and a next state that is bounded by
-        # rate * |e|, of which the output's gain is.
-        read = sector_gain(from_state, from_neurons, step.V, step.D, metric=bound.metric)
-        passed = sector_gain(from_input, from_neurons, step.U, step.D)
+        # States that differ by |e| give outputs that differ by readout_gain |e| and next states by rate |e|. The output
+        # gain is relative to the next state, so it is divided by the rate, which must not be near 0.
+        readout_gain = sector_gain(c2, d21, step.V, step.D, metric=bound.metric)
+        feedthrough_gain = sector_gain(d22, d21, step.U, step.D)
         rate = max(bound.rate, 0.01)
-        reached = read / rate if math.isfinite(rate) else math.inf
-        return replace(bound, rate=rate, output_gain=reached, output_input_gain=passed)
+        output_gain = readout_gain / rate if math.isfinite(rate) else math.inf
+        return replace(bound, rate=rate, output_gain=output_gain, output_input_gain=feedthrough_gain)
 
-    def _sector(self) -> tuple[Sector, Matrix, Matrix, Matrix]:
-        """The recurrence, and what state, neurons and input give to the output."""
+    def _sector_and_output(self) -> tuple[Sector, Matrix, Matrix, Matrix]:
+        """Return the recurrence as a Lur'e system, and C2, D21 and D22 of the output in its units."""
         n, q = self.hidden_size, self.num_neurons
-        used = self.materialize()
-        to_neurons, a, to_output = np.split(float64(used.state), [q, q + n])
-        given, b2, passed = np.split(float64(used.input), [q, q + n])
-        b1, from_neurons = np.split(float64(used.neurons), [n])
-        # Neurons in units in which the multiplier of the paper's matrix inequality, Lambda, is the identity.
+        weights = self.materialize()
+        c1, a, c2 = np.split(float64(weights.state), [q, q + n])
+        d12, b2, d22 = np.split(float64(weights.input), [q, q + n])
+        b1, d21 = np.split(float64(weights.neurons), [n])
+        # Neurons scaled such that the multiplier of the paper's matrix inequality, Lambda, is the identity.
         scale = np.sqrt(float64(self.matrices().L))[:, None]
         step = Sector(
             F=a,
             G=b1 / scale.T,
-            V=scale * to_neurons,
-            U=scale * given,
-            D=scale * float64(used.within) / scale.T,
+            V=scale * c1,
+            U=scale * d12,
+            D=scale * float64(weights.within) / scale.T,
             B=b2,
-            c=float64(used.bias)[q : q + n],
+            c=float64(weights.bias)[q : q + n],
             reach=math.inf,
         )
-        return step, to_output, from_neurons / scale.T, passed
+        return step, c2, d21 / scale.T, d22
 
     def drive(self, x: Tensor) -> Tensor:
-        # The input's matrices hold E^-1, which is not to be solved for in every step: they act in the step.
+        # B2 contains E^-1, which only materialize solves for: the input matrices act in the step.
         return x
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         _, x = state
         from_state, from_input, from_neurons, within, bias = weights
         size = self.hidden_size
-        given = nn.functional.linear(x, from_state, bias) + nn.functional.linear(drive, from_input)
-        v, linear = torch.split(given, [self.num_neurons, 2 * size], dim=-1)
-        fired = []
+        linear = nn.functional.linear(x, from_state, bias) + nn.functional.linear(drive, from_input)
+        v, linear = torch.split(linear, [self.num_neurons, 2 * size], dim=-1)
+        neurons = []
         for index in range(self.num_neurons):
             w = torch.tanh(v[..., :1])
-            # What this neuron gives to those behind it; D11 is zero elsewhere.
+            # v shrinks to the neurons still to come; D11 passes this one on to those alone.
             v = v[..., 1:] + w * within[index + 1 :, index]
-            fired.append(w)
-        after, y = (linear + nn.functional.linear(torch.cat(fired, dim=-1), from_neurons)).chunk(2, dim=-1)
-        return y, after
+            neurons.append(w)
+        next_x, y = (linear + nn.functional.linear(torch.cat(neurons, dim=-1), from_neurons)).chunk(2, dim=-1)
+        return y, next_x
 
-    def _start(self) -> Tensor:
-        """X of a system that keeps most of each state: a factor of an H in which A is nearly orthogonal."""
+    def _draw_memory(self) -> Tensor:
+        """Draw the X of a system that retains most of each state: a factor of an H in which A is nearly orthogonal."""
         n, q = self.hidden_size, self.num_neurons
         rotation = nn.init.orthogonal_(torch.empty(n, n, dtype=torch.float64))
         coupling = torch.randn(q, 2 * n, dtype=torch.float64)
-        # The blocks of state and next state leave 1 - _START of definiteness, of which the neurons may take half.
-        coupling *= (1 - _START) ** 0.5 / torch.linalg.matrix_norm(coupling, 2)
+        # H stays definite: the blocks of state and next state leave it a margin of 1 - _INITIAL_RETENTION, of which the
+        # neurons may take half.
+        coupling *= (1 - _INITIAL_RETENTION) ** 0.5 / torch.linalg.matrix_norm(coupling, 2)
         lower = torch.zeros(2 * n + q, 2 * n + q, dtype=torch.float64)
         lower[n : n + q, :n] = coupling[:, :n]
         lower[n + q :, n : n + q] = coupling[:, n:].T
-        lower[n + q :, :n] = _START * rotation
+        lower[n + q :, :n] = _INITIAL_RETENTION * rotation
         h = lower + lower.T + torch.diag(torch.tensor([1.0, 2.0, 1.0]).repeat_interleave(torch.tensor([n, q, n])))
         factor: Tensor = torch.linalg.cholesky(h).T
-        # E = I / rate^2 and A = _START rate Q: the state loses what the rate takes away, and little more.
+        # E = I / rate^2 and A = _INITIAL_RETENTION rate Q: the state decays little faster than the rate requires.
         factor[:, :n] /= self.contraction_rate
         return factor

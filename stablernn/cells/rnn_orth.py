@@ -42,8 +42,8 @@ class OrthogonalStartRNNCell(PlainCell):
     In code: W is ``weight_hh``, U is ``weight_ih``, ``bias`` is the bias of s.
 
     Guarantee:
-        At the start W is orthogonal. Nothing keeps it so: gradients can vanish and explode as training goes on. With
-        ``tanh`` every coordinate of the state lies within 1; with the others nothing bounds it.
+        W is orthogonal at initialization only: in training gradients can come to vanish or explode. With ``tanh`` every
+        coordinate of the state lies within 1; with the other nonlinearities the state has no bound.
 
     Args:
         input_size: Features per time step.
@@ -59,7 +59,7 @@ class OrthogonalStartRNNCell(PlainCell):
         - output: the next state, same shape and dtype as ``state``
 
     Raises:
-        ValueError: If an option is none of the words above.
+        ValueError: If an option is none of the values above.
 
     Example:
         >>> cell = OrthogonalStartRNNCell(input_size=3, hidden_size=8)
@@ -67,9 +67,9 @@ class OrthogonalStartRNNCell(PlainCell):
         torch.Size([2, 8])
 
     References:
-        The paper, in the form in which the non-normal RNN's code runs it: U Glorot-normal, b ~ U(-0.01, 0.01). That
-        code draws the angles of ``henaff`` from U(-pi, 0), here from U(-pi, pi), as the exponential RNN's; with modReLU
-        it has a second bias on U, which the published count of numbers leaves out, as does this cell.
+        The paper, as implemented in the non-normal RNN's code: U Glorot-normal, b ~ U(-0.01, 0.01). That code draws the
+        angles of ``henaff`` from U(-pi, 0), here from U(-pi, pi), as in the code of the exponential RNN; with modReLU
+        it has a second bias on U, which the published parameter count leaves out, as does this cell.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ class OrthogonalStartRNNCell(PlainCell):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
+            # W_0 = exp(A_0), the only use of A_0.
             self.weight_hh.copy_(exponential(skew(initial_skew(self.init, self.hidden_size), self.hidden_size)))
+        # As in the non-normal RNN's code.
         nn.init.xavier_normal_(self.weight_ih)
         nn.init.uniform_(self.bias, -0.01, 0.01)
 

@@ -34,7 +34,7 @@ from stablernn.parametrizations import SKEW_INITS, SkewInit, cayley, initial_ske
     },
 )
 class ScaledCayleyRNNCell(PlainCell):
-    r"""An orthogonal recurrent matrix: the Cayley transform of a skew-symmetric one, some of its columns negated.
+    r"""An orthogonal recurrent matrix: the Cayley transform of a skew-symmetric one with some columns negated.
 
     .. math:: h_t = s(W h_{t-1} + U x_t), \quad W = (I + A)^{-1} (I - A) D, \quad A^\top = -A
 
@@ -42,16 +42,16 @@ class ScaledCayleyRNNCell(PlainCell):
     ``negative_signs`` entries, which are -1, and not trained; U is ``weight_ih``; ``bias`` is the bias of s.
 
     Guarantee:
-        By construction W is orthogonal at every stage of training; D makes up for the transform having no eigenvalue
-        -1. With ``softshrink`` (ours) the step is therefore non-expansive: states under one input never move apart,
-        and gradients by the state never grow. With ``modrelu`` (the paper's) this holds where every bias is 0 or less,
-        and ends with the first positive one, at which s jumps at zero.
+        By construction W is orthogonal at every stage of training; D compensates for the Cayley transform, which has no
+        eigenvalue -1. With ``softshrink`` (ours) the step is therefore non-expansive: states under one input never move
+        apart, and gradients with respect to the state never grow. With ``modrelu`` (the paper's) this holds as long as
+        every bias is 0 or less; with a positive one s jumps at zero.
 
     Args:
         input_size: Features per time step.
         hidden_size: Length of the state.
-        negative_signs: How many entries of D are -1, 0 to ``hidden_size``; None for a tenth of the units, as the paper
-            takes for MNIST. It takes half of them for the copy and the adding task.
+        negative_signs: Number of entries -1 in D, 0 to ``hidden_size``; None for a tenth of the units, as in the paper
+            for MNIST. The copy and the adding task have half of them there.
         init: Distribution of the first A: ``cayley`` (the paper's), ``henaff`` or ``haar``; see
             :func:`stablernn.parametrizations.initial_skew`.
         nonlinearity: ``modrelu``, or ``softshrink`` (ours), which is modReLU with the bias ``-|b|`` and therefore
@@ -72,8 +72,8 @@ class ScaledCayleyRNNCell(PlainCell):
 
     References:
         The paper's section 3 and its released code: U starts uniform within 0.01, biases at 0 (softshrink's uniform
-        within 0.01: a threshold has no gradient at 0). The code multiplies rows, ``h @ W``. It differentiates W by
-        hand; autograd gives the same.
+        within 0.01: a threshold has no gradient at 0). The code multiplies rows, ``h @ W``, and differentiates W by
+        hand; autograd gives the same gradient.
     """
 
     nonlinearities = ("modrelu", "softshrink")
@@ -102,11 +102,13 @@ class ScaledCayleyRNNCell(PlainCell):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
+        # As in the released code, in place of the wider draw of the base class.
         nn.init.uniform_(self.weight_ih, -0.01, 0.01)
         with torch.no_grad():
             self.weight_hh.copy_(initial_skew(self.init, self.hidden_size))
 
     def recurrent_matrix(self) -> Tensor:
+        # The diagonal of D, which scales the columns.
         signs = self.weight_hh.new_ones(self.hidden_size)
         signs[self.hidden_size - self.negative_signs :] = -1
         return cayley(skew(self.weight_hh, self.hidden_size)) * signs

@@ -17,7 +17,7 @@ Init = Literal["spread", "released"]
 
 class SLSTMWeights(NamedTuple):
     recurrent: Tensor
-    """The four gates' block-diagonal matrices, one over the other, (4 hidden, hidden)."""
+    """The block-diagonal matrices of i, f, z and o, stacked, (4 hidden, hidden)."""
 
 
 @register_cell(
@@ -43,7 +43,7 @@ class SLSTMWeights(NamedTuple):
     },
 )
 class SLSTMCell(StableCell):
-    r"""An LSTM with exponential gates, kept in range by a stabilizer and divided by the sum of its weights.
+    r"""An LSTM with exponential gates, scaled by a stabilizer and normalized by the sum of its weights.
 
     .. math::
         (\tilde i, \tilde f, \tilde z, \tilde o) = W x_t + R h_{t-1} + b, \quad
@@ -54,17 +54,17 @@ class SLSTMCell(StableCell):
         h_t = \sigma(\tilde o) \odot c_t / n_t
 
     In code: c is ``cell``, n is ``normalizer``, m is ``stabilizer``; W is ``weight_ih``, b is ``bias_ih``, rows in the
-    order i, f, z, o. R is block-diagonal: a unit sees the units of its head only, ``weight_hh`` holds those
-    ``hidden_size / num_heads`` columns of each row. Where a unit's normalizer is 0 nothing has been remembered yet:
-    then :math:`m_t = \tilde i`, hence i = 1 and f = 0, whatever the state holds.
+    order i, f, z, o. R is block-diagonal: a unit sees the units of its head only, ``weight_hh`` has those
+    ``hidden_size / num_heads`` columns of each row. A normalizer of 0 marks the start of a sequence: then
+    :math:`m_t = \tilde i`, hence i = 1 and f = 0, for any other state.
 
     Guarantee:
-        By construction, from the start of a sequence and for any weights and inputs: c / n is a mean of the tanh
-        seen so far with positive weights, so the output stays within 1. Gates i and f are at most 1 and one of them
-        is 1, so that from the first step on the normalizer is 1 or more and nothing overflows; the normalizer grows by
-        at most 1 a step. The stabilizer follows the gates' inputs and changes no output. Nothing makes the step
-        contract, and no rate is proved: cell state and normalizer have no bound, and what the gates make of a
-        difference grows with them.
+        By construction, from the start of a sequence and for any weights and inputs: c / n is a mean of all previous
+        tanh with positive weights, so the output stays within 1. Gates i and f are at most 1 and one of them is 1, so
+        that from the first step on the normalizer is 1 or more and nothing overflows; the normalizer grows by at most 1
+        a step. The stabilizer follows the gates' inputs and changes no output. Nothing makes the step contract, and no
+        rate is proved: cell state and normalizer have no bound, and the gates amplify differences in proportion to
+        them.
 
     Args:
         input_size: Features per time step.
@@ -72,7 +72,7 @@ class SLSTMCell(StableCell):
         num_heads: Groups of units that see each other, a divisor of hidden_size.
         init: ``spread`` starts R uniform within 1 / sqrt(hidden_size) and the forget biases of each head evenly from 3
             to 6; ``released`` starts R at zero and the forget biases at 5 falling to -7, as the released code does in
-            its first block. The default is our choice, and so is, with either, the start of W, uniform within
+            its first block. The default is our choice; so is the initial W of both, uniform within
             1 / sqrt(input_size).
 
     Shape:
@@ -82,7 +82,7 @@ class SLSTMCell(StableCell):
         - output: the next hidden, cell, normalizer and stabilizer
 
     Raises:
-        ValueError: If ``num_heads`` does not divide ``hidden_size``, or ``init`` is another word.
+        ValueError: If ``num_heads`` does not divide ``hidden_size``, or ``init`` is unknown.
 
     Example:
         >>> state = SLSTMCell(input_size=3, hidden_size=8, num_heads=2)(torch.zeros(2, 3))
@@ -90,9 +90,9 @@ class SLSTMCell(StableCell):
         tensor([1.])
 
     References:
-        The paper's sLSTM with its stabilizer and the sigmoid forget gate, as in the released code. That code asks once
-        for the whole batch whether a sequence starts; here each unit of each sequence knows it by its own normalizer.
-        The block around the cell (convolution, normalization, projections) is not here.
+        The paper's sLSTM with its stabilizer and the sigmoid forget gate, as in the released code. That code decides
+        once for the whole batch whether a sequence starts; here the normalizer decides for each unit of each sequence.
+        The block around the cell (convolution, normalization, projections) is not included.
     """
 
     state_names = ("hidden", "cell", "normalizer", "stabilizer")
@@ -114,24 +114,26 @@ class SLSTMCell(StableCell):
 
     def reset_parameters(self) -> None:
         uniform_(self.weight_ih, self.input_size)
-        # From 0 at a head's first unit to 1 at its last.
-        order = torch.linspace(0, 1, self.hidden_size // self.num_heads).repeat(self.num_heads)
+        # From 0 at the first unit of a head to 1 at its last.
+        position = torch.linspace(0, 1, self.hidden_size // self.num_heads).repeat(self.num_heads)
         if self.init == "spread":
             uniform_(self.weight_hh, self.hidden_size)
-            forget = 3 + 3 * order
+            forget_bias = 3 + 3 * position
         else:
             nn.init.zeros_(self.weight_hh)
-            forget = 5 - 12 * order**0.3
+            forget_bias = 5 - 12 * position**0.3
         nn.init.zeros_(self.bias_ih)
         with torch.no_grad():
-            self.bias_ih[self.hidden_size : 2 * self.hidden_size] = forget
+            # The second block of i, f, z, o.
+            self.bias_ih[self.hidden_size : 2 * self.hidden_size] = forget_bias
 
     def recurrent_matrix(self) -> Tensor:
-        """R of i, f, z and o as full matrices, one over the other, ``(4 hidden, hidden)``."""
+        """Return R of i, f, z and o as full matrices, stacked, ``(4 hidden, hidden)``."""
         units = torch.arange(self.hidden_size, device=self.weight_hh.device)
         head = units // (self.hidden_size // self.num_heads)
-        seen = (head[:, None] == head).repeat(4, 1)
-        return torch.where(seen, self.weight_hh.repeat(1, self.num_heads), 0)
+        # (hidden, hidden), repeated for the four gates.
+        same_head = (head[:, None] == head).repeat(4, 1)
+        return torch.where(same_head, self.weight_hh.repeat(1, self.num_heads), 0)
 
     def materialize(self) -> SLSTMWeights:
         return SLSTMWeights(self.recurrent_matrix())
@@ -146,13 +148,13 @@ class SLSTMCell(StableCell):
         h, c, n, m = state
         (recurrent,) = weights
         i, f, z, o = (nn.functional.linear(h, recurrent) + drive).chunk(4, dim=-1)
-        started = n != 0
-        # In double precision: a runtime's float32 logarithm may depend on where in a batch a number stands.
-        kept = m + nn.functional.logsigmoid(f.double()).to(f.dtype)
-        m = torch.where(started, torch.maximum(i, kept), i)
+        has_started = n != 0
+        # In double precision: a runtime's float32 logarithm may depend on the position of a number in the batch.
+        log_retained = m + nn.functional.logsigmoid(f.double()).to(f.dtype)
+        m = torch.where(has_started, torch.maximum(i, log_retained), i)
         i = torch.exp(i - m)
-        # At the start kept is no bound of m and could overflow, so it is replaced before the exponential.
-        f = torch.where(started, torch.exp(torch.where(started, kept, m) - m), torch.zeros_like(m))
+        # At the start m does not bound log_retained, whose exponential could overflow: replaced before it is taken.
+        f = torch.where(has_started, torch.exp(torch.where(has_started, log_retained, m) - m), torch.zeros_like(m))
         c = f * c + i * torch.tanh(z)
         n = f * n + i
         return torch.sigmoid(o) * c / n, c, n, m

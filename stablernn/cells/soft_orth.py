@@ -33,7 +33,7 @@ class FactoredWeights(NamedTuple):
 
 @register_cell(
     "soft_orth",
-    title="tanh RNN drawn to orthogonality",
+    title="tanh RNN regularized toward orthogonality",
     paper=(
         "Vorontsov, Trabelsi, Kadoury, Pal: On Orthogonality and Learning Recurrent Networks with Long Term "
         "Dependencies (ICML 2017)"
@@ -64,7 +64,7 @@ class FactoredWeights(NamedTuple):
     },
 )
 class SoftOrthogonalRNNCell(StableCell):
-    r"""The tanh recurrence with a matrix that is kept near the orthogonal ones, by a penalty or by its factors.
+    r"""The tanh recurrence with a nearly orthogonal matrix, by a penalty or by its factorization.
 
     .. math:: h_t = \tanh(W h_{t-1} + U x_t + b)
 
@@ -79,7 +79,7 @@ class SoftOrthogonalRNNCell(StableCell):
     :math:`h_0` is ``hidden_0``; U is ``weight_ih``, b is ``bias_ih``. P and Q are the paper's U and V.
 
     Guarantee:
-        ``penalty``: none; the penalty only draws W to orthogonality, the more the higher its weight. ``factored``:
+        ``penalty``: none; the penalty only pulls W toward orthogonality, the more the higher its weight. ``factored``:
         by construction every singular value of W is within ``margin`` of 1, so that a step drives states apart by a
         factor of at most 1 + margin. ``unbounded`` has orthogonal factors and free singular values: no bound. In every
         form each coordinate of the state lies within 1.
@@ -91,12 +91,12 @@ class SoftOrthogonalRNNCell(StableCell):
             infinite margin.
         penalty_weight: :math:`\lambda`, 0 or more, with ``penalty`` only. Our choice, in both presets.
         margin: m, the largest distance of a singular value from 1, 0 or more, with ``factored`` only. The default is
-            our choice among the paper's, 0 to 1; its preset has 0.01.
+            our choice among the paper's, 0 to 1; the preset ``paper`` has 0.01.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
-        - state: hidden, ``(batch, hidden_size)``; unless ``penalty`` also started, ``(batch, 1)``: 0 before the first
-          step, where ``hidden_0`` stands in for hidden, 1 after it; zeros when omitted
+        - state: hidden, ``(batch, hidden_size)``; except with ``penalty`` also started, ``(batch, 1)``: 0 before the
+          first step, where ``hidden_0`` replaces hidden, 1 after it; zeros when omitted
         - output: the next state, same shapes and dtype as ``state``
 
     Raises:
@@ -109,10 +109,10 @@ class SoftOrthogonalRNNCell(StableCell):
 
     References:
         The paper and its released code: W starts as a random orthogonal matrix, p, b and h_0 at 0, U uniform within
-        0.01. The code draws P and Q both; here Q starts at the identity, which makes W no less random and spares a
+        0.01. The code draws both P and Q; here Q starts at the identity, which makes W no less random and spares a
         logarithm. The code keeps P and Q orthogonal by geodesic steps, in which its direction is G^T W - W^T G,
         where steepest descent needs G W^T - W G^T; here they are exponentials, whose gradients are right. The code
-        cuts unbounded singular values off at 0, here they pass through it.
+        clips unbounded singular values at 0, here they can change sign.
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class SoftOrthogonalRNNCell(StableCell):
         self.form: Form = form
         self.penalty_weight = penalty_weight
         self.margin = margin
+        # The state dict has the parameters of the chosen form only.
         if form == "penalty":
             self.weight_hh = nn.Parameter(torch.empty(hidden_size, hidden_size))
         else:
@@ -160,7 +161,7 @@ class SoftOrthogonalRNNCell(StableCell):
         nn.init.zeros_(self.bias_ih)
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """P, s and Q of the forms other than ``penalty``."""
+        """Return P, s and Q of the forms other than ``penalty``."""
         p, q = (exponential(skew(weight, self.hidden_size)) for weight in (self.weight_left, self.weight_right))
         if self.form == "unbounded":
             return p, 1 + self.spectrum, q
@@ -177,6 +178,7 @@ class SoftOrthogonalRNNCell(StableCell):
         return PenaltyWeights(recurrent) if self.form == "penalty" else FactoredWeights(recurrent, self.hidden_0)
 
     def sector(self) -> Sector:
+        # F = 0 and G = I of h <- F h + G tanh(W h + U x + b).
         size = self.hidden_size
         return Sector(np.zeros((size, size)), np.eye(size), float64(self.recurrent_matrix()), float64(self.weight_ih))
 
@@ -184,6 +186,7 @@ class SoftOrthogonalRNNCell(StableCell):
         bound = sector_bound(self.sector())
         if self.form == "penalty":
             return bound
+        # The flag "started" is 0 or 1.
         return replace(bound, balls=(*bound.balls, Ball("started", "linf", 1.0)))
 
     def drive(self, x: Tensor) -> Tensor:
@@ -194,6 +197,7 @@ class SoftOrthogonalRNNCell(StableCell):
             (w,), (h,) = weights, state
             return (torch.tanh(nn.functional.linear(h, w) + drive),)
         (w, hidden_0), (h, started) = weights, state
+        # The zeros of a new state mark a sequence that has not started: (batch, 1), broadcast over the units.
         h = torch.where(started > 0, h, hidden_0)
         return torch.tanh(nn.functional.linear(h, w) + drive), torch.ones_like(started)
 

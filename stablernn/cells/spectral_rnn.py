@@ -54,13 +54,13 @@ class SpectralRNNCell(PlainCell):
 
     In code: :math:`u_k` and :math:`v_k` are row k of ``weight_left`` and ``weight_right``; they act on the last
     ``hidden_size - k`` units, so that the first k entries do not count. n is ``num_reflections``, p is ``spectrum``,
-    r is ``margin``, M is ``weight_ih``, b is ``bias``. After each optimizer step the vectors are masked and brought to
-    length one, which changes nothing but the size of their next steps.
+    r is ``margin``, M is ``weight_ih``, b is ``bias``. After each optimizer step the vectors are masked and normalized,
+    which changes nothing but the size of their next steps.
 
     Guarantee:
         By construction every singular value of W is within ``margin`` of 1. relu, tanh and softshrink are 1-Lipschitz,
         so with them a step drives states apart by a factor of at most 1 + margin; modReLU with a positive bias jumps.
-        With fewer reflections than units W is not every such matrix.
+        With fewer reflections than units W cannot be every such matrix.
 
     Args:
         input_size: Features per time step.
@@ -85,7 +85,7 @@ class SpectralRNNCell(PlainCell):
 
     References:
         The paper and its released code: vectors and M Glorot-uniform, p and b at 0. The code applies one reflection
-        after the other to the state in each step; here they are multiplied out once a sequence.
+        after the other to the state in each step; here their product is formed once a sequence.
     """
 
     orthogonal = ("weight_left", "weight_right")
@@ -119,16 +119,18 @@ class SpectralRNNCell(PlainCell):
         for weight in (self.weight_left, self.weight_right, self.weight_ih):
             nn.init.xavier_uniform_(weight)
         nn.init.zeros_(self.spectrum)
+        # Masks and normalizes the vectors just drawn.
         with torch.no_grad():
             self.after_step(0, 0)
 
     def singular_values(self) -> Tensor:
-        """Those of W, (hidden,), in the order of ``spectrum``."""
+        """Return the singular values of W, (hidden,), in the order of ``spectrum``."""
         return 1 + 2 * self.margin * (torch.sigmoid(self.spectrum) - 0.5)
 
     def recurrent_matrix(self) -> Tensor:
         return (reflections(self.weight_left) * self.singular_values()) @ reflections(self.weight_right).T
 
     def after_step(self, step: int, total_steps: int) -> None:
+        # Row k acts on the last hidden_size - k units: the upper triangle.
         for weight in (self.weight_left, self.weight_right):
             weight.copy_(nn.functional.normalize(torch.triu(weight), dim=1))

@@ -43,33 +43,33 @@ class UnICORNNWeights(NamedTuple):
     },
 )
 class UnICORNNCell(StableCell):
-    r"""Oscillators without damping, each with its own frequency and driven by the input alone; symplectic Euler.
+    r"""Undamped oscillators, each with its own frequency and driven by the input alone; symplectic Euler.
 
     .. math::
         z_t = z_{t-1} - \Delta t \, \sigma(c) \odot (\tanh(w \odot y_{t-1} + V x_t + b) + \alpha y_{t-1}), \quad
         y_t = y_{t-1} + \Delta t \, \sigma(c) \odot z_t
 
     In code: y is ``hidden``, z is ``velocity``, :math:`\Delta t` is ``step_size``, :math:`\alpha` is ``stiffness``;
-    w is ``weight_hh`` and c is ``speed``, one number a unit each; V is ``weight_ih``, b is ``bias_ih``. Units meet in
-    the next layer only, so that the paper stacks several.
+    w is ``weight_hh`` and c is ``speed``, both with one number per unit; V is ``weight_ih``, b is ``bias_ih``. Units
+    interact in the next layer only, so that the paper stacks several.
 
     Guarantee:
         By construction, for any weights, inputs and lengths of the step: the map of (y, z) is symplectic unit by unit,
-        so its Jacobian has determinant 1, and :meth:`inverse_step` undoes it but for rounding. It follows that nothing
-        is forgotten: no step contracts all directions. Where step_size^2 stiffness < 4 and stiffness > 0, with
-        h = step_size sigmoid(c), the root of alpha y^2 + z^2 - alpha h y z, which the linear part keeps, grows by at
-        most h in a regular step: linearly in time, as an input in resonance makes it do. Steps of changing length can
-        pump an oscillator up faster. How small rounding comes back depends on the units: 1,000 steps return to 1e-10
-        in float64 at the paper's options (at any abs(w) up to 10 that was tried), and at ours with the weights of the
-        start. Units can turn chaotic where abs(w) is well above ``stiffness`` (w below -stiffness makes two wells of
-        one), as training at our options may bring about; then 1,000 steps do not return.
+        so its Jacobian has determinant 1, and :meth:`inverse_step` inverts it up to rounding. It follows that nothing
+        is forgotten: no step contracts all directions. If step_size^2 stiffness < 4 and stiffness > 0, with
+        h = step_size sigmoid(c), the root of alpha y^2 + z^2 - alpha h y z, which the linear part conserves, grows by
+        at most h in a regular step: linearly in time, as under an input in resonance. Steps of varying length can
+        excite an oscillator faster. The rounding error of the inverse depends on the units: 1,000 steps return to 1e-10
+        in float64 at the paper's options (at any abs(w) up to 10 that was tried), and at ours with the initial
+        weights. Units can become chaotic where abs(w) is well above ``stiffness`` (w below -stiffness makes two
+        potential wells of one), as training at our options may cause; then 1,000 steps do not return.
 
     Args:
         input_size: Features per time step.
         hidden_size: Number of oscillators.
         step_size: Length of a step, greater than 0. The default is ours.
         stiffness: Restoring force, 0 or more. The default is ours.
-        speed_range: c starts uniform within it, 0 or more. The default is ours.
+        speed_range: Bound of the initial c, which is uniform, 0 or more. The default is ours.
 
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
@@ -85,9 +85,9 @@ class UnICORNNCell(StableCell):
         torch.Size([2, 8])
 
     References:
-        The paper's recurrence for one layer. Start as in the released code but for ``speed_range``: w uniform on
-        [0, 1], V within sqrt(6 / (65 input_size)), b = 0. The code's c on [-0.1, 0.1] gives all units nearly one
-        frequency, which a single layer cannot make up for.
+        The paper's recurrence for one layer. Initialization as in the released code except for ``speed_range``: w
+        uniform on [0, 1], V within sqrt(6 / (65 input_size)), b = 0. The code's c on [-0.1, 0.1] gives all units nearly
+        the same frequency, for which a single layer cannot compensate.
     """
 
     state_names = ("hidden", "velocity")
@@ -117,11 +117,12 @@ class UnICORNNCell(StableCell):
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.weight_hh, 0, 1)
         nn.init.uniform_(self.speed, -self.speed_range, self.speed_range)
+        # Uniform within sqrt(6 / ((1 + a^2) input_size)).
         nn.init.kaiming_uniform_(self.weight_ih, a=8)
         nn.init.zeros_(self.bias_ih)
 
     def recurrent_matrix(self) -> Tensor:
-        """The diagonal matrix of w."""
+        """Return the diagonal matrix of w."""
         return torch.diag(self.weight_hh)
 
     def materialize(self) -> UnICORNNWeights:
@@ -130,13 +131,13 @@ class UnICORNNCell(StableCell):
     def step_bound(self) -> StepBound:
         recurrent, speed = (float64(weight) for weight in self.materialize())
         length = self.step_size * speed
-        # Between two states the tanh acts like one spring more, of a stiffness from 0 to w.
+        # On the difference of two states the tanh acts as a further spring, of a stiffness from 0 to w.
         weakest, stiffest = self.stiffness + np.minimum(recurrent, 0), self.stiffness + np.maximum(recurrent, 0)
-        kept = _best_spring(length, weakest, stiffest)
-        # In k y^2 + z^2 - length k y z, which a step with a spring k keeps, one with a spring s is a rotation and a
-        # change of ``length abs(k - s) / scale`` at right angles to it: singular values whose product is 1.
-        scale = np.sqrt(kept * (1 - length**2 * kept / 4))
-        change = length * np.maximum(stiffest - kept, kept - weakest) / scale
+        spring = _best_spring(length, weakest, stiffest)
+        # In the norm k y^2 + z^2 - length k y z, which a step with a spring k conserves, one with a spring s is a
+        # rotation and a change of ``length abs(k - s) / scale`` at right angles to it: singular values of product 1.
+        scale = np.sqrt(spring * (1 - length**2 * spring / 4))
+        change = length * np.maximum(stiffest - spring, spring - weakest) / scale
         rates = change / 2 + np.sqrt(1 + (change / 2) ** 2)
         unit = np.eye(self.hidden_size)
         name = "(step_size sigmoid(c))^2 (stiffness + max(w, 0)) of every unit"
@@ -146,7 +147,7 @@ class UnICORNNCell(StableCell):
             rate=float(rates.max()) * (1 + 1e-12),
             gain=norm_above((length / scale)[:, None] * float64(self.weight_ih)) * (1 + 1e-12),
             output_gain=1.0,
-            metric=np.block([[unit, 0 * unit], [np.diag(-length * kept / 2 / scale), np.diag(1 / scale)]]),
+            metric=np.block([[unit, 0 * unit], [np.diag(-length * spring / 2 / scale), np.diag(1 / scale)]]),
             conditions=(
                 Hypothesis(name, float((length**2 * stiffest).max()), 4.0, strict=True, of="single Jacobians"),
             ),
@@ -159,11 +160,12 @@ class UnICORNNCell(StableCell):
         y, z = state
         recurrent, speed = weights
         length = step_length(self.step_size, dt) * speed
+        # Symplectic: y moves by the new z.
         z = z - length * (torch.tanh(recurrent * y + drive) + self.stiffness * y)
         return y + length * z, z
 
     def inverse_step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
-        """The state before a :meth:`step` that led to ``state`` under the same weights, drive and length."""
+        """Return the state before the :meth:`step` that led to ``state`` under the same weights, drive and length."""
         y, z = state
         recurrent, speed = weights
         length = step_length(self.step_size, dt) * speed
@@ -172,14 +174,16 @@ class UnICORNNCell(StableCell):
 
 
 def _best_spring(length: Matrix, weakest: Matrix, stiffest: Matrix) -> Matrix:
-    """The k for which ``max(stiffest - k, k - weakest) / sqrt(k (1 - length^2 k / 4))`` is least, unit by unit.
+    """Return the k that minimizes ``max(stiffest - k, k - weakest) / sqrt(k (1 - length^2 k / 4))``, unit by unit.
 
-    It is the mean; but more where a spring pushes, and less where one is too stiff for the step. Both roots are of the
-    derivative, and the first is below ``2 / length^2``, the second above.
+    It is the mean of both springs; but more where the weakest is repulsive, and less where the stiffest is too stiff
+    for the step. Both of these are roots of the derivative, the first below ``2 / length^2`` and the second above.
     """
+    # Bounded below, so that nothing is divided by zero for a unit of speed 0.
     square = np.maximum(length**2, 1e-12)
-    pushing = np.maximum(-weakest, 0)
-    kept = np.maximum((weakest + stiffest) / 2, pushing / (1 + pushing * square / 2))
+    repulsion = np.maximum(-weakest, 0)
+    spring = np.maximum((weakest + stiffest) / 2, repulsion / (1 + repulsion * square / 2))
     excess = np.maximum(stiffest * square / 2 - 1, 1e-12)
-    most = np.where(stiffest * square > 2, stiffest / excess, np.inf)
-    return np.clip(np.minimum(kept, most), 1e-4, 3.999 / square)
+    upper = np.where(stiffest * square > 2, stiffest / excess, np.inf)
+    # Inside 0 < k < 4 / length^2, where the quadratic form is positive definite.
+    return np.clip(np.minimum(spring, upper), 1e-4, 3.999 / square)

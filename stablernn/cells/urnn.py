@@ -46,8 +46,8 @@ class UnitaryEvolutionRNNCell(StartedComplexCell):
 
     Guarantee:
         W is unitary by construction. With ``softshrink`` (ours, the default) the step is non-expansive: no two states
-        move apart under one input. With ``modrelu`` that holds only while no bias is positive; a positive one stretches
-        the surroundings of zero by up to (b + 1e-5) / 2e-5, and neither the paper nor its code prevents it.
+        move apart under one input. With ``modrelu`` that holds only while no bias is positive; a positive one expands a
+        neighborhood of zero by up to (b + 1e-5) / 2e-5, and neither the paper nor its code prevents it.
 
     Args:
         input_size: Features per time step.
@@ -57,11 +57,11 @@ class UnitaryEvolutionRNNCell(StartedComplexCell):
     Shape:
         - input: ``(batch, input_size)`` or ``(input_size,)``
         - state: hidden, ``(batch, 2 hidden_size)`` as [Re | Im], and started, ``(batch, 1)``: 0 before the first step,
-          where ``hidden_0`` stands in for hidden, 1 after it; zeros when omitted
+          where ``hidden_0`` replaces hidden, 1 after it; zeros when omitted
         - output: the next state, same shapes and dtype as ``state``
 
     Raises:
-        ValueError: If ``nonlinearity`` is another.
+        ValueError: If ``nonlinearity`` is unknown.
 
     Example:
         >>> cell = UnitaryEvolutionRNNCell(input_size=3, hidden_size=8)
@@ -70,8 +70,8 @@ class UnitaryEvolutionRNNCell(StartedComplexCell):
 
     References:
         The paper and its released code, which reflects by the conjugate of v: that only renames the parameter. With
-        its decoder, which reads all 2N outputs, the cell has 16 394 numbers for pixel MNIST at N = 512; the "9K" that
-        a later table prints is no count of this model.
+        its decoder, which reads all 2N outputs, the cell has 16 394 parameters for pixel MNIST at N = 512; the "9K" of
+        a later table does not count this model.
     """
 
     orthogonal = ("phases", "reflections")
@@ -80,6 +80,7 @@ class UnitaryEvolutionRNNCell(StartedComplexCell):
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
         self.phases = nn.Parameter(torch.empty(3, hidden_size))
         self.reflections = nn.Parameter(torch.empty(2, 2 * hidden_size))
+        # Drawn once and not trained: a buffer, so that it is stored with the weights.
         self.permutation: Tensor
         self.register_buffer("permutation", torch.empty(hidden_size, dtype=torch.long))
         self.reset_parameters()
@@ -93,6 +94,7 @@ class UnitaryEvolutionRNNCell(StartedComplexCell):
     def complex_matrix(self) -> Tensor:
         d1, d2, d3 = phase(self.phases)
         v1, v2 = torch.complex(*self.reflections.chunk(2, dim=1))
+        # Factor by factor from the right; a diagonal factor scales rows, the Fourier transforms act on columns.
         w: Tensor = torch.fft.fft(torch.diag(d1), dim=0, norm="ortho")
         w = d2[:, None] * reflect(w, v1)[self.permutation]
         w = d3[:, None] * reflect(torch.fft.ifft(w, dim=0, norm="ortho"), v2)
