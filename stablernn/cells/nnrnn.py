@@ -20,7 +20,7 @@ from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initia
         "Learning Long Time Dependencies while Improving Expressivity with Transient Dynamics (NeurIPS 2019)"
     ),
     year=2019,
-    guarantee="eigenvalue moduli are as parametrized, drawn to 1 by a penalty; no bound on growth: V is not normal",
+    guarantee="eigenvalue moduli are as parametrized, pulled to 1 by a penalty; no bound on growth: V is not normal",
     family="plain",
     equation=(
         "V = P (L + T) P^T, P = exp(A), A skew, L = blockdiag(g rot(t)), T strictly upper outside the blocks; "

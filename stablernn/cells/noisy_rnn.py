@@ -194,7 +194,7 @@ class NoisyRNNCell(SymmetricSkewCell):
         """Take the step in equal parts; the additive noise enters once, at the end."""
         (h,) = state
         stacked, lengths = weights
-        # Told by the width of the drive, not by self.training: the mode may have changed since the noise was drawn.
+        # By the width of the drive, not by self.training: the mode may have changed since the noise was drawn.
         projected, *draws = torch.split(drive, self.hidden_size, dim=-1)
         length = lengths * step_length(1.0, dt) / substeps
         if draws:

@@ -100,6 +100,7 @@ class SpectralRNNCell(PlainCell):
         nonlinearity: Nonlinearity = "relu",
     ) -> None:
         super().__init__(input_size, hidden_size, nonlinearity=nonlinearity)
+        # A quarter of the units is the released code's default.
         count = max(1, hidden_size // 4) if num_reflections is None else num_reflections
         if not 1 <= count <= hidden_size:
             raise ValueError(
