@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.step_bound import Ball, StepBound, float64
-from stablernn.cells._base import State, check_finite, check_choice, uniform_
+from stablernn.cells._base import State, check_choice, check_finite, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import Solver, solver_step
 from stablernn.cells._flow_cell import FlowCell, network_velocity
