@@ -95,7 +95,7 @@ def test_a_stream_that_is_told_more(running: Running, client: Both, lost: tuple[
 
 
 def test_constants_belong_to_the_beginning(client: Both) -> None:
-    with pytest.raises(BadRequest, match="static is given when a stream begins"):
+    with pytest.raises(BadRequest, match="static belongs to a new stream"):
         client.stream("told", static=SIZE, token="x")
     with client.stream("timed", static=SIZE) as stream, pytest.raises(BadRequest, match="static"):
         stream.step(1.0)

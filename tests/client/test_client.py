@@ -33,8 +33,8 @@ from stablernn_client import (
     TooLarge,
     Unauthorized,
 )
-from stablernn_client.errors import error_of_answer
-from stablernn_client.tensors import HEADER, decode_answer, encode_request
+from stablernn_client.errors import error_from_reply
+from stablernn_client.open_inference import JSON_LENGTH_HEADER, decode_reply, encode_request
 from stablernn_server import OnnxModel, Settings, create_app
 
 LOUD = np.random.default_rng(5).normal(0, 3, 12).astype(np.float32)
@@ -206,9 +206,10 @@ class TestInfer:
     def test_numbers_travel_as_raw_bytes(self, server: Running, outputs: list[str] | None) -> None:
         body, json_length = encode_request({"x": LOUD.reshape(1, 12, 1)}, outputs)
         assert body[json_length:] == LOUD.tobytes()
-        answer = httpx.post(f"{server.url}/v2/models/animals/infer", content=body, headers={HEADER: str(json_length)})
+        headers = {JSON_LENGTH_HEADER: str(json_length)}
+        answer = httpx.post(f"{server.url}/v2/models/animals/infer", content=body, headers=headers)
         assert answer.headers["content-type"] == "application/octet-stream"
-        decoded = decode_answer(answer.content, answer.headers[HEADER])
+        decoded = decode_reply(answer.content, answer.headers[JSON_LENGTH_HEADER])
         assert answer.content.endswith(list(decoded.values())[-1].tobytes())
 
     def test_states_carry_a_series_on(self, client: Both) -> None:
@@ -230,7 +231,7 @@ ERRORS: list[tuple[str, Callable[[Any], Any], type[ClientError], int | None, str
     ("input", lambda c: c.infer("animals", {"y": LOUD}), BadRequest, 400, "bad_input", "'y'"),
     ("too large", lambda c: c.classify("animals", np.ones((90, 900, 1))), TooLarge, 413, "too_large", "limit"),
     ("infinite", lambda c: c.classify("animals", [1, np.inf]), BadRequest, None, None, "series holds an infinite"),
-    ("text", lambda c: c.classify("animals", ["a"]), BadRequest, None, None, "series must hold whole num"),
+    ("text", lambda c: c.classify("animals", ["a"]), BadRequest, None, None, "series must hold integers"),
     ("ragged", lambda c: c.infer("animals", {"x": [[1], [2, 3]]}), BadRequest, None, None, "input 'x' must be a rect"),
     ("boolean", lambda c: c.infer("animals", {"x": [[True]]}), BadRequest, None, None, "got bool"),
     ("deep", lambda c: c.classify("animals", [np.ones((2, 2, 2))]), BadRequest, None, None, r"series\[0\] must .* 3\."),
@@ -305,7 +306,7 @@ class TestRoles:
         """The client has no call for administrators; the class of such an answer is asked for directly."""
         path = f"{guarded.url}/v2/repository/models/animals/unload"
         answer = httpx.post(path, headers={"Authorization": f"Bearer {'i' * 32}"})
-        error = error_of_answer(answer.status_code, answer.headers, answer.content)
+        error = error_from_reply(answer.status_code, answer.headers, answer.content)
         assert type(error) is Forbidden
         assert error.code == "forbidden"
 
@@ -355,7 +356,7 @@ def test_a_server_of_another_kind(other_server: str) -> None:
     with Client(other_server) as client:
         with pytest.raises(ProtocolError, match="status 501 and no error of this service; check the address"):
             client.classify("animals", LOUD)
-        with pytest.raises(ProtocolError, match="not answer as this service does .*; check the address"):
+        with pytest.raises(ProtocolError, match="not reply as this service does .*; check the address"):
             client.stream("animals")
 
 

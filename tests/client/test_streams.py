@@ -202,7 +202,7 @@ class TestErrors:
             (WIDE[0, 0], r"shape \(streams, steps, 1\) .* got \(1, 1, 3\)"),
             (np.inf, "infinite"),
             (1e39, "beyond float32"),
-            ("loud", "must hold whole numbers, float32 or float64, got"),
+            ("loud", "must hold integers, float32 or float64, got"),
         ],
     )
     def test_samples_that_do_not_fit(self, client: Both, offline: np.ndarray, sample: Any, words: str) -> None:
@@ -217,7 +217,7 @@ class TestErrors:
             ({"count": 0}, "at least 1, got 0"),
             ({"count": 5000}, "at most 4096 on this server, got 5000"),
             ({"count": 2, "tokens": ["a"]}, "each of the 2 streams, got 1"),
-            ({"count": 1, "tokens": [""]}, "the text that an earlier stream gave"),
+            ({"count": 1, "tokens": [""]}, "the text returned by an earlier stream"),
             ({"count": 1, "token_every": 0}, "token_every must be at least 1"),
         ],
     )
@@ -321,7 +321,7 @@ class TestServersThatGoAway:
         """Seen by what happens under another key, with which only a stream without a token can be restored."""
         with Client(mortal.url) as client, client.stream("animals") as stream:
             stream.step(LOUD[0])
-            monkeypatch.setattr("stablernn_client.channel.TOKEN_SECONDS", 0.0)
+            monkeypatch.setattr("stablernn_client.channel.TOKEN_MAX_AGE_SECONDS", 0.0)
             stream.step(LOUD[1])
             mortal.kill()
             mortal.start("another key, no less than thirty-two bytes")
