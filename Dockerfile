@@ -18,6 +18,7 @@ COPY benchmarks/results/reproduce_robustness.json benchmarks/results/
 COPY stablernn stablernn
 COPY registry registry
 COPY client client
+COPY runtime runtime
 COPY server server
 COPY cli cli
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \

@@ -139,7 +139,7 @@ def _standardized(data: Any, windows: Any, truth: np.ndarray, mean: np.ndarray) 
 def naive_rows() -> list[Row]:
     """The same measures of the naive forecasts."""
     from stablernn.data import load_data
-    from stablernn.metrics import seasonal_naive
+    from stablernn.training.evaluation.metrics import seasonal_naive
 
     rows = []
     for name, options in (

@@ -32,7 +32,7 @@ def publish(root: Path, *, seed: int = 0) -> int:
     import torch
 
     from stablernn.export import export
-    from stablernn.models import Classifier
+    from stablernn.nn.models import Classifier
     from stablernn_registry import Registry
 
     torch.manual_seed(seed)

@@ -25,8 +25,8 @@ from stability.probe import Seen, checked  # noqa: E402
 from stability.specimens import certifiable, digits, trained  # noqa: E402
 from stability.trajectories import checked_module  # noqa: E402
 from stablernn import list_cells  # noqa: E402
-from stablernn.models import SequenceModel  # noqa: E402
-from stablernn.stability.certificate import certify  # noqa: E402
+from stablernn.certificates.certificate import certify  # noqa: E402
+from stablernn.nn.models import SequenceModel  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "soundness.json"
 STATES = {"start": 0, "trained": 60, "certified": 60}

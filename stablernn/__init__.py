@@ -13,10 +13,10 @@ from stablernn._version import __version__
 
 if TYPE_CHECKING:
     from stablernn.cells import create_cell, list_cells
+    from stablernn.certificates.certificate import certify
     from stablernn.export import export
-    from stablernn.layers import StableRNN
-    from stablernn.models import Classifier, Forecaster, SequencePredictor
-    from stablernn.stability.certificate import certify
+    from stablernn.nn.layers import StableRNN
+    from stablernn.nn.models import Classifier, Forecaster, SequencePredictor
 
 __all__ = [
     "Classifier",
@@ -33,11 +33,11 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Classifier": "models",
-        "Forecaster": "models",
-        "SequencePredictor": "models",
-        "StableRNN": "layers",
-        "certify": "stability.certificate",
+        "Classifier": "nn.models",
+        "Forecaster": "nn.models",
+        "SequencePredictor": "nn.models",
+        "StableRNN": "nn.layers",
+        "certify": "certificates.certificate",
         "create_cell": "cells",
         "export": "export",
         "list_cells": "cells",

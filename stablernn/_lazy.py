@@ -1,10 +1,11 @@
-"""Public names of a package that are imported when they are first used (PEP 562)."""
+"""Public names that are imported when they are first used (PEP 562), and old names of modules."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,3 +37,17 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         return sorted({*namespace, *modules})
 
     return get_attribute, list_names
+
+
+def deprecated_module(old: str, new: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` for a module that has moved, and warn that its old name was imported.
+
+    Args:
+        old: The ``__name__`` of the module that is imported.
+        new: The module that defines its names now.
+    """
+    # The frames between the import statement and this call are this function, the module and the import system, which
+    # the warnings module skips.
+    warnings.warn(f"{old} is {new} now; the old name goes with the next release.", DeprecationWarning, stacklevel=3)
+    module = importlib.import_module(new)
+    return lambda name: getattr(module, name), lambda: dir(module)

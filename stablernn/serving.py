@@ -17,9 +17,9 @@ from torch import Tensor
 
 from stablernn.errors import DeviceError
 from stablernn.export import model_signature
-from stablernn.export.reload import reload
+from stablernn.export.load_exported import reload
 from stablernn.export.step import state_names
-from stablernn.models import SequenceModel
+from stablernn.nn.models import SequenceModel
 
 Array = NDArray[Any]
 Function = Callable[[dict[str, Tensor]], dict[str, Tensor]]

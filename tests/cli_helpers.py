@@ -167,7 +167,9 @@ def first_document(stream: IO[str]) -> Any:
 @contextlib.contextmanager
 def _logging() -> Iterator[None]:
     """A command sets up the logging of its process; here others come after it."""
-    loggers = [logging.getLogger(name) for name in (None, "stablernn_server", "stablernn_server.access")]
+    loggers = [
+        logging.getLogger(name) for name in (None, "stablernn_server", "stablernn_server.access", "stablernn_runtime")
+    ]
     before = [(logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
     try:
         yield

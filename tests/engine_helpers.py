@@ -13,9 +13,9 @@ import stablernn as srn
 from exports import exported
 from server_helpers import Published
 from stablernn.export.parity import _inputs, _known
-from stablernn.models import SequenceModel, SequencePredictor
+from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn_registry import Registry
-from stablernn_server import OnnxModel
+from stablernn_runtime import ServedModel
 
 Arrays = dict[str, np.ndarray]
 
@@ -84,16 +84,16 @@ def random_inputs(model: SequenceModel, seed: int, batch: int = 5, steps: int = 
     return {**inputs, "lengths": lengths.astype(np.int64), **known}, known
 
 
-def sequence(model: OnnxModel, inputs: Mapping[str, np.ndarray], states: Mapping[str, np.ndarray]) -> Arrays:
+def sequence(model: ServedModel, inputs: Mapping[str, np.ndarray], states: Mapping[str, np.ndarray]) -> Arrays:
     """What the graph over sequences gives, of which a recursive head's holds one step."""
     return model.run(model.sequence, {**inputs, **states})
 
 
-def zeros(model: OnnxModel, batch: int) -> Arrays:
+def zeros(model: ServedModel, batch: int) -> Arrays:
     return {state.input: np.zeros((batch, *map(int, state.shape[1:])), np.float32) for state in model.states}
 
 
-def allowed(model: OnnxModel) -> float:
+def allowed(model: ServedModel) -> float:
     """By how much whole sequences may differ from torch, as the parity report of the version has it."""
     parity = model.manifest.parity or {}
     return float(max(row["allowed_rel_error"] for row in parity["compared"]))

@@ -26,7 +26,7 @@ from stablernn.errors import UntrainedWarning
 from stablernn.export import ExportReport, export
 from stablernn.export.step import Parts
 from stablernn.export.weights import weights_file
-from stablernn.models import SequenceModel
+from stablernn.nn.models import SequenceModel
 
 _state: dict[str, Path] = {}
 

@@ -9,6 +9,7 @@ PACKAGES = {
     "stablernn": ROOT / "stablernn",
     "stablernn_registry": ROOT / "registry" / "stablernn_registry",
     "stablernn_client": ROOT / "client" / "stablernn_client",
+    "stablernn_runtime": ROOT / "runtime" / "stablernn_runtime",
     "stablernn_server": ROOT / "server" / "stablernn_server",
     "stablernn_cli": ROOT / "cli" / "stablernn_cli",
 }

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import pytest
 
 from server_helpers import Running
-from stablernn_server import NotReadyError, OnnxModel, Settings
-from stablernn_server import scheduler as scheduler_module
-from stablernn_server.runtime.batch import Share
-from stablernn_server.runtime.session import Stop
-from stablernn_server.scheduler import Answer, Caller, Scheduler
-from stablernn_server.telemetry import Telemetry
+from stablernn_runtime import ServedModel
+from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.run_batch import BatchResult
+from stablernn_server import NotReadyError, Settings
+from stablernn_server.batching import scheduler as scheduler_module
+from stablernn_server.batching.scheduler import Caller, InferenceResult, Scheduler
+from stablernn_server.observability.telemetry import Telemetry
 
 T = TypeVar("T")
 PATIENT = 30.0
@@ -40,13 +41,13 @@ class Blocker:
         self.released = threading.Event()
         self.is_stopped = False
 
-    def __call__(self, stop: Stop) -> Share:
+    def __call__(self, stop: CancellationToken) -> BatchResult:
         self.started.set()
         while not self.released.wait(0.002):
             if stop.is_set:
                 self.is_stopped = True
                 raise NotReadyError("The blocker was ended.")
-        return Share({})
+        return BatchResult({})
 
 
 @dataclass
@@ -56,18 +57,18 @@ class Desk:
     scheduler: Scheduler
     telemetry: Telemetry
 
-    def executions(self, model: OnnxModel) -> int:
+    def executions(self, model: ServedModel) -> int:
         """Runs so far."""
         return self.telemetry.statistics.of(model.name, model.version).executions
 
-    def sizes(self, model: OnnxModel) -> dict[int, int]:
+    def sizes(self, model: ServedModel) -> dict[int, int]:
         """How many runs had how many rows."""
         return {
             size: count for size, (count, _) in self.telemetry.statistics.of(model.name, model.version).sizes.items()
         }
 
     @asynccontextmanager
-    async def occupied(self, model: OnnxModel) -> AsyncIterator[Blocker]:
+    async def occupied(self, model: ServedModel) -> AsyncIterator[Blocker]:
         """One runner thread is busy for this block; it counts as a run of ``model``."""
         blocker = Blocker()
         task = asyncio.create_task(self.scheduler.call(model, blocker, 1, caller=Caller()))
@@ -162,14 +163,14 @@ def busy(server: Running, model: str = "flow") -> Iterator[Blocker]:
     context, blocker = server.app.state.context, Blocker()
     loop = context.scheduler._loop
 
-    async def block() -> Answer:
-        answer: Answer = await context.scheduler.call(
+    async def block() -> InferenceResult:
+        answer: InferenceResult = await context.scheduler.call(
             await context.models.find_open(model), blocker, 1, caller=Caller()
         )
         return answer
 
     on_loop(server, context.scheduler._sequence_ns.clear)
-    running: Future[Answer] = asyncio.run_coroutine_threadsafe(block(), loop)
+    running: Future[InferenceResult] = asyncio.run_coroutine_threadsafe(block(), loop)
     try:
         wait(blocker.started.is_set)
         yield blocker

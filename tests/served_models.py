@@ -14,9 +14,10 @@ from httpx._transports import default as transports
 
 from exports import exported
 from server_helpers import Published, Running, serve
-from stablernn.models import Classifier, Forecaster, SequenceModel
+from stablernn.nn.models import Classifier, Forecaster, SequenceModel
 from stablernn_registry import Registry
-from stablernn_server import OnnxModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 
 LABELS = ["cat", "dog", "owl", "rat"]
 QUANTILES = [0.1, 0.5, 0.9]
@@ -88,13 +89,13 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 
 @pytest.fixture(scope="session")
-def animals(published: Published) -> OnnxModel:
-    return OnnxModel.load(published.registry.get("animals:1"), "cpu")
+def animals(published: Published) -> ServedModel:
+    return ServedModel.load(published.registry.get("animals:1"), "cpu")
 
 
 @pytest.fixture(scope="session")
-def flow(published: Published) -> OnnxModel:
-    return OnnxModel.load(published.registry.get("flow:1"), "cpu")
+def flow(published: Published) -> ServedModel:
+    return ServedModel.load(published.registry.get("flow:1"), "cpu")
 
 
 @pytest.fixture(scope="session")

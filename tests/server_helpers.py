@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from fastapi import FastAPI
 
-from stablernn.models import SequenceModel
+from stablernn.nn.models import SequenceModel
 from stablernn_registry import Registry
-from stablernn_server.process import Server
+from stablernn_server.process.server import Server
 
 DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "int32": "INT32"}
 

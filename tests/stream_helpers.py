@@ -14,10 +14,10 @@ from websockets.sync.client import ClientConnection, connect
 
 from exports import exported
 from server_helpers import Published
-from stablernn.data.covariates import calendar_periods
-from stablernn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
+from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn_registry import Registry
-from stablernn_server import OnnxModel
+from stablernn_runtime import ServedModel
 
 QUANTILES = [0.1, 0.5, 0.9]
 LETTERS = ["a", "b", "c", "d", "e"]
@@ -95,7 +95,7 @@ def publish(root: Path, folder: Path) -> Published:
     return Published(root, {name: model for name, (model, _) in models.items()})
 
 
-def samples(model: OnnxModel, steps: int, seed: int = 0) -> np.ndarray:
+def samples(model: ServedModel, steps: int, seed: int = 0) -> np.ndarray:
     """Samples of a stream, ``(steps, *sample)``, some of them missing."""
     random = np.random.default_rng(seed)
     shape = (steps, *(int(size) for size in model.step.inputs[model.input_name].shape[1:]))
@@ -106,7 +106,7 @@ def samples(model: OnnxModel, steps: int, seed: int = 0) -> np.ndarray:
     return x
 
 
-def distances(model: OnnxModel, steps: int, seed: int = 0) -> np.ndarray | None:
+def distances(model: ServedModel, steps: int, seed: int = 0) -> np.ndarray | None:
     """``dt`` of these samples, the first 1; None where the model takes none."""
     if model.max_dt is None:
         return None
@@ -116,7 +116,7 @@ def distances(model: OnnxModel, steps: int, seed: int = 0) -> np.ndarray | None:
 
 
 def offline(
-    model: OnnxModel, x: np.ndarray, dt: np.ndarray | None = None, **known: np.ndarray
+    model: ServedModel, x: np.ndarray, dt: np.ndarray | None = None, **known: np.ndarray
 ) -> dict[str, np.ndarray]:
     """What runs of the sequence graph say after each of the samples, by output; recursive heads one step ahead."""
     steps, stride = len(x), model.patch_stride
@@ -130,7 +130,7 @@ def offline(
     return found if model.rollout is None else {name: value[:, :1] for name, value in found.items()}
 
 
-def outputs(model: OnnxModel, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def outputs(model: ServedModel, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Those of ``found`` that are no states."""
     return {name: value for name, value in found.items() if name not in model.step.state_outputs}
 

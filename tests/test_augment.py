@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stablernn.augment import Augmentation
-from stablernn.models import Classifier
-from stablernn.tasks import Batch, ClassifyTask
+from stablernn.nn.models import Classifier
+from stablernn.training.batches.augmentation import Augmentation
+from stablernn.training.batches.losses import Batch, ClassifyTask
 
 MEAN, SCALE = torch.tensor([5.0, -1.0]), torch.tensor([2.0, 0.1])
 

@@ -17,8 +17,9 @@ MAY_IMPORT = {
     "stablernn": set(),
     "stablernn_registry": set(),
     "stablernn_client": set(),
-    "stablernn_server": {"stablernn_client", "stablernn_registry"},
-    "stablernn_cli": {"stablernn", "stablernn_client", "stablernn_registry", "stablernn_server"},
+    "stablernn_runtime": {"stablernn_registry"},
+    "stablernn_server": {"stablernn_client", "stablernn_registry", "stablernn_runtime"},
+    "stablernn_cli": {"stablernn", "stablernn_client", "stablernn_registry", "stablernn_runtime", "stablernn_server"},
 }
 
 
@@ -61,4 +62,27 @@ def test_no_files_import_each_other_in_a_cycle() -> None:
     assert "stablernn_registry.checks" in graph["stablernn_registry.errors"]
     assert "stablernn.cells" in graph["stablernn"]
     # Raises CycleError, which lists the modules of the cycle.
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+PACKAGE_FOLDERS = sorted(module for module, path in MODULES.items() if path.name == "__init__.py")
+
+
+def subfolder(folder: str, module: str) -> str | None:
+    """The folder directly below ``folder`` that a module lies in; None if it lies in none."""
+    if not module.startswith(f"{folder}."):
+        return None
+    child = f"{folder}.{module.removeprefix(folder).split('.')[1]}"
+    return child if child in PACKAGE_FOLDERS else None
+
+
+@pytest.mark.parametrize("folder", PACKAGE_FOLDERS)
+def test_no_sibling_folders_import_each_other_in_a_cycle(folder: str) -> None:
+    graph: dict[str, set[str]] = {}
+    for module in MODULES:
+        child = subfolder(folder, module)
+        if child is not None:
+            siblings = {subfolder(folder, name) for name in imported_modules(module)} - {None, child}
+            graph.setdefault(child, set()).update(name for name in siblings if name is not None)
+    # Raises CycleError, which lists the folders of the cycle.
     graphlib.TopologicalSorter(graph).prepare()

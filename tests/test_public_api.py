@@ -18,7 +18,7 @@ def run_python(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "package", ["stablernn_client", "stablernn_server", "stablernn_registry", "stablernn_cli.main"]
+    "package", ["stablernn_client", "stablernn_runtime", "stablernn_server", "stablernn_registry", "stablernn_cli.main"]
 )
 def test_importing_it_loads_no_torch(package: str) -> None:
     code = f"import {package}, sys; print([name for name in ('torch', 'stablernn') if name in sys.modules])"
@@ -46,15 +46,41 @@ def test_export_can_be_called_in_either_order_of_imports(imports: str, tmp_path:
 
 
 def test_public_names_and_modules_are_found_when_asked_for() -> None:
-    code = "import stablernn; print(stablernn.models.Classifier is stablernn.Classifier, 'certify' in dir(stablernn))"
-    assert run_python(code) == "True True"
+    code = "import stablernn; print(stablernn.nn.models.Classifier is stablernn.Classifier)"
+    assert run_python(code) == "True"
+    assert run_python("import stablernn; print('certify' in dir(stablernn))") == "True"
     assert run_python("import stablernn; print(hasattr(stablernn, 'nothing'), hasattr(stablernn, 'no.thing'))") == (
         "False False"
     )
 
 
 @pytest.mark.parametrize(
-    "package", ["stablernn", "stablernn_client", "stablernn_registry", "stablernn_server", "stablernn.cells"]
+    ("old", "new", "name"),
+    [
+        ("stablernn.layers", "stablernn.nn.layers", "StableRNN"),
+        ("stablernn.metrics", "stablernn.training.evaluation.metrics", "seasonal_naive"),
+        ("stablernn.models", "stablernn.nn.models", "Classifier"),
+        ("stablernn.stability.certificate", "stablernn.certificates.certificate", "certify"),
+    ],
+)
+def test_modules_that_have_moved_keep_their_old_names_and_warn(old: str, new: str, name: str) -> None:
+    code = f"import warnings; warnings.simplefilter('error'); from {old} import {name}"
+    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"DeprecationWarning: {old} is {new} now; the old name goes with the next release." in refused.stderr
+    assert run_python(f"from {old} import {name} as a; from {new} import {name} as b; print(a is b)") == "True"
+
+
+def test_the_server_keeps_the_old_name_of_an_open_model_and_warns() -> None:
+    import stablernn_server
+    from stablernn_runtime import ServedModel
+
+    with pytest.warns(DeprecationWarning, match=r"OnnxModel is stablernn_runtime\.ServedModel now"):
+        assert stablernn_server.OnnxModel is ServedModel
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["stablernn", "stablernn_client", "stablernn_registry", "stablernn_runtime", "stablernn_server", "stablernn.cells"],
 )
 def test_exported_names_exist_and_are_sorted(package: str) -> None:
     module = importlib.import_module(package)

@@ -65,8 +65,8 @@ _WORDS: dict[Any, str] = {str: "word", int: "whole number", float: "number", boo
 
 def configuration_page() -> str:
     """The page of all settings."""
-    from stablernn.training.config import DataConfig, ModelConfig, TaskConfig, TrainingConfig
-    from stablernn.training.resolve import FALLBACK, FALLBACK_LR
+    from stablernn.training.settings.config import DataConfig, ModelConfig, TaskConfig, TrainingConfig
+    from stablernn.training.settings.resolve import FALLBACK, FALLBACK_LR
 
     fallback = {**FALLBACK, "lr": FALLBACK_LR[FALLBACK["optimizer"]]}
     parts = [_HEAD, f"are {', '.join(f'`{key}` {value}' for key, value in fallback.items())}.\n", _BETWEEN]
@@ -85,7 +85,7 @@ def configuration_page() -> str:
 
 
 def _to_classify() -> list[tuple[str, str, str]]:
-    from stablernn.training.model_settings import (
+    from stablernn.training.settings.defaults import (
         AUGMENTATION,
         HEAD_DROPOUT,
         LABEL_SMOOTHING,
@@ -124,7 +124,7 @@ def _to_classify() -> list[tuple[str, str, str]]:
 
 
 def _to_forecast() -> list[tuple[str, str, str]]:
-    from stablernn.training.model_settings import FORECAST_STEPS, MOST_WINDOWS_A_STEP, PATCHES
+    from stablernn.training.settings.defaults import FORECAST_STEPS, MOST_WINDOWS_A_STEP, PATCHES
 
     return [
         (

@@ -44,9 +44,9 @@ _EXIT_CODES: tuple[tuple[str, str, int], ...] = (
     ("stablernn_registry.errors", "UnknownRefError", USAGE),
     ("stablernn_registry.errors", "GateRefused", REFUSED),
     ("stablernn_registry.errors", "RegistryError", FAILED),
-    ("stablernn_server.errors", "SettingsError", USAGE),
+    ("stablernn_runtime.errors", "SettingsError", USAGE),
     ("stablernn_server.errors", "UnknownModelError", USAGE),
-    ("stablernn_server.errors", "ServerError", FAILED),
+    ("stablernn_runtime.errors", "ServingError", FAILED),
 )
 
 

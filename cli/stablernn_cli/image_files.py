@@ -69,7 +69,7 @@ RUN python3 -m venv --without-pip /opt/stablernn \\
 FROM ${{BASE}}
 COPY --from=builder /opt/stablernn /opt/stablernn
 COPY registry /registry
-LABEL stablernn.models="{held}"
+LABEL stablernn.nn.models="{held}"
 # Without the line about telemetry, ONNX Runtime sends what it counts to its makers.
 ENV PATH="/opt/stablernn/bin:$PATH" \\
     PYTHONUNBUFFERED=1 \\

@@ -41,7 +41,7 @@ def complete_kind(incomplete: str) -> list[str]:
 KIND_METAVAR = f"[{'|'.join(get_args(Kind))}]"
 """How help shows the values of ``--require``: a parser of our own hides them from typer."""
 
-# As stablernn.data.numeric_timestamps has it, for the same reason.
+# As stablernn.data.time.numeric_timestamps has it, for the same reason.
 Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "step"]
 
 DATA_PANEL = "Data"

@@ -18,7 +18,7 @@ from stablernn_cli.recompute import RECOMPUTED, SIGNATURE
 
 if TYPE_CHECKING:
     from stablernn_registry import Check, CheckResult, PolicyRules, Registry, Version
-    from stablernn_server.runtime.isolation import IsolatedProcess
+    from stablernn_runtime.isolation import IsolatedProcess
 
 SECONDS = "STABLERNN_CHECK_TIMEOUT_SECONDS"
 MEMORY = "STABLERNN_CHECK_MEMORY_BYTES"
@@ -123,7 +123,7 @@ def _run_isolated(
         UsageError: If a bound in the environment is not a number above 0.
     """
     from stablernn_registry import CheckResult, IntegrityError, StorageError
-    from stablernn_server.runtime.isolation import IsolationError
+    from stablernn_runtime.isolation import IsolationError
 
     request = {
         "what": what,
@@ -155,6 +155,6 @@ def _bound(name: str) -> float:
 
 @functools.cache
 def _process() -> IsolatedProcess:
-    from stablernn_server.runtime.isolation import IsolatedProcess
+    from stablernn_runtime.isolation import IsolatedProcess
 
     return IsolatedProcess("stablernn_cli.recompute")

@@ -48,10 +48,11 @@ def check_graphs(version: Version, rules: PolicyRules | None = None) -> CheckRes
     for name in version.manifest.files:
         if name in (*GRAPHS, "calibration.json"):
             version.read(name)
-    from stablernn_server import ModelLoadError, OnnxModel
+    from stablernn_runtime import ServedModel
+    from stablernn_server import ModelLoadError
 
     try:
-        model = OnnxModel.load(version, "cpu")
+        model = ServedModel.load(version, "cpu")
     except ModelLoadError as error:
         return CheckResult(SIGNATURE, False, _detail(error).removeprefix(f"'{version.ref}' cannot be served: "))
     states = {name for state in model.states for name in (state.input, state.output)}
@@ -138,10 +139,10 @@ def _json(content: bytes) -> Any:
 def _compute(files: Mapping[str, bytes], longest: object) -> tuple[Mapping[str, Any] | str, Mapping[str, Any] | str]:
     """Return the certificate and the parity report, or in place of each the reason why it cannot be computed."""
     try:
+        from stablernn.certificates.certificate import certify
         from stablernn.errors import CheckpointError, ParityError
-        from stablernn.export.reload import recompute, reload
-        from stablernn.stability.certificate import certify
-        from stablernn_server.runtime.graph_check import check_graph
+        from stablernn.export.load_exported import recompute, reload
+        from stablernn_runtime.graph_safety import check_graph
     except ModuleNotFoundError as error:
         lacks = f"this installation has no '{error.name}', which the computation needs"
         return lacks, lacks
@@ -239,10 +240,10 @@ def _prepare(request: dict[str, Any]) -> None:
     """Import what the work needs, so that its address space does not count as memory of the version."""
     files = _version(request).manifest.files
     try:
-        import stablernn_server.runtime.onnx_model  # noqa: F401
+        import stablernn_runtime.served_model  # noqa: F401
 
         if request["what"] == "recomputed" and {"config.json", "weights.safetensors"} <= files.keys():
-            import stablernn.export.reload  # noqa: F401
+            import stablernn.export.load_exported  # noqa: F401
     except ModuleNotFoundError:
         # The check itself reports what is missing.
         pass
@@ -258,6 +259,6 @@ def _version(request: dict[str, Any]) -> Version:
 
 
 if __name__ == "__main__":
-    from stablernn_server.runtime.isolation import answer_requests
+    from stablernn_runtime.isolation import answer_requests
 
     answer_requests(_judge, _prepare)

@@ -14,11 +14,11 @@ from stablernn_cli.options import Device, Stamps
 
 if TYPE_CHECKING:
     from stablernn.data import ClassificationData, ForecastData
-    from stablernn.data.steps import Output, StepData
-    from stablernn.models import SequenceModel
+    from stablernn.data.step_data import Output, StepData
+    from stablernn.nn.models import SequenceModel
     from stablernn.training import Config, TorchPredictor
     from stablernn_registry import Version
-    from stablernn_server import OnnxModel
+    from stablernn_runtime import ServedModel
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Target:
     """
 
     name: str
-    predictor: TorchPredictor | OnnxModel
+    predictor: TorchPredictor | ServedModel
     task: str
     features: tuple[str, ...]
     labels: tuple[str, ...]
@@ -79,9 +79,9 @@ class Target:
             stablernn.errors.DataError: If it does not fit.
         """
         from stablernn.data import ForecastData
-        from stablernn.data.files import is_table
-        from stablernn.data.frequency import parse_frequency
-        from stablernn.data.inputs import other_steps
+        from stablernn.data.prediction_inputs import other_steps
+        from stablernn.data.readers.paths import is_table
+        from stablernn.data.time.frequency import parse_frequency
         from stablernn.training import load_run_data
 
         if source is None:
@@ -177,7 +177,7 @@ def is_run(text: str | Path) -> bool:
 
 def _open_run(path: Path, device: Device) -> Target:
     from stablernn.training import load_run
-    from stablernn.training.device import pick_device
+    from stablernn.training.loop.device import pick_device
 
     run = load_run(path)
     run.model.to(pick_device(device))
@@ -186,9 +186,9 @@ def _open_run(path: Path, device: Device) -> Target:
 
 def _open_version(version: Version, device: Device) -> Target:
     from stablernn.errors import ConfigError
-    from stablernn.training.config import validate
     from stablernn.training.run import with_stamps_of_training
-    from stablernn_server import OnnxModel
+    from stablernn.training.settings.config import validate
+    from stablernn_runtime import ServedModel
 
     manifest = version.manifest
     lineage = manifest.lineage
@@ -200,10 +200,10 @@ def _open_version(version: Version, device: Device) -> Target:
             f"'{version.ref}' does not say how its data was read, so it cannot be run on files: {error}"
         ) from error
     facts = {**manifest.model_dump(mode="json"), "fingerprint": (lineage.get("data") or {}).get("fingerprint", "")}
-    return _target(version.ref, OnnxModel.load(version, device), facts, config)
+    return _target(version.ref, ServedModel.load(version, device), facts, config)
 
 
-def _target(name: str, predictor: TorchPredictor | OnnxModel, facts: Mapping[str, Any], config: Config) -> Target:
+def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[str, Any], config: Config) -> Target:
     def words(key: str) -> tuple[str, ...]:
         return tuple(facts.get(key) or ())
 
@@ -237,8 +237,8 @@ def certified(text: str) -> tuple[str, dict[str, Any]]:
     Raises:
         As :func:`open_target`.
     """
+    from stablernn.certificates.certificate import certify
     from stablernn.errors import UntrainedWarning
-    from stablernn.stability.certificate import certify
 
     name, model = open_weights(text)
     with warnings.catch_warnings(record=True) as caught:
@@ -259,7 +259,7 @@ def open_weights(text: str) -> tuple[str, SequenceModel]:
         from stablernn.training import load_run
 
         return text, load_run(Path(text)).model
-    from stablernn.export.reload import reload
+    from stablernn.export.load_exported import reload
 
     version = find_version(text)
     return version.ref, reload(version.read("config.json"), version.read("weights.safetensors"))

@@ -1,4 +1,4 @@
-"""The version in a state token, read by the layout in :mod:`stablernn_server.state_token`."""
+"""The version in a state token, read by the layout in :mod:`stablernn_runtime.state_token`."""
 
 from __future__ import annotations
 

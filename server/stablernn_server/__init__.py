@@ -9,6 +9,7 @@ Names are imported when they are first used, so that a part of the package does 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         UnknownSessionError,
         VersionGoneError,
     )
-    from stablernn_server.runtime.onnx_model import OnnxModel
     from stablernn_server.settings import Settings
 
 __all__ = [
@@ -62,7 +62,6 @@ __all__ = [
     "ModelLoadError",
     "NotReadyError",
     "OneProcessError",
-    "OnnxModel",
     "OtherModelError",
     "ReadTimeoutError",
     "ServerError",
@@ -81,7 +80,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "OnnxModel": "stablernn_server.runtime.onnx_model",
     "Settings": "stablernn_server.settings",
     "create_app": "stablernn_server.app",
 }
@@ -89,6 +87,13 @@ _HOMES = {
 if not TYPE_CHECKING:  # type checkers would take it for every name, misspelled ones too
 
     def __getattr__(name: str) -> Any:
+        if name == "OnnxModel":
+            warnings.warn(
+                "stablernn_server.OnnxModel is stablernn_runtime.ServedModel now; the old name goes next release.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return importlib.import_module("stablernn_runtime").ServedModel
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(_HOMES.get(name, "stablernn_server.errors")), name)

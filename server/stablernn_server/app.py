@@ -12,16 +12,19 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from stablernn_server.about import package_version
-from stablernn_server.access_log import shown_path
-from stablernn_server.answers import JSON, error_answer, json_body
-from stablernn_server.asgi import Front
-from stablernn_server.context import Context, in_hand_of
+from stablernn_server.codecs.json_values import json_body
 from stablernn_server.errors import CODE_OF_STATUS, InputError, MethodError, ServerError, cut, sentence_of
+from stablernn_server.http.access_log import shown_path
+from stablernn_server.http.app_context import AppContext, in_hand_of
+from stablernn_server.http.middleware import RequestMiddleware
+from stablernn_server.http.responses import JSON, error_answer
 from stablernn_server.openapi import document
-from stablernn_server.routes import health, metrics, page, repository, sessions, statistics, stream, timeseries, v2
+from stablernn_server.routes import health, metrics, page, repository, sessions, statistics, stream, timeseries
+from stablernn_server.routes import models as v2
+from stablernn_server.routes.infer import INFER
 from stablernn_server.schemas.common import ERRORS
 from stablernn_server.settings import Settings
+from stablernn_server.version import package_version
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ ROUTERS = (
 class Application(FastAPI):
     """The framework's application behind the front, which every request comes through first."""
 
-    front: Front
+    front: RequestMiddleware
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self.front(scope, receive, send)
@@ -64,7 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
         SettingsError: If a setting cannot be taken.
         stablernn_registry.RegistryError: If a reference names nothing, or the registry cannot be read.
     """
-    context = Context.open(settings)
+    context = AppContext.open(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -85,7 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.context = context
     routes = [*app.router.routes, *(route for router in ROUTERS for route in router.routes)]
-    app.front = Front(context, app.framework, routes)
+    app.front = RequestMiddleware(context, app.framework, routes, INFER)
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(ServerError, _server_error)

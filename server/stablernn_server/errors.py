@@ -40,27 +40,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from stablernn_runtime.errors import BadTokenError as BadTokenError
+from stablernn_runtime.errors import ConflictError as ConflictError
+from stablernn_runtime.errors import DeviceError as DeviceError
+from stablernn_runtime.errors import ExpiredTokenError as ExpiredTokenError
+from stablernn_runtime.errors import InputError as InputError
+from stablernn_runtime.errors import MissingStepsError as MissingStepsError
+from stablernn_runtime.errors import ModelLoadError as ModelLoadError
+from stablernn_runtime.errors import NotReadyError as NotReadyError
+from stablernn_runtime.errors import ServingError
+from stablernn_runtime.errors import SettingsError as SettingsError
+from stablernn_runtime.errors import TimeOrderError as TimeOrderError
+from stablernn_runtime.errors import cut as cut
 
-class ServerError(Exception):
-    """Base of everything that this package raises on purpose.
-
-    Attributes:
-        headers: What the answer carries beside the sentence and the code word.
-    """
-
-    headers: Mapping[str, str] = {}
-
-
-class InputError(ServerError, ValueError):
-    pass
-
-
-class BadTokenError(InputError):
-    pass
-
-
-class ExpiredTokenError(InputError):
-    pass
+ServerError = ServingError
+"""Base of everything that the server raises on purpose."""
 
 
 class TooLargeError(ServerError, ValueError):
@@ -93,10 +87,6 @@ class UnknownSessionError(ServerError, LookupError):
     pass
 
 
-class ConflictError(ServerError, RuntimeError):
-    pass
-
-
 class VersionGoneError(ConflictError):
     pass
 
@@ -110,14 +100,6 @@ class DuplicateStepError(ConflictError):
 
 
 class SkippedStepError(ConflictError):
-    pass
-
-
-class TimeOrderError(ConflictError):
-    pass
-
-
-class MissingStepsError(ConflictError):
     pass
 
 
@@ -145,26 +127,10 @@ class ReadTimeoutError(ServerError, TimeoutError):
     pass
 
 
-class NotReadyError(ServerError, RuntimeError):
-    headers: Mapping[str, str] = {"Retry-After": "5"}
-
-
 class BusyError(ServerError, RuntimeError):
     def __init__(self, message: str, retry_after_seconds: int = 5) -> None:
         super().__init__(message)
         self.headers = {"Retry-After": str(retry_after_seconds)}
-
-
-class ModelLoadError(ServerError, RuntimeError):
-    pass
-
-
-class DeviceError(ServerError, RuntimeError):
-    pass
-
-
-class SettingsError(ServerError, ValueError):
-    pass
 
 
 STATUS_AND_CODE: dict[type[Exception], tuple[int, str]] = {
@@ -201,11 +167,6 @@ STATUS_AND_CODE: dict[type[Exception], tuple[int, str]] = {
 
 CODE_OF_STATUS: dict[int, str] = {404: "unknown_path"}
 """Code words for what the framework itself answers."""
-
-
-def cut(text: str, limit: int = 100) -> str:
-    """``text`` as errors repeat it: what a client sent may be as long as the body."""
-    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def sentence_of(error: ValidationError | Iterable[Any], root: str) -> str:

@@ -9,11 +9,11 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from stablernn_server.routes import v2
+from stablernn_server.routes import models as v2
+from stablernn_server.schemas.open_inference import InferBody
 from stablernn_server.schemas.repository import ControlRequest, IndexRequest
 from stablernn_server.schemas.sessions import OpenSession, Samples, TokenStep
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
-from stablernn_server.schemas.v2 import InferBody
 
 Node = dict[str, Any]
 

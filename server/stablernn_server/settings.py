@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from stablernn_server.connections import parse_networks
 from stablernn_server.errors import SettingsError, sentence_of
+from stablernn_server.transport.connections import parse_networks
 
 _DAY = 86_400.0
 _YEAR = 365 * _DAY

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.lure import Sector, sector_bound
+from stablernn.bounds.step_bound import StepBound, irregular
 from stablernn.errors import ConfigError
-from stablernn.stability.bounds import StepBound, irregular
-from stablernn.stability.sector import Sector, sector_bound
 
 State = tuple[Tensor, ...]
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.lure import Sector, sector_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_word, uniform_
 from stablernn.parametrizations import modrelu
-from stablernn.stability.bounds import Hypothesis, StepBound, float64
-from stablernn.stability.sector import Sector, sector_bound
 
 Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.continuous import largest_euler_step
+from stablernn.bounds.linalg import norm_above
+from stablernn.bounds.lure import Sector, dominance_bound, sector_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, step_length
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
-from stablernn.stability._linear import norm_above
-from stablernn.stability.bounds import Hypothesis, StepBound, float64
-from stablernn.stability.continuous import largest_euler_step
-from stablernn.stability.sector import Sector, dominance_bound, sector_bound
 
 _PAPER = "Chang, Chen, Haber, Chi: AntisymmetricRNN (ICLR 2019)"
 _PAPER_OPTIONS = {"step_size": 0.01, "damping": 0.01, "init_scale": 1.0}

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.gated import gated_bound, largest_bend
+from stablernn.bounds.linalg import UNIT, Matrix, norm_above, row_norms
+from stablernn.bounds.step_bound import GELU_SLOPE, Ball, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_word
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import UNIT, Matrix, norm_above, row_norms
-from stablernn.stability.bounds import GELU_SLOPE, Ball, StepBound, float64
-from stablernn.stability.gates import gated_bound, largest_bend
 
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
 # Slope about zero, on average of both sides.

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.linalg import Matrix
+from stablernn.bounds.lure import Sector, sector_bound
+from stablernn.bounds.step_bound import Ball, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import Matrix
-from stablernn.stability.bounds import Ball, StepBound, float64
-from stablernn.stability.sector import Sector, sector_bound
 
 
 class CoRNNWeights(NamedTuple):

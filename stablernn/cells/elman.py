@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.lure import Sector
+from stablernn.bounds.step_bound import float64
 from stablernn.cells._base import StableCell, State
 from stablernn.cells._catalog import register_cell
-from stablernn.stability.bounds import float64
-from stablernn.stability.sector import Sector
 
 
 class ElmanWeights(NamedTuple):

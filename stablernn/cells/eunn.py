@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.lure import Sector, sector_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_positive, check_word
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights, complex_bound, complex_sector
@@ -22,8 +24,6 @@ from stablernn.parametrizations import (
     real_form,
     rotate,
 )
-from stablernn.stability.bounds import Hypothesis, StepBound, float64
-from stablernn.stability.sector import Sector, sector_bound
 
 Variant = Literal["complex", "real"]
 Style = Literal["tunable", "fft"]

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.linalg import Matrix
+from stablernn.bounds.lure import Sector, dominance_bound, sector_bound
+from stablernn.bounds.step_bound import StepBound, float64
 from stablernn.cells._base import StableCell, State, check_finite, check_word
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import Matrix
-from stablernn.stability.bounds import StepBound, float64
-from stablernn.stability.sector import Sector, dominance_bound, sector_bound
 
 Nonlinearity = Literal["tanh", "relu", "quant_tanh"]
 GateNonlinearity = Literal["sigmoid", "quant_sigmoid", "quant_sigmoid4"]

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.gated import gated_bound, largest_bend, largest_gated, largest_mix
+from stablernn.bounds.linalg import Matrix, row_norms
+from stablernn.bounds.step_bound import Ball, StepBound, float64
 from stablernn.cells._base import StableCell, State, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import Matrix, row_norms
-from stablernn.stability.bounds import Ball, StepBound, float64
-from stablernn.stability.gates import gated_bound, largest_bend, largest_gated, largest_mix
 
 
 class GRUWeights(NamedTuple):

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.linalg import UNIT, Matrix, norm_above
+from stablernn.bounds.lure import Sector, sector_bound
+from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_positive, check_word, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import UNIT, Matrix, norm_above
-from stablernn.stability.bounds import Ball, Hypothesis, StepBound, float64
-from stablernn.stability.sector import Sector, sector_bound
 
 _MOST_NEURONS = 384
 """Of all inner steps together, up to which the matrix inequality is worked out, in a few seconds."""

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.gated import gated_bound, largest_bend, largest_mix
+from stablernn.bounds.linalg import UNIT, Matrix, row_norms
+from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import UNIT, Matrix, row_norms
-from stablernn.stability.bounds import Ball, Hypothesis, StepBound, float64
-from stablernn.stability.gates import gated_bound, largest_bend, largest_mix
 
 
 class LEMWeights(NamedTuple):

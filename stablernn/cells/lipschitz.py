@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.continuous import largest_euler_step, largest_step, with_continuous
+from stablernn.bounds.lure import Sector, sector_bound
+from stablernn.bounds.step_bound import StepBound, float64
 from stablernn.cells._base import (
     StableCell,
     State,
@@ -20,9 +23,6 @@ from stablernn.cells._base import (
 )
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import symmetric_skew
-from stablernn.stability.bounds import StepBound, float64
-from stablernn.stability.continuous import largest_euler_step, largest_step, with_continuous
-from stablernn.stability.sector import Sector, sector_bound
 
 _PAPER = "Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks (ICLR 2021)"
 _PAPER_OPTIONS = {

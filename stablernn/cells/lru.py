@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.linalg import UNIT, Matrix, norm_above
+from stablernn.bounds.linear_response import Response
+from stablernn.bounds.step_bound import GELU_SLOPE, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_positive, check_word
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import UNIT, Matrix, norm_above
-from stablernn.stability.bounds import GELU_SLOPE, StepBound, float64
-from stablernn.stability.response import Response
 
 Activation = Literal["none", "gelu"]
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.step_bound import Ball, StepBound
 from stablernn.cells._base import StableCell, State, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability.bounds import Ball, StepBound
 
 
 class LSTMWeights(NamedTuple):

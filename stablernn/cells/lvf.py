@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.linalg import norm_above
+from stablernn.bounds.step_bound import Hypothesis, StepBound, float64, irregular
 from stablernn.cells._base import State, check_not_negative, check_positive, check_word
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._plain import Nonlinearity, PlainCell
@@ -19,8 +21,6 @@ from stablernn.parametrizations import (
     skew_spectrum,
     vector_field,
 )
-from stablernn.stability._linear import norm_above
-from stablernn.stability.bounds import Hypothesis, StepBound, float64, irregular
 
 _PAPER = "Azencot et al.: A Differential Geometry Perspective on Orthogonal Recurrent Models (2021)"
 _SOURCE = (

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells._base import StableCell, State, check_not_negative, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability.bounds import StepBound
 
 _PAPER = "Feng, Tung, Ahmed, Bengio, Hajimirsadeghi: Were RNNs All We Needed? (2024)"
 _GUARANTEE = (

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.step_bound import Ball, StepBound
 from stablernn.cells._base import StableCell, State, check_finite, check_positive
 from stablernn.cells._catalog import register_cell
-from stablernn.stability.bounds import Ball, StepBound
 
 _PAPER = (
     "Nguyen, Baraniuk, Bertozzi, Osher, Wang: MomentumRNN: Integrating Momentum into Recurrent Neural Networks "

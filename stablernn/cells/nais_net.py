@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.continuous import largest_euler_step
+from stablernn.bounds.linalg import log_norm_above
+from stablernn.bounds.lure import Sector, dominance_bound, factors_of, sector_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_positive, pass_through, step_length, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import log_norm_above
-from stablernn.stability.bounds import Hypothesis, StepBound, float64
-from stablernn.stability.continuous import largest_euler_step
-from stablernn.stability.sector import Sector, dominance_bound, factors_of, sector_bound
 
 _ROUNDING = 1e-5
 """Share by which ||R^T R||_F may exceed its bound with R still counted as projected: the rounding of a projection."""

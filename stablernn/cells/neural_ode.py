@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.continuous import largest_euler_step
+from stablernn.bounds.lure import Sector, dominance_bound, sector_bound
+from stablernn.bounds.step_bound import StepBound, float64
 from stablernn.cells._base import (
     StableCell,
     State,
@@ -21,9 +24,6 @@ from stablernn.cells._base import (
 )
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import SOLVERS, Solver, solver_step
-from stablernn.stability.bounds import StepBound, float64
-from stablernn.stability.continuous import largest_euler_step
-from stablernn.stability.sector import Sector, dominance_bound, sector_bound
 
 
 class NeuralODEWeights(NamedTuple):

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.continuous import largest_euler_step, theorem_1
+from stablernn.bounds.linalg import log_norm_above, norm_above
+from stablernn.bounds.lure import Sector, dominance_bound, sector_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
 from stablernn.cells._base import State, check_not_negative, step_length
 from stablernn.cells._catalog import register_cell
 from stablernn.cells.lipschitz import SymmetricSkewCell
-from stablernn.stability._linear import log_norm_above, norm_above
-from stablernn.stability.bounds import Hypothesis, StepBound, float64
-from stablernn.stability.continuous import largest_euler_step, theorem_1
-from stablernn.stability.sector import Sector, dominance_bound, sector_bound
 
 
 class NoisyWeights(NamedTuple):

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.step_bound import Ball, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_finite, check_word, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import Solver, solver_step
-from stablernn.stability.bounds import Ball, StepBound, float64
 
 _PARTS = 3
 """Steps of the solver between two samples, as in the released code."""

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.linalg import Matrix
+from stablernn.bounds.lure import Sector, factors_of, sector_bound, sector_gain
+from stablernn.bounds.step_bound import StepBound, float64
 from stablernn.cells._base import StableCell, State, check_positive, check_word, uniform_
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import skew, skew_size
-from stablernn.stability._linear import Matrix
-from stablernn.stability.bounds import StepBound, float64
-from stablernn.stability.sector import Sector, factors_of, sector_bound, sector_gain
 
 Init = Literal["memory", "random"]
 

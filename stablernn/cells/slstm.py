@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.step_bound import Ball, StepBound
 from stablernn.cells._base import StableCell, State, check_word, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.stability.bounds import Ball, StepBound
 
 Init = Literal["spread", "released"]
 

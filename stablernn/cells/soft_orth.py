@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.lure import Sector, sector_bound
+from stablernn.bounds.step_bound import Ball, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_not_negative, check_word
 from stablernn.cells._catalog import register_cell
 from stablernn.parametrizations import exponential, initial_skew, skew, skew_size
-from stablernn.stability.bounds import Ball, StepBound, float64
-from stablernn.stability.sector import Sector, sector_bound
 
 Form = Literal["penalty", "factored", "unbounded"]
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.linalg import Matrix, norm_above
+from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
 from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, step_length
 from stablernn.cells._catalog import register_cell
-from stablernn.stability._linear import Matrix, norm_above
-from stablernn.stability.bounds import Hypothesis, StepBound, float64
 
 
 class UnICORNNWeights(NamedTuple):

@@ -11,9 +11,9 @@ from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
     from stablernn.data.catalog import dataset_info, list_datasets
-    from stablernn.data.inputs import InputSet, read_inputs
     from stablernn.data.load import load_data
     from stablernn.data.named.entry import DatasetInfo
+    from stablernn.data.prediction_inputs import InputSet, read_inputs
     from stablernn.data.types import ClassificationData, ForecastData, SequenceSplit, Series
     from stablernn.data.windows import Samples, WindowSet
 
@@ -38,7 +38,7 @@ __getattr__, __dir__ = lazy_names(
         "ClassificationData": "types",
         "DatasetInfo": "named.entry",
         "ForecastData": "types",
-        "InputSet": "inputs",
+        "InputSet": "prediction_inputs",
         "Samples": "windows",
         "SequenceSplit": "types",
         "Series": "types",
@@ -46,6 +46,6 @@ __getattr__, __dir__ = lazy_names(
         "dataset_info": "catalog",
         "list_datasets": "catalog",
         "load_data": "load",
-        "read_inputs": "inputs",
+        "read_inputs": "prediction_inputs",
     },
 )

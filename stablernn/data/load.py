@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from stablernn import errors
-from stablernn.data.arff import read_arff
 from stablernn.data.catalog import check_options, dataset_info, is_dataset, load_named
 from stablernn.data.classification import classification_data, fixed_splits
-from stablernn.data.counts import data_counts, in_words
-from stablernn.data.files import ENDINGS, TABLES, Task, companion_test, ending, require_task
-from stablernn.data.forecasting import TARGET_COLUMN, forecast_data, read_series
-from stablernn.data.frames import column_names
-from stablernn.data.labelled import LABEL_COLUMN, read_labelled
-from stablernn.data.melted import channels_to_series
+from stablernn.data.forecasting.build import TARGET_COLUMN, forecast_data, read_series
+from stablernn.data.forecasting.channels_as_series import channels_to_series
+from stablernn.data.messages import listing
 from stablernn.data.named.entry import DatasetInfo
-from stablernn.data.npz import read_npz
+from stablernn.data.notes import data_counts, in_words
+from stablernn.data.readers.arff import read_arff
+from stablernn.data.readers.labelled_tables import LABEL_COLUMN, read_labelled
+from stablernn.data.readers.npz import read_npz
+from stablernn.data.readers.paths import ENDINGS, TABLES, Task, companion_test, ending, require_task
+from stablernn.data.readers.stepwise import TEXT, is_text, load_steps, refuse_table, require_steps
+from stablernn.data.readers.table_chunks import column_names
+from stablernn.data.readers.tables import ID_COLUMN, TIME_COLUMN, open_table
+from stablernn.data.readers.ts import read_ts
+from stablernn.data.readers.ucr_tsv import read_tsv
 from stablernn.data.sequences import Sequences, are_names, for_model
-from stablernn.data.step_files import TEXT, is_text, load_steps, refuse_table, require_steps
-from stablernn.data.steps import StepData
-from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, open_table
-from stablernn.data.ts import read_ts
+from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData
-from stablernn.data.ucr import read_tsv
-from stablernn.data.wording import listing
 
 TASKS: tuple[Task, ...] = ("classify", "forecast")
 VALIDATION_FRACTION = 0.2
@@ -202,7 +202,7 @@ def read_sequences(path: Path, *, channels: Sequence[str] | None = None, **colum
     Args:
         path: The file.
         channels: Features, in their order; all when omitted.
-        columns: Of tables, see :func:`stablernn.data.labelled.read_labelled`.
+        columns: Of tables, see :func:`stablernn.data.readers.labelled_tables.read_labelled`.
 
     Raises:
         UnknownNameError: If there is no such file, or a table lacks a column that is named.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.counts import data_counts
+from stablernn.data.notes import data_counts
 from stablernn.data.splits import target_range
 from stablernn.data.windows import SPLITS, Float32Array, Int64Array, Samples, SplitName, WindowSet, build_windows
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from stablernn.engines._select import Engine, check_engine, list_engines, register_engine, select_engine
+from stablernn.engines.select import Engine, check_engine, list_engines, register_engine, select_engine
 
 __all__ = ["Engine", "check_engine", "list_engines", "register_engine", "select_engine"]

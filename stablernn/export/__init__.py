@@ -15,15 +15,15 @@ from types import ModuleType
 from typing import Any
 
 from stablernn._version import __version__
+from stablernn.certificates.certificate import prove
 from stablernn.errors import ConfigError, near
 from stablernn.export import torchscript
 from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import parts, state_names
 from stablernn.export.weights import weights_file
-from stablernn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
-from stablernn.stability.certificate import prove
-from stablernn.training_calls import warn_of_missing_calls
+from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
+from stablernn.nn.training_calls import warn_of_missing_calls
 
 __all__ = ["FORMATS", "ExportReport", "export"]
 
@@ -58,10 +58,10 @@ def export(
     ``model.torchscript``, in a format that torch has deprecated.
 
     Warns (:class:`stablernn.errors.UntrainedWarning`) where a training loop left out a call that the model depends on,
-    such as :meth:`stablernn.models.SequenceModel.fit_scaling`.
+    such as :meth:`stablernn.nn.models.SequenceModel.fit_scaling`.
 
     Args:
-        model: Any model of :mod:`stablernn.models`, on any device; it is not changed.
+        model: Any model of :mod:`stablernn.nn.models`, on any device; it is not changed.
         folder: Made if it does not exist.
         formats: ``onnx``, ``torchscript`` or both.
         steps: The length of the sequences that the model is for. Parity is checked at this length too, up to 1,000.

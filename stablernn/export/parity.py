@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stablernn.errors import ParityError
 from stablernn.export.step import state_names
-from stablernn.models import Forecaster, SequenceModel
+from stablernn.nn.models import Forecaster, SequenceModel
 
 STEP_TOLERANCE = 1e-5
 SEQUENCE_CAP = 1e-3

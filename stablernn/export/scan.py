@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, compose, helper
 
-from stablernn.export.intake import Part
+from stablernn.export.input_stage import Part
 from stablernn.export.step import Parts
 
 IR_VERSION = 10

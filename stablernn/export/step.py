@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ExportError
-from stablernn.export.gemm import with_sums
-from stablernn.export.intake import Intake
-from stablernn.models import SequenceModel
+from stablernn.export.fuse_gemm import with_sums
+from stablernn.export.input_stage import Intake
+from stablernn.nn.models import SequenceModel
 
 OPSET = 20
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stablernn.errors import ExportError
 from stablernn.export.step import Emission, Transition, known_samples, sample_inputs, state_names
-from stablernn.models import SequenceModel
+from stablernn.nn.models import SequenceModel
 
 # The arity of states and outputs differs by model, and TorchScript has no argument lists: the loop's source is filled
 # in for each model.

@@ -6,7 +6,7 @@ import hashlib
 
 from safetensors.torch import save
 
-from stablernn.models import SequenceModel
+from stablernn.nn.models import SequenceModel
 
 
 def weights_file(model: SequenceModel) -> bytes:

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from stablernn.certificates.certificate import prove
 from stablernn.data import ClassificationData
-from stablernn.layers import StableRNN
-from stablernn.models import Classifier
+from stablernn.nn.layers import StableRNN
+from stablernn.nn.models import Classifier
 from stablernn.reproduce.table import Curvature, Protocol
 from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.report import robustness
-from stablernn.stability.certificate import prove
-from stablernn.tasks import Batch
 from stablernn.training import TorchPredictor, load_run, predict
-from stablernn.training.device import torch_settings
-from stablernn.training.evaluate import Scorer
+from stablernn.training.batches.losses import Batch
+from stablernn.training.evaluation.evaluate import Scorer
+from stablernn.training.loop.device import torch_settings
 
 ATTACKS = {"pgd": ("pgd", "linf"), "deepfool_l2": ("deepfool", "l2"), "deepfool_linf": ("deepfool", "linf")}
 """Figures that are an accuracy under attack at the table's budget: name and norm of the attack."""

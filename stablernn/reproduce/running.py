@@ -10,22 +10,22 @@ from typing import Any
 import torch
 
 from stablernn.atomic_files import plain, read_json, write_bytes, write_json
+from stablernn.certificates.certificate import KINDS
 from stablernn.data import ClassificationData
 from stablernn.data.load import LARGEST_SEED
 from stablernn.errors import ConfigError, unknown
 from stablernn.reproduce.folder import ROOT, Folder, Run, default_folder
 from stablernn.reproduce.measure import figures, measure
-from stablernn.reproduce.pictures import plot_attacks
+from stablernn.reproduce.plots import plot_attacks
 from stablernn.reproduce.processes import Job, run_jobs
 from stablernn.reproduce.published import published_table
 from stablernn.reproduce.render import page
 from stablernn.reproduce.sizes import hidden_size, parameter_count
 from stablernn.reproduce.states import state_of
 from stablernn.reproduce.table import FULL, Protocol, ProtocolName, Table
-from stablernn.stability.certificate import KINDS
 from stablernn.training import load_run_data, train
-from stablernn.training.config import load_config, validate
-from stablernn.training.environment import environment
+from stablernn.training.loop.environment import environment
+from stablernn.training.settings.config import load_config, validate
 
 Results = dict[str, Any]
 Report = Callable[[str], None]

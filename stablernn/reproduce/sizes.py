@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stablernn.models import Classifier
+from stablernn.nn.models import Classifier
 from stablernn.reproduce.table import Row, Table
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from stablernn.cells import kept_weights
-from stablernn.layers import valid_steps
-from stablernn.models import Classifier
-from stablernn.preprocessing import Patches
+from stablernn.nn.layers import valid_steps
+from stablernn.nn.models import Classifier
+from stablernn.nn.preprocessing import Patches
 from stablernn.robustness.settings import Norm
 
 Logits = Callable[[Tensor], Tensor]

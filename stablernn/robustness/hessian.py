@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from stablernn.layers import StableRNN
-from stablernn.models import Classifier
-from stablernn.tasks import Batch, ClassifyTask
+from stablernn.nn.layers import StableRNN
+from stablernn.nn.models import Classifier
+from stablernn.training.batches.losses import Batch, ClassifyTask
 
 Vector = npt.NDArray[np.float64]
 Product = Callable[[Vector], Vector]

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from stablernn.cells import kept_weights
+from stablernn.certificates.certified_radius import certified_radii
 from stablernn.data import ClassificationData
 from stablernn.errors import CertificateError
 from stablernn.export.weights import weights_digest
-from stablernn.models import Classifier
+from stablernn.nn.models import Classifier
 from stablernn.robustness.attacks import Box, Perturbed, deepfool, pgd, prepared, sizes
 from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.noise import KINDS, Values, noise_curve
 from stablernn.robustness.settings import NORMS, Norm, Settings
-from stablernn.stability.radius import certified_radii
-from stablernn.tasks import Batch
-from stablernn.training.evaluate import BATCH_SIZE, Scorer, TorchPredictor, open_split
+from stablernn.training.batches.losses import Batch
+from stablernn.training.evaluation.evaluate import BATCH_SIZE, Scorer, TorchPredictor, open_split
 
 Array = npt.NDArray[Any]
 Stage = Callable[[str], AbstractContextManager[Any]]

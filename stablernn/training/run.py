@@ -21,36 +21,36 @@ import yaml
 from torch import Tensor
 
 from stablernn.atomic_files import plain, read_json, write_bytes, write_json
-from stablernn.augment import Augmentation
+from stablernn.certificates.certificate import prove
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.data.catalog import is_dataset
-from stablernn.data.covariates import calendar_periods
-from stablernn.data.files import is_table
-from stablernn.data.frequency import parse_frequency
+from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.data.readers.paths import is_table
 from stablernn.data.sequences import are_names
-from stablernn.data.steps import StepData
+from stablernn.data.split_merging import class_weights, without_validation
+from stablernn.data.step_data import StepData
+from stablernn.data.time.frequency import parse_frequency
 from stablernn.data.types import score_notes
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun, TrainingError
-from stablernn.models import Classifier, Forecaster, SequenceModel, build_model
-from stablernn.stability.certificate import prove
-from stablernn.tasks import ClassifyTask, ForecastTask, Task
-from stablernn.training.baselines import Baselines
-from stablernn.training.calibration import fit_offsets, fit_temperature
-from stablernn.training.certified import check_certified, proved_in_short
-from stablernn.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from stablernn.training.closed_form import fit_forecaster, gate
-from stablernn.training.config import Config, laid_over, load_config
-from stablernn.training.context_length import choose_context
-from stablernn.training.device import pick_device, torch_settings
-from stablernn.training.environment import environment
-from stablernn.training.evaluate import Scorer, TorchPredictor, predict
-from stablernn.training.evaluate_steps import StepScorer
-from stablernn.training.feed import Feed, StepFeed
-from stablernn.training.joined import class_weights, without_validation
-from stablernn.training.loop import Progress, SampleFeed, Trainer
-from stablernn.training.pictures import draw_curves, draw_predictions
-from stablernn.training.resolve import described_cell, enough_memory, resolve
-from stablernn.training.step_settings import build_predictor, describe_steps
+from stablernn.nn.models import Classifier, Forecaster, SequenceModel, build_model
+from stablernn.training.batches.augmentation import Augmentation
+from stablernn.training.batches.losses import ClassifyTask, ForecastTask, Task
+from stablernn.training.batches.minibatches import Feed, StepFeed
+from stablernn.training.calibration.temperature import fit_offsets, fit_temperature
+from stablernn.training.evaluation.baselines import Baselines
+from stablernn.training.evaluation.evaluate import Scorer, TorchPredictor, predict
+from stablernn.training.evaluation.evaluate_predict_next import StepScorer
+from stablernn.training.loop.certificate_log import check_certified, proved_in_short
+from stablernn.training.loop.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from stablernn.training.loop.context_length import choose_context
+from stablernn.training.loop.device import pick_device, torch_settings
+from stablernn.training.loop.environment import environment
+from stablernn.training.loop.ridge_skip import fit_forecaster, gate
+from stablernn.training.loop.trainer import Progress, SampleFeed, Trainer
+from stablernn.training.plots.figures import draw_curves, draw_predictions
+from stablernn.training.settings.config import Config, laid_over, load_config
+from stablernn.training.settings.predict_next_defaults import build_predictor, describe_steps
+from stablernn.training.settings.resolve import described_cell, enough_memory, resolve
 from stablernn.training.verdict import judge
 
 _LOG = logging.getLogger("stablernn.training")

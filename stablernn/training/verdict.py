@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from stablernn.data import ClassificationData, ForecastData
-from stablernn.data.steps import StepData
-from stablernn.training.loop import Trainer
+from stablernn.data.step_data import StepData
+from stablernn.training.loop.trainer import Trainer
 
 _LEAST_PROBABILITY = 1.2e-7
-"""As in the log loss of :func:`stablernn.metrics.classification_metrics`."""
+"""As in the log loss of :func:`stablernn.training.evaluation.metrics.classification_metrics`."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stablernn import StableRNN, create_cell, list_cells
 from stablernn.cells import StableCell, cell_info, kept_weights, recommended_training
-from stablernn.training.config import TrainingConfig
+from stablernn.training.settings.config import TrainingConfig
 
 every_cell = pytest.mark.parametrize("key", list_cells())
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

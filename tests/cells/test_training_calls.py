@@ -19,9 +19,9 @@ from stablernn import StableRNN, list_cells
 from stablernn.cells.fastrnn import FastGRNNCell
 from stablernn.cells.indrnn import IndRNNCell
 from stablernn.cells.nais_net import NAISNetCell
+from stablernn.certificates.certificate import KINDS, prove
 from stablernn.errors import UntrainedWarning
-from stablernn.export.reload import reload
-from stablernn.stability.certificate import KINDS, prove
+from stablernn.export.load_exported import reload
 
 STEPS = 20
 

@@ -8,7 +8,7 @@ import pytest
 
 from cli_helpers import ALIKE, NO_PLOTS, Workplace
 from stablernn import list_cells
-from stablernn.stability import certificate
+from stablernn.certificates import certificate
 from stablernn_cli import options
 from stablernn_registry import certificates
 

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from stablernn.data import load_data
-from stablernn.training.config import Config, load_config
-from stablernn.training.resolve import resolve
+from stablernn.training.settings.config import Config, load_config
+from stablernn.training.settings.resolve import resolve
 from stablernn_cli.docs_configuration import configuration_page
 
 PAGE = configuration_page()

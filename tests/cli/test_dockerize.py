@@ -24,8 +24,8 @@ from cli_helpers import Workplace
 from stablernn_cli.image_files import HEALTHCHECK, USER
 from stablernn_registry import IntegrityError, Registry
 from stablernn_server import Settings
-from stablernn_server.auth import Auth
-from stablernn_server.state_token import StateTokens
+from stablernn_server.security.auth import Auth
+from stablernn_server.security.state_key import create_state_tokens
 
 ROOT = Path(__file__).parents[2]
 
@@ -184,7 +184,14 @@ def test_the_wheel_is_this_stablernn(made: tuple[Path, dict[str, Any]]) -> None:
         own = archive.read("stablernn_cli/commands/dockerize.py")
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
-        *("stablernn", "stablernn_cli", "stablernn_client", "stablernn_registry", "stablernn_server")
+        *(
+            "stablernn",
+            "stablernn_cli",
+            "stablernn_client",
+            "stablernn_registry",
+            "stablernn_runtime",
+            "stablernn_server",
+        )
     }
     assert own == (ROOT / "cli/stablernn_cli/commands/dockerize.py").read_bytes()
 
@@ -199,7 +206,7 @@ def test_the_secrets_are_good_ones_and_for_their_owner_alone(made: tuple[Path, d
     auth = Auth.from_settings(settings)
     auth.check_address("0.0.0.0", settings)
     assert [identity.name for _, identity in auth.digests] == ["infer-1", "admin-1"]
-    assert len(StateTokens.of(settings).key) == 32
+    assert len(create_state_tokens(settings).key) == 32
     sent = [path for path in folder.rglob("*") if path.is_file() and "secrets" not in path.parts]
     for secret in (word for path in (tokens, key) for word in path.read_text().split() if len(word) > 16):
         assert not any(secret.encode() in path.read_bytes() for path in sent)

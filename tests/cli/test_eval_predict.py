@@ -15,7 +15,7 @@ import pytest
 
 from cli_helpers import HORIZON, STEPS, Workplace, write_load
 from stablernn.data import ClassificationData, load_data
-from stablernn.metrics import classification_metrics
+from stablernn.training.evaluation.metrics import classification_metrics
 
 
 def table(text: str) -> list[dict[str, str]]:
@@ -99,7 +99,7 @@ def test_predict_gives_what_eval_scores_for_forecasts(workplace: Workplace, targ
     # The same single window by eval: the data with a test split of just these steps.
     from stablernn.training import evaluate, load_run
     from stablernn_registry import Registry
-    from stablernn_server import OnnxModel
+    from stablernn_runtime import ServedModel
 
     data = load_data(
         workplace.path("load.csv"), target=["heat", "power"], horizon=HORIZON, context_length=12, test_steps=HORIZON
@@ -107,7 +107,7 @@ def test_predict_gives_what_eval_scores_for_forecasts(workplace: Workplace, targ
     predictor: Any = (
         load_run(workplace.path(target)).predictor()
         if target == "load-run"
-        else OnnxModel.load(Registry(workplace.registry).get(target), "cpu")
+        else ServedModel.load(Registry(workplace.registry).get(target), "cpu")
     )
     scored = evaluate(predictor, data, "test", quantiles=(0.1, 0.5, 0.9))
     assert float(np.mean(errors)) == pytest.approx(scored["mae"], rel=1e-6)

@@ -9,7 +9,7 @@ import pytest
 from cli_helpers import Workplace
 from stablernn.cells import list_cells
 from stablernn_cli.commands import doctor
-from stablernn_server.runtime import cuda_libraries
+from stablernn_runtime.engines import cuda_libraries
 
 
 def test_cells_list(empty: Workplace) -> None:

@@ -35,7 +35,8 @@ from stablernn_client import (
 )
 from stablernn_client.errors import error_from_reply
 from stablernn_client.open_inference import JSON_LENGTH_HEADER, decode_reply, encode_request
-from stablernn_server import OnnxModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 
 LOUD = np.random.default_rng(5).normal(0, 3, 12).astype(np.float32)
 WIDE = np.random.default_rng(6).normal(0, 10, (9, 3)).astype(np.float32)
@@ -113,7 +114,7 @@ def test_a_server_that_is_not_there_is_not_ready(kind: str, free_port: int) -> N
 
 
 class TestClassify:
-    def test_series_of_different_lengths(self, client: Both, animals: OnnxModel) -> None:
+    def test_series_of_different_lengths(self, client: Both, animals: ServedModel) -> None:
         series = [LOUD.tolist(), LOUD[:5], tuple(LOUD[:1].tolist())]
         x = np.zeros((3, 12, 1), np.float32)
         for row, values in zip(x, series, strict=True):
@@ -130,7 +131,7 @@ class TestClassify:
         [[1.0, None, 3.0], [1.0, float("nan"), 3.0], np.array([1.0, np.nan, 3.0]), np.array([[1.0], [np.nan], [3.0]])],
         ids=["None", "NaN", "array", "array of one feature"],
     )
-    def test_one_series_and_missing_values(self, client: Both, animals: OnnxModel, series: Any) -> None:
+    def test_one_series_and_missing_values(self, client: Both, animals: ServedModel, series: Any) -> None:
         x = np.array([1.0, np.nan, 3.0], np.float32).reshape(1, 3, 1)
         [answer] = client.classify("animals", series)
         expected = animals.run_numpy(x, np.array([3]))["probabilities"][0]
@@ -147,7 +148,7 @@ class TestClassify:
 
 
 class TestForecast:
-    def test_several_features_and_targets(self, client: Both, flow: OnnxModel) -> None:
+    def test_several_features_and_targets(self, client: Both, flow: ServedModel) -> None:
         expected = flow.run_numpy(WIDE[None], np.array([9]))
         [answer] = client.forecast("flow", WIDE)
         np.testing.assert_array_equal(answer.mean, expected["mean"][0])
@@ -180,7 +181,7 @@ class TestForecast:
 
 
 class TestInfer:
-    def test_every_output(self, client: Both, animals: OnnxModel) -> None:
+    def test_every_output(self, client: Both, animals: ServedModel) -> None:
         x, lengths = np.stack([LOUD, LOUD[::-1]])[..., None], np.array([12, 7])
         expected = animals.run_numpy(x, lengths)
         answer = client.infer("animals@production", {"x": x, "lengths": lengths})

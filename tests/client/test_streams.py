@@ -22,7 +22,7 @@ from stablernn_client import (
     NotFound,
     StreamLost,
 )
-from stablernn_server import OnnxModel
+from stablernn_runtime import ServedModel
 
 STEPS = 90
 LOUD = np.random.default_rng(7).normal(0, 3, STEPS).astype(np.float32)
@@ -68,14 +68,14 @@ def client(kind: str, line: ServerProcess) -> Iterator[Both]:
 
 
 @pytest.fixture(scope="module")
-def offline(animals: OnnxModel) -> np.ndarray:
+def offline(animals: ServedModel) -> np.ndarray:
     """Probabilities of every beginning of LOUD, ``(steps, classes)``, from the graph for whole sequences."""
     x = np.tile(np.nan_to_num(LOUD, nan=np.nan), (STEPS, 1))[..., None]
     return animals.run_numpy(x, np.arange(1, STEPS + 1))["probabilities"]
 
 
 @pytest.fixture(scope="module")
-def wide_offline(flow: OnnxModel) -> np.ndarray:
+def wide_offline(flow: ServedModel) -> np.ndarray:
     """Means of every beginning of each row of WIDE, ``(streams, steps, horizon, targets)``."""
     lengths = np.arange(1, STEPS + 1)
     return np.stack([flow.run_numpy(np.tile(row, (STEPS, 1, 1)), lengths)["mean"] for row in WIDE])

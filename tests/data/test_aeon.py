@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stablernn.data.files import ending
 from stablernn.data.load import read_sequences
+from stablernn.data.readers.paths import ending
 from stablernn.data.sequences import plain_word
 
 ROOT = os.environ.get("STABLERNN_DATA")

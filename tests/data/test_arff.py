@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stablernn.data import ClassificationData, load_data
-from stablernn.data.arff import read_arff
+from stablernn.data.readers.arff import read_arff
 from stablernn.data.sequences import Sequences
 from stablernn.errors import DataError
 

@@ -19,7 +19,7 @@ from stablernn.data.check._report import Findings
 from stablernn.data.check._steps import look_at_steps
 from stablernn.data.check._tables import _order
 from stablernn.data.check._values import channel_figures
-from stablernn.data.steps import StepData, StoredSteps
+from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import StableRNNError, UnknownNameError
 
 SHARED = os.environ.get("STABLERNN_DATA")

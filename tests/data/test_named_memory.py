@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stablernn.data import load_data
 from stablernn.data.named.memory import ADDING_BASELINE, adding_batch, copy_baseline, copy_batch
-from stablernn.data.steps import StepData
+from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
 
 

@@ -20,7 +20,7 @@ from stablernn.data import ClassificationData, ForecastData, dataset_info, load_
 from stablernn.data.named.audio import log_magnitudes, read_speech
 from stablernn.data.named.places import find
 from stablernn.data.named.timit import CORE, DEVELOPMENT
-from stablernn.data.steps import StepData
+from stablernn.data.step_data import StepData
 
 ROOT = os.environ.get("STABLERNN_DATA")
 pytestmark = pytest.mark.skipif(not ROOT, reason="STABLERNN_DATA does not say where the real files lie")

@@ -14,7 +14,7 @@ from named_helpers import at_home, lay, published
 from stablernn.data import ForecastData, load_data
 from stablernn.data.named import polyphonic, series
 from stablernn.data.named.text import characters, words
-from stablernn.data.steps import StepData
+from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 CHARACTERS = {

@@ -18,7 +18,7 @@ from stablernn.data import ClassificationData, dataset_info, load_data
 from stablernn.data.named import timit
 from stablernn.data.named.audio import BINS, SILENCE, log_magnitudes, read_speech
 from stablernn.data.named.fsdd import recordings_digest
-from stablernn.data.steps import StepData
+from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError, DataError
 
 SAMPLES = (3000 * np.sin(np.arange(2000) * 0.3) + np.random.RandomState(0).normal(0, 50, 2000)).astype(np.int16)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from stablernn.data import ClassificationData, load_data
-from stablernn.data.npz import read_npz
+from stablernn.data.readers.npz import read_npz
 from stablernn.errors import DataError
 
 

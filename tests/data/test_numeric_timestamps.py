@@ -10,8 +10,8 @@ import pytest
 
 from stablernn.data import load_data, read_inputs
 from stablernn.data.check import check_data
-from stablernn.data.numeric_timestamps import resemblance
-from stablernn.data.tables import Table, open_table
+from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.time.numeric_timestamps import resemblance
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 HOUR = 3600

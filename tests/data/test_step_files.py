@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablernn.data import load_data
-from stablernn.data.step_files import read_steps
-from stablernn.data.steps import NO_TARGET, StepData, StoredSteps
+from stablernn.data.readers.stepwise import read_steps
+from stablernn.data.step_data import NO_TARGET, StepData, StoredSteps
 from stablernn.errors import ConfigError, DataError
 
 

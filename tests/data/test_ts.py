@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from stablernn.data import ClassificationData, load_data, read_inputs
+from stablernn.data.readers.ts import read_ts
 from stablernn.data.sequences import Sequences
-from stablernn.data.ts import read_ts
 from stablernn.errors import DataError
 
 LABELS = "@classLabel true up down\n@data\n"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stablernn.data import ClassificationData, load_data
-from stablernn.data.ts import read_ts
-from stablernn.data.ucr import read_tsv
+from stablernn.data.readers.ts import read_ts
+from stablernn.data.readers.ucr_tsv import read_tsv
 from stablernn.errors import DataError, UnknownNameError
 
 HEADER = "#a comment\n@problemName Tiny\n@univariate false\n@classLabel true up down\n@data\n"

@@ -17,7 +17,7 @@ from stablernn.export import export, model_signature
 from stablernn.export.parity import check_parity, session
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import parts
-from stablernn.models import SequencePredictor
+from stablernn.nn.models import SequencePredictor
 
 # One cell of each kind of step, and both shapes of the first; all of them are run with the slow tests.
 SOME = (("lstm", "tokens"), ("lstm", "frames"), ("gru_d", "frames"), ("lru", "tokens"))

@@ -14,12 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import stablernn as srn
 from exports import scan_bodies
-from stablernn.export.gemm import with_sums
-from stablernn.export.intake import Intake
+from stablernn.export.fuse_gemm import with_sums
+from stablernn.export.input_stage import Intake
 from stablernn.export.parity import session
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import parts, state_names
-from stablernn.models import SequenceModel
+from stablernn.nn.models import SequenceModel
 
 MODELS: dict[str, Any] = {
     "one feature": lambda: srn.Classifier("antisymmetric", 1, 2, 5),

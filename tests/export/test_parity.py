@@ -19,7 +19,7 @@ from stablernn.export import model_signature
 from stablernn.export.parity import _judge, check_parity, session
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import parts
-from stablernn.models import SequenceModel, build_model
+from stablernn.nn.models import SequenceModel, build_model
 
 
 def frozen(model: SequenceModel) -> SequenceModel:

@@ -18,7 +18,7 @@ from stablernn.export import model_signature, torchscript
 from stablernn.export.parity import _inputs, _known, check_parity, session
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import parts
-from stablernn.models import READOUTS, SequenceModel
+from stablernn.nn.models import READOUTS, SequenceModel
 
 CONTEXT: dict[str, Any] = {"scaling": "context", "window": 12, "season": 4}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import stablernn as srn
 from stablernn.errors import ExportError
 from stablernn.export import torchscript
-from stablernn.models import SequenceModel, SequencePredictor
+from stablernn.nn.models import SequenceModel, SequencePredictor
 
 MODELS: dict[str, Callable[[], SequenceModel]] = {
     "last-step": lambda: srn.Classifier("lipschitz", 2, 3, 5),

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.errors import ConfigError, DataError
-from stablernn.preprocessing import ContextScaling, create_scaling
-from stablernn.tasks import Batch, ForecastTask
+from stablernn.nn.preprocessing import ContextScaling, create_scaling
+from stablernn.training.batches.losses import Batch, ForecastTask
 
 FLOOR, LIMIT = 0.05, 8.0
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.cells import StableCell, State
-from stablernn.engines import _select, list_engines, register_engine, select_engine
+from stablernn.engines import list_engines, register_engine, select_engine
+from stablernn.engines import select as _select
 from stablernn.engines.loop import LoopEngine
 from stablernn.errors import ConfigError, UnknownNameError
 

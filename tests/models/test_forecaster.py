@@ -11,8 +11,8 @@ from torch import Tensor
 
 import stablernn as srn
 from stablernn.errors import ConfigError
-from stablernn.models import SequenceModel, build_model
-from stablernn.preprocessing import ContextScaling
+from stablernn.nn.models import SequenceModel, build_model
+from stablernn.nn.preprocessing import ContextScaling
 
 CONTEXT: dict[str, Any] = {"scaling": "context", "window": 5, "season": 2}
 

@@ -13,7 +13,7 @@ import stablernn as srn
 from stablernn.cells import cell_info
 from stablernn.export import torchscript
 from stablernn.export.parity import session
-from stablernn.models import SequenceModel
+from stablernn.nn.models import SequenceModel
 
 TAKING = [key for key in srn.list_cells() if cell_info(key).cell.takes_missing]
 taking = pytest.mark.parametrize("cell", TAKING)

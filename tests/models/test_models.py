@@ -10,8 +10,8 @@ import torch
 
 import stablernn as srn
 from stablernn.errors import ConfigError
-from stablernn.models import READOUTS, SequenceModel, build_model
-from stablernn.tasks import Batch, task_for
+from stablernn.nn.models import READOUTS, SequenceModel, build_model
+from stablernn.training.batches.losses import Batch, task_for
 
 WINDOW = {"standard": None, "window": 6}
 

@@ -14,8 +14,8 @@ from torch import Tensor
 import stablernn as srn
 from stablernn.cells import cell_info
 from stablernn.errors import ConfigError
-from stablernn.models import READOUTS, SequenceModel
-from stablernn.preprocessing import Patches, Scaling, create_scaling
+from stablernn.nn.models import READOUTS, SequenceModel
+from stablernn.nn.preprocessing import Patches, Scaling, create_scaling
 
 SCALINGS: dict[str, dict[str, Any]] = {
     "standard": {"scaling": "standard"},

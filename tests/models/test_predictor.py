@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from stablernn.cells import list_cells
-from stablernn.data.steps import NO_TARGET
+from stablernn.data.step_data import NO_TARGET
 from stablernn.errors import ConfigError
-from stablernn.models import SequencePredictor, build_model
-from stablernn.models.predictor import target_frequencies
-from stablernn.tasks import Batch, PredictNextTask, task_for
+from stablernn.nn.models import SequencePredictor, build_model
+from stablernn.nn.models.predictor import target_frequencies
+from stablernn.training.batches.losses import Batch, PredictNextTask, task_for
 
 FRAMES = [np.random.default_rng(seed).normal(5.0, 3.0, (40, 2)).astype(np.float32) for seed in (0, 1)]
 

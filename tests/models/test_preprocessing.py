@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.errors import ConfigError, DataError
-from stablernn.preprocessing import Scaling, create_scaling
+from stablernn.nn.preprocessing import Scaling, create_scaling
 
 KINDS = ["standard", "window"]
 

@@ -44,7 +44,7 @@ def scored(accuracy: object) -> dict[str, Any]:
 
 
 def test_kinds_are_those_of_certificates_in_their_order() -> None:
-    from stablernn.stability.certificate import KINDS as LIBRARY
+    from stablernn.certificates.certificate import KINDS as LIBRARY
     from stablernn_registry.certificates import KINDS as COMMAND_LINE
 
     assert KINDS == get_args(Kind) == LIBRARY == COMMAND_LINE

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from stablernn.errors import UnknownNameError
-from stablernn.models import Classifier
+from stablernn.nn.models import Classifier
 from stablernn.reproduce.published import TABLES, published_table
 from stablernn.reproduce.sizes import hidden_size, matched_hidden_size, parameter_count
-from stablernn.training.config import validate
+from stablernn.training.settings.config import validate
 
 # Table 3 of the Lipschitz RNN paper, as it was written down when the paper was read.
 PRINTED = """

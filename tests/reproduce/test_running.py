@@ -17,7 +17,7 @@ from reproduce_helpers import EPOCHS, little_images, little_table, two_rows
 from stablernn.atomic_files import read_json
 from stablernn.data import ClassificationData, load_data
 from stablernn.errors import CheckpointError, ConfigError, InterruptedRun, UnknownNameError
-from stablernn.models import Classifier
+from stablernn.nn.models import Classifier
 from stablernn.reproduce.folder import default_folder
 from stablernn.reproduce.measure import in_raw_units
 from stablernn.reproduce.published import TABLES

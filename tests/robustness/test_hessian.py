@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stablernn import Classifier
 from stablernn.robustness.hessian import hessian_product, hutchinson, lanczos, loss_hessian
-from stablernn.tasks import Batch, ClassifyTask
+from stablernn.training.batches.losses import Batch, ClassifyTask
 
 MEMBERS = {"members": 2, "patch_embedding": 3, "patch_size": 2}
 

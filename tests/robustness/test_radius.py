@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stablernn import Classifier, list_cells
+from stablernn.bounds.step_bound import GELU_SLOPE
+from stablernn.certificates.certified_radius import ClassBounds, certified_radii
 from stablernn.errors import CertificateError
 from stablernn.robustness.attacks import Perturbed, deepfool, pgd, prepared, sizes
-from stablernn.stability.bounds import GELU_SLOPE
-from stablernn.stability.radius import ClassBounds, certified_radii
 
 SHAPES: dict[str, dict[str, Any]] = {
     "last": {"readout": "last"},

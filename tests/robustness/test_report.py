@@ -16,7 +16,7 @@ import torch
 from stablernn import Classifier
 from stablernn.data.types import ClassificationData, SequenceSplit
 from stablernn.errors import ConfigError, DataError
-from stablernn.robustness.pictures import write_report
+from stablernn.robustness.plots import write_report
 from stablernn.robustness.report import robustness
 from stablernn.robustness.settings import Settings
 

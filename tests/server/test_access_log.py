@@ -24,7 +24,7 @@ from websockets.typing import Subprotocol
 
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_server import Settings, create_app
-from stablernn_server.access_log import shown_path
+from stablernn_server.http.access_log import shown_path
 
 TOKEN = "infer-marker-5a7f31c0de"
 BAD_TOKEN = "wrong-marker-5a7f31c0de"

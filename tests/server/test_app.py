@@ -14,11 +14,12 @@ import pytest
 
 from server_helpers import Published, Running
 from stablernn_registry import UnknownRefError
-from stablernn_server import OnnxModel, Settings, SettingsError, create_app
+from stablernn_runtime import ServedModel
+from stablernn_runtime.cpus import available_cpus
+from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
-from stablernn_server.runtime.cpus import available_cpus
-from stablernn_server.runtime.table import ModelTable
-from stablernn_server.telemetry import Telemetry
+from stablernn_server.observability.telemetry import Telemetry
+from stablernn_server.repository.model_repository import ModelRepository
 
 
 def test_the_package_brings_neither_torch_nor_the_library() -> None:
@@ -134,9 +135,9 @@ def test_inferences_do_not_stop_the_event_loop(server: Running, client: httpx.Cl
     assert asyncio.run(race()).count("quick") > 3
 
 
-def opened(published: Published, *models: str) -> ModelTable:
+def opened(published: Published, *models: str) -> ModelRepository:
     settings = Settings(registry=published.root, models=models)
-    return ModelTable.open(settings, Telemetry(settings))
+    return ModelRepository.open(settings, Telemetry(settings))
 
 
 def test_without_models_every_one_is_served_at_its_highest_version(published: Published) -> None:
@@ -275,5 +276,5 @@ def test_the_examples_of_the_document_are_well_formed_requests(client: httpx.Cli
     assert response.status_code == 200, response.text
 
 
-def test_a_model_says_what_it_is(animals: OnnxModel) -> None:
-    assert repr(animals) == "OnnxModel('animals:1', device='cpu')"
+def test_a_model_says_what_it_is(animals: ServedModel) -> None:
+    assert repr(animals) == "ServedModel('animals:1', device='cpu')"

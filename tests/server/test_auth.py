@@ -21,11 +21,11 @@ from websockets.sync.client import connect
 
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, SettingsError, create_app
-from stablernn_server.auth import ANYONE, Auth, access_of, is_loopback
 from stablernn_server.errors import ForbiddenError, UnauthorizedError
-from stablernn_server.origins import Origins
-from stablernn_server.state_token import StateTokens
-from stablernn_server.tokens_file import read_tokens
+from stablernn_server.http.origin_policy import Origins
+from stablernn_server.security.auth import ANYONE, Auth, access_of, is_loopback
+from stablernn_server.security.bearer_tokens import read_tokens
+from stablernn_server.security.state_key import create_state_tokens
 
 INFER = "infer-token-0123456789"
 ADMIN = "admin-token-0123456789"
@@ -484,5 +484,5 @@ def test_a_tokens_file_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None
 
 def test_a_state_key_file_that_never_ends_is_refused() -> None:
     with pytest.raises(SettingsError) as caught:
-        StateTokens.of(Settings(state_key_file=Path("/dev/zero")))
+        create_state_tokens(Settings(state_key_file=Path("/dev/zero")))
     assert str(caught.value) == "The state key file /dev/zero has more than 1048576 bytes; is it the right file?"

@@ -18,11 +18,12 @@ from engine_helpers import KINDS, publish, random_inputs
 from exports import exported
 from scheduler_helpers import scheduling
 from server_helpers import Published, Running
-from stablernn.models import SequenceModel
+from stablernn.nn.models import SequenceModel
 from stablernn_registry import Registry
-from stablernn_server import InputError, OnnxModel
-from stablernn_server.runtime.batch import run_steps
-from stablernn_server.scheduler import Caller
+from stablernn_runtime import ServedModel
+from stablernn_runtime.run_batch import run_steps
+from stablernn_server import InputError
+from stablernn_server.batching.scheduler import Caller
 
 Arrays = dict[str, np.ndarray]
 FAST_CELLS = ("gru_d", "ode_lstm")
@@ -32,7 +33,7 @@ FAST_CELLS = ("gru_d", "ode_lstm")
 class Kind:
     """A kind of model with the torch model that knows what its inputs look like."""
 
-    def __init__(self, model: OnnxModel, source: SequenceModel) -> None:
+    def __init__(self, model: ServedModel, source: SequenceModel) -> None:
         self.model = model
         self.source = source
         self.stride = model.patch_stride
@@ -45,7 +46,7 @@ class Kind:
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     name = request.param
     published = publish(tmp_path_factory.mktemp("registry"), tmp_path_factory.mktemp("export"), [name])
-    return Kind(OnnxModel.load(published.registry.get(name)), published.torch_models[f"{name}:1"])
+    return Kind(ServedModel.load(published.registry.get(name)), published.torch_models[f"{name}:1"])
 
 
 @pytest.fixture(autouse=True)
@@ -208,13 +209,13 @@ def test_every_cell(cell: str, tmp_path: Path) -> None:
     report = exported(source.eval(), tmp_path / "export")
     fields = {"task": "classify", "cell": cell, "features": ["a", "b"], "labels": ["x", "y", "z"]}
     version = Registry(tmp_path / "registry").publish("m", report.files, {**fields, "signature": report.signature})
-    kind = Kind(OnnxModel.load(version), source)
+    kind = Kind(ServedModel.load(version), source)
     test_whole_sequences(kind)
     test_steps_are_what_the_whole_sequence_is(kind)
 
 
 def test_one_bad_request_in_a_batch_fails_alone(published: Published) -> None:
-    model = OnnxModel.load(published.registry.get("co2:1"))
+    model = ServedModel.load(published.registry.get("co2:1"))
     state = next(state.input for state in model.states if state.shape == ["batch", 8])
     random = np.random.default_rng(0)
     requests: list[Arrays] = [{"x": random.normal(size=(2, 3, 1)).astype(np.float32)} for _ in range(9)]
@@ -250,7 +251,7 @@ def test_one_bad_request_in_a_batch_fails_alone(published: Published) -> None:
 
 
 def test_hundreds_of_requests_at_once_each_get_their_own_answer(
-    server: Running, animals: OnnxModel, flow: OnnxModel
+    server: Running, animals: ServedModel, flow: ServedModel
 ) -> None:
     """Models, lengths, rows, JSON and raw bytes mixed, over a port; by value, bit for bit."""
     random = np.random.default_rng(0)
@@ -262,7 +263,7 @@ def test_hundreds_of_requests_at_once_each_get_their_own_answer(
         x[random.random(shape) < 0.1] = np.nan
         jobs.append((f"r-{number}", model, x, bool(random.random() < 0.5)))
 
-    async def ask(client: httpx.AsyncClient, identity: str, model: OnnxModel, x: np.ndarray, binary: bool) -> Arrays:
+    async def ask(client: httpx.AsyncClient, identity: str, model: ServedModel, x: np.ndarray, binary: bool) -> Arrays:
         tensor: dict[str, Any] = {"name": "x", "shape": list(x.shape), "datatype": "FP32"}
         if binary:
             tensor["parameters"] = {"binary_data_size": x.nbytes}

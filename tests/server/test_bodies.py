@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from server_helpers import Published, Running, json_tensor, serve
-from stablernn_server import InputError, OnnxModel, Settings, TooLargeError, create_app
-from stablernn_server.body import body_of, decompressed
+from stablernn_runtime import ServedModel
+from stablernn_server import InputError, Settings, TooLargeError, create_app
+from stablernn_server.http.body import body_of, decompressed
 
 INFER = "/v2/models/animals/infer"
 LIMIT = 100_000
@@ -62,14 +63,14 @@ def send(client: httpx.Client, packer: str, body: bytes, path: str = INFER, **he
 
 
 @packed
-def test_compressed_json(client: httpx.Client, animals: OnnxModel, packer: str) -> None:
+def test_compressed_json(client: httpx.Client, animals: ServedModel, packer: str) -> None:
     body = json.dumps({"inputs": [json_tensor("x", X)], "outputs": [{"name": "logits"}]}).encode()
     (output,) = send(client, packer, body).raise_for_status().json()["outputs"]
     assert np.array_equal(np.array(output["data"], np.float32), animals.run_numpy(X)["logits"].reshape(-1))
 
 
 @packed
-def test_compressed_raw_tensors(client: httpx.Client, animals: OnnxModel, packer: str) -> None:
+def test_compressed_raw_tensors(client: httpx.Client, animals: ServedModel, packer: str) -> None:
     """The length of the JSON part is that before compression, as Triton's clients send it."""
     tensor = {"name": "x", "shape": [3, 50, 1], "datatype": "FP32", "parameters": {"binary_data_size": X.nbytes}}
     head = json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode()
@@ -190,7 +191,7 @@ def test_the_body_and_what_it_expands_to_are_held(packer: str) -> None:
 )
 @pytest.mark.parametrize("binary", [True, False], ids=["raw", "JSON"])
 def test_answers_are_compressed_where_it_is_asked_for(
-    client: httpx.Client, animals: OnnxModel, accepted: str, encoding: str | None, binary: bool
+    client: httpx.Client, animals: ServedModel, accepted: str, encoding: str | None, binary: bool
 ) -> None:
     x = np.random.default_rng(1).normal(size=(300, 2, 1)).astype(np.float32)
     body = {
@@ -223,7 +224,7 @@ RAW = {"Inference-Header-Content-Length": "0"}
 
 
 @packed
-def test_a_body_of_raw_bytes_alone_is_one_sequence(client: httpx.Client, animals: OnnxModel, packer: str) -> None:
+def test_a_body_of_raw_bytes_alone_is_one_sequence(client: httpx.Client, animals: ServedModel, packer: str) -> None:
     x = X[:1].astype("<f4")
     response = send(client, packer, x.tobytes(), **RAW).raise_for_status()
     length = int(response.headers["inference-header-content-length"])

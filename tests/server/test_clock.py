@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablernn_server.clock import Clock, Moment
+from stablernn_runtime.calendar import advance
+from stablernn_runtime.stream_clock import Clock, Moment
 from stablernn_server.errors import InputError, ServerError
-from stablernn_server.timestamps import advance
 
 FREQUENCIES = ["S", "15min", "h", "D", "W", "B", "2B", "MS", "M", "QE", None]
 

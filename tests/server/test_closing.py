@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from server_helpers import Running
-from stablernn_server import OnnxModel
+from stablernn_runtime import ServedModel
 from stream_helpers import Wire, plain
 
 X = np.array([[3.0], [-1.5], [0.25]], np.float32)
 
 
-def logits(model: OnnxModel, steps: int) -> np.ndarray:
+def logits(model: ServedModel, steps: int) -> np.ndarray:
     """Of the last of so many samples."""
     found: np.ndarray = model.run_sequence(X[None, :steps])["logits"][0]
     return found
 
 
 def test_the_values_are_taken_and_the_token_is_given_before_the_stream_is_closed(
-    server: Running, animals: OnnxModel
+    server: Running, animals: ServedModel
 ) -> None:
     with Wire(server.url, "animals@production") as wire:
         wire.say(values=plain(X[0]))
@@ -49,7 +49,7 @@ def test_a_token_is_given_with_the_end(server: Running) -> None:
         assert error == "The stream 4 is not open on this socket; there is nothing to close."
 
 
-def test_a_stream_may_begin_and_end_in_one_frame(server: Running, animals: OnnxModel) -> None:
+def test_a_stream_may_begin_and_end_in_one_frame(server: Running, animals: ServedModel) -> None:
     sockets = server.app.state.context.sockets
     with Wire(server.url, "animals@production") as wire:
         token = wire.say(stream=1, values=plain(X[:2]), token=True)["state_token"]

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stablernn_server.body import parse_json
-from stablernn_server.codec import DTYPES, InferRequest, decode_request, encode_response, json_bytes
+from stablernn_server.codecs.json_arrays import to_array
+from stablernn_server.codecs.json_values import parse_json
+from stablernn_server.codecs.open_inference import DTYPES, InferRequest, decode_request, encode_response, json_bytes
 from stablernn_server.errors import InputError
-from stablernn_server.json_arrays import to_array
 
 HEAD = {"model_name": "m", "model_version": "1"}
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)

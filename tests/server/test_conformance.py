@@ -20,7 +20,8 @@ from open_inference.openapi.types.metadata_model_error_response import MetadataM
 from tritonclient.utils import InferenceServerException
 
 from server_helpers import DATATYPES, Published, Running, json_tensor, serve, torch_answer
-from stablernn_server import OnnxModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 
 LABELS = ["cat", "dog", "owl", "rat"]
 Call = Callable[..., Any]
@@ -124,7 +125,7 @@ def test_inference_equals_torch(calls: Call, published: Published, binary_in: bo
     assert (result.as_numpy("state_0_out") is None) == (out != "default")
 
 
-def test_binary_and_json_give_the_same_bits(calls: Call, flow: OnnxModel) -> None:
+def test_binary_and_json_give_the_same_bits(calls: Call, flow: ServedModel) -> None:
     x = noise(2, 13, 3, seed=8)
     expected = flow.run_sequence(x)["quantiles"]
     for binary_in in (True, False):
@@ -137,7 +138,7 @@ def test_binary_and_json_give_the_same_bits(calls: Call, flow: OnnxModel) -> Non
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
 @pytest.mark.parametrize("sent", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("back", [None, "gzip", "deflate"])
-def test_compression(calls: Call, flow: OnnxModel, binary: bool, sent: str | None, back: str | None) -> None:
+def test_compression(calls: Call, flow: ServedModel, binary: bool, sent: str | None, back: str | None) -> None:
     x = noise(40, 13, 3, seed=9)
     result = calls(
         *("infer", "flow", [tensor("x", x, binary=binary)]),
@@ -163,7 +164,7 @@ def test_a_long_answer_is_compressed_as_asked_for(client: httpx.Client, accepted
 @pytest.mark.parametrize("name", [7, 2**63, "a stream"], ids=["number", "large number", "text"])
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
 def test_a_sequence_in_pieces_gives_the_bits_of_the_whole(
-    calls: Call, animals: OnnxModel, name: int | str, binary: bool
+    calls: Call, animals: ServedModel, name: int | str, binary: bool
 ) -> None:
     x = noise(2, 30, 1, seed=3)
     # Three steps in the middle are missing.
@@ -188,7 +189,7 @@ def test_a_sequence_in_pieces_gives_the_bits_of_the_whole(
     assert caught.value.status() == "409"
 
 
-def test_sequences_of_several_clients_do_not_mix(calls: Call, animals: OnnxModel) -> None:
+def test_sequences_of_several_clients_do_not_mix(calls: Call, animals: ServedModel) -> None:
     series = {"one": noise(1, 8, 1, seed=1), "two": noise(1, 8, 1, seed=2), 1: noise(1, 8, 1, seed=4)}
     for step in range(8):
         for name, x in series.items():

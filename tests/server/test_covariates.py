@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 import stream_helpers
 from exports import exported
 from server_helpers import Published, Running, json_tensor, serve
-from stablernn.data.covariates import calendar_values
-from stablernn.data.frequency import parse_frequency
-from stablernn.models import Forecaster, SequenceModel
+from stablernn.data.forecasting.covariates import calendar_values
+from stablernn.data.time.frequency import parse_frequency
+from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn_registry import Registry
-from stablernn_server import InputError, ModelLoadError, OnnxModel, Settings, create_app
-from stablernn_server.timestamps import spacing, times
+from stablernn_runtime import ServedModel
+from stablernn_runtime.calendar import spacing, times
+from stablernn_server import InputError, ModelLoadError, Settings, create_app
 
 QUANTILES = [0.1, 0.5, 0.9]
 WAVES = ["calendar_day_sin", "calendar_day_cos", "calendar_week_sin", "calendar_week_cos"]
@@ -61,8 +62,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 
 @pytest.fixture(scope="module")
-def opened(published: Published) -> dict[str, OnnxModel]:
-    return {name: OnnxModel.load(published.registry.get(name), "cpu") for name in published.torch_models}
+def opened(published: Published) -> dict[str, ServedModel]:
+    return {name: ServedModel.load(published.registry.get(name), "cpu") for name in published.torch_models}
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None
 # The runtime.
 
 
-def test_a_recursive_head_is_rolled_out_with_its_offsets(published: Published, opened: dict[str, OnnxModel]) -> None:
+def test_a_recursive_head_is_rolled_out_with_its_offsets(published: Published, opened: dict[str, ServedModel]) -> None:
     x, future = normal(3, 9, 3), normal(3, 4, 1)
     x[0, 4:6] = np.nan
     future[1, 2] = np.nan
@@ -107,7 +108,7 @@ def test_a_recursive_head_is_rolled_out_with_its_offsets(published: Published, o
     assert np.abs(opened["fed"].run_numpy(x)["mean"] - found["mean"]).max() > 1e-4
 
 
-def test_a_recursive_head_goes_on_from_the_state_after_what_was_observed(opened: dict[str, OnnxModel]) -> None:
+def test_a_recursive_head_goes_on_from_the_state_after_what_was_observed(opened: dict[str, ServedModel]) -> None:
     x, model = normal(2, 8, 3), opened["fed"]
     first = model.run_sequence(x[:, :5])
     second = model.run_sequence(x[:, 5:], state=model.next_state(first))
@@ -117,12 +118,12 @@ def test_a_recursive_head_goes_on_from_the_state_after_what_was_observed(opened:
         assert np.array_equal(second[name], value), name
 
 
-def test_a_recursive_head_reads_patches_of_one_sample(published: Published, opened: dict[str, OnnxModel]) -> None:
+def test_a_recursive_head_reads_patches_of_one_sample(published: Published, opened: dict[str, ServedModel]) -> None:
     x = normal(2, 7, 1)
     close(opened["single"].run_numpy(x), by_torch(published.torch_models["single"], x))
 
 
-def test_steps_of_patches_give_the_bits_of_the_whole_sequence(opened: dict[str, OnnxModel]) -> None:
+def test_steps_of_patches_give_the_bits_of_the_whole_sequence(opened: dict[str, ServedModel]) -> None:
     model, x = opened["patched"], normal(2, 10, 2)
     whole = model.run_sequence(x)
     filled = np.concatenate([x, np.full((2, 2, 2), np.nan, np.float32)], axis=1)
@@ -138,7 +139,7 @@ def test_steps_of_patches_give_the_bits_of_the_whole_sequence(opened: dict[str, 
     assert str(caught.value) == "x must have the shape (batch, 3, 2) for model 'patched:1', got (2, 2)."
 
 
-def test_what_is_left_out_is_not_known(published: Published, opened: dict[str, OnnxModel]) -> None:
+def test_what_is_left_out_is_not_known(published: Published, opened: dict[str, ServedModel]) -> None:
     x, static, future = normal(2, 8, 6), normal(2, 2), normal(2, 3, 5)
     model, torch_model = opened["told"], published.torch_models["told"]
     close(model.run_numpy(x, static=static, future=future), by_torch(torch_model, x, static=static, future=future))
@@ -180,7 +181,7 @@ def test_what_is_left_out_is_not_known(published: Published, opened: dict[str, O
         ),
     ],
 )
-def test_the_runtime_refuses(opened: dict[str, OnnxModel], name: str, known: dict[str, Any], sentence: str) -> None:
+def test_the_runtime_refuses(opened: dict[str, ServedModel], name: str, known: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError) as caught:
         opened[name].run_numpy(normal(1, 4, len(opened[name].manifest.features)), **known)
     assert str(caught.value) == sentence

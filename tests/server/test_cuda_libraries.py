@@ -12,8 +12,8 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from stablernn_server.runtime import cuda_libraries
-from stablernn_server.runtime.cuda_libraries import missing_libraries, needed_libraries
+from stablernn_runtime.engines import cuda_libraries
+from stablernn_runtime.engines.cuda_libraries import missing_libraries, needed_libraries
 
 PROVIDER = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
 needs_provider = pytest.mark.skipif(not PROVIDER.is_file(), reason="this ONNX Runtime has no CUDA provider")

@@ -16,8 +16,8 @@ import yaml
 
 from stablernn_cli import image_files
 from stablernn_server import Settings
-from stablernn_server.auth import Auth, access_of
-from stablernn_server.state_token import StateTokens
+from stablernn_server.security.auth import Auth, access_of
+from stablernn_server.security.state_key import create_state_tokens
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
 
@@ -36,7 +36,7 @@ def test_the_secrets_that_it_makes_are_taken_by_the_server(tmp_path: Path) -> No
     folder = tmp_path / "stablernn-secrets"
     settings = Settings(tokens_file=folder / "tokens", state_key_file=folder / "state_key")
     assert [identity.role for _, identity in Auth.from_settings(settings).digests] == ["infer", "admin"]
-    assert len(StateTokens.of(settings).key) == 32
+    assert len(create_state_tokens(settings).key) == 32
 
 
 def test_docker_run_closes_what_the_printed_command_closes() -> None:

@@ -26,10 +26,11 @@ from server_helpers import Published, torch_answer
 from stablernn.export.parity import STEP_TOLERANCE, _difference, _samples
 from stablernn.serving import TorchGraph
 from stablernn_registry import Registry, Signature
-from stablernn_server import DeviceError, ModelLoadError, NotReadyError, OnnxModel, SettingsError
-from stablernn_server.runtime.engines import _open_auto, compared, faster, open_version
-from stablernn_server.runtime.session import Stop
-from stablernn_server.runtime.timing import BATCH
+from stablernn_runtime import ServedModel
+from stablernn_runtime.engines.benchmark import BATCH
+from stablernn_runtime.engines.select import _open_auto, compared, faster, open_version
+from stablernn_runtime.engines.session import CancellationToken
+from stablernn_server import DeviceError, ModelLoadError, NotReadyError, SettingsError
 
 ROOT = Path(__file__).parents[2]
 ONNX_RUNTIME = f"ONNX Runtime {ort.__version__}"
@@ -40,10 +41,10 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
     return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), list(KINDS))
 
 
-def pair(zoo: Published, kind: str) -> tuple[OnnxModel, OnnxModel]:
+def pair(zoo: Published, kind: str) -> tuple[ServedModel, ServedModel]:
     """The same version by ONNX Runtime and by torch."""
     version = zoo.registry.get(kind)
-    return OnnxModel.load(version, "cpu"), OnnxModel.load(version, "cpu", engine="torch")
+    return ServedModel.load(version, "cpu"), ServedModel.load(version, "cpu", engine="torch")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,7 +82,7 @@ def test_a_step_agrees_within_the_parity_report(zoo: Published, kind: str) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, kind: str) -> None:
-    by_torch = OnnxModel.load(zoo.registry.get(kind), "cpu", engine="torch")
+    by_torch = ServedModel.load(zoo.registry.get(kind), "cpu", engine="torch")
     model = zoo.torch_models[f"{kind}:1"]
     inputs, known = random_inputs(model, seed=4)
     del inputs["lengths"]
@@ -98,7 +99,7 @@ def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, kind
 
 
 def test_padding_changes_nothing_beyond_rounding(zoo: Published) -> None:
-    by_torch = OnnxModel.load(zoo.registry.get("classes"), "cpu", engine="torch")
+    by_torch = ServedModel.load(zoo.registry.get("classes"), "cpu", engine="torch")
     inputs, _ = random_inputs(zoo.torch_models["classes:1"], seed=5)
     spoiled = inputs["x"].copy()
     for row, length in zip(spoiled, inputs["lengths"], strict=True):
@@ -113,7 +114,7 @@ def test_padding_changes_nothing_beyond_rounding(zoo: Published) -> None:
 
 
 def test_several_threads_get_what_one_gets(zoo: Published) -> None:
-    by_torch = OnnxModel.load(zoo.registry.get("rotations"), "cpu", engine="torch")
+    by_torch = ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="torch")
     given = [random_inputs(zoo.torch_models["rotations:1"], seed=seed)[0] for seed in range(16)]
     alone = [sequence(by_torch, inputs, {}) for inputs in given]
     with ThreadPoolExecutor(4) as pool:
@@ -124,7 +125,7 @@ def test_several_threads_get_what_one_gets(zoo: Published) -> None:
 
 
 def test_a_recursive_head_is_rolled_out_as_the_model_does(zoo: Published) -> None:
-    by_torch = OnnxModel.load(zoo.registry.get("recursive"), "cpu", engine="torch")
+    by_torch = ServedModel.load(zoo.registry.get("recursive"), "cpu", engine="torch")
     model = zoo.torch_models["recursive:1"]
     generator = np.random.default_rng(6)
     x = generator.uniform(100, 600, (3, 20, 2)).astype(np.float32)
@@ -160,8 +161,8 @@ def test_too_little_memory_is_a_memory_error() -> None:
 
 
 def test_a_run_that_was_ended_does_not_begin(zoo: Published) -> None:
-    by_torch = OnnxModel.load(zoo.registry.get("rotations"), "cpu", engine="torch")
-    stop = Stop()
+    by_torch = ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="torch")
+    stop = CancellationToken()
     assert by_torch.run_numpy(np.zeros((1, 3, 1), np.float32), stop=stop)
     stop.set()
     with pytest.raises(NotReadyError):
@@ -172,8 +173,8 @@ def test_a_run_that_was_ended_does_not_begin(zoo: Published) -> None:
 
 
 def test_auto_on_the_cpu_is_onnx_and_says_so(zoo: Published, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "stablernn_server"):
-        model = OnnxModel.load(zoo.registry.get("rotations"), "cpu", engine="auto")
+    with caplog.at_level(logging.INFO, "stablernn_runtime"):
+        model = ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="auto")
     assert (model.engine, model.engine_note) == ("onnx", f"auto: {ONNX_RUNTIME}, as always on the CPU")
     assert f"rotations:1 is run by the engine 'onnx'. {model.engine_note}" in caplog.messages
 
@@ -234,21 +235,21 @@ def test_auto_without_a_usable_gpu_ends_on_the_cpu_or_says_what_is_missing(zoo: 
 def test_torch_without_cuda_says_what_is_missing(zoo: Published) -> None:
     version = zoo.registry.get("rotations")
     with pytest.raises(DeviceError) as caught:
-        OnnxModel.load(version, "cuda", engine="torch")
+        ServedModel.load(version, "cuda", engine="torch")
     if torch.backends.cuda.is_built():
         missing = f"torch {torch.__version__} says: "
     else:
         missing = f"this build of torch ({torch.__version__}) has no CUDA; install one that has, from pytorch.org"
     assert str(caught.value).startswith(f"The device 'cuda' cannot be used: {missing}")
     assert str(caught.value).endswith(". Use --device cpu or auto.")
-    model = OnnxModel.load(version, "auto", engine="torch")
+    model = ServedModel.load(version, "auto", engine="torch")
     assert model.placement.device == "cpu"
     assert model.placement.note.startswith(f"auto: CPU, because {missing}")
 
 
 def test_an_unknown_engine_is_refused_with_those_there_are(zoo: Published) -> None:
     with pytest.raises(SettingsError) as caught:
-        OnnxModel.load(zoo.registry.get("rotations"), "cpu", engine="trch")
+        ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="trch")
     assert str(caught.value) == (
         "Unknown engine 'trch'. Did you mean 'torch'? Allowed here: auto, onnx, torch. Further ones come with packages "
         "that register them in the entry-point group 'stablernn.engines'."
@@ -288,14 +289,14 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_does_not_work_here_says_why(zoo: Published, name: str) -> None:
     kind, sentence = PLUGINS[name]
     with pytest.raises(kind) as caught:
-        OnnxModel.load(zoo.registry.get("rotations"), "cpu", engine=name)
+        ServedModel.load(zoo.registry.get("rotations"), "cpu", engine=name)
     assert str(caught.value) == sentence
 
 
 @pytest.mark.usefixtures("plugin")
 def test_an_engine_of_another_package_runs(zoo: Published) -> None:
     version = zoo.registry.get("covariates")
-    plain, onnx = OnnxModel.load(version, "cpu", engine="plain"), OnnxModel.load(version, "cpu")
+    plain, onnx = ServedModel.load(version, "cpu", engine="plain"), ServedModel.load(version, "cpu")
     assert (plain.engine, plain.engine_note) == ("plain", "plugin 1.0")
     inputs, _ = random_inputs(zoo.torch_models["covariates:1"], seed=7)
     assert _difference(sequence(onnx, inputs, {}), sequence(plain, inputs, {}))[1] <= allowed(onnx)
@@ -304,7 +305,7 @@ def test_an_engine_of_another_package_runs(zoo: Published) -> None:
 @pytest.mark.usefixtures("plugin")
 def test_an_engine_with_another_signature_is_refused(zoo: Published) -> None:
     with pytest.raises(ModelLoadError) as caught:
-        OnnxModel.load(zoo.registry.get("rotations"), "cpu", engine="other")
+        ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="other")
     assert str(caught.value).startswith(
         "'rotations:1' cannot be served by the engine 'other': its sequence has the outputs {'logits': "
         "('tensor(float)', (-1, 99)), "
@@ -322,14 +323,14 @@ def copied(zoo: Published, root: Path, *without: str) -> Registry:
 
 def test_weights_that_do_not_match_their_digest_are_refused(zoo: Published, tmp_path: Path) -> None:
     registry = copied(zoo, tmp_path)
-    assert OnnxModel.load(registry.get("rotations"), "cpu", engine="torch").engine == "torch"
+    assert ServedModel.load(registry.get("rotations"), "cpu", engine="torch").engine == "torch"
     blob = registry.get("rotations").path("weights.safetensors")
     content = bytearray(blob.read_bytes())
     content[-1] ^= 1
     blob.chmod(0o644)
     blob.write_bytes(content)
     with pytest.raises(ModelLoadError) as caught:
-        OnnxModel.load(registry.get("rotations"), "cpu", engine="torch")
+        ServedModel.load(registry.get("rotations"), "cpu", engine="torch")
     assert str(caught.value).startswith(
         "'rotations:1' cannot be served by the engine 'torch': 'weights.safetensors' of 'rotations:1'"
     )
@@ -337,9 +338,9 @@ def test_weights_that_do_not_match_their_digest_are_refused(zoo: Published, tmp_
 
 def test_a_version_without_its_configuration_is_refused(zoo: Published, tmp_path: Path) -> None:
     registry = copied(zoo, tmp_path, "config.json")
-    assert OnnxModel.load(registry.get("rotations"), "cpu").engine == "onnx"
+    assert ServedModel.load(registry.get("rotations"), "cpu").engine == "onnx"
     with pytest.raises(ModelLoadError) as caught:
-        OnnxModel.load(registry.get("rotations"), "cpu", engine="torch")
+        ServedModel.load(registry.get("rotations"), "cpu", engine="torch")
     assert str(caught.value) == "'rotations:1' cannot be served by the engine 'torch': it has no file 'config.json'."
 
 
@@ -354,8 +355,8 @@ def environment(*folders: Path, **values: str) -> dict[str, str]:
 OPENED = """
 import sys
 from stablernn_registry import Registry
-from stablernn_server import OnnxModel
-model = OnnxModel.load(Registry(sys.argv[1]).get("rotations"), "auto", engine=sys.argv[2])
+from stablernn_runtime import ServedModel
+model = ServedModel.load(Registry(sys.argv[1]).get("rotations"), "auto", engine=sys.argv[2])
 print(model.engine, "torch" in sys.modules, "stablernn" in sys.modules)
 """
 

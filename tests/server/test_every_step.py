@@ -15,9 +15,10 @@ import torch
 import stream_helpers
 from exports import exported
 from server_helpers import Published, Running, json_tensor, serve, torch_answer
-from stablernn.models import SequencePredictor
+from stablernn.nn.models import SequencePredictor
 from stablernn_registry import ManifestError, ManifestFields, Registry
-from stablernn_server import InputError, ModelLoadError, OnnxModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import InputError, ModelLoadError, Settings, create_app
 
 LETTERS = ["a", "b", "c", "d", "e"]
 
@@ -46,8 +47,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 
 @pytest.fixture(scope="module")
-def text(published: Published) -> OnnxModel:
-    return OnnxModel.load(published.registry.get("text:1"), "cpu")
+def text(published: Published) -> ServedModel:
+    return ServedModel.load(published.registry.get("text:1"), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_it_neither_classifies_nor_forecasts(client: httpx.Client) -> None:
         assert "predict-next" in answer.json()["error"]
 
 
-def test_stepping_gives_the_bits_of_every_step(text: OnnxModel) -> None:
+def test_stepping_gives_the_bits_of_every_step(text: ServedModel) -> None:
     whole = text.run_sequence(TOKENS)
     state: Mapping[str, np.ndarray] = {}
     for time in range(4):
@@ -178,7 +179,7 @@ def test_stepping_gives_the_bits_of_every_step(text: OnnxModel) -> None:
     assert str(caught.value) == "tokens must have the shape (batch,) for model 'text:1', got (2, 4)."
 
 
-def test_lengths_belong_to_the_tokens(text: OnnxModel) -> None:
+def test_lengths_belong_to_the_tokens(text: ServedModel) -> None:
     with pytest.raises(InputError) as caught:
         text.run_numpy(TOKENS, np.array([4, 5]))
     assert str(caught.value) == "lengths must lie between 1 and the 4 time steps of tokens, got 5."
@@ -192,7 +193,7 @@ def test_a_manifest_with_other_classes_is_not_served(published: Published, tmp_p
     fields = {**version.manifest.model_dump(include=set(ManifestFields.model_fields)), "labels": LETTERS[:4]}
     wrong = Registry(tmp_path / "registry").publish("wrong", files, fields)
     with pytest.raises(ModelLoadError) as caught:
-        OnnxModel.load(wrong, "cpu")
+        ServedModel.load(wrong, "cpu")
     assert str(caught.value) == (
         "'wrong:1' cannot be served: its manifest promises the output 'logits' in the shape (1, 2, 4), the graph gives "
         "(1, 2, 5)."

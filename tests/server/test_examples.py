@@ -18,7 +18,7 @@ import stablernn_client as package
 from client_helpers import ServerProcess
 from exports import exported
 from server_helpers import Published
-from stablernn.models import Classifier
+from stablernn.nn.models import Classifier
 from stablernn_registry import Registry
 
 ROOT = Path(__file__).parents[2]

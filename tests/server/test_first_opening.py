@@ -14,10 +14,11 @@ from hostile_graphs import with_endless_scan, with_huge_tensor
 from server_helpers import Published
 from serving_helpers import children, cpu_seconds, start_serve, until
 from stablernn_registry import Version
+from stablernn_runtime import isolation
+from stablernn_runtime import trial_load as first_opening
+from stablernn_runtime.graph_safety import check_graph
+from stablernn_runtime.isolation import Abort
 from stablernn_server import DeadlineError, ModelLoadError, NotReadyError, Settings, VersionGoneError, create_app
-from stablernn_server.runtime import first_opening, isolation
-from stablernn_server.runtime.graph_check import check_graph
-from stablernn_server.runtime.isolation import Abort
 from stock_helpers import Stock, index, loads, version
 
 TRIED = "'animals:3' cannot be served: opening it was tried in a process of its own, and"
@@ -172,7 +173,7 @@ def test_a_process_that_was_killed_is_replaced(stock: Stock) -> None:
 def test_a_process_without_work_is_ended_and_leaves_nothing(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     first_opening.close()
     monkeypatch.setattr(isolation, "IDLE_SECONDS", 0.2)
-    process_of_its_own = isolation.IsolatedProcess("stablernn_server.runtime.first_opening")
+    process_of_its_own = isolation.IsolatedProcess("stablernn_runtime.trial_load")
     known = stock.registry.get("animals:1")
     request = {"root": str(stock.registry.root), "ref": known.ref, "digest": known.digest, "threads": 1}
     assert process_of_its_own.ask(request, 60, 2 * GIB) == {}

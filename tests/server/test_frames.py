@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stablernn_server.codecs.stream_frames import Frame, Layout, encode
 from stablernn_server.errors import InputError
-from stablernn_server.frames import Frame, Layout, encode
 from stream_helpers import frame
 
 FLOAT, WHOLE = np.dtype(np.float32), np.dtype(np.int64)

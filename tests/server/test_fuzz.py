@@ -15,18 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server_helpers import Published
-from stablernn_server import InputError, OnnxModel, ServerError, Settings
-from stablernn_server.answers import json_body
-from stablernn_server.body import decompressed
-from stablernn_server.codec import encode_response, raw_request
+from stablernn_runtime import ServedModel
+from stablernn_runtime.run_batch import run_parts
+from stablernn_server import InputError, ServerError, Settings
+from stablernn_server.codecs.json_values import json_body
+from stablernn_server.codecs.open_inference import encode_response, raw_request
 from stablernn_server.errors import STATUS_AND_CODE
-from stablernn_server.infer import _decode
+from stablernn_server.handlers.timeseries import check_size, prepare_classify, prepare_forecast
+from stablernn_server.http.body import decompressed
+from stablernn_server.observability.telemetry import Telemetry
+from stablernn_server.repository.model_repository import ModelRepository
+from stablernn_server.routes.infer import _decode
 from stablernn_server.routes.timeseries import _checked
-from stablernn_server.runtime.batch import run_parts
-from stablernn_server.runtime.table import ModelTable
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
-from stablernn_server.series import check_size, prepare_classify, prepare_forecast
-from stablernn_server.telemetry import Telemetry
 
 LIMITS = Settings(max_elements=2**12)
 LABELS = ["cat", "dog", "owl", "rat"]
@@ -139,7 +140,7 @@ def is_refused_well(error: ServerError) -> bool:
 
 @settings(max_examples=200, deadline=None)
 @given(INFER_BODIES, HEADERS)
-def test_infer(animals: OnnxModel, body: dict[str, Any], header: str | None) -> None:
+def test_infer(animals: ServedModel, body: dict[str, Any], header: str | None) -> None:
     try:
         request = _decode(json.dumps(body).encode(), header, LIMITS.json_limit)
         names = None if request.outputs is None else [output.name for output in request.outputs]
@@ -160,7 +161,7 @@ def test_infer(animals: OnnxModel, body: dict[str, Any], header: str | None) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=64) | st.integers(0, 12).map(lambda count: np.ones(count, "<f4").tobytes()))
-def test_raw_infer(animals: OnnxModel, body: bytes) -> None:
+def test_raw_infer(animals: ServedModel, body: bytes) -> None:
     try:
         request = raw_request(body, animals.sequence.inputs[animals.input_name])
         found = animals.run(animals.sequence, request.inputs)
@@ -189,9 +190,9 @@ def test_compressed_bodies(body: bytes, encoding: str, cut: int, limit: int) -> 
 
 
 @pytest.fixture(scope="module")
-def table(published: Published) -> ModelTable:
+def table(published: Published) -> ModelRepository:
     served = Settings(registry=published.root, models=("animals@production", "co2", "flow"))
-    return ModelTable.open(served, Telemetry(served))
+    return ModelRepository.open(served, Telemetry(served))
 
 
 @settings(max_examples=200, deadline=None)
@@ -199,7 +200,7 @@ def table(published: Published) -> ModelTable:
     st.sampled_from(["animals", "animals@production", "animals:1"]) | LONG_TEXTS | st.text(max_size=5),
     st.none() | st.sampled_from(["1", "0", "01", "2" * 18, "9" * 5000, "٣"]) | st.text(max_size=3),
 )
-def test_paths(table: ModelTable, model: str, version: str | None) -> None:
+def test_paths(table: ModelRepository, model: str, version: str | None) -> None:
     try:
         assert asyncio.run(table.find_open(model, version)).name == "animals"
     except ServerError as error:
@@ -212,7 +213,7 @@ def test_paths(table: ModelTable, model: str, version: str | None) -> None:
 @pytest.mark.parametrize(
     ("schema", "prepare"), [(ForecastRequest, prepare_forecast), (ClassifyRequest, prepare_classify)]
 )
-def test_timeseries(table: ModelTable, schema: Any, prepare: Any, body: Any) -> None:
+def test_timeseries(table: ModelRepository, schema: Any, prepare: Any, body: Any) -> None:
     try:
         request = _checked(json.dumps(body).encode(), schema)
         model = asyncio.run(table.find_open(request.model))

@@ -13,11 +13,11 @@ import pytest
 from scheduler_helpers import wait
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, create_app
-from stablernn_server.access_log import AccessLog
-from stablernn_server.gathered import GatheredTransport
+from stablernn_server.http.access_log import AccessLog
+from stablernn_server.http.write_coalescing import CoalescingTransport
 
 
-def received(write: Callable[[GatheredTransport], None]) -> list[bytes]:
+def received(write: Callable[[CoalescingTransport], None]) -> list[bytes]:
     """The pieces that the other side of a connection got, in the turn in which they were written and after it."""
     ours, theirs = socket.socketpair()
     pieces = []
@@ -25,7 +25,7 @@ def received(write: Callable[[GatheredTransport], None]) -> list[bytes]:
     async def send() -> None:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
-        gathered = GatheredTransport(transport, loop)
+        gathered = CoalescingTransport(transport, loop)
         write(gathered)
         theirs.setblocking(False)
         for _ in range(2):
@@ -41,23 +41,23 @@ def received(write: Callable[[GatheredTransport], None]) -> list[bytes]:
     return pieces
 
 
-def parts(gathered: GatheredTransport) -> None:
+def parts(gathered: CoalescingTransport) -> None:
     gathered.write(b"head ")
     gathered.writelines([b"body ", b"more"])
 
 
-def parts_and_close(gathered: GatheredTransport) -> None:
+def parts_and_close(gathered: CoalescingTransport) -> None:
     parts(gathered)
     gathered.close()
     assert gathered.is_closing()
 
 
-def parts_and_abort(gathered: GatheredTransport) -> None:
+def parts_and_abort(gathered: CoalescingTransport) -> None:
     parts(gathered)
     gathered.abort()
 
 
-def parts_and_flush(gathered: GatheredTransport) -> None:
+def parts_and_flush(gathered: CoalescingTransport) -> None:
     parts(gathered)
     gathered.flush()
 
@@ -72,7 +72,7 @@ def parts_and_flush(gathered: GatheredTransport) -> None:
     ],
 )
 def test_what_is_written_in_one_turn_goes_out_together(
-    write: Callable[[GatheredTransport], None], pieces: list[bytes]
+    write: Callable[[CoalescingTransport], None], pieces: list[bytes]
 ) -> None:
     assert received(write) == pieces
 

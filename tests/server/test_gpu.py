@@ -20,8 +20,8 @@ from cli_helpers import first_document
 from engine_helpers import KINDS, publish, random_inputs, sequence, zeros
 from server_helpers import Published, torch_answer
 from stablernn.export.parity import SEQUENCE_CAP, _difference, _samples
-from stablernn_server import OnnxModel
-from stablernn_server.runtime.session import cuda_devices
+from stablernn_runtime import ServedModel
+from stablernn_runtime.engines.session import cuda_devices
 
 GPUS = cuda_devices()
 pytestmark = [
@@ -51,7 +51,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_it_runs_on_cuda(zoo: Published, engine: str) -> None:
-    model = OnnxModel.load(zoo.registry.get("classes"), "cuda", engine=engine)
+    model = ServedModel.load(zoo.registry.get("classes"), "cuda", engine=engine)
     assert (model.engine, model.placement.device) == (engine, "cuda")
     if engine == "onnx":
         for graph in (model.sequence, model.step):
@@ -69,7 +69,7 @@ def test_the_numbers_are_those_of_the_cpu(
     zoo: Published, engine: str, kind: str, record_property: Callable[[str, object], None]
 ) -> None:
     version = zoo.registry.get(kind)
-    cpu, gpu = OnnxModel.load(version, "cpu"), OnnxModel.load(version, "cuda", engine=engine)
+    cpu, gpu = ServedModel.load(version, "cpu"), ServedModel.load(version, "cuda", engine=engine)
     inputs, _ = random_inputs(zoo.torch_models[f"{kind}:1"], seed=1)
     expected = sequence(cpu, inputs, zeros(cpu, 5))
     difference = _difference(expected, sequence(gpu, inputs, zeros(cpu, 5)))[1]
@@ -83,7 +83,7 @@ def test_the_numbers_are_those_of_the_cpu(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, engine: str, kind: str) -> None:
-    gpu = OnnxModel.load(zoo.registry.get(kind), "cuda", engine=engine)
+    gpu = ServedModel.load(zoo.registry.get(kind), "cuda", engine=engine)
     model = zoo.torch_models[f"{kind}:1"]
     inputs, known = random_inputs(model, seed=2)
     del inputs["lengths"]
@@ -98,7 +98,7 @@ def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, engi
 
 
 def test_auto_says_what_it_measured(zoo: Published) -> None:
-    model = OnnxModel.load(zoo.registry.get("classes"), "auto", engine="auto")
+    model = ServedModel.load(zoo.registry.get("classes"), "auto", engine="auto")
     assert model.placement.device == "cuda"
     assert model.engine_note.startswith("auto: ")
     if torch.cuda.is_available() and "CUDAExecutionProvider" in ort.get_available_providers():

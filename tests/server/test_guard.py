@@ -14,9 +14,10 @@ import torch
 
 from exports import exported
 from server_helpers import json_tensor, serve
-from stablernn.models import Classifier, Forecaster, SequenceModel
+from stablernn.nn.models import Classifier, Forecaster, SequenceModel
 from stablernn_registry import Registry
-from stablernn_server import InputError, OnnxModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import InputError, Settings, create_app
 
 SIX: dict[str, Any] = {"hidden_size": 6}
 CLASSES: dict[str, Any] = {"task": "classify", "features": ["x"], "labels": ["a", "b"]}
@@ -254,7 +255,7 @@ def test_series_are_watched_as_tensors_are(
 
 
 def test_a_state_that_the_model_computed_is_never_refused_on_the_way(registry: Registry) -> None:
-    model = OnnxModel.load(registry.get("kept-tight"), "cpu")
+    model = ServedModel.load(registry.get("kept-tight"), "cpu")
     x, outside = np.ones((2, 4, 1), np.float32), set[str]()
     first = model.run_sequence(x)
     state = model.next_state(first)
@@ -288,7 +289,7 @@ def test_metadata_shows_a_certificate_of_the_withdrawn_kind_as_none(client: http
 
 
 def test_a_certificate_of_other_states_does_not_open(tmp_path: Path) -> None:
-    from stablernn_server.runtime.guard import StateGuard
+    from stablernn_runtime.state_guard import StateGuard
 
     ball = {"state": "state_9", "norm": "l2", "centre": 0.0, "radius": 1.0}
     with pytest.raises(ValueError, match="its certificate speaks of the state 'state_9', which its graphs do not have"):

@@ -16,9 +16,10 @@ from onnx import TensorProto, helper
 
 from hostile_graphs import in_ort_format, ort_and_onnx, with_contrib_operator, with_endless_loop, with_triggered_scan
 from server_helpers import Published
-from stablernn_server import ModelLoadError, OnnxModel
-from stablernn_server.runtime.graph_check import check_graph
-from stablernn_server.runtime.session import Placement, open_session
+from stablernn_runtime import ServedModel
+from stablernn_runtime.engines.session import Placement, open_session
+from stablernn_runtime.graph_safety import check_graph
+from stablernn_server import ModelLoadError
 from stock_helpers import Stock
 
 NOT_ONNX = "g is not an ONNX model: its bytes cannot be read as one."
@@ -67,7 +68,7 @@ def test_a_published_file_of_two_formats_is_not_served(published: Published, tmp
     stock = Stock(tmp_path / "registry", published)
     version = stock.copy(published.registry.get("animals:1"), step_onnx=both)
     with pytest.raises(ModelLoadError) as caught:
-        OnnxModel.load(version, "cpu")
+        ServedModel.load(version, "cpu")
     assert str(caught.value) == (
         "step.onnx of 'animals:3' is in ONNX Runtime's own format, which cannot be checked; only ONNX graphs are "
         "served."
@@ -78,7 +79,7 @@ def test_a_published_loop_without_an_end_is_not_served(published: Published, tmp
     stock = Stock(tmp_path / "registry", published)
     version = stock.copy(published.registry.get("animals:1"), step_onnx=with_endless_loop(step))
     with pytest.raises(ModelLoadError) as caught:
-        OnnxModel.load(version, "cpu")
+        ServedModel.load(version, "cpu")
     assert str(caught.value) == (
         "step.onnx of 'animals:3' uses the operator 'Loop', whose running time has no bound; use Scan, which runs once "
         "a time step."

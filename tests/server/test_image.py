@@ -103,7 +103,13 @@ def test_everything_that_is_imported_is_declared() -> None:
 
     from packaging.requirements import Requirement
 
-    folders = ("registry/stablernn_registry", "client/stablernn_client", "server/stablernn_server", "cli/stablernn_cli")
+    folders = (
+        "registry/stablernn_registry",
+        "client/stablernn_client",
+        "runtime/stablernn_runtime",
+        "server/stablernn_server",
+        "cli/stablernn_cli",
+    )
     imported = set()
     for path in itertools.chain.from_iterable((ROOT / folder).rglob("*.py") for folder in folders):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -323,7 +329,7 @@ def test_what_the_images_say_of_themselves(
     assert list(checkout_image["Volumes"]) == ["/registry"]
     assert not models_image.get("Volumes")
     held = published.registry.get("animals:1")
-    assert models_image["Labels"]["stablernn.models"] == f"animals:1@{held.digest}"
+    assert models_image["Labels"]["stablernn.nn.models"] == f"animals:1@{held.digest}"
 
 
 def secret_files() -> dict[str, str]:

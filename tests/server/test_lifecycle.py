@@ -22,7 +22,8 @@ from websockets.sync.client import connect
 
 from server_helpers import Published, Running
 from serving_helpers import command, rss_mb, start_serve, until
-from stablernn_server import ModelLoadError, OnnxModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import ModelLoadError, Settings, create_app
 from stock_helpers import SECONDS, SENTENCES, STATE_KEY, Stock, index, infer, loads, logits, noise, refusal, version
 
 
@@ -32,12 +33,12 @@ def stock(tmp_path: Path, published: Published) -> Stock:
 
 
 @pytest.fixture(scope="module")
-def opened(published: Published) -> dict[str, OnnxModel]:
+def opened(published: Published) -> dict[str, ServedModel]:
     refs = ("animals:1", "animals:2", "flow:1")
-    return {ref: OnnxModel.load(published.registry.get(ref), "cpu") for ref in refs}
+    return {ref: ServedModel.load(published.registry.get(ref), "cpu") for ref in refs}
 
 
-def test_an_alias_that_moves_is_followed(stock: Stock, opened: dict[str, OnnxModel]) -> None:
+def test_an_alias_that_moves_is_followed(stock: Stock, opened: dict[str, ServedModel]) -> None:
     x = noise(2, 7, 1)
     with stock.served("animals@production") as (_, client):
         assert np.array_equal(logits(infer(client, "animals", x))[1], opened["animals:1"].run_sequence(x)["logits"])
@@ -65,7 +66,7 @@ def test_aliases_that_are_not_served_are_shown_as_they_are_now(stock: Stock) -> 
         assert version(client) == "2"
 
 
-def test_the_old_version_answers_what_it_has_in_hand(stock: Stock, opened: dict[str, OnnxModel]) -> None:
+def test_the_old_version_answers_what_it_has_in_hand(stock: Stock, opened: dict[str, ServedModel]) -> None:
     stock.copy(stock.published.registry.get("flow:1"))
     stock.registry.set_alias("flow", "production", 1)
     x = noise(1, 500_000, 3)
@@ -175,7 +176,7 @@ class Clients:
                 self.answered[number] += 1
 
 
-def test_no_request_fails_while_versions_change(stock: Stock, opened: dict[str, OnnxModel]) -> None:
+def test_no_request_fails_while_versions_change(stock: Stock, opened: dict[str, ServedModel]) -> None:
     x, steps = noise(2, 9, 1), noise(21, 1, seed=1)
     expected = {str(number): opened[f"animals:{number}"].run_sequence(x)["logits"] for number in (1, 2)}
     stream = opened["animals:1"]
@@ -211,7 +212,7 @@ def test_no_request_fails_while_versions_change(stock: Stock, opened: dict[str, 
 
 @pytest.mark.slow
 def test_a_hundred_reloads_and_failed_loads_take_no_memory(
-    stock: Stock, opened: dict[str, OnnxModel], tmp_path: Path
+    stock: Stock, opened: dict[str, ServedModel], tmp_path: Path
 ) -> None:
     x = noise(2, 9, 1)
     expected = {str(number): opened[f"animals:{number}"].run_sequence(x)["logits"] for number in (1, 2)}
@@ -276,7 +277,7 @@ def test_loading_and_unloading_by_every_kind_of_reference(stock: Stock) -> None:
 
 
 def test_a_session_goes_on_when_its_version_is_loaded_anew_or_unloaded(
-    stock: Stock, opened: dict[str, OnnxModel]
+    stock: Stock, opened: dict[str, ServedModel]
 ) -> None:
     steps = noise(3, 1)
     with stock.served("animals@production") as (_, client):
@@ -329,7 +330,7 @@ def test_what_is_not_supported_of_the_extension_is_refused(server: Running, body
     assert httpx.get(f"{server.url}/v2/models/co2/ready").status_code == 200
 
 
-def test_under_a_memory_budget_the_least_recently_used_is_closed(stock: Stock, opened: dict[str, OnnxModel]) -> None:
+def test_under_a_memory_budget_the_least_recently_used_is_closed(stock: Stock, opened: dict[str, ServedModel]) -> None:
     # Room for two of the three.
     budget = opened["flow:1"].memory_bytes + opened["animals:1"].memory_bytes + 1000
     reason = "closed to make room; it is opened again when it is asked for"
@@ -370,7 +371,7 @@ def test_under_a_memory_budget_the_least_recently_used_is_closed(stock: Stock, o
         assert client.get("/v2/models/animals").json()["versions"] == ["2"]
 
 
-def test_what_was_closed_and_is_damaged_since_says_so(stock: Stock, opened: dict[str, OnnxModel]) -> None:
+def test_what_was_closed_and_is_damaged_since_says_so(stock: Stock, opened: dict[str, ServedModel]) -> None:
     budget = opened["flow:1"].memory_bytes + 1000
     with stock.served("animals:1", "flow", memory_budget_bytes=budget) as (_, client):
         path = stock.registry.get("animals:1").path("step.onnx")
@@ -386,7 +387,7 @@ def test_what_was_closed_and_is_damaged_since_says_so(stock: Stock, opened: dict
 
 
 def test_a_server_that_stops_answers_what_it_has_and_hands_out_tokens(
-    stock: Stock, opened: dict[str, OnnxModel], tmp_path: Path
+    stock: Stock, opened: dict[str, ServedModel], tmp_path: Path
 ) -> None:
     x, steps = noise(1, 500_000, 3), noise(6, 1, seed=5)
     server = start_serve(

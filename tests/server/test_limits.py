@@ -18,12 +18,13 @@ from fastapi import Request
 
 from scheduler_helpers import PATIENT, busy, on_loop, wait
 from server_helpers import Published, Running, json_tensor, serve
-from stablernn_server import InputError, NotReadyError, OnnxModel, Settings, create_app
-from stablernn_server.context import UNFINISHED
-from stablernn_server.json_arrays import to_array
-from stablernn_server.runtime.batch import Share
-from stablernn_server.runtime.session import Stop
-from stablernn_server.scheduler import Caller
+from stablernn_runtime import ServedModel
+from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.run_batch import BatchResult
+from stablernn_server import InputError, NotReadyError, Settings, create_app
+from stablernn_server.batching.scheduler import Caller
+from stablernn_server.codecs.json_arrays import to_array
+from stablernn_server.http.app_context import UNFINISHED
 
 LONG = 400_000
 """Time steps whose inference takes a good second."""
@@ -84,7 +85,7 @@ def test_more_time_steps_than_the_limit_are_refused(small: Running) -> None:
     assert httpx.post(f"{small.url}/v1/timeseries/forecast", json=body).status_code == 200
 
 
-def test_outputs_count_as_numbers_too(animals: OnnxModel) -> None:
+def test_outputs_count_as_numbers_too(animals: ServedModel) -> None:
     # x, lengths, logits, probabilities, and two states in and out.
     states = sum(int(np.prod(state.shape[1:])) for state in animals.states)
     assert animals.elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
@@ -167,8 +168,8 @@ def test_work_of_a_client_that_left_is_not_begun(published: Published) -> None:
         assert context.telemetry.statistics.of("animals", 2).executions == 1
 
 
-def test_an_inference_is_ended_from_another_thread(animals: OnnxModel) -> None:
-    stop = Stop()
+def test_an_inference_is_ended_from_another_thread(animals: ServedModel) -> None:
+    stop = CancellationToken()
     threading.Timer(0.2, stop.set).start()
     started = time.monotonic()
     with pytest.raises(NotReadyError) as caught:
@@ -226,7 +227,7 @@ def test_draining_ends_bodies_that_do_not_come(published: Published, method: str
 def test_memory_that_is_not_there_is_a_413(published: Published) -> None:
     app = create_app(Settings(registry=published.root, models=("animals",)))
 
-    def hungry(stop: Stop) -> Share:
+    def hungry(stop: CancellationToken) -> BatchResult:
         raise MemoryError
 
     async def ask() -> httpx.Response:
@@ -260,7 +261,7 @@ def test_health_answers_head(client: httpx.Client, path: str) -> None:
 
 
 def test_an_answer_that_is_not_finite_is_refused(client: httpx.Client, published: Published) -> None:
-    model = OnnxModel.load(published.registry.get("co2:1"), "cpu")
+    model = ServedModel.load(published.registry.get("co2:1"), "cpu")
     name = next(state.input for state in model.states if state.shape == ["batch", 8])
     x = np.ones((2, 3, 1), np.float32)
     state = np.zeros((2, 8), np.float32)

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, scheduling, turns, until
-from stablernn_server import NotReadyError, OnnxModel
-from stablernn_server import scheduler as scheduler_module
+from stablernn_runtime import ServedModel
+from stablernn_runtime.run_batch import BatchResult
+from stablernn_server import NotReadyError
+from stablernn_server.batching import scheduler as scheduler_module
+from stablernn_server.batching.scheduler import Caller, InferenceResult
+from stablernn_server.batching.worker_threads import WorkerThreads
 from stablernn_server.errors import ClientGoneError
-from stablernn_server.runners import Runners
-from stablernn_server.runtime.batch import Share
-from stablernn_server.scheduler import Answer, Caller
 
 
-def run(desk: Desk, model: OnnxModel, seed: int = 0, priority: int = 100) -> asyncio.Task[Answer]:
+def run(desk: Desk, model: ServedModel, seed: int = 0, priority: int = 100) -> asyncio.Task[InferenceResult]:
     x = np.random.default_rng(seed).normal(size=(1, 10, 1)).astype(np.float32)
     return asyncio.create_task(desk.scheduler.run(model, {"x": x}, caller=Caller(priority=priority)))
 
@@ -30,15 +31,15 @@ def lined_up(desk: Desk) -> int:
     return 0 if batch is None else len(batch.jobs)
 
 
-async def answers(tasks: Sequence[asyncio.Task[Answer]]) -> list[Answer]:
+async def answers(tasks: Sequence[asyncio.Task[InferenceResult]]) -> list[InferenceResult]:
     return await asyncio.wait_for(asyncio.gather(*tasks), PATIENT)
 
 
 @asynccontextmanager
-async def behind_a_short_run(flow: OnnxModel, **settings: Any) -> AsyncIterator[tuple[Desk, Blocker]]:
+async def behind_a_short_run(flow: ServedModel, **settings: Any) -> AsyncIterator[tuple[Desk, Blocker]]:
     """A scheduler whose one run should be over at once, as the one before, and goes on until it is released."""
     async with scheduling(**settings) as desk:
-        short = desk.scheduler.call(flow, lambda stop: Share({}), 1, caller=Caller())
+        short = desk.scheduler.call(flow, lambda stop: BatchResult({}), 1, caller=Caller())
         await asyncio.wait_for(short, PATIENT)
         async with desk.occupied(flow) as blocker:
             yield desk, blocker
@@ -46,7 +47,7 @@ async def behind_a_short_run(flow: OnnxModel, **settings: Any) -> AsyncIterator[
         assert (scheduler.pending, scheduler._waiting, scheduler._queues, scheduler._in_runs) == (0, 0, {}, {})
 
 
-def test_what_arrives_joins_the_batch_that_is_lined_up(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_what_arrives_joins_the_batch_that_is_lined_up(animals: ServedModel, flow: ServedModel) -> None:
     async def ask() -> None:
         async with behind_a_short_run(flow, inferences=1, max_batch_size=3) as (desk, blocker):
             tasks = []
@@ -61,7 +62,7 @@ def test_what_arrives_joins_the_batch_that_is_lined_up(animals: OnnxModel, flow:
 
 
 def test_what_is_more_urgent_goes_before_it(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = BeginRecorder(monkeypatch)
 
@@ -82,7 +83,7 @@ def test_what_is_more_urgent_goes_before_it(
 
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken by a thread", "lined up"])
 def test_cheap_work_does_not_overtake_a_batch_whose_thread_has_not_begun(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch, is_taken: bool
 ) -> None:
     # However slow this machine is, what has run once is cheap enough for the event loop.
     monkeypatch.setattr(scheduler_module, "INLINE_NS", 1e9)
@@ -112,7 +113,7 @@ def test_cheap_work_does_not_overtake_a_batch_whose_thread_has_not_begun(
     assert recorder.priorities == [1, 200]
 
 
-def test_what_is_given_up_leaves_it(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_what_is_given_up_leaves_it(animals: ServedModel, flow: ServedModel) -> None:
     async def ask() -> None:
         async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
             tasks = [run(desk, animals, seed) for seed in range(3)]
@@ -127,7 +128,7 @@ def test_what_is_given_up_leaves_it(animals: OnnxModel, flow: OnnxModel) -> None
     asyncio.run(ask())
 
 
-def test_a_client_that_has_gone_leaves_it(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_a_client_that_has_gone_leaves_it(animals: ServedModel, flow: ServedModel) -> None:
     async def ask() -> None:
         async with behind_a_short_run(flow, inferences=1) as (desk, _):
             gone = threading.Event()
@@ -144,7 +145,7 @@ def test_a_client_that_has_gone_leaves_it(animals: OnnxModel, flow: OnnxModel) -
     asyncio.run(ask())
 
 
-def test_a_fault_about_one_that_would_join_it_is_for_that_one_alone(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_a_fault_about_one_that_would_join_it_is_for_that_one_alone(animals: ServedModel, flow: ServedModel) -> None:
     class FaultError(Exception):
         pass
 
@@ -169,7 +170,7 @@ def test_a_fault_about_one_that_would_join_it_is_for_that_one_alone(animals: Onn
 
 
 def test_a_fault_while_it_is_made_up_is_told_to_all_that_are_in_it(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*about: object) -> int:
         raise ArithmeticError("numbers")
@@ -194,7 +195,7 @@ def test_a_fault_while_it_is_made_up_is_told_to_all_that_are_in_it(
 
 
 def test_the_place_of_a_client_that_has_gone_is_free_though_another_is_lined_up(
-    animals: OnnxModel, flow: OnnxModel
+    animals: ServedModel, flow: ServedModel
 ) -> None:
     async def ask() -> None:
         async with behind_a_short_run(flow, inferences=1, max_batch_size=1, max_queue=1) as (desk, blocker):
@@ -216,7 +217,7 @@ def test_the_place_of_a_client_that_has_gone_is_free_though_another_is_lined_up(
     asyncio.run(ask())
 
 
-def test_runs_that_came_to_go_on_at_a_time_fall_back_to_one(flow: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_came_to_go_on_at_a_time_fall_back_to_one(flow: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
 
     async def ask() -> None:
@@ -244,12 +245,12 @@ def test_runs_that_came_to_go_on_at_a_time_fall_back_to_one(flow: OnnxModel, mon
     asyncio.run(ask())
 
 
-def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: OnnxModel) -> None:
+def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: ServedModel) -> None:
     ran = threading.Event()
 
-    def follow(stop: object) -> Share:
+    def follow(stop: object) -> BatchResult:
         ran.set()
-        return Share({})
+        return BatchResult({})
 
     async def ask() -> None:
         async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
@@ -266,7 +267,7 @@ def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: OnnxModel
 
 
 def test_it_begins_beside_a_run_that_is_not_over_soon_after_all(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
 
@@ -285,7 +286,7 @@ def test_it_begins_beside_a_run_that_is_not_over_soon_after_all(
     asyncio.run(ask())
 
 
-def test_nothing_is_lined_up_behind_a_run_of_which_nothing_is_known(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_nothing_is_lined_up_behind_a_run_of_which_nothing_is_known(animals: ServedModel, flow: ServedModel) -> None:
     """Its end may be far away, and until then what waits can still be ordered, joined and given up."""
 
     async def ask() -> None:
@@ -299,16 +300,16 @@ def test_nothing_is_lined_up_behind_a_run_of_which_nothing_is_known(animals: Onn
     asyncio.run(ask())
 
 
-def test_it_is_not_run_by_a_server_that_stops(flow: OnnxModel) -> None:
+def test_it_is_not_run_by_a_server_that_stops(flow: ServedModel) -> None:
     ran = threading.Event()
 
-    def follow(stop: object) -> Share:
+    def follow(stop: object) -> BatchResult:
         ran.set()
-        return Share({})
+        return BatchResult({})
 
     async def ask() -> None:
         async with scheduling(inferences=1) as desk:
-            await desk.scheduler.call(flow, lambda stop: Share({}), 1, caller=Caller())
+            await desk.scheduler.call(flow, lambda stop: BatchResult({}), 1, caller=Caller())
             blocker = Blocker()
             first = asyncio.create_task(desk.scheduler.call(flow, blocker, 1, caller=Caller()))
             await until(blocker.started.is_set)
@@ -337,7 +338,7 @@ def test_a_thread_of_a_start_before_takes_nothing_that_was_lined_up_later() -> N
 
     async def start_twice() -> None:
         loop = asyncio.get_running_loop()
-        runners = Runners[threading.Event](work, lambda: ended.extend(runners.ended()), 1)
+        runners = WorkerThreads[threading.Event](work, lambda: ended.extend(runners.ended()), 1)
         runners.start(loop)
         runners.begin(first)
         await until(lambda: len(began) == 1)

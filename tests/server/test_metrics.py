@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_server import Settings, SettingsError, create_app
-from stablernn_server.shared_metrics import forget_worker, prepare_metrics_dir
-from stablernn_server.telemetry import MAX_ROUTES, RATIO_RUNS, Telemetry
+from stablernn_server.observability.multiprocess import forget_worker, prepare_metrics_dir
+from stablernn_server.observability.telemetry import MAX_ROUTES, RATIO_RUNS, Telemetry
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -225,7 +225,7 @@ def test_openmetrics_for_who_asks_for_it(counted: Running) -> None:
 WORKER = """
 import sys, time
 from stablernn_server import Settings
-from stablernn_server.telemetry import Telemetry
+from stablernn_server.observability.telemetry import Telemetry
 
 class Model:
     name, version = "digits", 3

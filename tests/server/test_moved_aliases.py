@@ -16,7 +16,7 @@ from server_helpers import Published, Running
 from serving_helpers import until
 from stablernn_client import BadRequest, NotFound
 from stablernn_client.state_token import version_of
-from stablernn_server import OnnxModel
+from stablernn_runtime import ServedModel
 from stock_helpers import Stock, loads, refusal, version
 from stream_helpers import Wire, frame, offline, plain, same
 
@@ -30,7 +30,7 @@ MODELS = "animals@production", "flow"
 @pytest.fixture(scope="module")
 def outputs(published: Published) -> dict[str, dict[str, np.ndarray]]:
     """Outputs after each of SAMPLES by version, from the graph for whole sequences."""
-    models = {str(number): OnnxModel.load(published.registry.get(f"animals:{number}"), "cpu") for number in (1, 2)}
+    models = {str(number): ServedModel.load(published.registry.get(f"animals:{number}"), "cpu") for number in (1, 2)}
     found = {number: offline(model, SAMPLES) for number, model in models.items()}
     assert not np.array_equal(found["1"]["logits"], found["2"]["logits"])
     return found

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from server_helpers import Published
 from serving_helpers import ServeProcess, rss_mb, start_serve
-from stablernn_server import OnnxModel
+from stablernn_runtime import ServedModel
 from stream_helpers import frame
 
 Body = tuple[bytes, int]
@@ -50,8 +50,8 @@ def process(published: Published, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(scope="module")
-def opened(published: Published) -> OnnxModel:
-    return OnnxModel.load(published.registry.get("animals:1"), "cpu")
+def opened(published: Published) -> ServedModel:
+    return ServedModel.load(published.registry.get("animals:1"), "cpu")
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -246,7 +246,7 @@ def ask_frames(process: ServeProcess, numbers: range) -> Counter[int]:
     return statuses
 
 
-def check_right(process: ServeProcess, opened: OnnxModel) -> None:
+def check_right(process: ServeProcess, opened: ServedModel) -> None:
     """What was sent before has changed nothing."""
     x = noise(2, 9, 1, seed=3)
     content, head = tensors(x)
@@ -264,7 +264,7 @@ ASKING = {"tensors": ask_tensors, "samples": ask_samples, "frames": ask_frames}
 
 
 @pytest.mark.parametrize("kind", ASKING)
-def test_some_damaged_requests(process: ServeProcess, opened: OnnxModel, kind: str) -> None:
+def test_some_damaged_requests(process: ServeProcess, opened: ServedModel, kind: str) -> None:
     statuses = ASKING[kind](process, range(300))
     assert statuses.total() == 300
     assert statuses[200] > 10
@@ -274,7 +274,7 @@ def test_some_damaged_requests(process: ServeProcess, opened: OnnxModel, kind: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ASKING)
-def test_ten_thousand_damaged_requests(process: ServeProcess, opened: OnnxModel, kind: str) -> None:
+def test_ten_thousand_damaged_requests(process: ServeProcess, opened: ServedModel, kind: str) -> None:
     ASKING[kind](process, range(100_000, 102_000))
     before = rss_mb(process.process.pid)
     statuses = ASKING[kind](process, range(10_000))
@@ -283,7 +283,7 @@ def test_ten_thousand_damaged_requests(process: ServeProcess, opened: OnnxModel,
     assert rss_mb(process.process.pid) - before < 15
 
 
-def test_bytes_that_are_no_http_do_no_harm(process: ServeProcess, opened: OnnxModel) -> None:
+def test_bytes_that_are_no_http_do_no_harm(process: ServeProcess, opened: ServedModel) -> None:
     chance = random.Random(0)
     request = f"POST {INFER} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n".encode()
     for number in range(100):

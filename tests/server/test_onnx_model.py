@@ -16,15 +16,16 @@ from onnx import TensorProto, helper
 from exports import scan_bodies
 from server_helpers import Published, torch_answer
 from stablernn_registry import IntegrityError, Registry
-from stablernn_server import DeviceError, InputError, ModelLoadError, OnnxModel, ServerError, Settings, create_app
-from stablernn_server.runtime.graph_check import check_graph
+from stablernn_runtime import ServedModel
+from stablernn_runtime.graph_safety import check_graph
+from stablernn_server import DeviceError, InputError, ModelLoadError, ServerError, Settings, create_app
 
 HAS_CUDA_DRIVER = Path("/proc/driver/nvidia/version").exists()
 
 
 @pytest.mark.parametrize("ref", ["animals:1", "flow:1"])
 def test_stepping_gives_the_bits_of_the_whole_sequence(published: Published, ref: str) -> None:
-    model = OnnxModel.load(published.registry.get(ref), "cpu")
+    model = ServedModel.load(published.registry.get(ref), "cpu")
     x = np.random.default_rng(0).normal(size=(3, 50, len(model.manifest.features))).astype(np.float32)
     x[0, 10:14] = np.nan
     whole = model.run_sequence(x)
@@ -37,7 +38,7 @@ def test_stepping_gives_the_bits_of_the_whole_sequence(published: Published, ref
         assert np.array_equal(outputs[name], value), name
 
 
-def test_a_padded_batch_gives_the_bits_of_each_sequence_alone(flow: OnnxModel) -> None:
+def test_a_padded_batch_gives_the_bits_of_each_sequence_alone(flow: ServedModel) -> None:
     noise = np.random.default_rng(1)
     lengths = np.array([30, 1, 17], np.int64)
     x = np.zeros((3, 30, 3), np.float32)
@@ -50,7 +51,7 @@ def test_a_padded_batch_gives_the_bits_of_each_sequence_alone(flow: OnnxModel) -
             assert np.array_equal(together[name][index : index + 1], value), name
 
 
-def test_run_numpy_gives_the_answers_without_states(flow: OnnxModel, published: Published) -> None:
+def test_run_numpy_gives_the_answers_without_states(flow: ServedModel, published: Published) -> None:
     x = np.random.default_rng(2).normal(size=(2, 8, 3)).astype(np.float32)
     answers = flow.run_numpy(x)
     expected = torch_answer(published.torch_models["flow:1"], x)
@@ -59,7 +60,7 @@ def test_run_numpy_gives_the_answers_without_states(flow: OnnxModel, published: 
         np.testing.assert_allclose(answers[name], value, atol=1e-5)
 
 
-def test_left_out_inputs_are_full_lengths_and_zero_states(animals: OnnxModel) -> None:
+def test_left_out_inputs_are_full_lengths_and_zero_states(animals: ServedModel) -> None:
     x = np.random.default_rng(3).normal(size=(2, 5, 1)).astype(np.float32)
     state = {s.input: np.zeros((2, *s.shape[1:]), np.float32) for s in animals.states}
     given = animals.run_sequence(x, np.array([5, 5]), state)
@@ -67,19 +68,19 @@ def test_left_out_inputs_are_full_lengths_and_zero_states(animals: OnnxModel) ->
         assert np.array_equal(given[name], value), name
 
 
-def test_read_only_and_unaligned_inputs_are_fine(animals: OnnxModel) -> None:
+def test_read_only_and_unaligned_inputs_are_fine(animals: ServedModel) -> None:
     x = np.random.default_rng(4).normal(size=(1, 6, 1)).astype(np.float32)
     unaligned = np.frombuffer(memoryview(b"\0" + x.tobytes())[1:], np.float32).reshape(x.shape)
     assert np.array_equal(animals.run_numpy(unaligned)["logits"], animals.run_numpy(x)["logits"])
 
 
-def test_a_step_has_its_own_shape(flow: OnnxModel) -> None:
+def test_a_step_has_its_own_shape(flow: ServedModel) -> None:
     with pytest.raises(InputError) as caught:
         flow.run_step(np.zeros((2, 4, 3), np.float32))
     assert str(caught.value) == "x must have the shape (batch, 3) for model 'flow:1', got (2, 4, 3)."
 
 
-def test_infinity_is_named_with_its_place(flow: OnnxModel) -> None:
+def test_infinity_is_named_with_its_place(flow: ServedModel) -> None:
     x = np.zeros((2, 4, 3))
     x[1, 2, 0] = -np.inf
     with pytest.raises(InputError) as caught:
@@ -90,7 +91,7 @@ def test_infinity_is_named_with_its_place(flow: OnnxModel) -> None:
     )
 
 
-def test_sessions_have_one_thread_that_does_not_spin(animals: OnnxModel) -> None:
+def test_sessions_have_one_thread_that_does_not_spin(animals: ServedModel) -> None:
     for graph in (animals.sequence, animals.step):
         options = graph.session.get_session_options()
         assert options.intra_op_num_threads == 1
@@ -111,8 +112,8 @@ def test_cuda_without_cuda_is_an_error_that_says_what_is_missing(published: Publ
 
 @pytest.mark.skipif(HAS_CUDA_DRIVER, reason="this machine has an NVIDIA driver")
 def test_auto_without_cuda_runs_on_the_cpu_and_says_why(published: Published, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "stablernn_server"):
-        model = OnnxModel.load(published.registry.get("animals:1"), "auto")
+    with caplog.at_level(logging.INFO, "stablernn_runtime"):
+        model = ServedModel.load(published.registry.get("animals:1"), "auto")
     assert model.placement.device == "cpu"
     assert model.placement.note.startswith("auto: CPU, because ")
     assert f"animals:1 runs on cpu. {model.placement.note}" in caplog.messages
@@ -122,10 +123,10 @@ def test_auto_without_cuda_runs_on_the_cpu_and_says_why(published: Published, ca
 @pytest.mark.skipif(not HAS_CUDA_DRIVER, reason="needs an NVIDIA GPU and its driver")
 def test_cuda_runs_on_cuda_with_the_numbers_of_the_cpu(published: Published) -> None:
     version = published.registry.get("flow:1")
-    gpu = OnnxModel.load(version, "cuda")
+    gpu = ServedModel.load(version, "cuda")
     assert gpu.sequence.session.get_providers()[0] == "CUDAExecutionProvider"
     x = np.random.default_rng(5).normal(size=(4, 60, 3)).astype(np.float32)
-    for name, value in OnnxModel.load(version, "cpu").run_numpy(x).items():
+    for name, value in ServedModel.load(version, "cpu").run_numpy(x).items():
         np.testing.assert_allclose(gpu.run_numpy(x)[name], value, rtol=1e-3, atol=1e-3)
 
 
@@ -152,6 +153,8 @@ def refusal(registry: Registry) -> str:
 
 def test_a_flipped_byte_is_refused_before_a_port_is_open(published: Published, tmp_path: Path) -> None:
     registry = republished(published, tmp_path, lambda fields, files: None)
+    # From now on this process knows the content as sound and opens it itself, so that the error has its cause.
+    create_app(Settings(registry=registry.root))
     blob = registry.get("animals").path("sequence.onnx")
     content = bytearray(blob.read_bytes())
     content[len(content) // 2] ^= 1

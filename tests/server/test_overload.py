@@ -17,9 +17,10 @@ import pytest
 
 from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, busy, scheduling, until, wait
 from server_helpers import Published, Running, json_tensor, serve
-from stablernn_server import ClientGoneError, DeadlineError, OnnxModel, Settings, create_app
-from stablernn_server.context import Context
-from stablernn_server.scheduler import Answer, Caller
+from stablernn_runtime import ServedModel
+from stablernn_server import ClientGoneError, DeadlineError, Settings, create_app
+from stablernn_server.batching.scheduler import Caller, InferenceResult
+from stablernn_server.http.app_context import AppContext
 
 ENDLESS = 14_000_000
 """Time steps whose inference takes longer than a test waits for it."""
@@ -53,12 +54,12 @@ class House:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self.context: Context = app.state.context
+        self.context: AppContext = app.state.context
         self.desk = Desk(self.context.scheduler, self.context.telemetry)
         self.client = self.other_client("10.0.0.1")
         self.animals, self.flow = (self._model(*key) for key in (("animals", 2), ("flow", 1)))
 
-    def _model(self, name: str, version: int) -> OnnxModel:
+    def _model(self, name: str, version: int) -> ServedModel:
         found = self.context.models.get(name, version)
         assert found is not None
         return found
@@ -260,7 +261,7 @@ def test_a_run_that_takes_too_long_is_ended(published: Published) -> None:
     asyncio.run(ask())
 
 
-def test_what_is_over_before_its_turn_is_not_begun(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_what_is_over_before_its_turn_is_not_begun(animals: ServedModel, flow: ServedModel) -> None:
     x = {"x": np.ones((1, 4, 1), np.float32)}
 
     async def ask() -> None:
@@ -285,7 +286,7 @@ def test_what_is_over_before_its_turn_is_not_begun(animals: OnnxModel, flow: Onn
 
 
 @pytest.mark.parametrize("why", ["cancelled", "late", "gone"])
-def test_a_run_for_which_nobody_waits_is_ended(animals: OnnxModel, why: str) -> None:
+def test_a_run_for_which_nobody_waits_is_ended(animals: ServedModel, why: str) -> None:
     async def ask() -> None:
         async with scheduling(inferences=1) as desk:
             blocker, has_left = Blocker(), False
@@ -312,12 +313,12 @@ def test_a_run_for_which_nobody_waits_is_ended(animals: OnnxModel, why: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["sequence", "step"])
-def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: OnnxModel, kind: str) -> None:
+def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: ServedModel, kind: str) -> None:
     async def ask() -> None:
         async with scheduling(inferences=1, max_elements=2**40) as desk:
             scheduler = desk.scheduler
 
-            def work(steps: int) -> asyncio.Task[Answer]:
+            def work(steps: int) -> asyncio.Task[InferenceResult]:
                 x = {"x": np.ones((1, steps, 3), np.float32)}
                 if kind == "sequence":
                     return asyncio.create_task(scheduler.run(flow, x, caller=Caller()))
@@ -400,7 +401,7 @@ def test_bodies_of_requests_that_wait_are_held_and_given_back(published: Publish
     asyncio.run(ask())
 
 
-def test_a_burst_is_answered_or_refused_to_the_last_request(published: Published, animals: OnnxModel) -> None:
+def test_a_burst_is_answered_or_refused_to_the_last_request(published: Published, animals: ServedModel) -> None:
     series = [np.random.default_rng(seed).normal(size=(1, 5 + seed % 7, 1)).astype(np.float32) for seed in range(64)]
 
     async def burst(url: str, blocker: Blocker, is_full: Any) -> list[httpx.Response]:

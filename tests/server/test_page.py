@@ -18,11 +18,11 @@ import pytest
 from exports import exported
 from server_helpers import Published, Running, serve
 from stablernn import Forecaster
-from stablernn.data.covariates import calendar_periods
+from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn_registry import Registry
+from stablernn_runtime.calendar import advance, spacing
 from stablernn_server import Settings, create_app
 from stablernn_server.routes import page as page_routes
-from stablernn_server.timestamps import advance, spacing
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

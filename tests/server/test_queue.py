@@ -17,12 +17,13 @@ import pytest
 
 from scheduler_helpers import PATIENT, Blocker, Desk, scheduling, turns, until
 from server_helpers import Published
-from stablernn_server import InputError, NotReadyError, OnnxModel, TooLargeError
-from stablernn_server import scheduler as scheduler_module
-from stablernn_server.runtime.batch import Share
-from stablernn_server.runtime.cpus import available_cpus
-from stablernn_server.runtime.session import Stop
-from stablernn_server.scheduler import PATIENCE_RUNS, PATIENCE_SECONDS, Answer, Caller
+from stablernn_runtime import ServedModel
+from stablernn_runtime.cpus import available_cpus
+from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.run_batch import BatchResult
+from stablernn_server import InputError, NotReadyError, TooLargeError
+from stablernn_server.batching import scheduler as scheduler_module
+from stablernn_server.batching.scheduler import PATIENCE_RUNS, PATIENCE_SECONDS, Caller, InferenceResult
 
 MS = 1_000_000
 """Nanoseconds."""
@@ -32,11 +33,11 @@ def series(rows: int = 1, steps: int = 10, features: int = 1, seed: int = 0) -> 
     return np.random.default_rng(seed).normal(size=(rows, steps, features)).astype(np.float32)
 
 
-def run(desk: Desk, model: OnnxModel, x: np.ndarray, priority: int = 100) -> asyncio.Task[Answer]:
+def run(desk: Desk, model: ServedModel, x: np.ndarray, priority: int = 100) -> asyncio.Task[InferenceResult]:
     return asyncio.create_task(desk.scheduler.run(model, {"x": x}, caller=Caller(priority=priority)))
 
 
-def all_of(tasks: Sequence[Awaitable[Answer]]) -> Awaitable[list[Answer]]:
+def all_of(tasks: Sequence[Awaitable[InferenceResult]]) -> Awaitable[list[InferenceResult]]:
     return asyncio.wait_for(asyncio.gather(*tasks), PATIENT)
 
 
@@ -53,7 +54,7 @@ def all_of(tasks: Sequence[Awaitable[Answer]]) -> Awaitable[list[Answer]]:
     ],
 )
 def test_the_limit_counts_rows_and_a_larger_request_runs_alone(
-    animals: OnnxModel, limit: int, rows: list[int], runs: dict[int, int]
+    animals: ServedModel, limit: int, rows: list[int], runs: dict[int, int]
 ) -> None:
     requests = [series(count, 10, seed=seed) for seed, count in enumerate(rows)]
 
@@ -67,7 +68,7 @@ def test_the_limit_counts_rows_and_a_larger_request_runs_alone(
     asyncio.run(together())
 
 
-def test_lengths_and_models_that_do_not_go_together_run_apart(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_lengths_and_models_that_do_not_go_together_run_apart(animals: ServedModel, flow: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(inferences=1) as desk:
             works = [run(desk, animals, series(1, steps)) for steps in (8, 15, 16, 31, 7)]
@@ -77,7 +78,7 @@ def test_lengths_and_models_that_do_not_go_together_run_apart(animals: OnnxModel
     asyncio.run(together())
 
 
-def test_a_padded_batch_stays_within_the_limit_of_numbers(animals: OnnxModel) -> None:
+def test_a_padded_batch_stays_within_the_limit_of_numbers(animals: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(inferences=1, max_elements=animals.elements(3, 15)) as desk:
             # Three of 15 steps fit; the others are padded to 15 as well.
@@ -87,10 +88,10 @@ def test_a_padded_batch_stays_within_the_limit_of_numbers(animals: OnnxModel) ->
     asyncio.run(together())
 
 
-def test_batching_does_not_change_what_a_request_alone_gets(animals: OnnxModel) -> None:
+def test_batching_does_not_change_what_a_request_alone_gets(animals: ServedModel) -> None:
     x = series(3, 40)
 
-    async def alone(**settings: Any) -> Answer:
+    async def alone(**settings: Any) -> InferenceResult:
         async with scheduling(**settings) as desk:
             return await run(desk, animals, x)
 
@@ -101,7 +102,7 @@ def test_batching_does_not_change_what_a_request_alone_gets(animals: OnnxModel) 
         assert all(np.array_equal(answer.outputs[name], value) for name, value in expected.items())
 
 
-def test_a_request_that_arrives_while_another_is_decoded_joins_it(animals: OnnxModel) -> None:
+def test_a_request_that_arrives_while_another_is_decoded_joins_it(animals: ServedModel) -> None:
     async def together() -> None:
         async with scheduling() as desk:
             first = run(desk, animals, series())
@@ -114,7 +115,7 @@ def test_a_request_that_arrives_while_another_is_decoded_joins_it(animals: OnnxM
 
 
 @pytest.mark.parametrize("limit", [1, 64])
-def test_without_a_delay_a_request_alone_goes_at_once(animals: OnnxModel, limit: int) -> None:
+def test_without_a_delay_a_request_alone_goes_at_once(animals: ServedModel, limit: int) -> None:
     async def together() -> None:
         async with scheduling(max_batch_size=limit, max_queue=1) as desk:
             first = run(desk, animals, series())
@@ -125,7 +126,7 @@ def test_without_a_delay_a_request_alone_goes_at_once(animals: OnnxModel, limit:
     asyncio.run(together())
 
 
-def test_a_batch_that_is_not_full_waits_for_the_whole_delay(animals: OnnxModel) -> None:
+def test_a_batch_that_is_not_full_waits_for_the_whole_delay(animals: ServedModel) -> None:
     """Time that has passed is counted once: a later request does not bring the release forward."""
 
     async def together() -> None:
@@ -143,7 +144,7 @@ def test_a_batch_that_is_not_full_waits_for_the_whole_delay(animals: OnnxModel) 
     asyncio.run(together())
 
 
-def test_later_requests_do_not_put_the_release_off(animals: OnnxModel) -> None:
+def test_later_requests_do_not_put_the_release_off(animals: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=100, max_batch_size=10_000, max_queue=100_000) as desk:
             first = run(desk, animals, series())
@@ -159,7 +160,7 @@ def test_later_requests_do_not_put_the_release_off(animals: OnnxModel) -> None:
     asyncio.run(together())
 
 
-def test_a_more_urgent_request_does_not_put_the_release_off(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_a_more_urgent_request_does_not_put_the_release_off(animals: ServedModel, flow: ServedModel) -> None:
     order: list[str] = []
 
     async def together() -> None:
@@ -180,7 +181,7 @@ def test_a_more_urgent_request_does_not_put_the_release_off(animals: OnnxModel, 
     assert order.index("first") < order.index("other model")
 
 
-def test_a_full_batch_goes_at_once_and_needs_no_further_request(animals: OnnxModel) -> None:
+def test_a_full_batch_goes_at_once_and_needs_no_further_request(animals: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=1000, max_batch_size=4, max_queue=4) as desk:
             works = [run(desk, animals, series()) for _ in range(4)]
@@ -194,7 +195,7 @@ def test_a_full_batch_goes_at_once_and_needs_no_further_request(animals: OnnxMod
     asyncio.run(together())
 
 
-def test_requests_that_were_given_up_do_not_fill_a_batch(animals: OnnxModel) -> None:
+def test_requests_that_were_given_up_do_not_fill_a_batch(animals: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=300, max_batch_size=4) as desk:
             works = [run(desk, animals, series()) for _ in range(3)]
@@ -209,7 +210,7 @@ def test_requests_that_were_given_up_do_not_fill_a_batch(animals: OnnxModel) -> 
     asyncio.run(together())
 
 
-def test_the_delay_runs_while_another_batch_does(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_the_delay_runs_while_another_batch_does(animals: ServedModel, flow: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=50, inferences=2) as desk, desk.occupied(flow) as blocker:
             answer = await asyncio.wait_for(run(desk, animals, series()), PATIENT)
@@ -220,7 +221,7 @@ def test_the_delay_runs_while_another_batch_does(animals: OnnxModel, flow: OnnxM
 
 
 def test_a_delay_that_passed_while_the_runner_was_busy_does_not_begin_again(
-    animals: OnnxModel, flow: OnnxModel
+    animals: ServedModel, flow: ServedModel
 ) -> None:
     async def together() -> None:
         async with scheduling(max_queue_delay_ms=300, inferences=1, max_queue=1) as desk:
@@ -238,7 +239,7 @@ def test_a_delay_that_passed_while_the_runner_was_busy_does_not_begin_again(
 
 
 def test_a_short_request_gets_a_further_thread_behind_a_long_one(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 1)
 
@@ -252,7 +253,7 @@ def test_a_short_request_gets_a_further_thread_behind_a_long_one(
 
 
 def test_work_of_the_kind_that_runs_is_patient_for_as_long_as_that_usually_takes(
-    flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 1)
 
@@ -263,7 +264,7 @@ def test_work_of_the_kind_that_runs_is_patient_for_as_long_as_that_usually_takes
                 await until(lambda: time.perf_counter() - since > 0.1)
             # Released a tenth of a second after it began, so it usually takes no less.
             async with desk.occupied(flow) as blocker:
-                work = desk.scheduler.call(flow, lambda stop: Share({}), 1, caller=Caller())
+                work = desk.scheduler.call(flow, lambda stop: BatchResult({}), 1, caller=Caller())
                 answer = await asyncio.wait_for(work, PATIENT)
                 assert answer.queue_ns >= 0.1 * PATIENCE_RUNS * 1e9
                 assert not blocker.released.is_set()
@@ -271,7 +272,7 @@ def test_work_of_the_kind_that_runs_is_patient_for_as_long_as_that_usually_takes
     asyncio.run(together())
 
 
-def test_a_scheduler_that_was_stopped_can_be_started_again(animals: OnnxModel, flow: OnnxModel) -> None:
+def test_a_scheduler_that_was_stopped_can_be_started_again(animals: ServedModel, flow: ServedModel) -> None:
     async def together() -> None:
         async with scheduling(inferences=1) as desk:
             blocker = Blocker()
@@ -290,7 +291,7 @@ def test_a_scheduler_that_was_stopped_can_be_started_again(animals: OnnxModel, f
 
 @pytest.mark.parametrize("inline_ns", [-math.inf, math.inf], ids=["on a thread", "on the event loop"])
 def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
-    animals: OnnxModel, monkeypatch: pytest.MonkeyPatch, inline_ns: float
+    animals: ServedModel, monkeypatch: pytest.MonkeyPatch, inline_ns: float
 ) -> None:
     monkeypatch.setattr(scheduler_module, "INLINE_NS", inline_ns)
     monkeypatch.setattr(scheduler_module, "ALONE_NS", inline_ns)
@@ -298,7 +299,7 @@ def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
     async def together() -> None:
         async with scheduling(inferences=1) as desk:
             with monkeypatch.context() as broken:
-                broken.setattr(scheduler_module, "Answer", lambda *given: 1 / 0)
+                broken.setattr(scheduler_module, "InferenceResult", lambda *given: 1 / 0)
                 for work in [run(desk, animals, series()), run(desk, animals, series())]:
                     with pytest.raises(ZeroDivisionError):
                         await asyncio.wait_for(work, PATIENT)
@@ -309,7 +310,7 @@ def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
 
 
 def test_the_last_cpu_is_the_event_loops_while_a_short_run_is_under_way(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
     monkeypatch.setattr(scheduler_module, "SHORT_SECONDS", PATIENT)
@@ -331,7 +332,7 @@ def test_the_last_cpu_is_the_event_loops_while_a_short_run_is_under_way(
 
 
 def test_cheap_steps_are_answered_while_every_runner_is_busy(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(animals, "step_ns", lambda rows: 0.0)
     x = series(1, 5)
@@ -346,7 +347,7 @@ def test_cheap_steps_are_answered_while_every_runner_is_busy(
 
 
 def test_short_sequences_are_answered_while_every_runner_is_busy(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow this machine is.
     monkeypatch.setattr(scheduler_module, "INLINE_NS", 1e9)
@@ -364,7 +365,7 @@ def test_short_sequences_are_answered_while_every_runner_is_busy(
 
 @pytest.mark.parametrize("x", [series(33), series(1, 5_000)], ids=["more rows", "more steps"])
 def test_what_was_short_for_others_is_not_taken_to_be_short_for_all(
-    animals: OnnxModel, flow: OnnxModel, x: np.ndarray
+    animals: ServedModel, flow: ServedModel, x: np.ndarray
 ) -> None:
     """On the event loop a long run could be neither ended nor overtaken."""
 
@@ -382,7 +383,7 @@ def test_what_was_short_for_others_is_not_taken_to_be_short_for_all(
 
 
 def test_a_run_that_failed_teaches_nothing(
-    animals: OnnxModel, flow: OnnxModel, monkeypatch: pytest.MonkeyPatch
+    animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_module, "INLINE_NS", 1e9)
     # This model's states grow without end.
@@ -402,7 +403,7 @@ def test_a_run_that_failed_teaches_nothing(
 
 
 def test_as_many_run_at_a_time_as_the_containers_quota_has_cpus(
-    animals: OnnxModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    animals: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpu.max").write_text("300000 100000")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
@@ -413,7 +414,7 @@ def test_as_many_run_at_a_time_as_the_containers_quota_has_cpus(
     barrier = threading.Barrier(3, timeout=PATIENT)
     lock, running, most = threading.Lock(), 0, 0
 
-    def count(stop: Stop) -> Share:
+    def count(stop: CancellationToken) -> BatchResult:
         nonlocal running, most
         with lock:
             running += 1
@@ -421,7 +422,7 @@ def test_as_many_run_at_a_time_as_the_containers_quota_has_cpus(
         barrier.wait()
         with lock:
             running -= 1
-        return Share({})
+        return BatchResult({})
 
     async def together() -> None:
         async with scheduling() as desk:
@@ -437,7 +438,7 @@ def test_a_run_has_the_threads_it_was_given_and_they_do_not_spin(published: Publ
         return set(os.listdir("/proc/self/task"))
 
     before = tasks() if os.path.isdir("/proc/self/task") else set()
-    model = OnnxModel.load(published.registry.get("animals:1"), "cpu", threads)
+    model = ServedModel.load(published.registry.get("animals:1"), "cpu", threads)
     model.run_numpy(series(64, 20))
     if before:
         # The calling thread is one of them; both graphs have their own.
@@ -484,7 +485,7 @@ def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
     (about / "entry_points.txt").write_text("[stablernn.engines]\nhungry = hungry_engine:Engine\n")
     (tmp_path / "hungry_engine.py").write_text(HUNGRY)
     monkeypatch.syspath_prepend(tmp_path)
-    model = OnnxModel.load(published.registry.get("animals:1"), "cpu", engine="hungry")
+    model = ServedModel.load(published.registry.get("animals:1"), "cpu", engine="hungry")
     requests = [series(rows, 10, seed=rows) for rows in (1, 2, 3, 1)]
 
     async def together() -> None:
@@ -496,7 +497,7 @@ def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
                 if len(x) == 3:
                     assert isinstance(answer, TooLargeError)
                 else:
-                    assert isinstance(answer, Answer)
+                    assert isinstance(answer, InferenceResult)
                     assert np.array_equal(answer.outputs["logits"], model.run_numpy(x)["logits"])
 
     asyncio.run(together())
@@ -505,7 +506,7 @@ def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
 
 @pytest.mark.parametrize("inline_ns", [-math.inf, scheduler_module.INLINE_NS], ids=["on threads", "as usual"])
 def test_nothing_is_lost_when_requests_come_and_go(
-    animals: OnnxModel, monkeypatch: pytest.MonkeyPatch, inline_ns: float
+    animals: ServedModel, monkeypatch: pytest.MonkeyPatch, inline_ns: float
 ) -> None:
     monkeypatch.setattr(scheduler_module, "INLINE_NS", inline_ns)
     monkeypatch.setattr(scheduler_module, "ALONE_NS", inline_ns)
@@ -513,7 +514,7 @@ def test_nothing_is_lost_when_requests_come_and_go(
     requests = [series(int(random.integers(1, 4)), int(random.integers(1, 40)), seed=seed) for seed in range(300)]
     doomed = set(random.choice(300, 100, replace=False).tolist())
 
-    async def together() -> list[Answer | BaseException]:
+    async def together() -> list[InferenceResult | BaseException]:
         async with scheduling(max_batch_size=16) as desk:
             works = []
             for number, x in enumerate(requests):
@@ -531,5 +532,5 @@ def test_nothing_is_lost_when_requests_come_and_go(
         if isinstance(answer, asyncio.CancelledError):
             assert number in doomed
         else:
-            assert isinstance(answer, Answer), answer
+            assert isinstance(answer, InferenceResult), answer
             assert np.array_equal(answer.outputs["logits"], animals.run_numpy(x)["logits"])

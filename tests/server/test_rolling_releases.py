@@ -18,7 +18,7 @@ import pytest
 from client_helpers import ServerProcess
 from server_helpers import Published
 from stablernn_client import AsyncClient, Client
-from stablernn_server import OnnxModel
+from stablernn_runtime import ServedModel
 from stock_helpers import Stock, loads
 from stream_helpers import offline, plain, stacked
 
@@ -236,7 +236,7 @@ def test_no_stream_is_lost_or_changed(
     rollout = Rollout(stock, server)
     with ThreadPoolExecutor(THREADS) as pool:
         asyncio.run(run(rollout, singles, shared, by_token, pool))
-    models = [OnnxModel.load(published.registry.get(f"animals:{number}"), "cpu") for number in (1, 2)]
+    models = [ServedModel.load(published.registry.get(f"animals:{number}"), "cpu") for number in (1, 2)]
     expected = [[offline(model, series)["probabilities"] for series in SERIES] for model in models]
     for outcome in rollout.outcomes:
         (version,) = outcome.versions

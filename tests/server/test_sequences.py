@@ -16,10 +16,11 @@ import pytest
 
 from scheduler_helpers import busy, on_loop, turns, until, wait
 from server_helpers import Published, Running, json_tensor, serve
-from stablernn_server import OnnxModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
+from stablernn_server.batching.scheduler import Caller
 from stablernn_server.errors import ClientGoneError, DeadlineError, TooManyError, UnknownSequenceError
-from stablernn_server.scheduler import Caller
-from stablernn_server.sequences import SequenceTable
+from stablernn_server.streams.triton_sequences import SequenceTable
 from stock_helpers import Stock, noise, refusal, version
 
 
@@ -49,7 +50,7 @@ class Desk:
         order: Numbers of those whose turn came, in this order.
     """
 
-    def __init__(self, model: OnnxModel, **settings: Any) -> None:
+    def __init__(self, model: ServedModel, **settings: Any) -> None:
         self.table = SequenceTable(Settings(**settings))
         self.order: list[int] = []
         self._model = model
@@ -88,7 +89,7 @@ async def done(*several: Asked) -> None:
     assert all(asked.task.done() for asked in several)
 
 
-def test_end_start_and_continue_run_in_the_order_that_they_came(animals: OnnxModel) -> None:
+def test_end_start_and_continue_run_in_the_order_that_they_came(animals: ServedModel) -> None:
     async def check() -> None:
         desk = Desk(animals)
         desk.let(desk.send(Asked(0, start=True)).number)
@@ -104,7 +105,7 @@ def test_end_start_and_continue_run_in_the_order_that_they_came(animals: OnnxMod
     asyncio.run(check())
 
 
-def test_what_comes_after_a_waiting_start_waits_for_it(animals: OnnxModel) -> None:
+def test_what_comes_after_a_waiting_start_waits_for_it(animals: ServedModel) -> None:
     """Also what is sent in the moment after the end, when the start has not run yet."""
 
     async def check() -> None:
@@ -128,7 +129,7 @@ def test_what_comes_after_a_waiting_start_waits_for_it(animals: OnnxModel) -> No
     asyncio.run(check())
 
 
-def test_a_start_that_fails_brings_nothing_back(animals: OnnxModel) -> None:
+def test_a_start_that_fails_brings_nothing_back(animals: ServedModel) -> None:
     async def check() -> None:
         desk = Desk(animals)
         desk.send(Asked(0, start=True))
@@ -145,7 +146,7 @@ def test_a_start_that_fails_brings_nothing_back(animals: OnnxModel) -> None:
     asyncio.run(check())
 
 
-def test_a_start_that_fails_leaves_the_sequence_where_it_was(animals: OnnxModel) -> None:
+def test_a_start_that_fails_leaves_the_sequence_where_it_was(animals: ServedModel) -> None:
     async def check() -> None:
         desk = Desk(animals)
         several = [desk.send(Asked(0, start=True)), desk.send(Asked(1, start=True, fails=True)), desk.send(Asked(2))]
@@ -157,7 +158,7 @@ def test_a_start_that_fails_leaves_the_sequence_where_it_was(animals: OnnxModel)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_schedule_is_that_of_one_request_after_the_other(animals: OnnxModel, seed: int) -> None:
+def test_any_schedule_is_that_of_one_request_after_the_other(animals: ServedModel, seed: int) -> None:
     """Random starts, ends, failures, cancellations and pauses against a model that knows no concurrency."""
     chance = random.Random(seed)
 
@@ -190,7 +191,7 @@ def test_any_schedule_is_that_of_one_request_after_the_other(animals: OnnxModel,
             kept = None if asked.end else [*before, asked.number]
 
 
-def test_sequences_of_other_names_do_not_wait(animals: OnnxModel) -> None:
+def test_sequences_of_other_names_do_not_wait(animals: ServedModel) -> None:
     async def check() -> None:
         desk = Desk(animals)
         one = desk.send(Asked(0, start=True), identity=1)
@@ -204,7 +205,7 @@ def test_sequences_of_other_names_do_not_wait(animals: OnnxModel) -> None:
     asyncio.run(check())
 
 
-def test_a_turn_is_waited_for_no_longer_than_the_deadline(animals: OnnxModel) -> None:
+def test_a_turn_is_waited_for_no_longer_than_the_deadline(animals: ServedModel) -> None:
     async def check() -> None:
         desk, loop = Desk(animals), asyncio.get_running_loop()
         first = desk.send(Asked(0, start=True))
@@ -219,7 +220,7 @@ def test_a_turn_is_waited_for_no_longer_than_the_deadline(animals: OnnxModel) ->
     asyncio.run(check())
 
 
-def test_who_has_gone_holds_no_place(animals: OnnxModel) -> None:
+def test_who_has_gone_holds_no_place(animals: ServedModel) -> None:
     async def check() -> None:
         desk, gone = Desk(animals, max_session_queue=2), list[bool]()
         first = desk.send(Asked(0, start=True))
@@ -247,7 +248,7 @@ def test_who_has_gone_holds_no_place(animals: OnnxModel) -> None:
     asyncio.run(check())
 
 
-def test_whose_client_left_just_before_its_turn_is_passed_over(animals: OnnxModel) -> None:
+def test_whose_client_left_just_before_its_turn_is_passed_over(animals: ServedModel) -> None:
     async def check() -> None:
         desk = Desk(animals)
         several = [
@@ -264,7 +265,7 @@ def test_whose_client_left_just_before_its_turn_is_passed_over(animals: OnnxMode
     asyncio.run(check())
 
 
-def test_one_that_is_cancelled_as_its_turn_comes_hands_it_on(animals: OnnxModel) -> None:
+def test_one_that_is_cancelled_as_its_turn_comes_hands_it_on(animals: ServedModel) -> None:
     async def check() -> None:
         desk = Desk(animals)
         first, second, third = desk.send(Asked(0, start=True)), desk.send(Asked(1)), desk.send(Asked(2))
@@ -278,7 +279,7 @@ def test_one_that_is_cancelled_as_its_turn_comes_hands_it_on(animals: OnnxModel)
     asyncio.run(check())
 
 
-def test_what_is_worked_on_does_not_give_way(animals: OnnxModel) -> None:
+def test_what_is_worked_on_does_not_give_way(animals: ServedModel) -> None:
     async def check() -> None:
         desk = Desk(animals, max_sessions=2)
         for number in (0, 1):
@@ -318,7 +319,7 @@ def probabilities(answer: httpx.Response) -> np.ndarray:
     return np.array([tensors["probabilities"]], np.float32)
 
 
-def test_a_server_keeps_the_order_of_end_start_and_continue(one_at_a_time: Running, animals: OnnxModel) -> None:
+def test_a_server_keeps_the_order_of_end_start_and_continue(one_at_a_time: Running, animals: ServedModel) -> None:
     x = np.random.default_rng(0).normal(size=(1, 9, 1)).astype(np.float32)
     infer(one_at_a_time, x[:, :4], sequence_start=True)
     context = one_at_a_time.app.state.context
@@ -367,7 +368,7 @@ def test_a_sequence_times_out_in_its_turn(one_at_a_time: Running) -> None:
 
 
 def test_a_sequence_goes_on_with_the_version_that_it_began_with(
-    published: Published, animals: OnnxModel, tmp_path: Path
+    published: Published, animals: ServedModel, tmp_path: Path
 ) -> None:
     """An alias that moves ends none, whether requests name it or not; only a number is meant as it is."""
     stock, x = Stock(tmp_path / "registry", published), noise(1, 6, 1)

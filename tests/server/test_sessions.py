@@ -20,14 +20,15 @@ import pytest
 
 from scheduler_helpers import PATIENT, on_loop, scheduling, wait
 from server_helpers import Published, Running, serve
-from stablernn_server import OnnxModel, Settings, create_app
-from stablernn_server.context import UNFINISHED
+from stablernn_runtime import ServedModel
+from stablernn_runtime.state_token import StateTokens
+from stablernn_server import Settings, create_app
+from stablernn_server.batching.scheduler import Caller
 from stablernn_server.errors import ServerError
-from stablernn_server.scheduler import Caller
+from stablernn_server.handlers.stream_steps import advance
+from stablernn_server.http.app_context import UNFINISHED
 from stablernn_server.schemas.sessions import Samples
-from stablernn_server.state_token import StateTokens
-from stablernn_server.stepping import advance
-from stablernn_server.streams import Stream
+from stablernn_server.streams.stream import Stream
 from stream_helpers import LETTERS, STATE_KEY, offline, plain, publish, same, samples, stacked
 
 X = [1.0, 2.0]
@@ -39,8 +40,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 
 @pytest.fixture(scope="module")
-def classes(published: Published) -> OnnxModel:
-    return OnnxModel.load(published.registry.get("classes"), "cpu")
+def classes(published: Published) -> ServedModel:
+    return ServedModel.load(published.registry.get("classes"), "cpu")
 
 
 def serving(published: Published, **settings: Any) -> Iterator[Running]:
@@ -112,7 +113,7 @@ def test_a_session_from_its_beginning_to_its_end(client: httpx.Client) -> None:
         )
 
 
-def test_a_session_shows_its_states_against_their_balls(client: httpx.Client, classes: OnnxModel) -> None:
+def test_a_session_shows_its_states_against_their_balls(client: httpx.Client, classes: ServedModel) -> None:
     session = opened(client)
     x = samples(classes, 4)
     step(client, session, plain(x))
@@ -132,7 +133,7 @@ def test_a_session_shows_its_states_against_their_balls(client: httpx.Client, cl
             assert shown["size"] == pytest.approx(float(np.linalg.norm(value)))
 
 
-def test_a_session_goes_on_from_a_token(client: httpx.Client, classes: OnnxModel) -> None:
+def test_a_session_goes_on_from_a_token(client: httpx.Client, classes: ServedModel) -> None:
     x = samples(classes, 5)
     first = opened(client)
     step(client, first, plain(x[:2]))
@@ -216,7 +217,7 @@ def test_sessions_that_never_were(client: httpx.Client) -> None:
     )
 
 
-def test_requests_of_one_session_wait_for_their_turn(running: Running, classes: OnnxModel) -> None:
+def test_requests_of_one_session_wait_for_their_turn(running: Running, classes: ServedModel) -> None:
     """Many at a time: each takes its sample once, and together they are the sequence in some order."""
     x = samples(classes, 12)
     with httpx.Client(base_url=running.url) as client:
@@ -330,7 +331,7 @@ def test_clients_that_leave_take_no_place_and_no_step(published: Published) -> N
             assert step(client, session).json()["step"] == 1
 
 
-def test_a_session_keeps_its_last_outputs_alone(running: Running, client: httpx.Client, classes: OnnxModel) -> None:
+def test_a_session_keeps_its_last_outputs_alone(running: Running, client: httpx.Client, classes: ServedModel) -> None:
     session = opened(client)
     found = step(client, session, plain(samples(classes, 700))).json()
     assert len(found["outputs"]) == 700
@@ -357,7 +358,7 @@ def test_the_log_says_how_long_steps_waited(published: Published, caplog: pytest
 
 def test_the_work_of_a_step_is_told(published: Published) -> None:
     """Of a roll-out, that of all its runs."""
-    fed = OnnxModel.load(published.registry.get("fed"), "cpu")
+    fed = ServedModel.load(published.registry.get("fed"), "cpu")
 
     async def check() -> None:
         async with scheduling() as desk:
@@ -378,7 +379,7 @@ def test_the_work_of_a_step_is_told(published: Published) -> None:
 @pytest.mark.parametrize("what", ["times", "values", "size"])
 def test_large_requests_are_checked_beside_the_event_loop(published: Published, what: str) -> None:
     """Others go on while a request that is refused in the end is looked through."""
-    deep = OnnxModel.load(published.registry.get("deep"), "cpu")
+    deep = ServedModel.load(published.registry.get("deep"), "cpu")
     x = [[1.0, 2.0, 3.0]] * 50_000
     request = {
         "times": Samples(values=x, time=[*map(float, range(49_999)), 1.0]),
@@ -704,7 +705,7 @@ def output(answer: httpx.Response, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("identity", [7, 2**64 - 1, "seven"])
-def test_a_sequence_of_the_protocol_goes_on(client: httpx.Client, classes: OnnxModel, identity: int | str) -> None:
+def test_a_sequence_of_the_protocol_goes_on(client: httpx.Client, classes: ServedModel, identity: int | str) -> None:
     x = np.stack([samples(classes, 6, seed) for seed in (0, 1)])
     whole = classes.run_sequence(x)["probabilities"]
     infer(client, x[:, :2], sequence_id=identity, sequence_start=True)
@@ -720,14 +721,14 @@ def test_a_sequence_of_the_protocol_goes_on(client: httpx.Client, classes: OnnxM
     )
 
 
-def test_a_sequence_begins_anew(client: httpx.Client, classes: OnnxModel) -> None:
+def test_a_sequence_begins_anew(client: httpx.Client, classes: ServedModel) -> None:
     x = samples(classes, 4)[None]
     first = output(infer(client, x, sequence_id=1, sequence_start=True), "probabilities")
     assert not np.array_equal(output(infer(client, x, sequence_id=1), "probabilities"), first)
     assert np.array_equal(output(infer(client, x, sequence_id=1, sequence_start=True), "probabilities"), first)
 
 
-def test_a_sequence_keeps_its_series(client: httpx.Client, classes: OnnxModel) -> None:
+def test_a_sequence_keeps_its_series(client: httpx.Client, classes: ServedModel) -> None:
     x = np.stack([samples(classes, 2, seed) for seed in (0, 1)])
     infer(client, x, sequence_id=2, sequence_start=True)
     assert refused(infer(client, x[:1], sequence_id=2), 400, "bad_input") == (
@@ -736,7 +737,7 @@ def test_a_sequence_keeps_its_series(client: httpx.Client, classes: OnnxModel) -
     )
 
 
-def test_a_sequence_that_was_not_begun(client: httpx.Client, classes: OnnxModel) -> None:
+def test_a_sequence_that_was_not_begun(client: httpx.Client, classes: ServedModel) -> None:
     x = samples(classes, 2)[None]
     assert refused(infer(client, x, sequence_id="new"), 409, "unknown_sequence") == (
         "The sequence 'new' of the model 'classes' was not begun in this server process. Begin it with "
@@ -749,7 +750,7 @@ def test_a_sequence_that_was_not_begun(client: httpx.Client, classes: OnnxModel)
     )
 
 
-def test_sequences_expire_and_need_one_process(published: Published, classes: OnnxModel) -> None:
+def test_sequences_expire_and_need_one_process(published: Published, classes: ServedModel) -> None:
     x = samples(classes, 2)[None]
     for running in serving(published, models=("classes",), session_ttl_seconds=0.2):
         with httpx.Client(base_url=running.url) as client:
@@ -762,7 +763,7 @@ def test_sequences_expire_and_need_one_process(published: Published, classes: On
             assert refused(answer, 409, "one_process_only").startswith("Sequences are kept by one process, and 2 share")
 
 
-def test_many_clients_at_a_time(running: Running, classes: OnnxModel) -> None:
+def test_many_clients_at_a_time(running: Running, classes: ServedModel) -> None:
     """Sessions of several threads are batched, and each gets the bits of its own series."""
     count, steps = 24, 6
     barrier = threading.Barrier(8)

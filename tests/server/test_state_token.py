@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from stablernn_runtime.state_token import StateTokens, StreamSnapshot, key_of
+from stablernn_runtime.stream_clock import Clock
 from stablernn_server import Settings
-from stablernn_server.clock import Clock
 from stablernn_server.errors import BadTokenError, ExpiredTokenError, SettingsError
-from stablernn_server.state_token import Portable, StateTokens, key_of
+from stablernn_server.security.state_key import create_state_tokens
 
 KEY = bytes(range(32))
 DIGEST = "sha256:" + "5a" * 32
@@ -28,10 +29,10 @@ TOKENS = StateTokens(KEY, 60)
 SPECIAL = np.array([np.nan, -0.0, np.inf, 1e-45, np.pi], np.float32)
 
 
-def portable(**fields: Any) -> Portable:
+def portable(**fields: Any) -> StreamSnapshot:
     states = {"state_1": SPECIAL, "state_0": np.array([[2**62, -1]], np.int64), "empty": np.zeros((0, 3), np.float32)}
     known: dict[str, Any] = {"clock": Clock("2024-01-31T06:00:00Z", 2.5), "static": SPECIAL[:2], "states": states}
-    return Portable(**{"model": "animals:12", "digest": DIGEST, "step": 2**40, **known, **fields})
+    return StreamSnapshot(**{"model": "animals:12", "digest": DIGEST, "step": 2**40, **known, **fields})
 
 
 @pytest.mark.parametrize("clock", [Clock(), Clock(-0.1, 7.0), Clock("2024-01-31", 0.0)], ids=["none", "number", "text"])
@@ -141,31 +142,31 @@ def test_a_short_key_is_refused_and_not_repeated(given: str, size: int, tmp_path
     path = tmp_path / "key"
     path.write_text(given)
     with pytest.raises(SettingsError) as caught:
-        StateTokens.of(Settings(state_key_file=path))
+        create_state_tokens(Settings(state_key_file=path))
     assert str(caught.value) == (
         f"The state key file {path} must hold a key of at least 32 bytes, as 64 hex digits or as text, got {size} "
         "bytes; 'openssl rand -hex 32' makes one."
     )
     if given:
         with pytest.raises(SettingsError, match="^STABLERNN_STATE_KEY must hold"):
-            StateTokens.of(Settings(state_key=given))
+            create_state_tokens(Settings(state_key=given))
 
 
 def test_a_key_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
-        StateTokens.of(Settings(state_key_file=tmp_path / "none"))
+        create_state_tokens(Settings(state_key_file=tmp_path / "none"))
     assert str(caught.value) == f"The state key file {tmp_path / 'none'} cannot be read: No such file or directory."
 
 
 def test_one_key_is_enough(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("0f" * 32)
     with pytest.raises(SettingsError, match="are both given; leave one of them out"):
-        StateTokens.of(Settings(state_key="0f" * 32, state_key_file=tmp_path / "key"))
+        create_state_tokens(Settings(state_key="0f" * 32, state_key_file=tmp_path / "key"))
 
 
 def test_without_a_key_tokens_die_with_the_process(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        one, other = StateTokens.of(Settings()), StateTokens.of(Settings())
+        one, other = create_state_tokens(Settings()), create_state_tokens(Settings())
     assert "state tokens die with this process" in caplog.text
     assert one.read(one.issue(portable())).step == 2**40
     with pytest.raises(BadTokenError):
@@ -185,6 +186,6 @@ def test_times_that_cannot_be_counted_are_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_the_longest_time_to_live_can_be_written() -> None:
     settings = Settings(token_ttl_seconds=100 * 365 * 86_400, state_key=SecretStr("k" * 32))
-    tokens = StateTokens.of(settings)
-    held = Portable("m:1", "sha256:" + "00" * 32, 1, Clock(), np.empty(0, np.float32), {})
+    tokens = create_state_tokens(settings)
+    held = StreamSnapshot("m:1", "sha256:" + "00" * 32, 1, Clock(), np.empty(0, np.float32), {})
     assert tokens.read(tokens.issue(held)).step == 1

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, create_app
-from stablernn_server.statistics import EXACT_SIZES, ModelStatistics
+from stablernn_server.observability.triton_statistics import EXACT_SIZES, ModelStatistics
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from server_helpers import Published, Running, serve
-from stablernn_server import OnnxModel, Settings, create_app
+from stablernn_runtime import ServedModel
+from stablernn_server import Settings, create_app
 from stream_helpers import STATE_KEY, Wire, distances, frame, offline, plain, publish, same, samples, stacked
 
 X = [1.0, 2.0]
@@ -32,8 +33,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 
 @pytest.fixture(scope="module")
-def classes(published: Published) -> OnnxModel:
-    return OnnxModel.load(published.registry.get("classes"), "cpu")
+def classes(published: Published) -> ServedModel:
+    return ServedModel.load(published.registry.get("classes"), "cpu")
 
 
 def serving(published: Published, **settings: Any) -> Iterator[Running]:
@@ -69,7 +70,7 @@ def test_the_server_speaks_first(running: Running) -> None:
         assert wire.hello["sample_shape"] == [3, 2]
 
 
-def test_outputs_can_be_chosen(running: Running, classes: OnnxModel) -> None:
+def test_outputs_can_be_chosen(running: Running, classes: ServedModel) -> None:
     x = samples(classes, 3)
     with Wire(running.url, "classes", "&outputs=probabilities") as wire:
         assert wire.hello["outputs"] == [{"name": "probabilities", "shape": [3]}]
@@ -98,7 +99,7 @@ def test_a_stream_is_closed_and_begins_anew(running: Running) -> None:
         }
 
 
-def test_closing_one_stream_leaves_the_others(running: Running, classes: OnnxModel) -> None:
+def test_closing_one_stream_leaves_the_others(running: Running, classes: ServedModel) -> None:
     """The rows of the others move; numbers, states and counts must move together."""
     x = np.stack([samples(classes, 4, seed) for seed in range(5)])
     with Wire(running.url, "classes") as wire:
@@ -112,7 +113,7 @@ def test_closing_one_stream_leaves_the_others(running: Running, classes: OnnxMod
         same({name: value[place] for name, value in found.items()}, expected)
 
 
-def test_tokens_in_text_and_in_bytes(running: Running, classes: OnnxModel) -> None:
+def test_tokens_in_text_and_in_bytes(running: Running, classes: ServedModel) -> None:
     x = np.stack([samples(classes, 4, seed) for seed in range(3)])
     with Wire(running.url, "classes") as wire:
         _, _, tokens = wire.step([1, 2, 3], x[:, :2], want_tokens=True)
@@ -335,7 +336,7 @@ def test_who_may_stream(published: Published) -> None:
 def test_many_sockets_at_a_time(running: Running, published: Published) -> None:
     """Their steps are batched; each stream gets the bits of its own series, and numbers of one socket are its own."""
     names = ["classes", "timed"]
-    models = {name: OnnxModel.load(published.registry.get(name), "cpu") for name in names}
+    models = {name: ServedModel.load(published.registry.get(name), "cpu") for name in names}
 
     def follow(seed: int) -> None:
         model = models[names[seed % 2]]
@@ -354,7 +355,7 @@ def test_many_sockets_at_a_time(running: Running, published: Published) -> None:
         list(pool.map(follow, range(48)))
 
 
-def test_frames_of_a_socket_are_answered_in_their_order(running: Running, classes: OnnxModel) -> None:
+def test_frames_of_a_socket_are_answered_in_their_order(running: Running, classes: ServedModel) -> None:
     """All are sent before the first answer is read, those that are wrong among them."""
     x = samples(classes, 40)
     with Wire(running.url, "classes") as wire:
@@ -483,7 +484,7 @@ def leave(running: Running, loop: asyncio.AbstractEventLoop, seconds: float) -> 
     asyncio.run_coroutine_threadsafe(sockets.leave(seconds), loop).result(seconds + 10)
 
 
-def test_a_server_that_stops_hands_back_the_streams(published: Published, classes: OnnxModel) -> None:
+def test_a_server_that_stops_hands_back_the_streams(published: Published, classes: ServedModel) -> None:
     """Every client gets a token of each stream that has begun, and goes on elsewhere with the same bits."""
     x = np.stack([samples(classes, 5, seed) for seed in range(3)])
     tokens: dict[str, str] = {}
@@ -591,7 +592,7 @@ def test_a_frame_that_outlasts_the_grace_is_ended(alone: Running, published: Pub
     with Wire(alone.url, "deep") as wire:
         taken, found, _ = wire.step([5], x[:, 1:], tokens=[token], sequence=[2])
         assert taken == [2]
-    model = OnnxModel.load(published.registry.get("deep"), "cpu")
+    model = ServedModel.load(published.registry.get("deep"), "cpu")
     expected = {name: value[1:] for name, value in offline(model, x[0].astype(np.float32)).items()}
     same({name: value[0] for name, value in found.items()}, expected)
 
@@ -656,7 +657,7 @@ def test_a_client_that_goes_leaves_nothing_behind(running: Running) -> None:
         time.sleep(0.01)
 
 
-def test_random_disconnects_lose_nothing_that_the_client_holds(running: Running, classes: OnnxModel) -> None:
+def test_random_disconnects_lose_nothing_that_the_client_holds(running: Running, classes: ServedModel) -> None:
     """Each answer brings a token; wherever the connection breaks, the stream goes on from the last one."""
 
     def follow(seed: int) -> dict[str, np.ndarray]:
@@ -683,7 +684,7 @@ def test_random_disconnects_lose_nothing_that_the_client_holds(running: Running,
         assert len(list(pool.map(follow, range(24)))) == 24
 
 
-def test_text_and_binary_may_be_mixed(running: Running, classes: OnnxModel) -> None:
+def test_text_and_binary_may_be_mixed(running: Running, classes: ServedModel) -> None:
     x = samples(classes, 4)
     with Wire(running.url, "classes") as wire:
         first = wire.step([0], x[None, :1])[1]

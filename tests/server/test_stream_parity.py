@@ -19,17 +19,18 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from server_helpers import Published, Running, json_tensor, serve
-from stablernn_server import OnnxModel, Settings, create_app
-from stablernn_server.context import Context
-from stablernn_server.sockets import Conversation
-from stablernn_server.streams import plan_of
+from stablernn_runtime import ServedModel
+from stablernn_runtime.stream_spec import stream_spec
+from stablernn_server import Settings, create_app
+from stablernn_server.handlers.stream_connection import Conversation
+from stablernn_server.http.app_context import AppContext
 from stream_helpers import STATE_KEY, Wire, distances, frame, offline, plain, publish, same, samples, stacked
 
 MODELS = ["classes", "deep", "text", "timed", "patched", "ragged", "fed"]
 STEPS = 7
 
 Outputs = dict[str, np.ndarray]
-Transport = Callable[[Running, OnnxModel, np.ndarray, np.ndarray | None], Outputs]
+Transport = Callable[[Running, ServedModel, np.ndarray, np.ndarray | None], Outputs]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 
 @pytest.fixture(scope="module")
-def opened(published: Published) -> dict[str, OnnxModel]:
-    return {name: OnnxModel.load(published.registry.get(name), "cpu") for name in published.torch_models}
+def opened(published: Published) -> dict[str, ServedModel]:
+    return {name: ServedModel.load(published.registry.get(name), "cpu") for name in published.torch_models}
 
 
 def settings(published: Published) -> Settings:
@@ -66,7 +67,7 @@ def at(value: np.ndarray | None, place: int | slice) -> np.ndarray | None:
     return None if value is None else np.asarray(value[place])
 
 
-def by_session(running: Running, model: OnnxModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
+def by_session(running: Running, model: ServedModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
     path = f"/v1/sessions/{post(running, '/v1/sessions', {'model': model.name})['session_id']}/step"
     found = []
     for step in range(len(x)):
@@ -76,13 +77,13 @@ def by_session(running: Running, model: OnnxModel, x: np.ndarray, dt: np.ndarray
     return stacked(found)
 
 
-def by_session_in_parts(running: Running, model: OnnxModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
+def by_session_in_parts(running: Running, model: ServedModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
     path = f"/v1/sessions/{post(running, '/v1/sessions', {'model': model.name})['session_id']}/step"
     parts = [slice(0, 3), slice(3, 4), slice(4, len(x))]
     return stacked([item for part in parts for item in post(running, path, body(x[part], at(dt, part)))["outputs"]])
 
 
-def by_token(running: Running, model: OnnxModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
+def by_token(running: Running, model: ServedModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
     state: dict[str, str] = {"model": model.name}
     found = []
     for step in range(len(x)):
@@ -92,14 +93,14 @@ def by_token(running: Running, model: OnnxModel, x: np.ndarray, dt: np.ndarray |
     return stacked(found)
 
 
-def by_text_frames(running: Running, model: OnnxModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
+def by_text_frames(running: Running, model: ServedModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
     with Wire(running.url, model.name) as wire:
         answers = [wire.say(stream=9, **body(x[step], at(dt, step))) for step in range(len(x))]
     assert [answer["step"] for answer in answers] == list(range(1, len(x) + 1)), answers
     return stacked([answer["outputs"][0] for answer in answers])
 
 
-def by_binary_frames(running: Running, model: OnnxModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
+def by_binary_frames(running: Running, model: ServedModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
     found = []
     with Wire(running.url, model.name) as wire:
         for step in range(len(x)):
@@ -111,13 +112,13 @@ def by_binary_frames(running: Running, model: OnnxModel, x: np.ndarray, dt: np.n
     return {name: np.concatenate([outputs[name][0] for outputs in found]) for name in found[0]}
 
 
-def by_one_frame(running: Running, model: OnnxModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
+def by_one_frame(running: Running, model: ServedModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
     with Wire(running.url, model.name) as wire:
         _, outputs, _ = wire.step([3], x[None], dt=None if dt is None else dt[None])
     return {name: value[0] for name, value in outputs.items()}
 
 
-def by_many_sockets(running: Running, model: OnnxModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
+def by_many_sockets(running: Running, model: ServedModel, x: np.ndarray, dt: np.ndarray | None) -> Outputs:
     """A token carries the stream from each socket to the next."""
     found, tokens = [], None
     for step in range(len(x)):
@@ -143,14 +144,14 @@ TRANSPORTS: list[Transport] = [
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda transport: transport.__name__)
 def test_a_stream_says_what_the_sequence_says(
-    transport: Transport, name: str, running: Running, opened: dict[str, OnnxModel]
+    transport: Transport, name: str, running: Running, opened: dict[str, ServedModel]
 ) -> None:
     model = opened[name]
     x, dt = samples(model, STEPS), distances(model, STEPS)
     same(transport(running, model, x, dt), offline(model, x, dt))
 
 
-def v2_tensors(model: OnnxModel, x: np.ndarray, dt: np.ndarray) -> list[dict[str, Any]]:
+def v2_tensors(model: ServedModel, x: np.ndarray, dt: np.ndarray) -> list[dict[str, Any]]:
     flat, told = x.reshape(1, -1, model.sequence.inputs["x"].shape[-1]), dt.reshape(1, -1)
     return [json_tensor("x", flat), json_tensor("dt", told)]
 
@@ -158,7 +159,7 @@ def v2_tensors(model: OnnxModel, x: np.ndarray, dt: np.ndarray) -> list[dict[str
 @pytest.mark.parametrize("name", ["timed", "ragged"])
 @pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda transport: transport.__name__)
 def test_the_first_dt_of_a_stream_does_not_count(
-    transport: Transport, name: str, running: Running, opened: dict[str, OnnxModel]
+    transport: Transport, name: str, running: Running, opened: dict[str, ServedModel]
 ) -> None:
     model = opened[name]
     x, dt = samples(model, STEPS), distances(model, STEPS)
@@ -170,7 +171,7 @@ def test_the_first_dt_of_a_stream_does_not_count(
 
 @pytest.mark.parametrize("name", ["timed", "ragged"])
 def test_the_first_dt_of_a_whole_sequence_does_not_count(
-    name: str, running: Running, opened: dict[str, OnnxModel]
+    name: str, running: Running, opened: dict[str, ServedModel]
 ) -> None:
     model = opened[name]
     x, dt = np.nan_to_num(samples(model, STEPS)), distances(model, STEPS)
@@ -192,7 +193,7 @@ def test_the_first_dt_of_a_whole_sequence_does_not_count(
     assert np.array_equal(np.array(mean, np.float32), expected.reshape(-1))
 
 
-def test_the_first_dt_after_given_states_counts(running: Running, opened: dict[str, OnnxModel]) -> None:
+def test_the_first_dt_after_given_states_counts(running: Running, opened: dict[str, ServedModel]) -> None:
     model = opened["timed"]
     x, dt = np.nan_to_num(samples(model, STEPS)), distances(model, STEPS)
     assert dt is not None
@@ -207,7 +208,7 @@ def test_the_first_dt_after_given_states_counts(running: Running, opened: dict[s
 
 @pytest.mark.parametrize("first", [-1.0, -1e-3, 4.5, 1e30, 1e39, float("nan"), float("inf")], ids=str)
 def test_the_first_dt_must_be_one_that_a_step_may_have(
-    first: float, running: Running, opened: dict[str, OnnxModel]
+    first: float, running: Running, opened: dict[str, ServedModel]
 ) -> None:
     model = opened["timed"]
     x, dt = np.ones((2, 1), np.float32), np.array([first, 1.0])
@@ -237,7 +238,7 @@ def test_the_first_dt_must_be_one_that_a_step_may_have(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_many_streams_of_a_socket_do_not_see_each_other(
-    name: str, running: Running, opened: dict[str, OnnxModel]
+    name: str, running: Running, opened: dict[str, ServedModel]
 ) -> None:
     """Some are stepped in each frame, in changing order, and begin at different times."""
     model, count = opened[name], 11
@@ -275,7 +276,7 @@ def known(row: np.ndarray) -> dict[str, float]:
     return dict(zip(["size", "age"], row.tolist(), strict=True))
 
 
-def test_static_values_hold_in_binary_frames(running: Running, opened: dict[str, OnnxModel]) -> None:
+def test_static_values_hold_in_binary_frames(running: Running, opened: dict[str, ServedModel]) -> None:
     """Of one stream and of several, in frames of one sample, of several, and of as many as there are streams."""
     model = opened["still"]
     x = np.stack([samples(model, 6, seed) for seed in range(2)])
@@ -292,13 +293,13 @@ def test_static_values_hold_in_binary_frames(running: Running, opened: dict[str,
     same({name: value[0] for name, value in alone.items()}, offline(model, x[0]))
 
 
-def test_static_values_hold_in_a_shared_batch(published: Published, opened: dict[str, OnnxModel]) -> None:
+def test_static_values_hold_in_a_shared_batch(published: Published, opened: dict[str, ServedModel]) -> None:
     """Two sockets send as many samples as streams; whoever takes one axis for the other finds numbers, wrong ones."""
     model = opened["still"]
     x = np.stack([samples(model, 2, seed) for seed in range(4)]).reshape(2, 2, 2, 1)
 
     async def run() -> list[bytes]:
-        context = Context.open(settings(published))
+        context = AppContext.open(settings(published))
         context.start()
         served = await context.models.find_open("still")
         sockets = [Conversation(served, served.ref, None, context, "") for _ in range(2)]
@@ -311,7 +312,7 @@ def test_static_values_hold_in_a_shared_batch(published: Published, opened: dict
         await context.stop()
         return answers
 
-    sizes = {name: int(np.prod(shape)) for name, shape in plan_of(model).outputs.items()}
+    sizes = {name: int(np.prod(shape)) for name, shape in stream_spec(model).outputs.items()}
     for place, content in enumerate(asyncio.run(run())):
         at = 12 + 16
         for name, size in sizes.items():
@@ -322,8 +323,8 @@ def test_static_values_hold_in_a_shared_batch(published: Published, opened: dict
                 assert np.array_equal(value[row], expected.reshape(2, -1)), name
 
 
-def test_only_inputs_of_all_steps_go_to_the_graph_as_they_are(opened: dict[str, OnnxModel]) -> None:
-    plan, x = plan_of(opened["still"]), np.zeros((2, 2, 1), np.float32)
+def test_only_inputs_of_all_steps_go_to_the_graph_as_they_are(opened: dict[str, ServedModel]) -> None:
+    plan, x = stream_spec(opened["still"]), np.zeros((2, 2, 1), np.float32)
     assert not plan.accepts({"x": x, "static": STATIC}, 2, 2)
     assert plan.accepts({"x": x, "static": np.broadcast_to(STATIC[:, None], (2, 2, 2))}, 2, 2)
     assert not plan.accepts({"x": x[:1]}, 2, 2)
@@ -341,7 +342,7 @@ def test_many_tokens_do_not_stop_the_others(published: Published) -> None:
 
     async def run() -> None:
         nonlocal turns
-        context = Context.open(settings(published))
+        context = AppContext.open(settings(published))
         context.start()
         socket = Conversation(await context.models.find_open("classes"), "classes", None, context, "")
         numbers, x = list(range(2000)), np.zeros((2000, 1, 2), np.float32)
@@ -359,7 +360,7 @@ def test_many_tokens_do_not_stop_the_others(published: Published) -> None:
     asyncio.run(run())
 
 
-def test_the_last_step_alone(running: Running, opened: dict[str, OnnxModel]) -> None:
+def test_the_last_step_alone(running: Running, opened: dict[str, ServedModel]) -> None:
     model = opened["deep"]
     x = samples(model, STEPS)
     expected = {name: value[-1:] for name, value in offline(model, x).items()}
@@ -371,7 +372,7 @@ def test_the_last_step_alone(running: Running, opened: dict[str, OnnxModel]) -> 
     same(stacked(post(running, "/v1/step", {"model": "deep", **body(x, None, every=False)})["outputs"]), expected)
 
 
-def test_times_are_turned_into_distances(running: Running, opened: dict[str, OnnxModel]) -> None:
+def test_times_are_turned_into_distances(running: Running, opened: dict[str, ServedModel]) -> None:
     """Hours of the clock, numbers of steps and distances say the same."""
     model = opened["timed"]
     x = samples(model, 4)
@@ -391,7 +392,7 @@ def test_times_are_turned_into_distances(running: Running, opened: dict[str, Onn
     same(stacked(found), expected)
 
 
-def test_a_recursive_head_is_rolled_out(running: Running, opened: dict[str, OnnxModel]) -> None:
+def test_a_recursive_head_is_rolled_out(running: Running, opened: dict[str, ServedModel]) -> None:
     """After each sample the whole horizon, without the stream's own state moving on."""
     model = opened["fed"]
     x = samples(model, 4)
@@ -405,7 +406,7 @@ def test_a_recursive_head_is_rolled_out(running: Running, opened: dict[str, Onnx
             assert np.array_equal(np.array(found[name], np.float32), whole[name][0])
 
 
-def test_the_calendar_and_what_is_known(running: Running, opened: dict[str, OnnxModel]) -> None:
+def test_the_calendar_and_what_is_known(running: Running, opened: dict[str, ServedModel]) -> None:
     """The same numbers as the forecast of the whole series by the time-series route."""
     series = np.random.default_rng(2).normal(5.0, 3.0, (5, 2)).astype(np.float32).tolist()
     future, static = {"price": [3.0, None, 5.0]}, {"age": 7.0}
@@ -425,7 +426,7 @@ def test_the_calendar_and_what_is_known(running: Running, opened: dict[str, Onnx
         assert np.array(found["quantiles"])[:, 0, 2].tolist() == content["quantiles"]["0.9"]
 
 
-def test_fewer_steps_ahead_of_a_direct_head(running: Running, opened: dict[str, OnnxModel]) -> None:
+def test_fewer_steps_ahead_of_a_direct_head(running: Running, opened: dict[str, ServedModel]) -> None:
     x = samples(opened["deep"], 3)
     answer = post(running, "/v1/step", {"model": "deep", **body(x, None, horizon=2)})
     expected = {name: value[:, :2] for name, value in offline(opened["deep"], x).items()}
@@ -433,7 +434,7 @@ def test_fewer_steps_ahead_of_a_direct_head(running: Running, opened: dict[str, 
 
 
 def test_a_stream_goes_on_in_another_process_with_the_same_key(
-    published: Published, opened: dict[str, OnnxModel]
+    published: Published, opened: dict[str, ServedModel]
 ) -> None:
     """Servers come and go; text, binary frames and plain requests take over from each other."""
     model = opened["timed"]
@@ -478,7 +479,7 @@ def process(published: Published, model: str = "timed") -> Iterator[tuple[str, s
             one.kill()
 
 
-def test_a_stream_outlives_the_process_that_is_killed(published: Published, opened: dict[str, OnnxModel]) -> None:
+def test_a_stream_outlives_the_process_that_is_killed(published: Published, opened: dict[str, ServedModel]) -> None:
     """What the client holds is enough: the next process goes on from the last token, by whatever route."""
     model = opened["timed"]
     x, dt = samples(model, 6), distances(model, 6)
@@ -501,7 +502,7 @@ def test_a_stream_outlives_the_process_that_is_killed(published: Published, open
 
 
 def test_a_process_that_is_told_to_stop_answers_the_frame_in_hand(
-    published: Published, opened: dict[str, OnnxModel]
+    published: Published, opened: dict[str, ServedModel]
 ) -> None:
     """Then it hands back the streams; another one goes on from there."""
     model, steps = opened["classes"], 30_000

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stablernn_runtime.calendar import advance, check_frequency, spacing
 from stablernn_server.errors import InputError
-from stablernn_server.timestamps import advance, check_frequency, spacing
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_server import Settings, SettingsError, create_app
-from stablernn_server.tracing import Tracing
+from stablernn_server.observability.tracing import Tracing
 
 collected = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
@@ -193,7 +193,7 @@ def test_without_the_extra_the_error_says_how_to_get_it() -> None:
         "import sys\n"
         "sys.modules['opentelemetry'] = None\n"
         "from stablernn_server import Settings, SettingsError\n"
-        "from stablernn_server.tracing import Tracing\n"
+        "from stablernn_server.observability.tracing import Tracing\n"
         "assert Tracing.open(Settings()) is None\n"
         "try:\n"
         "    Tracing.open(Settings(traces='otlp'))\n"

@@ -19,7 +19,7 @@ from connection_helpers import connected
 from scheduler_helpers import wait
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, create_app
-from stablernn_server.websocket_protocol import MAX_EMPTY_FRAGMENTS
+from stablernn_server.transport.websocket_protocol import MAX_EMPTY_FRAGMENTS
 from stream_helpers import Wire, frame, same
 
 LIMIT = 300_000

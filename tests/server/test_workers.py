@@ -28,8 +28,8 @@ from server_helpers import Published, json_tensor
 from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, until
 from stablernn_client import ConnectionFailed
 from stablernn_registry import Registry, Version
-from stablernn_server import OnnxModel
-from stablernn_server.supervisor import Place
+from stablernn_runtime import ServedModel
+from stablernn_server.process.supervisor import Place
 
 QUICK = {"STABLERNN_RELOAD_SECONDS": "0.1"}
 TOKEN = "a-token-that-is-long-enough-for-this"
@@ -52,8 +52,8 @@ def copy(registry: Registry, version: Version) -> Version:
 
 
 @pytest.fixture(scope="module")
-def opened(registry: Registry) -> OnnxModel:
-    return OnnxModel.load(registry.get("animals:1"), "cpu")
+def opened(registry: Registry) -> ServedModel:
+    return ServedModel.load(registry.get("animals:1"), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_both_processes_answer_and_count_together(pair: ServeProcess) -> None:
     until(lambda: total(pair.url, "requests_total", route="/v2/models/{model}/infer", code="200") == before + count)
 
 
-def test_a_state_token_goes_from_one_process_to_the_other(pair: ServeProcess, opened: OnnxModel) -> None:
+def test_a_state_token_goes_from_one_process_to_the_other(pair: ServeProcess, opened: ServedModel) -> None:
     steps = noise(200, 1, seed=1)
     token, seen = None, []
     for number, values in enumerate(steps):
@@ -145,7 +145,7 @@ def test_a_state_token_goes_from_one_process_to_the_other(pair: ServeProcess, op
     assert len(set(seen)) == 2
 
 
-def test_a_websocket_stream_goes_on_at_the_other_process(pair: ServeProcess, opened: OnnxModel) -> None:
+def test_a_websocket_stream_goes_on_at_the_other_process(pair: ServeProcess, opened: ServedModel) -> None:
     steps = noise(100, 1, seed=2)
     address = f"ws://127.0.0.1:{pair.port}/v1/stream?model=animals"
     token, seen = None, set()
@@ -347,7 +347,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 # One process serves the client below.
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_tls(certificate: tuple[Path, Path], start: Start, opened: OnnxModel, workers: int) -> None:
+def test_tls(certificate: tuple[Path, Path], start: Start, opened: ServedModel, workers: int) -> None:
     files = ("--tls-cert-file", certificate[0], "--tls-key-file", certificate[1])
     server = start("--workers", workers, "--model", "animals:1", *files)
     assert server.url.startswith("https://127.0.0.1:")
@@ -381,7 +381,7 @@ def secured(
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
 def test_the_client_over_tls(
-    certificate: tuple[Path, Path], secured: ServeProcess, opened: OnnxModel, kind: str
+    certificate: tuple[Path, Path], secured: ServeProcess, opened: ServedModel, kind: str
 ) -> None:
     server = secured
     x = noise(1, 4, 1)

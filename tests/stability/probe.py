@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.cells._base import State
-from stablernn.stability.bounds import StepBound
 
 SLACK = 1e-6
 """What rounding in float64 may add to what is seen."""

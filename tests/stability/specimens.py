@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from cells.test_reference import VARIANTS
 from stability.probe import checked
 from stablernn import Classifier, create_cell, list_cells
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell, cell_info
+from stablernn.certificates.certificate import certify
+from stablernn.certificates.projection import certified_kind, project
 from stablernn.data import ClassificationData, load_data
 from stablernn.errors import ConfigError
-from stablernn.models import SequenceModel
-from stablernn.stability.bounds import StepBound
-from stablernn.stability.certificate import certify
-from stablernn.stability.projection import certified_kind, project
+from stablernn.nn.models import SequenceModel
 
 DRAWS = ("fresh", "small", "large")
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from stability.probe import exact, farthest, worst_gain, worst_rate
 from stability.test_soundness import SLACK, drawn
 from stablernn import Classifier, create_cell
+from stablernn.bounds.gated import largest_bend, largest_gated, largest_mix
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.cells.cfc import _RANGES
-from stablernn.stability.bounds import StepBound
-from stablernn.stability.certificate import certify
-from stablernn.stability.gates import largest_bend, largest_gated, largest_mix
+from stablernn.certificates.certificate import certify
 
 
 def with_weights(key: str, hidden: int, inputs: int, weights: dict[str, Any], **options: Any) -> StableCell:

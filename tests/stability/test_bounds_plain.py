@@ -15,10 +15,10 @@ from torch import Tensor
 from stability.probe import exact, farthest, reached, size_of, worst_gain, worst_rate
 from stability.test_soundness import SLACK, drawn
 from stablernn import create_cell
+from stablernn.bounds.step_bound import float64
 from stablernn.cells._complex import steepest_slopes
+from stablernn.certificates.certificate import certify
 from stablernn.parametrizations import complex_modrelu
-from stablernn.stability.bounds import float64
-from stablernn.stability.certificate import certify
 
 ORTHOGONAL = ("scornn", "exprnn", "dtriv", "urnn", "fc_urnn", "eunn")
 FREE = ("identity_rnn", "indrnn", "rnn_orth", "soft_orth", "nnrnn", "kru", "cornn")

@@ -12,9 +12,9 @@ import torch
 
 from stability.probe import exact, farthest, size_of, worst_gain, worst_rate
 from stablernn import create_cell
+from stablernn.bounds.continuous import theorem_1_holds
 from stablernn.cells import StableCell
-from stablernn.stability.certificate import certify
-from stablernn.stability.continuous import theorem_1_holds
+from stablernn.certificates.certificate import certify
 
 SLACK = 1e-6
 """What the float32 rounding of matrices that the probe builds in float64 may add."""

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from stability.probe import size_of
 from stablernn import StableRNN
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.cells._base import State
-from stablernn.stability.bounds import StepBound
-from stablernn.stability.cascade import Cascade, cascade
+from stablernn.certificates.cascade import Cascade, cascade
 
 TIME = 40
 STACKS = {"rnn": 0.5, "identity_rnn": 0.5, "indrnn": 0.8, "nnrnn": 0.6, "kru": 0.7, "cornn": 0.1}

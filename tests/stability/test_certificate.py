@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from stability.test_soundness import drawn
 from stablernn import Classifier, Forecaster, StableRNN, create_cell
+from stablernn.certificates.certificate import KINDS, certify
 from stablernn.errors import CertificateError, ConfigError
 from stablernn.export.scan import step_graph
 from stablernn.export.step import parts, state_names
-from stablernn.models import SequenceModel
-from stablernn.stability.certificate import KINDS, certify
+from stablernn.nn.models import SequenceModel
 
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stablernn import StableRNN, create_cell, list_cells
-from stablernn.stability.certificate import certify
+from stablernn.certificates.certificate import certify
 
 TIMED = [key for key in list_cells() if create_cell(key, 2, 3).takes_dt]
 

@@ -16,8 +16,8 @@ from scipy.integrate import solve_ivp
 from scipy.linalg import expm, null_space
 
 from stablernn import create_cell
-from stablernn.stability.certificate import certify
-from stablernn.stability.continuous import theorem_1, theorem_1_holds
+from stablernn.bounds.continuous import theorem_1, theorem_1_holds
+from stablernn.certificates.certificate import certify
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from stability.probe import exact, size_of
 from stablernn import StableRNN, create_cell, list_cells
+from stablernn.bounds.lure import sector_rate
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
-from stablernn.stability.bounds import StepBound
-from stablernn.stability.certificate import certify
-from stablernn.stability.sector import sector_rate
+from stablernn.certificates.certificate import certify
 
 TIMED = [key for key in list_cells() if create_cell(key, 2, 3).takes_dt]
 EULER = [key for key in TIMED if create_cell(key, 2, 3).is_euler]

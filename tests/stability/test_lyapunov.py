@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stablernn.stability.lyapunov import entropy_rate, kaplan_yorke, lyapunov_spectrum, tangent_map
+from stablernn.dynamics.lyapunov import entropy_rate, kaplan_yorke, lyapunov_spectrum, tangent_map
 
 
 def starts(batch: int, size: int, seed: int = 0) -> Tensor:

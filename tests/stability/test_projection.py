@@ -11,9 +11,8 @@ from torch import Tensor
 
 from stablernn import create_cell, list_cells
 from stablernn.cells import StableCell
-from stablernn.errors import ConfigError
-from stablernn.stability.certificate import KINDS, certify
-from stablernn.stability.projection import (
+from stablernn.certificates.certificate import KINDS, certify
+from stablernn.certificates.projection import (
     BY_CONSTRUCTION,
     certified_kind,
     is_projected,
@@ -21,6 +20,7 @@ from stablernn.stability.projection import (
     within_norm,
     within_sum,
 )
+from stablernn.errors import ConfigError
 
 PROJECTED: list[tuple[str, dict[str, Any]]] = [
     ("rnn", {}),

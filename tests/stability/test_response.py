@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from stablernn import StableRNN, create_cell
+from stablernn.bounds.linear_response import Response
 from stablernn.cells import StableCell
-from stablernn.stability.cascade import Cascade, cascade
-from stablernn.stability.response import Response
+from stablernn.certificates.cascade import Cascade, cascade
 
 
 def drawn(hidden: int = 6, features: int = 3, activation: str = "none", **options: float) -> StableCell:

@@ -28,8 +28,8 @@ from stability.specimens import (
 from stability.trajectories import checked_module
 from stablernn import create_cell, list_cells
 from stablernn.cells import StableCell
-from stablernn.stability.certificate import KINDS, certify
-from stablernn.stability.projection import certified_kind
+from stablernn.certificates.certificate import KINDS, certify
+from stablernn.certificates.projection import certified_kind
 
 __all__ = ["SLACK", "drawn"]
 

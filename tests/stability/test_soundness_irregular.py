@@ -9,7 +9,7 @@ from stability.probe import Seen, violations
 from stability.trajectories import checked_module
 from stablernn import StableRNN, list_cells
 from stablernn.cells import cell_info
-from stablernn.stability.certificate import certify
+from stablernn.certificates.certificate import certify
 
 TIMED = [key for key in list_cells() if cell_info(key).cell.takes_dt]
 

@@ -12,10 +12,10 @@ from stability.probe import Seen, violations
 from stability.specimens import OPTIONS, extreme, trained
 from stability.trajectories import checked_module
 from stablernn import Classifier, Forecaster, StableRNN, list_cells
+from stablernn.certificates.certificate import certify
 from stablernn.errors import ConfigError
-from stablernn.members import Members
-from stablernn.models import SequenceModel
-from stablernn.stability.certificate import certify
+from stablernn.nn.ensemble import Members
+from stablernn.nn.models import SequenceModel
 
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},

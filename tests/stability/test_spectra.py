@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from stablernn import Classifier, Forecaster, list_cells
+from stablernn.certificates.certificate import certify
 from stablernn.data import load_data
-from stablernn.data.steps import StepData, StoredSteps
+from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.data.types import SequenceSplit
 from stablernn.data.windows import Samples
+from stablernn.dynamics import report as observed
+from stablernn.dynamics.gradients import Gradients, gradients
+from stablernn.dynamics.plots import plot_gradients, plot_spectrum
+from stablernn.dynamics.report import chosen_samples, observe
+from stablernn.dynamics.spectra import Layers, certified_radius, largest_factors, spectra
 from stablernn.errors import CertificateError, DataError
-from stablernn.models import SequenceModel, SequencePredictor
-from stablernn.stability import observed
-from stablernn.stability.certificate import certify
-from stablernn.stability.gradients import Gradients, gradients
-from stablernn.stability.observed import chosen_samples, observe
-from stablernn.stability.pictures import plot_gradients, plot_spectrum
-from stablernn.stability.spectra import Layers, certified_radius, largest_factors, spectra
+from stablernn.nn.models import SequenceModel, SequencePredictor
 
 KEYS = list_cells()
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from stablernn import StableRNN, create_cell
-from stablernn.models import Classifier
-from stablernn.stability.certificate import certify
-from stablernn.stability.stored import FORMATS, Format, StorageBound, rounded
+from stablernn.certificates.certificate import certify
+from stablernn.certificates.quantization import FORMATS, Format, StorageBound, rounded
+from stablernn.nn.models import Classifier
 
 DAMPED = {"linear_damping": 0.5}
 CONTRACTING = {

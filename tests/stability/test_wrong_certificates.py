@@ -14,10 +14,10 @@ from stability.probe import checked, violations
 from stability.specimens import drawn, proved
 from stability.trajectories import Stack, checked_module, checked_stack
 from stablernn import StableRNN, create_cell
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
-from stablernn.stability.bounds import StepBound
-from stablernn.stability.cascade import cascade
-from stablernn.stability.certificate import FORGOTTEN, certify
+from stablernn.certificates.cascade import cascade
+from stablernn.certificates.certificate import FORGOTTEN, certify
 
 NEAR = (
     "antisymmetric", "dtriv", "eunn", "exprnn", "fc_urnn", "identity_rnn", "indrnn", "kru", "lru", "lvf_mid",

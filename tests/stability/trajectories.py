@@ -25,9 +25,9 @@ from stability.probe import (
 from stablernn import StableRNN
 from stablernn.cells import StableCell
 from stablernn.cells._base import State
-from stablernn.models import SequenceModel
-from stablernn.stability.cascade import Cascade
-from stablernn.stability.certificate import FORGOTTEN, Certificate, certify
+from stablernn.certificates.cascade import Cascade
+from stablernn.certificates.certificate import FORGOTTEN, Certificate, certify
+from stablernn.nn.models import SequenceModel
 
 GOALS = ("approach", "share remembered", "gain on the last output", "gain on all outputs", "gap", "largest gain")
 """Of which the first two are of two starts under one input, the others of two inputs from one start."""

@@ -9,10 +9,10 @@ import torch
 from forecast_helpers import Sums, many_series
 from stablernn.data import ForecastData
 from stablernn.errors import ConfigError, DataError
-from stablernn.models import Forecaster
+from stablernn.nn.models import Forecaster
 from stablernn.training import TorchPredictor
-from stablernn.training.backtest import backtest, parse
-from stablernn.training.evaluate import Scorer, predict
+from stablernn.training.evaluation.backtest import backtest, parse
+from stablernn.training.evaluation.evaluate import Scorer, predict
 
 
 def toy(*lengths: int, channels: int = 1, **changes: object) -> ForecastData:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from cli_helpers import NO_PLOTS, Workplace
+from stablernn.certificates.certificate import certify
+from stablernn.certificates.projection import BY_CONSTRUCTION
 from stablernn.errors import InterruptedRun, TrainingError
-from stablernn.stability.certificate import certify
-from stablernn.stability.projection import BY_CONSTRUCTION
-from stablernn.training import Progress, certified, load_config, load_run, train
-from stablernn.training.certified import StabilityLog, check_certified, is_due
+from stablernn.training import Progress, load_config, load_run, train
+from stablernn.training.loop import certificate_log as certified
+from stablernn.training.loop.certificate_log import StabilityLog, check_certified, is_due
 from training.test_resume import assert_same
 
 CONTRACTING = ("rnn", "identity_rnn", "rnn_orth", "soft_orth", "indrnn", "fastrnn", "noisy_rnn", "lipschitz_rk2", "lru")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from stablernn.atomic_files import plain, write_bytes, write_json
 from stablernn.errors import CheckpointError
-from stablernn.training.checkpoint import (
+from stablernn.training.loop.checkpoint import (
     FORMAT,
     Checkpoint,
     load_checkpoint,

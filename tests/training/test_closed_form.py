@@ -10,9 +10,9 @@ import torch
 
 from forecast_helpers import many_series
 from stablernn.data import ForecastData
-from stablernn.models import Forecaster
-from stablernn.training import closed_form
-from stablernn.training.closed_form import fit_forecaster, gate, set_share
+from stablernn.nn.models import Forecaster
+from stablernn.training.loop import ridge_skip as closed_form
+from stablernn.training.loop.ridge_skip import fit_forecaster, gate, set_share
 
 CONTEXT, HORIZON = 12, 2
 

@@ -7,7 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from stablernn.errors import ConfigError
-from stablernn.training.config import Config, load_config, validate
+from stablernn.training.settings.config import Config, load_config, validate
 
 NEEDED = ["data.source=digits", "model.cell=lipschitz"]
 

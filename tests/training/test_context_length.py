@@ -14,8 +14,8 @@ from forecast_helpers import many_series
 from stablernn.data import ForecastData
 from stablernn.errors import InterruptedRun
 from stablernn.training import Progress, load_config, train
-from stablernn.training.context_length import LONGEST, choose_context
-from stablernn.training.plan import check_run
+from stablernn.training.dry_run import check_run
+from stablernn.training.loop.context_length import LONGEST, choose_context
 
 PERIOD = 13
 CHOSEN = 32

@@ -6,10 +6,10 @@ import torch
 
 from stablernn.data import ClassificationData, load_data
 from stablernn.data.types import SequenceSplit
-from stablernn.models import Classifier
+from stablernn.nn.models import Classifier
 from stablernn.training import TorchPredictor, evaluate
-from stablernn.training.early import SHARES, Beginnings, early
-from stablernn.training.evaluate import Scorer
+from stablernn.training.evaluation.early_classification import SHARES, Beginnings, early
+from stablernn.training.evaluation.evaluate import Scorer
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import torch
 from forecast_helpers import Sums, many_series
 from stablernn.data import ClassificationData, ForecastData, Samples, Series, WindowSet, load_data
 from stablernn.errors import DataError, UnknownNameError
-from stablernn.metrics import classification_metrics, seasonal_naive
-from stablernn.models import Classifier, Forecaster
+from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training import TorchPredictor, evaluate, predict
-from stablernn.training.baselines import Baselines
-from stablernn.training.evaluate import Chosen, Scorer, further_inputs
+from stablernn.training.evaluation.baselines import Baselines
+from stablernn.training.evaluation.evaluate import Chosen, Scorer, further_inputs
+from stablernn.training.evaluation.metrics import classification_metrics, seasonal_naive
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +372,7 @@ def test_the_ridge_classifier_is_fitted_for_final_scores_only(
     def fail(*_: object) -> None:
         raise AssertionError("a ridge classifier was fitted")
 
-    monkeypatch.setattr("stablernn.training.baselines.Ridge", fail)
+    monkeypatch.setattr("stablernn.training.evaluation.baselines.Ridge", fail)
     scorer = Scorer(digits, "validation")
     scorer.score({"probabilities": np.eye(10)[digits.validation.y]})
     with pytest.raises(AssertionError):

@@ -10,10 +10,10 @@ import torch
 
 from forecast_helpers import many_series
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
-from stablernn.training.checkpoint import Checkpoint
-from stablernn.training.config import load_config
-from stablernn.training.resolve import resolve
+from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.run import RunDirectory, _trainer, create_model
+from stablernn.training.settings.config import load_config
+from stablernn.training.settings.resolve import resolve
 
 Weights = dict[str, torch.Tensor]
 

@@ -9,9 +9,9 @@ import pytest
 
 from stablernn.data import ForecastData
 from stablernn.errors import ConfigError
-from stablernn.training.config import Config, load_config
-from stablernn.training.resolve import resolve
 from stablernn.training.run import load_run_data
+from stablernn.training.settings.config import Config, load_config
+from stablernn.training.settings.resolve import resolve
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ import torch
 from forecast_helpers import many_series
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit, load_data
 from stablernn.data.named.lazy import LazySplit
+from stablernn.data.split_merging import class_weights, without_validation
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.training import Progress, evaluate, load_config, load_run, train
-from stablernn.training.checkpoint import load_checkpoint
-from stablernn.training.joined import class_weights, without_validation
-from stablernn.training.plan import plan_training
+from stablernn.training.dry_run import plan_training
+from stablernn.training.loop.checkpoint import load_checkpoint
 
 TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.plots=false"]
 DIGITS = ["data.source=digits", "model.cell=rnn", "training.batch_size=256", "training.refit=true", *TINY]

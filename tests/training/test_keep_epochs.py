@@ -9,7 +9,7 @@ import torch
 
 from stablernn.errors import CheckpointError
 from stablernn.training import load_config, load_run, train
-from stablernn.training.checkpoint import load_checkpoint
+from stablernn.training.loop.checkpoint import load_checkpoint
 
 SETTINGS = (
     *("data.source=digits", "model.cell=rnn", "model.hidden_size=4", "training.epochs=3", "training.batch_size=128"),

@@ -11,12 +11,12 @@ from stablernn.cells import ElmanRNNCell, IndRNNCell
 from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.data.windows import build_windows
 from stablernn.errors import ConfigError, TrainingError
-from stablernn.models import Classifier
-from stablernn.tasks import Batch
-from stablernn.training.checkpoint import Checkpoint
-from stablernn.training.config import TrainingConfig
-from stablernn.training.evaluate import Scorer
-from stablernn.training.loop import Batches, Progress, Trainer
+from stablernn.nn.models import Classifier
+from stablernn.training.batches.losses import Batch
+from stablernn.training.evaluation.evaluate import Scorer
+from stablernn.training.loop.checkpoint import Checkpoint
+from stablernn.training.loop.trainer import Batches, Progress, Trainer
+from stablernn.training.settings.config import TrainingConfig
 
 
 def split(samples: int, seed: int, *, time: int = 6) -> SequenceSplit:
@@ -299,7 +299,7 @@ def test_batches_are_cut_to_their_longest_sequence() -> None:
 def test_large_sources_are_gathered_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, chosen = data(train=30), torch.tensor([4, 2, 29])
     whole = Batches(toy.train, torch.device("cpu")).take(chosen)
-    monkeypatch.setattr("stablernn.training.loop._GATHERED_BYTES", 0)
+    monkeypatch.setattr("stablernn.training.loop.trainer._GATHERED_BYTES", 0)
     for got, expected in zip(Batches(toy.train, torch.device("cpu")).take(chosen)[:3], whole[:3], strict=True):
         assert torch.equal(got, expected)
 
@@ -310,12 +310,12 @@ def test_the_truth_counts_in_what_is_gathered_at_once(monkeypatch: pytest.Monkey
     samples = windows.gather(np.arange(len(windows)))
     x, y = samples.x, samples.y
     for limit, whole in ((x.nbytes + y.nbytes, True), (x.nbytes + y.nbytes - 1, False)):
-        monkeypatch.setattr("stablernn.training.loop._GATHERED_BYTES", limit)
+        monkeypatch.setattr("stablernn.training.loop.trainer._GATHERED_BYTES", limit)
         assert (Batches(windows, torch.device("cpu"))._whole is not None) is whole
 
 
 def test_long_epochs_are_saved_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn.training.loop.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("stablernn.training.loop.trainer.SAVE_SECONDS", 0.0)
     ours, journal = trainer(epochs=1)
     ours.fit()
     steps = [saved.state["position"]["step"] for name, saved in journal.saved if name == "last"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from stablernn.metrics import (
+from stablernn.training.evaluation.metrics import (
     classification_metrics,
     confusion_matrix,
     drift,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from stablernn.metrics import forecast_metrics, quantile_metrics, seasonal_scale
+from stablernn.training.evaluation.metrics import forecast_metrics, quantile_metrics, seasonal_scale
 
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
 SERIES, HORIZON, TRAIN, SEASON = 4, 6, 30, 5

@@ -11,11 +11,11 @@ import pytest
 from forecast_helpers import many_series
 from stablernn.cells import list_cells
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
-from stablernn.data.steps import StepData, StoredSteps
+from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import ConfigError
-from stablernn.training.config import Config, load_config
-from stablernn.training.resolve import resolve
 from stablernn.training.run import create_model
+from stablernn.training.settings.config import Config, load_config
+from stablernn.training.settings.resolve import resolve
 
 
 def settings(*overrides: str, cell: str = "gru") -> Config:

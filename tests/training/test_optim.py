@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from stablernn.training.config import TrainingConfig
-from stablernn.training.optim import build_optimizer, build_schedule
+from stablernn.training.loop.optim import build_optimizer, build_schedule
+from stablernn.training.settings.config import TrainingConfig
 
 
 def settings(**given: object) -> TrainingConfig:

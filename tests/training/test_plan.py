@@ -10,12 +10,12 @@ import torch
 
 from bad_files import ROWS, table
 from stablernn.data import load_data
-from stablernn.data.steps import StepData
+from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
 from stablernn.training import Config, load_config, train
-from stablernn.training.plan import _PEAK, _kept_at, _longest, check_run, plan_training
-from stablernn.training.resolve import resolve
+from stablernn.training.dry_run import _PEAK, _kept_at, _longest, check_run, plan_training
 from stablernn.training.run import create_model, load_run_data
+from stablernn.training.settings.resolve import resolve
 
 
 def config(source: str | Path, *overrides: str, cell: str = "lipschitz") -> Config:

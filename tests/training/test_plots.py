@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from stablernn.metrics import reliability
-from stablernn.training.plots import (
+from stablernn.plotting import (
     plot_confusion,
     plot_early,
     plot_forecast,
@@ -16,6 +15,7 @@ from stablernn.training.plots import (
     plot_metric,
     plot_reliability,
 )
+from stablernn.training.evaluation.metrics import reliability
 
 RECORDS: list[dict[str, Any]] = [
     {"epoch": 1, "train_loss": 2.0, "lr": 0.01, "validation": {"accuracy": 0.2}},

@@ -15,7 +15,7 @@ import torch
 
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.training import Progress, load_config, train
-from stablernn.training.checkpoint import load_checkpoint
+from stablernn.training.loop.checkpoint import load_checkpoint
 
 SCRIPT = Path(__file__).parent / "stopped_run.py"
 TINY = ["model.hidden_size=6", "training.threads=1", "training.device=cpu", "training.plots=false"]

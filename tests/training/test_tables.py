@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from forecast_helpers import Sums, many_series
-from stablernn.metrics import seasonal_naive
-from stablernn.training.evaluate import Scorer, predict
-from stablernn.training.tables import by_series, by_step, write_tables
+from stablernn.training.evaluation.evaluate import Scorer, predict
+from stablernn.training.evaluation.metrics import seasonal_naive
+from stablernn.training.evaluation.score_tables import by_series, by_step, write_tables
 
 LEVELS = (0.1, 0.5, 0.9)
 

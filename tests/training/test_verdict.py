@@ -13,11 +13,11 @@ import pytest
 
 from forecast_helpers import many_series
 from stablernn.errors import TrainingError
-from stablernn.tasks import ForecastTask
 from stablernn.training import load_config, train
-from stablernn.training import loop as loop_module
-from stablernn.training.checkpoint import load_checkpoint, save_checkpoint
-from stablernn.training.loop import Trainer
+from stablernn.training.batches.losses import ForecastTask
+from stablernn.training.loop import trainer as loop_module
+from stablernn.training.loop.checkpoint import load_checkpoint, save_checkpoint
+from stablernn.training.loop.trainer import Trainer
 from stablernn.training.verdict import judge
 
 NUMBER = r"-?[\d.]+(e[+-]?\d+)?"

@@ -99,7 +99,7 @@ def check(
         raise UsageError(f"--plot must end in .png, got '{plot}'.")
     given = {name: context.params[name] for name in _OPTIONS if context.params[name] not in (None, [], ())}
     with output.status(f"Looking at {source} ..."):
-        from stablernn.training.plan import check_run
+        from stablernn.training.dry_run import check_run
 
         defaults = {"model": {"cell": _CELL}}
         report, plan = check_run(read_settings({"data": source, **given}, config, overrides or (), defaults))
@@ -114,7 +114,7 @@ def check(
 
 
 def _draw(output: Output, path: Path, report: DataReport) -> None:
-    from stablernn.training.data_plot import plot_data
+    from stablernn.training.plots.data import plot_data
 
     if report.data is None:
         output.note(f"Nothing to draw: {report.source} cannot be loaded.")

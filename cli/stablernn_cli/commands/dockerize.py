@@ -149,12 +149,12 @@ def _staged(
 ) -> Image:
     from stablernn_cli.own_wheel import requirements, write_wheel
     from stablernn_registry.subset import copy_versions
-    from stablernn_server import OnnxModel
+    from stablernn_runtime import ServedModel
 
     copy = copy_versions(registry, list(chosen.values()), stage / _MODELS)
     for ref in chosen:
         # What cannot be served is found here, and not by a container that starts over and over.
-        OnnxModel.load(copy.get(ref), "cpu")
+        ServedModel.load(copy.get(ref), "cpu")
     (stage / "requirements.txt").write_text(requirements("gpu" if gpu else "cpu"), encoding="utf-8")
     image = Image(
         name=_image_name(list(chosen.values())),

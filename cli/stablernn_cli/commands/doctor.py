@@ -161,9 +161,9 @@ def _onnxruntime(findings: Findings) -> dict[str, Any]:
     runtime = _imported("onnxruntime", findings, needed_for="serve, eval and predict of registry versions")
     if runtime is None:
         return {"works": False}
+    from stablernn_runtime.engines.cuda_libraries import INSTALL, missing_libraries
+    from stablernn_runtime.engines.session import choose_device, open_session
     from stablernn_server.errors import ServerError
-    from stablernn_server.runtime.cuda_libraries import INSTALL, missing_libraries
-    from stablernn_server.runtime.session import choose_device, open_session
 
     usable: dict[str, dict[str, Any]] = {}
     for device in ("cpu", "cuda"):

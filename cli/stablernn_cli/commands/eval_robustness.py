@@ -17,7 +17,7 @@ from stablernn_cli.records import keep
 from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
-    from stablernn.models import Classifier
+    from stablernn.nn.models import Classifier
     from stablernn.robustness.settings import Settings
 
 PANEL = "Robustness"
@@ -122,7 +122,7 @@ def measure(output: Output, target: str, model: Target, data: Any, split: Split,
 
     With two pictures it is kept in the run's directory as ``robustness.json``, or beside the version as a record.
     """
-    from stablernn.robustness.pictures import write_report
+    from stablernn.robustness.plots import write_report
     from stablernn.robustness.report import robustness
 
     report = robustness(
@@ -203,7 +203,7 @@ _CURVE = ("levels", "accuracy", "standard_error")
 
 def _classifier(model: Target) -> Classifier:
     """The torch model: gradients do not flow through the graph that is served."""
-    from stablernn.models import Classifier
+    from stablernn.nn.models import Classifier
     from stablernn.training import TorchPredictor
 
     at_hand = model.predictor.model if isinstance(model.predictor, TorchPredictor) else None

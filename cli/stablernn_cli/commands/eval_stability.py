@@ -15,7 +15,7 @@ from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
     from stablernn.data import ClassificationData, ForecastData
-    from stablernn.data.steps import StepData
+    from stablernn.data.step_data import StepData
 
 _SHOWN_EXPONENTS = 5
 
@@ -32,9 +32,9 @@ def observed(
         data: What it is observed on.
         split: Of the data.
     """
+    from stablernn.dynamics.plots import draw_observed
+    from stablernn.dynamics.report import observe
     from stablernn.export.weights import weights_digest
-    from stablernn.stability.observed import observe
-    from stablernn.stability.pictures import draw_observed
 
     model = open_weights(target.name)[1]
     found = observe(model, data, split, labels=target.labels or None if data.task == "classify" else None)

@@ -156,9 +156,9 @@ def score(
     """What ``eval --json`` prints."""
     asked = further or Further()
     with output.status(f"Scoring {target} on {split} ..."):
-        from stablernn.data.steps import StepData
+        from stablernn.data.step_data import StepData
         from stablernn.data.types import score_notes
-        from stablernn.training.evaluate_steps import evaluate_steps
+        from stablernn.training.evaluation.evaluate_predict_next import evaluate_steps
 
         model = open_target(target, device)
         _check(model, asked)
@@ -197,8 +197,8 @@ def score(
 def _of_samples(model: Target, data: Any, split: Split, asked: Further) -> tuple[dict[str, Any], int, dict[str, Any]]:
     """Scores of a classification or a forecast, of how many samples, and what was asked for beside them."""
     from stablernn.data import ForecastData
-    from stablernn.training.baselines import Baselines
-    from stablernn.training.evaluate import open_split, predict
+    from stablernn.training.evaluation.baselines import Baselines
+    from stablernn.training.evaluation.evaluate import open_split, predict
 
     levels = model.quantiles or None
     scorer = open_split(data, split, quantiles=levels, labels=model.labels or None, features=model.features)
@@ -210,7 +210,7 @@ def _of_samples(model: Target, data: Any, split: Split, asked: Further) -> tuple
     baselines = Baselines(data)
     extra: dict[str, Any] = {"baselines": {"ridge": baselines.notes}}
     if asked.early:
-        from stablernn.training.early import early
+        from stablernn.training.evaluation.early_classification import early
 
         extra["early"] = early(model.predictor, scorer)
     return metrics | baselines.scores(split), scorer.samples, extra
@@ -234,7 +234,7 @@ def _check(model: Target, asked: Further) -> None:
         if given and model.task != task:
             raise UsageError(f"{given[0]} is for {word}, and {model.name} is for '{model.task}'. Leave it out.")
     if asked.backtest is not None:
-        from stablernn.training.backtest import parse
+        from stablernn.training.evaluation.backtest import parse
 
         parse(asked.backtest)
 
@@ -245,7 +245,7 @@ def _of_forecast(
     """What was asked for beside the scores of a forecast."""
     found: dict[str, Any] = {}
     if asked.by or asked.tables is not None:
-        from stablernn.training.tables import by_series, by_step, write_tables
+        from stablernn.training.evaluation.score_tables import by_series, by_step, write_tables
 
         makers = {"series": by_series, "step": by_step}
         shown = tuple(makers) if asked.by == "both" else (asked.by,)
@@ -258,12 +258,12 @@ def _of_forecast(
         if asked.tables is not None:
             found["tables"] = [str(path) for path in write_tables(asked.tables, made)]
     if asked.backtest is not None:
-        from stablernn.training.backtest import backtest, parse
+        from stablernn.training.evaluation.backtest import backtest, parse
 
         levels = model.quantiles or None
         found["backtest"] = backtest(model.predictor, data, split, quantiles=levels, **parse(asked.backtest))
     if asked.soak:
-        from stablernn.training.soak import soak
+        from stablernn.training.evaluation.free_run import soak
 
         found["soak"] = soak(model.predictor, data, split, certified(model.name)[1])
     return found

@@ -92,8 +92,8 @@ def _draw_curve(target: str, kind: Kind, path: Path) -> None:
     if not is_run(target):
         raise UsageError(f"--kind {kind} is of a run directory, got '{target}'. Name the run that it came from.")
     from stablernn.errors import CheckpointError
-    from stablernn.training.checkpoint import load_checkpoint
-    from stablernn.training.plots import plot_loss, plot_metric
+    from stablernn.plotting import plot_loss, plot_metric
+    from stablernn.training.loop.checkpoint import load_checkpoint
     from stablernn.training.run import RunDirectory
 
     place = RunDirectory(Path(target))
@@ -119,7 +119,7 @@ def _draw(
     device: Any,
 ) -> dict[str, Any]:
     from stablernn.data import ClassificationData, ForecastData
-    from stablernn.training.evaluate import open_split
+    from stablernn.training.evaluation.evaluate import open_split
 
     model = open_target(target, device)
     kinds = KINDS.get(model.task, CURVES)
@@ -141,11 +141,11 @@ def _draw(
 
 
 def _draw_classes(model: Target, data: ClassificationData, scorer: Any, path: Path, split: Split, kind: Kind) -> None:
-    from stablernn.training.baselines import Baselines
-    from stablernn.training.early import early
-    from stablernn.training.evaluate import predict
-    from stablernn.training.pictures import draw_confusion, draw_reliability
-    from stablernn.training.plots import plot_early
+    from stablernn.plotting import plot_early
+    from stablernn.training.evaluation.baselines import Baselines
+    from stablernn.training.evaluation.early_classification import early
+    from stablernn.training.evaluation.evaluate import predict
+    from stablernn.training.plots.figures import draw_confusion, draw_reliability
 
     if kind == "early":
         majority = Baselines(data).scores(split).get("majority", {}).get("accuracy")
@@ -160,8 +160,8 @@ def _draw_forecast(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from stablernn.training.evaluate import Chosen, open_split, predict
-    from stablernn.training.pictures import draw_forecast
+    from stablernn.training.evaluation.evaluate import Chosen, open_split, predict
+    from stablernn.training.plots.figures import draw_forecast
 
     series, window, channel = place
     open_split(data, split, quantiles=model.quantiles, features=model.features)

@@ -134,7 +134,7 @@ def _sample_rows(
 ) -> tuple[list[str], Rows, int, dict[str, Any]]:
     """Columns and rows of a classification or a forecast, of how many samples, and what was counted."""
     from stablernn.data import read_inputs
-    from stablernn.data.files import TABLES, ending
+    from stablernn.data.readers.paths import TABLES, ending
     from stablernn.training import predict as run
 
     if ending(Path(source)) not in TABLES:

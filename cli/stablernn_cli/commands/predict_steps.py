@@ -11,7 +11,7 @@ from stablernn_cli.targets import Target
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from stablernn.data.step_files import StepFile
+    from stablernn.data.readers.stepwise import StepFile
 
     Array = npt.NDArray[Any]
 
@@ -24,7 +24,7 @@ def read(model: Target, source: str) -> StepFile:
     Raises:
         stablernn.errors.DataError: If the file is not one of sequences, or does not fit the model.
     """
-    from stablernn.data.step_files import read_steps, require_steps
+    from stablernn.data.readers.stepwise import read_steps, require_steps
     from stablernn.errors import DataError
 
     found = read_steps(require_steps(Path(source)), model.features, for_model=True)
@@ -47,7 +47,7 @@ def step_rows(model: Target, found: StepFile) -> tuple[list[str], Rows]:
     """
     import numpy as np
 
-    from stablernn.data.steps import NO_TARGET
+    from stablernn.data.step_data import NO_TARGET
 
     rows: Rows = []
     has_targets = found.given or model.labels == model.features
@@ -79,7 +79,7 @@ def _answers(model: Target, found: StepFile) -> Iterator[tuple[int, Array, Array
     """Each sequence's number, its answers in float64, and its targets."""
     import numpy as np
 
-    from stablernn.training.evaluate_steps import follow
+    from stablernn.training.evaluation.evaluate_predict_next import follow
 
     steps = found.steps
     outputs = len(model.labels or model.targets)

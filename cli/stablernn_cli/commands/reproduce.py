@@ -126,7 +126,7 @@ def _reproduce(
 
         from stablernn.reproduce.running import reproduce
         from stablernn.reproduce.table import FULL, SHORT
-        from stablernn.training.environment import environment
+        from stablernn.training.loop.environment import environment
     if not short and (environment(device("cpu"))["commit"] or "").endswith("-dirty"):
         output.note("Note: the code has changes that are not committed, so that nobody can make these results again.")
     results = reproduce(

@@ -135,7 +135,7 @@ def serve(
     # From before the slow imports on: the first process of a container has no default for SIGTERM. An exception in the
     # middle of an import would end in somebody else's traceback, and there is nothing yet that needs an orderly end.
     with _asked_to_stop(leave):
-        from stablernn_server.log_writer import queued_stderr
+        from stablernn_server.process.log_writer import queued_stderr
 
         fields = {
             "host": host,
@@ -161,11 +161,12 @@ def _run(given: dict[str, Any], output: Output) -> None:
     import logging
 
     from stablernn_server import Settings
-    from stablernn_server.access_log import write_to_stderr
-    from stablernn_server.auth import Auth
-    from stablernn_server.tls import tls_context
+    from stablernn_server.http.access_log import write_to_stderr
+    from stablernn_server.security.auth import Auth
+    from stablernn_server.security.tls import tls_context
 
-    logging.getLogger("stablernn_server").setLevel(logging.WARNING if output.quiet else logging.INFO)
+    for package in ("stablernn_server", "stablernn_runtime"):
+        logging.getLogger(package).setLevel(logging.WARNING if output.quiet else logging.INFO)
     if not output.quiet:
         write_to_stderr()
     settings = Settings(**given)
@@ -181,8 +182,8 @@ def _run(given: dict[str, Any], output: Output) -> None:
 
 def _serve_one(settings: Settings, listener: socket.socket, output: Output) -> None:
     from stablernn_server import create_app
-    from stablernn_server.process import Server
-    from stablernn_server.shared_metrics import prepare_metrics_dir
+    from stablernn_server.observability.multiprocess import prepare_metrics_dir
+    from stablernn_server.process.server import Server
 
     if settings.metrics_dir is not None:
         prepare_metrics_dir(settings.metrics_dir)
@@ -200,7 +201,7 @@ def _serve_one(settings: Settings, listener: socket.socket, output: Output) -> N
 
 
 def _serve_many(settings: Settings, listener: socket.socket, output: Output) -> None:
-    from stablernn_server.supervisor import Supervisor
+    from stablernn_server.process.supervisor import Supervisor
 
     url = _url(settings, listener)
     supervisor = Supervisor(settings, listener, quiet=output.quiet)

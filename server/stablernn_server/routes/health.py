@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from stablernn_server.about import package_version
-from stablernn_server.context import context_of
-from stablernn_server.schemas.v2 import Live, Ready, ServerMetadata
+from stablernn_server.http.app_context import context_of
+from stablernn_server.schemas.open_inference import Live, Ready, ServerMetadata
+from stablernn_server.version import package_version
 
 router = APIRouter(prefix="/v2", tags=["health"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from stablernn_server.context import context_of
+from stablernn_server.http.app_context import context_of
 
 router = APIRouter(tags=["metrics"])
 

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
-from stablernn_server.body import parse_object
-from stablernn_server.context import context_of, in_hand_of
+from stablernn_server.codecs.json_values import parse_object
 from stablernn_server.errors import InputError, sentence_of
+from stablernn_server.http.app_context import context_of, in_hand_of
 from stablernn_server.schemas.common import json_request
 from stablernn_server.schemas.repository import ControlRequest, IndexEntry, IndexRequest
 

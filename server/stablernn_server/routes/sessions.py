@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from stablernn_server.answers import json_response
-from stablernn_server.body import parse_object
-from stablernn_server.context import Context, InHand, context_of, in_hand_of
+from stablernn_runtime.stream_spec import stream_spec
+from stablernn_server.batching.scheduler import Caller
+from stablernn_server.codecs.json_values import parse_object
 from stablernn_server.errors import InputError, OtherModelError, cut, sentence_of
-from stablernn_server.offloading import offload
-from stablernn_server.scheduler import Caller
+from stablernn_server.handlers.stream_steps import advance, static_values
+from stablernn_server.http.app_context import ActiveRequest, AppContext, context_of, in_hand_of
+from stablernn_server.http.offload import offload
+from stablernn_server.http.responses import json_response
 from stablernn_server.schemas.common import json_request
 from stablernn_server.schemas.sessions import (
     OpenSession,
@@ -23,9 +25,8 @@ from stablernn_server.schemas.sessions import (
     Stepped,
     TokenStep,
 )
-from stablernn_server.sessions import Session, check_one_process, norms
-from stablernn_server.stepping import advance
-from stablernn_server.streams import Stream, is_named, plan_of, restored
+from stablernn_server.streams.sessions import Session, check_one_process, norms
+from stablernn_server.streams.stream import Stream, is_named, restored
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 
@@ -113,15 +114,15 @@ async def _read(request: Request, schema: type[Body]) -> tuple[Body, int]:
     return body, len(content)
 
 
-async def _stream(context: Context, item: InHand, body: OpenSession | TokenStep, caller: Caller) -> Stream:
+async def _stream(context: AppContext, item: ActiveRequest, body: OpenSession | TokenStep, caller: Caller) -> Stream:
     """The stream that a request begins or goes on with."""
     if body.state_token is None:
         if body.model is None:
             raise InputError("model is missing: name the model of a new stream, or give the state_token of one.")
         item.model = model = await context.models.find_open(body.model, deadline=caller.deadline)
-        plan = plan_of(model)
+        plan = stream_spec(model)
         takes_static = plan.static_size or body.static is not None
-        return Stream(model, static=plan.static(body.static) if takes_static else None)
+        return Stream(model, static=static_values(plan, body.static) if takes_static else None)
     if body.static is not None:
         raise InputError("static is for the beginning of a stream; its state_token holds what was given then.")
     portable = context.state_keys.read(body.state_token)
@@ -136,7 +137,7 @@ async def _stream(context: Context, item: InHand, body: OpenSession | TokenStep,
 
 
 async def _advanced(
-    context: Context, item: InHand, stream: Stream, body: Samples, size: int, caller: Caller
+    context: AppContext, item: ActiveRequest, stream: Stream, body: Samples, size: int, caller: Caller
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The answer to samples, and the outputs of the last of them."""
     item.model = stream.model
@@ -155,9 +156,9 @@ async def _advanced(
     return answer, stepped.last
 
 
-def _about(context: Context, session: Session) -> dict[str, Any]:
+def _about(context: AppContext, session: Session) -> dict[str, Any]:
     stream = session.stream
-    plan = plan_of(stream.model)
+    plan = stream_spec(stream.model)
     return {
         "session_id": session.id,
         "model": stream.model.name,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 
 from stablernn_registry import RefError, parse_ref
-from stablernn_server.context import context_of
+from stablernn_server.http.app_context import context_of
+from stablernn_server.observability.triton_statistics import Key, ModelStatistics
 from stablernn_server.schemas.common import VERSION_DOCS
 from stablernn_server.schemas.statistics import (
     BatchStatistics,
@@ -17,7 +18,6 @@ from stablernn_server.schemas.statistics import (
     ModelStatistic,
     StatisticsAnswer,
 )
-from stablernn_server.statistics import Key, ModelStatistics
 
 router = APIRouter(prefix="/v2/models", tags=["models"])
 

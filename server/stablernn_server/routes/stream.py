@@ -1,215 +1,25 @@
-"""``WS /v1/stream``: one or many streams over one WebSocket, as text or as binary frames.
-
-Frames are answered one after another, and the next is read when the answer to the one before has been taken: a client
-that sends without reading is not read from any more, so that neither side's memory grows. While a frame takes long, one
-more message is looked at, for it may say that the client has gone.
-"""
+"""``WS /v1/stream``: one or many streams over one WebSocket, as text or as binary frames."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from stablernn_server.answers import error_answer, json_body, refuse_websocket
-from stablernn_server.context import UNFINISHED, Context, InHand, Receive, Scope, context_of
-from stablernn_server.errors import InputError, NotReadyError, ServerError, TooLargeError, cut
-from stablernn_server.offloading import offload
-from stablernn_server.sockets import Conversation, parse_frame
+from stablernn_server.errors import InputError, ServerError, cut
+from stablernn_server.handlers.stream_connection import Conversation
+from stablernn_server.http.app_context import ActiveRequest, AppContext, Receive, Scope, context_of
+from stablernn_server.http.responses import error_answer, refuse_websocket
+from stablernn_server.http.websocket import Socket
 
 logger = logging.getLogger(__name__)
 
-GOING_AWAY = 1001
 SUBPROTOCOL = "stablernn"
 """The one that is agreed to; browsers name it beside the one that carries their token."""
-LOOK_AFTER_SECONDS = 0.1
-"""Whether the client has gone is looked for only then: most frames are answered long before."""
-CLIENT_GONE = "client_gone"
-
-
-@dataclass(slots=True)
-class _Read:
-    """A frame that was read.
-
-    Attributes:
-        content: Text, or the bytes of a binary frame; None where it was refused at once.
-        size: Of the content, which is held until the answer has been sent.
-        since: When it was read, on the clock of the event loop.
-        refusal: Why it is not even looked at.
-    """
-
-    content: str | bytes | None
-    size: int
-    since: float
-    refusal: ServerError | None = None
-
-
-class Socket:
-    """One open WebSocket.
-
-    Attributes:
-        conversation: Its streams.
-    """
-
-    def __init__(self, conversation: Conversation, context: Context, item: InHand, receive: Receive, send: Any) -> None:
-        self.conversation = conversation
-        self._context = context
-        self._item = item
-        self._receive = receive
-        self._send = send
-        self._loop = asyncio.get_running_loop()
-        self._since = 0.0
-        self._is_busy = True
-        self._is_leaving = False
-        self._has_left = False
-        self._is_over = asyncio.Event()
-        # Read while the frame before was in hand.
-        self._next: _Read | None = None
-
-    @property
-    def streams(self) -> int:
-        """How many it carries."""
-        return len(self.conversation)
-
-    async def run(self) -> None:
-        """Say hello, and answer frames until the client or the server closes."""
-        caller, seconds = self.conversation.caller, self._context.settings.request_timeout_seconds
-        caller.is_gone = self.is_gone
-        try:
-            await self._say({"type": "websocket.send", "text": self.conversation.hello().decode()})
-            # The handshake may have ended in the middle of the goodbyes.
-            self._is_leaving = self._is_leaving or not self._context.is_ready
-            self._is_busy = False
-            if self._is_leaving:
-                await self._say_goodbye()
-            while not self._has_left:
-                frame = self._next or self._taken(await self._receive())
-                self._next = None
-                if frame is None:
-                    return
-                if self._is_leaving:
-                    self._context.release(self._item, frame.size)
-                    continue
-                self._is_busy, self._since = True, frame.since
-                caller.deadline = frame.since + seconds
-                answer = await self._answer(frame)
-                if not self._has_left:
-                    await self._say(answer)
-                self._context.release(self._item, frame.size)
-                self._is_busy = False
-                if self._is_leaving:
-                    await self._say_goodbye()
-        finally:
-            # A circle, which would keep the model until the collector comes by.
-            caller.is_gone = None
-            self._context.release(self._item, self._item.held_bytes)
-            self._is_over.set()
-
-    async def leave(self) -> None:
-        """Hand the client the tokens of its streams and close, after the frame in hand."""
-        self._is_leaving = True
-        if self._is_busy:
-            await self._is_over.wait()
-        else:
-            await self._say_goodbye()
-
-    def end(self) -> None:
-        """Answer the frame in hand with an error, whatever it has come to; called again, give the client up."""
-        if self._item.reason is None:
-            self._item.end(NotReadyError(UNFINISHED))
-        elif self._item.task is not None:
-            self._item.task.cancel()
-
-    def is_gone(self) -> bool:
-        """Whether the client has closed the connection; asked while a frame is in hand.
-
-        As :meth:`InHand.is_gone`, it lets the server's ``receive`` run up to where it would wait. What it finds beside
-        is kept, one message at most, and then there is no telling: the client is still not read from any further.
-        """
-        if self._next is not None or self._has_left or self._loop.time() - self._since < LOOK_AFTER_SECONDS:
-            return self._has_left
-        waiting = self._receive()
-        try:
-            waiting.send(None)  # type: ignore[attr-defined]
-        except StopIteration as message:
-            self._next = self._taken(message.value)
-        else:
-            waiting.close()  # type: ignore[attr-defined]
-        return self._has_left
-
-    def _taken(self, message: MutableMapping[str, Any]) -> _Read | None:
-        """A message as a frame whose bytes count; None of the one that ends the connection."""
-        since = self._loop.time()
-        if message["type"] != "websocket.receive":
-            self._has_left = True
-            return None
-        content: str | bytes = message["text"] if message.get("bytes") is None else message["bytes"]
-        settings, size = self._context.settings, len(content)
-        limit = settings.json_limit if isinstance(content, str) else settings.max_body_bytes
-        if size > limit:
-            return _Read(
-                None,
-                0,
-                since,
-                TooLargeError(f"The frame is longer than the limit of {limit} bytes, got {size}; send fewer samples."),
-            )
-        try:
-            self._context.hold(self._item, size)
-        except ServerError as error:
-            self._context.release(self._item, size)
-            return _Read(None, 0, since, error)
-        return _Read(content, size, since)
-
-    async def _say_goodbye(self) -> None:
-        try:
-            text = await self.conversation.goodbye()
-            await self._say({"type": "websocket.send", "text": text})
-            await self._say({"type": "websocket.close", "code": GOING_AWAY, "reason": "The server is shutting down."})
-        finally:
-            self._is_over.set()
-
-    async def _say(self, message: dict[str, Any]) -> None:
-        try:
-            await self._send(message)
-        except OSError:
-            # By ASGI's rules: the client has left, or the connection was failed with this frame in hand.
-            self._has_left = True
-
-    async def _answer(self, frame: _Read) -> dict[str, Any]:
-        about: dict[str, Any] = {}
-        try:
-            if frame.refusal is not None:
-                raise frame.refusal
-            content = frame.content
-            if isinstance(content, bytes):
-                return {"type": "websocket.send", "bytes": await self.conversation.binary(content)}
-            assert content is not None
-            given = await offload(len(content), lambda: parse_frame(content))
-            about = {name: given[name] for name in ("stream", "id") if isinstance(given.get(name), int | str | float)}
-            return {"type": "websocket.send", "text": await self.conversation.text(given, len(content))}
-        except asyncio.CancelledError:
-            item = self._item
-            if item.reason is None or item.task is None:
-                raise
-            item.task.uncancel()
-            return self._refusal(item.reason, about)
-        except Exception as error:
-            return self._refusal(error, about)
-
-    def _refusal(self, error: Exception, about: dict[str, Any]) -> dict[str, Any]:
-        refusal, model = error_answer(error), self.conversation.model
-        if refusal.code == "internal":
-            logger.error("a frame of %s failed", "a socket" if model is None else model.ref, exc_info=error)
-        self._context.telemetry.failed(model, CLIENT_GONE if self._has_left else refusal.code or "internal")
-        body = orjson.loads(refusal.body) | {"status": refusal.status} | about
-        return {"type": "websocket.send", "text": json_body(body).decode()}
 
 
 class StreamRoute:
@@ -217,8 +27,8 @@ class StreamRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Any) -> None:
         websocket = WebSocket(scope, receive, send)
-        context: Context = context_of(websocket)
-        item: InHand = scope["stablernn"]
+        context: AppContext = context_of(websocket)
+        item: ActiveRequest = scope["stablernn"]
         await receive()
         try:
             conversation = await self._begin(websocket, context, item)
@@ -247,7 +57,7 @@ class StreamRoute:
             item.task = None
             context.sockets.remove(socket)
 
-    async def _begin(self, websocket: WebSocket, context: Context, item: InHand) -> Conversation:
+    async def _begin(self, websocket: WebSocket, context: AppContext, item: ActiveRequest) -> Conversation:
         query = websocket.query_params
         strange = [name for name in query if name not in ("model", "outputs")]
         if strange:

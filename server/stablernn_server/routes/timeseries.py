@@ -8,15 +8,15 @@ from typing import TypeVar
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from stablernn_server.answers import JSON, compressed, json_body
-from stablernn_server.body import parse_object
-from stablernn_server.context import context_of, in_hand_of
+from stablernn_runtime.served_model import ServedModel
+from stablernn_server.codecs.json_values import json_body, parse_object
 from stablernn_server.errors import InputError, sentence_of
-from stablernn_server.offloading import offload
-from stablernn_server.runtime.onnx_model import OnnxModel
+from stablernn_server.handlers.timeseries import Prepared, prepare_classify, prepare_forecast
+from stablernn_server.http.app_context import context_of, in_hand_of
+from stablernn_server.http.offload import offload
+from stablernn_server.http.responses import JSON, compressed
 from stablernn_server.schemas.common import json_request
 from stablernn_server.schemas.timeseries import ClassifyRequest, ClassifyResponse, ForecastRequest, ForecastResponse
-from stablernn_server.series import Prepared, prepare_classify, prepare_forecast
 from stablernn_server.settings import Settings
 
 router = APIRouter(prefix="/v1/timeseries", tags=["time series"])
@@ -43,7 +43,7 @@ async def post_classify(request: Request) -> Response:
 
 
 async def _answer(
-    request: Request, schema: type[Body], prepare: Callable[[OnnxModel, Body, Settings], Prepared]
+    request: Request, schema: type[Body], prepare: Callable[[ServedModel, Body, Settings], Prepared]
 ) -> Response:
     context, item = context_of(request), in_hand_of(request)
     body = await context.read(item, request.scope, context.settings.json_limit)

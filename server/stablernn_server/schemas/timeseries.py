@@ -1,6 +1,7 @@
 """Bodies of ``/v1/timeseries``; field names are those of KServe's time-series API.
 
-Series are left to :mod:`stablernn_server.series`: a pydantic check of every number would cost more than inference.
+Series are left to :mod:`stablernn_server.handlers.timeseries`: a pydantic check of every number would cost more than
+inference.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from stablernn_server.timestamps import unix_time
+from stablernn_runtime.calendar import unix_time
 
 UNIVARIATE = "univariate_time_series"
 MULTIVARIATE = "multivariate_time_series"

@@ -11,9 +11,9 @@ from stablernn.data.check._loaded import columns_of_file, look_at_data
 from stablernn.data.check._refused import Told, hint_at_table, look_at_refused
 from stablernn.data.check._report import Data, DataReport, Findings
 from stablernn.data.check._tables import warn_of_names
-from stablernn.data.files import companion_test
 from stablernn.data.load import load_data
-from stablernn.data.steps import StepData
+from stablernn.data.readers.paths import companion_test
+from stablernn.data.step_data import StepData
 from stablernn.data.types import ForecastData
 
 

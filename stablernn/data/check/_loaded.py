@@ -11,12 +11,12 @@ from stablernn.data.check._sequences import look_at_sequences, parts_of
 from stablernn.data.check._series import look_at_series
 from stablernn.data.check._steps import look_at_steps
 from stablernn.data.check._tables import kinds_at_the_start
-from stablernn.data.files import TABLES, ending
-from stablernn.data.frames import column_names
-from stablernn.data.labelled import LABEL_COLUMN
-from stablernn.data.tables import ID_COLUMN, TIME_COLUMN, open_table
+from stablernn.data.messages import counted, stamp_text
+from stablernn.data.readers.labelled_tables import LABEL_COLUMN
+from stablernn.data.readers.paths import TABLES, ending
+from stablernn.data.readers.table_chunks import column_names
+from stablernn.data.readers.tables import ID_COLUMN, TIME_COLUMN, open_table
 from stablernn.data.types import ClassificationData, ForecastData, Notes
-from stablernn.data.wording import counted, stamp_text
 
 
 def look_at_data(data: Data, findings: Findings) -> tuple[tuple[Column, ...], Notes]:

@@ -15,14 +15,14 @@ from stablernn.data.check._report import Column, Data, Findings
 from stablernn.data.check._sequences import Part, look_at_sequences, unseen_labels
 from stablernn.data.check._series import look_at_series
 from stablernn.data.check._tables import CellLook, look_at_cells
-from stablernn.data.files import TABLES, opened
-from stablernn.data.forecasting import TARGET_COLUMN
-from stablernn.data.frequency import infer_frequency
-from stablernn.data.grid import to_grid
-from stablernn.data.labelled import LABEL_COLUMN
+from stablernn.data.forecasting.build import TARGET_COLUMN
 from stablernn.data.load import load_data, read_sequences, task_of
+from stablernn.data.readers.labelled_tables import LABEL_COLUMN
+from stablernn.data.readers.paths import TABLES, opened
+from stablernn.data.readers.tables import Table, open_table
 from stablernn.data.sequences import Sequences, in_order
-from stablernn.data.tables import Table, open_table
+from stablernn.data.time.frequency import infer_frequency
+from stablernn.data.time.regular_grid import to_grid
 from stablernn.data.types import Notes
 
 _PREVIEW_LINES, _PREVIEW_WIDTH, _PREVIEW_BYTES = 5, 100, 1 << 14

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from stablernn.data.steps import StepData
+from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData, Notes
 from stablernn.errors import StableRNNError
 

@@ -12,14 +12,14 @@ import polars as pl
 
 from stablernn import errors
 from stablernn.data.check._report import Column, Findings, Kind, Role
-from stablernn.data.frames import column_names, first_row, frames
-from stablernn.data.numeric_timestamps import UNIX_NS, ambiguous_numbers, resemblance, unix_instants
+from stablernn.data.messages import counted, listing, quoted, stamp_text
+from stablernn.data.readers.table_chunks import column_names, first_row, frames
+from stablernn.data.readers.tables import _MISSING, TIME_COLUMN, _clean
+from stablernn.data.readers.timestamps import dates, reads_otherwise, time_text
 from stablernn.data.sequences import Resolution, finite_float32
-from stablernn.data.stamps import dates, reads_otherwise, time_text
-from stablernn.data.tables import _MISSING, TIME_COLUMN, _clean
+from stablernn.data.time.numeric_timestamps import UNIX_NS, ambiguous_numbers, resemblance, unix_instants
 from stablernn.data.types import Notes, Timestamps
 from stablernn.data.windows import Int64Array
-from stablernn.data.wording import counted, listing, quoted, stamp_text
 
 _PARTS_OF_TIME = ("year", "month", "day", "hour", "minute", "second")
 #: With fewer columns than this, rows are no series.

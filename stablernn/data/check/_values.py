@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn.data.check._report import Column, Findings, Role
+from stablernn.data.messages import counted, listing
 from stablernn.data.windows import Float32Array, Int64Array
-from stablernn.data.wording import counted, listing
 
 #: Robust deviations from the median beyond which a value is more likely a mistake than a measurement. Mean and standard
 #: deviation would not do: a code such as -999 moves them towards itself.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stablernn import errors
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.places import DataFile, presence, verified
-from stablernn.data.steps import StepData
+from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.data.windows import Int64Array, SplitName
 

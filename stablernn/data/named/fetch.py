@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from stablernn import errors
 from stablernn._version import __version__
-from stablernn.data.files import read_bytes
+from stablernn.data.messages import listing
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.named.places import (
     COMPRESSIONS,
@@ -30,7 +30,7 @@ from stablernn.data.named.places import (
     place_to_fetch,
     user_folder,
 )
-from stablernn.data.wording import listing
+from stablernn.data.readers.paths import read_bytes
 
 #: Without a byte for so long a home counts as out of reach.
 TIMEOUT_SECONDS = 20.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stablernn.data.steps import MOST_NUMBERS
+from stablernn.data.step_data import MOST_NUMBERS
 from stablernn.data.types import SequenceSplit
 from stablernn.data.windows import Float32Array, Int64Array, Samples
 

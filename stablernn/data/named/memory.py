@@ -11,7 +11,7 @@ import numpy as np
 from stablernn import errors
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.entry import DatasetInfo, Request
-from stablernn.data.steps import StepData
+from stablernn.data.step_data import StepData
 from stablernn.data.windows import SPLITS, Float32Array, Int64Array, Samples, SplitName
 
 #: Symbols to be remembered in the copy task, and how many kinds of them there are.

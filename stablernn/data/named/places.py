@@ -11,7 +11,7 @@ from pathlib import Path
 import platformdirs
 
 from stablernn import errors
-from stablernn.data.files import read_bytes
+from stablernn.data.readers.paths import read_bytes
 
 MIB = 2**20
 #: Endings under which a file is taken for the same file, and decompressed.

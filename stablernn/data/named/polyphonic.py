@@ -14,7 +14,7 @@ from stablernn import errors
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
-from stablernn.data.steps import StepData, StoredSteps
+from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.data.windows import SPLITS
 
 KEYS = 88

@@ -1,0 +1,1 @@
+"""Engines that run a version: ONNX Runtime, and packages that register one."""

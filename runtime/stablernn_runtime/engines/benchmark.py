@@ -1,0 +1,93 @@
+"""How long an engine takes over what is typical of a model, measured where it runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablernn_registry import GraphSignature
+from stablernn_runtime.engines.session import Session
+
+Array = NDArray[Any]
+BATCH = 16
+STEPS = 128
+"""Time steps of the measured sequences, or fewer where a model looks at fewer."""
+_WARM, _TIMED = 2, 5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median milliseconds of one run.
+
+    Attributes:
+        steps: Time steps of the sequences.
+        single_ms: One sequence.
+        batch_ms: A batch of :data:`BATCH` sequences.
+        step_ms: One step of one stream.
+    """
+
+    steps: int
+    single_ms: float
+    batch_ms: float
+    step_ms: float
+
+    @property
+    def mean_ms(self) -> float:
+        """The geometric mean, in which each of the three weighs the same whatever its size."""
+        return float(prod((self.single_ms, self.batch_ms, self.step_ms)) ** (1 / 3))
+
+    def __str__(self) -> str:
+        return (
+            f"one sequence of {self.steps} steps {self.single_ms:.3g} ms, {BATCH} sequences {self.batch_ms:.3g} ms, "
+            f"one step {self.step_ms:.3g} ms"
+        )
+
+
+def measure(
+    sequence: tuple[Session, GraphSignature], step: tuple[Session, GraphSignature], steps: int = STEPS
+) -> Timing:
+    """Run both graphs of a version on typical shapes, a few times each.
+
+    Args:
+        sequence: What runs whole sequences, and their signature.
+        step: What runs one step, likewise.
+        steps: Time steps of the sequences.
+
+    Raises:
+        RUNTIME_ERRORS: If a run fails.
+    """
+    return Timing(steps, _median(*sequence, 1, steps), _median(*sequence, BATCH, steps), _median(*step, 1, 1))
+
+
+def typical_feeds(graph: GraphSignature, batch: int, steps: int) -> dict[str, Array]:
+    """Every input of a graph: zeros, regular steps, full lengths."""
+    sizes = {"batch": batch, "time": steps}
+    filling = {"lengths": steps, "dt": 1}
+    return {
+        spec.name: np.full(
+            [sizes[size] if isinstance(size, str) else size for size in spec.shape],
+            filling.get(spec.name, 0),
+            np.dtype(spec.dtype),
+        )
+        for spec in graph.inputs
+    }
+
+
+def _median(session: Session, graph: GraphSignature, batch: int, steps: int) -> float:
+    names, feeds = [spec.name for spec in graph.outputs], typical_feeds(graph, batch, steps)
+    for _ in range(_WARM):
+        session.run(names, feeds)
+    return 1e3 * statistics.median(_seconds(session, names, feeds) for _ in range(_TIMED))
+
+
+def _seconds(session: Session, names: list[str], feeds: Mapping[str, Array]) -> float:
+    started = time.perf_counter()
+    session.run(names, feeds)
+    return time.perf_counter() - started

@@ -1,0 +1,198 @@
+"""Opens ONNX Runtime sessions, and says on which device they really run.
+
+ONNX Runtime falls back to the CPU without an error when CUDA does not load, so what a session reports is compared with
+what was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+# A compiled module, which type checkers cannot look into.
+from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
+
+from stablernn_runtime.engines.cuda_libraries import INSTALL, missing_libraries
+from stablernn_runtime.errors import DeviceError, ModelLoadError
+
+
+class EngineFailure(RuntimeError):
+    """A run of an engine other than ONNX Runtime that failed, or was ended before it began."""
+
+
+# The exceptions of ONNX Runtime's binding share no base below `Exception`.
+RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    EngineFailure,
+    state.EPFail,
+    state.Fail,
+    state.InvalidArgument,
+    state.InvalidGraph,
+    state.InvalidProtobuf,
+    state.NotImplemented,
+    state.RuntimeException,
+)
+
+Device = Literal["auto", "cpu", "cuda"]
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
+
+
+class Session(Protocol):
+    """What runs one graph; an ``onnxruntime.InferenceSession`` is one. Safe to call from several threads at once."""
+
+    def run(
+        self,
+        output_names: Sequence[str],
+        input_feed: Mapping[str, NDArray[Any]],
+        run_options: ort.RunOptions | None = None,
+        /,
+    ) -> Sequence[Any]:
+        """The outputs of those names, in their order, as arrays.
+
+        Raises:
+            MemoryError: If there is not enough.
+            RUNTIME_ERRORS: If the run fails, or ``run_options`` end it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a session runs.
+
+    Attributes:
+        device: ``"cpu"`` or ``"cuda"``.
+        note: Why, in words, when ``auto`` had to choose; empty when the device was named.
+    """
+
+    device: Literal["cpu", "cuda"]
+    note: str = ""
+
+
+class CancellationToken:
+    """Ends an inference from another thread; one for each request.
+
+    Attributes:
+        options: For ``InferenceSession.run``, which looks at them between two nodes of the graph.
+    """
+
+    def __init__(self) -> None:
+        self.options = ort.RunOptions()
+        # It would report every run that is ended as an error.
+        self.options.log_severity_level = 4
+
+    def set(self) -> None:
+        """End the run that has :attr:`options`, and every later one."""
+        self.options.terminate = True
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self.options.terminate)
+
+
+def choose_device(asked: Device) -> Placement:
+    """The device to try for ``asked``, from what this machine has.
+
+    Raises:
+        DeviceError: If ``cuda`` was asked for and it is plain that it cannot load; the sentence says what is missing.
+    """
+    if asked == "cpu":
+        return Placement("cpu")
+    missing = _missing_for_cuda()
+    if asked == "cuda":
+        if missing:
+            raise DeviceError(f"The device 'cuda' cannot be used: {missing}. Use --device cpu or auto.")
+        return Placement("cuda")
+    if missing:
+        return Placement("cpu", f"auto: CPU, because {missing}")
+    return Placement("cuda", "auto: CUDA was found")
+
+
+def open_session(content: bytes, what: str, placement: Placement, threads: int) -> ort.InferenceSession:
+    """A session for one checked graph, on exactly the device of ``placement``.
+
+    Args:
+        content: The bytes of the ``.onnx`` file, already past :func:`check_graph`.
+        what: What to call it in errors.
+        placement: From :func:`choose_device`.
+        threads: Threads inside one run.
+
+    Raises:
+        ModelLoadError: If ONNX Runtime refuses the graph.
+        DeviceError: If the session came up on another device than asked.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # Spinning threads burn the CPU that other requests need.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    # Else a file whose bytes 4 to 8 are ORTM is read as a flatbuffer, which `check_graph` knows nothing of.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    # Every allocation of the arena takes one lock: two runs at a time are slower than one after the other. And what it
+    # has once taken it never gives back.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    options.log_severity_level = 3
+    providers: list[str | tuple[str, dict[str, str]]] = [CPU]
+    if placement.device == "cuda":
+        _preload_cuda_libraries()
+        # Products of numbers cut to 10 bits, the provider's default, would be far from those of the CPU.
+        providers = [(CUDA, {"use_tf32": "0"}), CPU]
+    try:
+        session = ort.InferenceSession(content, options, providers=providers)
+    except RUNTIME_ERRORS as error:
+        raise ModelLoadError(
+            f"{what} cannot be opened by ONNX Runtime {ort.__version__}: {_first_line(error)}"
+        ) from error
+    if placement.device == "cuda" and session.get_providers()[0] != CUDA:
+        missing = ", ".join(missing_libraries()) or "its CUDA libraries"
+        raise DeviceError(
+            f"The device 'cuda' cannot be used: ONNX Runtime could not load {missing}. Install CUDA 13 and cuDNN 9 "
+            f"with {INSTALL}, or use --device cpu or auto."
+        )
+    return session
+
+
+def _missing_for_cuda() -> str:
+    """What stands in the way of CUDA, as the end of a sentence; empty when nothing is known to."""
+    if CUDA not in ort.get_available_providers():
+        return f"this build of ONNX Runtime ({ort.__version__}) has no CUDA provider; install onnxruntime-gpu"
+    count = cuda_devices()
+    if count is None:
+        return "no NVIDIA driver was found on this machine"
+    return "" if count else "the NVIDIA driver sees no GPU"
+
+
+@functools.cache
+def cuda_devices() -> int | None:
+    """Number of GPUs that the driver reports; None without a driver. Asking it first spares a failed session's log."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+@functools.cache
+def _preload_cuda_libraries() -> None:
+    """Load CUDA and cuDNN from where pip puts them; without torch nobody else in this process has done it."""
+    # It reports what it cannot find by print, and standard output belongs to the command line's answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        ort.preload_dlls(directory="")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") + "."

@@ -1,0 +1,70 @@
+"""One graph of a model: its inputs and outputs, the states that it carries, and the session that runs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from stablernn_registry import GraphSignature, StateSignature
+from stablernn_runtime.engines.session import RUNTIME_ERRORS, CancellationToken, Session
+from stablernn_runtime.errors import NotReadyError
+from stablernn_runtime.state_guard import StateGuard
+
+Array = NDArray[Any]
+
+
+class Graph:
+    """A graph over whole sequences, or over one step. Safe to run from several threads at once.
+
+    Attributes:
+        signature: Inputs and outputs as the manifest states them.
+        inputs: The inputs by name.
+        outputs: The outputs by name.
+        session: What runs the graph.
+        states: The states that the graph takes and gives.
+        state_outputs: Names of the outputs that are states.
+        guard: The balls in which the certificate says that the states stay.
+        guarded: The outputs that are states with a ball, with the input that each feeds.
+        ref: ``NAME:VERSION`` of the model.
+        last_run: When the graph was last run, on the monotonic clock.
+    """
+
+    def __init__(
+        self, signature: GraphSignature, session: Session, states: Sequence[StateSignature], guard: StateGuard, ref: str
+    ) -> None:
+        self.signature = signature
+        self.inputs = {tensor.name: tensor for tensor in signature.inputs}
+        self.outputs = {tensor.name: tensor for tensor in signature.outputs}
+        self.session = session
+        self.states = tuple(states)
+        self.state_outputs = frozenset(state.output for state in states)
+        self.guard = guard
+        self.guarded = {state.output: state.input for state in states if state.input in guard.balls}
+        self.ref = ref
+        self.last_run = time.monotonic()
+
+    def run(self, feeds: Mapping[str, Array], names: Sequence[str], stop: CancellationToken | None) -> dict[str, Array]:
+        """Return the outputs ``names``, and those that are guarded.
+
+        Args:
+            feeds: All inputs, in the shapes and dtypes of the graph.
+            names: Names of outputs.
+            stop: Ends the run from another thread.
+
+        Raises:
+            NotReadyError: If the run was ended.
+        """
+        names = [*names, *(name for name in self.guarded if name not in names)]
+        self.last_run = time.monotonic()
+        try:
+            values: Sequence[Any] = self.session.run(names, feeds, None if stop is None else stop.options)
+        except RUNTIME_ERRORS as error:
+            if stop is not None and stop.is_set:
+                raise NotReadyError(
+                    "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
+                ) from error
+            raise
+        return dict(zip(names, values, strict=True))

@@ -1,0 +1,374 @@
+"""Refuses ONNX graphs that reach outside themselves, hide their content, or run without a bound.
+
+ONNX Runtime would follow a file name inside a graph, load any operator domain that it was built with, and run a
+``Loop`` for as long as it says. The check reads the protobuf wire format itself, so that the server needs neither the
+`onnx` package nor protobuf. Field numbers are from ``onnx.proto`` (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+
+It must never read less in a file than ONNX Runtime does. So a field that is not in the tables below is refused, not
+skipped, and so is a field that comes twice where it may come once: protobuf would merge the two, and what was checked
+apart would be something else together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from stablernn_runtime.errors import ModelLoadError, cut
+
+STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+MINIMUM_OPSET = 18
+MAXIMUM_DEPTH = 16  # graphs inside attributes of nodes; ours has three levels
+BODIES = frozenset({"If", "Scan"})
+"""Operators that may hold graphs. An If runs one of them once, a Scan runs its own once for each step of an input."""
+ORT_FORMAT = b"ORTM"
+"""Bytes 4 to 8 of a model in ONNX Runtime's own flatbuffer format."""
+_LARGEST = 2**63 - 1
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_SIZES = {_FIXED64: 8, _FIXED32: 4}
+
+# Wire type by field number; fields that hold nothing to check are read as bytes. A repeated field of numbers may be
+# packed, which makes it bytes.
+_MODEL = {
+    1: _VARINT,  # ir_version
+    2: _BYTES,  # producer_name
+    3: _BYTES,  # producer_version
+    4: _BYTES,  # domain
+    5: _VARINT,  # model_version
+    6: _BYTES,  # doc_string
+    7: _BYTES,  # graph
+    8: _BYTES,  # opset_import
+    14: _BYTES,  # metadata_props
+    20: _BYTES,  # training_info
+    25: _BYTES,  # functions
+    26: _BYTES,  # configuration
+}
+_OPERATOR_SET = {1: _BYTES, 2: _VARINT}  # domain, version
+_GRAPH = {
+    1: _BYTES,  # node
+    2: _BYTES,  # name
+    5: _BYTES,  # initializer
+    10: _BYTES,  # doc_string
+    11: _BYTES,  # input
+    12: _BYTES,  # output
+    13: _BYTES,  # value_info
+    14: _BYTES,  # quantization_annotation: names only
+    15: _BYTES,  # sparse_initializer
+    16: _BYTES,  # metadata_props
+}
+_NODE = {
+    1: _BYTES,  # input
+    2: _BYTES,  # output
+    3: _BYTES,  # name
+    4: _BYTES,  # op_type
+    5: _BYTES,  # attribute
+    6: _BYTES,  # doc_string
+    7: _BYTES,  # domain
+    8: _BYTES,  # overload
+    9: _BYTES,  # metadata_props
+    10: _BYTES,  # device_configurations
+}
+_ATTRIBUTE = {
+    1: _BYTES,  # name
+    2: _FIXED32,  # f
+    3: _VARINT,  # i
+    4: _BYTES,  # s
+    5: _BYTES,  # t
+    6: _BYTES,  # g
+    7: _FIXED32,  # floats
+    8: _VARINT,  # ints
+    9: _BYTES,  # strings
+    10: _BYTES,  # tensors
+    11: _BYTES,  # graphs
+    13: _BYTES,  # doc_string
+    14: _BYTES,  # tp
+    15: _BYTES,  # type_protos
+    20: _VARINT,  # type
+    21: _BYTES,  # ref_attr_name
+    22: _BYTES,  # sparse_tensor
+    23: _BYTES,  # sparse_tensors
+}
+_TENSOR = {
+    1: _VARINT,  # dims
+    2: _VARINT,  # data_type
+    4: _FIXED32,  # float_data
+    5: _VARINT,  # int32_data
+    6: _BYTES,  # string_data
+    7: _VARINT,  # int64_data
+    8: _BYTES,  # name
+    9: _BYTES,  # raw_data
+    10: _FIXED64,  # double_data
+    11: _VARINT,  # uint64_data
+    12: _BYTES,  # doc_string
+    13: _BYTES,  # external_data
+    14: _VARINT,  # data_location
+    16: _BYTES,  # metadata_props
+}
+_REPEATED = {
+    "model": {8, 14, 20, 25, 26},
+    "operator set": set[int](),
+    "graph": {1, 5, 11, 12, 13, 14, 15, 16},
+    "node": {1, 2, 5, 9, 10},
+    "attribute": {7, 8, 9, 10, 11, 15, 23},
+    "tensor": {1, 4, 5, 6, 7, 10, 11, 13, 16},
+}
+_MESSAGES = {
+    "model": _MODEL,
+    "operator set": _OPERATOR_SET,
+    "graph": _GRAPH,
+    "node": _NODE,
+    "attribute": _ATTRIBUTE,
+    "tensor": _TENSOR,
+}
+
+_FLOATS, _INT32S, _STRINGS, _INT64S, _RAW, _DOUBLES, _UINT64S = 4, 5, 6, 7, 9, 10, 11
+_STRING_TYPE = 8
+# TensorProto.DataType: bits of one element, and the field that holds elements where they are not in raw_data.
+_TYPES: dict[int, tuple[int, int]] = {
+    1: (32, _FLOATS),
+    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), (8, _INT32S)),
+    **dict.fromkeys((4, 5, 10, 16), (16, _INT32S)),
+    6: (32, _INT32S),
+    7: (64, _INT64S),
+    _STRING_TYPE: (0, _STRINGS),
+    11: (64, _DOUBLES),
+    12: (32, _UINT64S),
+    13: (64, _UINT64S),
+    14: (64, _FLOATS),
+    15: (128, _DOUBLES),
+    **dict.fromkeys((21, 22, 23), (4, _INT32S)),
+    **dict.fromkeys((25, 26), (2, _INT32S)),
+}
+_COMPLEX = (14, 15)
+
+_Value = int | memoryview
+_Fields = dict[int, list[_Value]]
+
+
+def check_graph(content: bytes, what: str) -> None:
+    """Raise unless ``content`` is one self-contained ONNX model of standard operators.
+
+    Args:
+        content: The bytes of the ``.onnx`` file.
+        what: What to call it in the error, such as ``"step.onnx of 'digits:1'"``.
+
+    Raises:
+        ModelLoadError: If it is not an ONNX model, its opset is older than 18, or it has what is not served: external
+            data, functions, training information, sparse tensors, other domains, operators with a body except If and
+            Scan, a Scan inside a Scan, or a tensor that does not hold as many elements as it states.
+    """
+    # Such a file can be protobuf as well, and ONNX Runtime would decide for itself which of the two to read.
+    if content[4:8] == ORT_FORMAT:
+        raise ModelLoadError(
+            f"{what} is in ONNX Runtime's own format, which cannot be checked; only ONNX graphs are served."
+        )
+    try:
+        _check_model(memoryview(content), what)
+    except (IndexError, UnicodeDecodeError, _WireError) as error:
+        raise ModelLoadError(f"{what} is not an ONNX model: its bytes cannot be read as one.") from error
+
+
+def _check_model(content: memoryview, what: str) -> None:
+    fields = _read(content, "model", what)
+    if 20 in fields:
+        raise ModelLoadError(f"{what} holds training information; only graphs for inference are served.")
+    if 25 in fields:
+        raise ModelLoadError(f"{what} defines functions of its own; only standard ONNX operators are served.")
+    opsets = []
+    for message in fields.get(8, ()):
+        operators = _read(_message(message), "operator set", what)
+        _check_domain(_text(operators.get(1)), what)
+        opsets.append(_integer(operators.get(2)))
+    if not opsets:
+        raise ModelLoadError(f"{what} is not an ONNX model: it names no opset.")
+    if min(opsets) < MINIMUM_OPSET:
+        raise ModelLoadError(
+            f"{what} uses opset {min(opsets)}; opset {MINIMUM_OPSET} or higher is served. Export it again."
+        )
+    for graph in fields.get(7, ()):
+        _check_graph(_message(graph), what, depth=0, in_scan=False)
+
+
+def _check_graph(graph: memoryview, what: str, depth: int, in_scan: bool) -> None:
+    if depth > MAXIMUM_DEPTH:
+        raise ModelLoadError(f"{what} nests graphs deeper than {MAXIMUM_DEPTH} levels.")
+    fields = _read(graph, "graph", what)
+    if 15 in fields:
+        raise _sparse(what)
+    for node in fields.get(1, ()):
+        _check_node(_message(node), what, depth, in_scan)
+    for tensor in fields.get(5, ()):
+        _check_tensor(_message(tensor), what)
+
+
+def _check_node(node: memoryview, what: str, depth: int, in_scan: bool) -> None:
+    fields = _read(node, "node", what)
+    operator = _text(fields.get(4))
+    _check_domain(_text(fields.get(7)), what)
+    # A trip count of 2^62 takes eight bytes, and nothing in the file or in a request bounds it.
+    if operator == "Loop":
+        raise ModelLoadError(
+            f"{what} uses the operator 'Loop', whose running time has no bound; use Scan, which runs once a time step."
+        )
+    if operator == "Scan" and in_scan:
+        raise ModelLoadError(f"{what} has a Scan inside a Scan; only one pass over the time steps is served.")
+    for attribute in fields.get(5, ()):
+        parts = _read(_message(attribute), "attribute", what)
+        if 22 in parts or 23 in parts:
+            raise _sparse(what)
+        for tensor in (*parts.get(5, ()), *parts.get(10, ())):
+            _check_tensor(_message(tensor), what)
+        for graph in (*parts.get(6, ()), *parts.get(11, ())):
+            if operator not in BODIES:
+                raise ModelLoadError(
+                    f"{what} uses the operator '{cut(operator)}', which has a graph inside; of such operators only "
+                    f"{' and '.join(sorted(BODIES))} are served."
+                )
+            _check_graph(_message(graph), what, depth + 1, in_scan or operator == "Scan")
+
+
+def _check_tensor(tensor: memoryview, what: str) -> None:
+    fields = _read(tensor, "tensor", what)
+    if 13 in fields or _integer(fields.get(14)) != 0:
+        raise ModelLoadError(f"{what} refers to external data; only graphs in a single file are served.")
+    data_type = _integer(fields.get(2))
+    if data_type not in _TYPES:
+        raise ModelLoadError(f"{what} holds a tensor of the type {data_type}, which is none of ONNX's.")
+    elements = 1
+    for size in _integers(fields.get(1, ())):
+        # A negative number is a varint of 2^63 or more.
+        elements *= size
+        if size > _LARGEST or elements > _LARGEST:
+            raise ModelLoadError(f"{what} holds a tensor of a size that no memory has.")
+    bits, typed = _TYPES[data_type]
+    stored = [number for number in (_FLOATS, _INT32S, _STRINGS, _INT64S, _RAW, _DOUBLES, _UINT64S) if number in fields]
+    if len(stored) > 1 or not set(stored) <= {typed, _RAW} or (data_type == _STRING_TYPE and _RAW in fields):
+        raise ModelLoadError(f"{what} holds a tensor whose data is not of its type.")
+    if data_type == _STRING_TYPE:
+        count, needed = len(fields.get(_STRINGS, ())), elements
+    elif _RAW in fields:
+        count, needed = len(_message(fields[_RAW][0])), -(-elements * bits // 8)
+    else:
+        count, needed = _count(fields.get(typed, ()), _TENSOR[typed]), elements
+        if bits < 8:
+            needed = -(-elements * bits // 8)
+        elif data_type in _COMPLEX:
+            needed = 2 * elements
+    if count != needed:
+        raise ModelLoadError(f"{what} holds a tensor of {elements} elements with the data of another number of them.")
+
+
+def _check_domain(domain: str, what: str) -> None:
+    if domain not in STANDARD_DOMAINS:
+        raise ModelLoadError(
+            f"{what} uses the operator domain '{cut(domain)}'; only standard ONNX operators are served."
+        )
+
+
+def _sparse(what: str) -> ModelLoadError:
+    return ModelLoadError(f"{what} holds a sparse tensor, whose size its data does not bound; store it as a dense one.")
+
+
+class _WireError(ValueError):
+    pass
+
+
+def _read(message: memoryview, kind: str, what: str) -> _Fields:
+    """Return the values of a message by field number, in their order.
+
+    Raises:
+        ModelLoadError: If it has a field that is not in the table of its kind.
+    """
+    table, repeated = _MESSAGES[kind], _REPEATED[kind]
+    fields: _Fields = {}
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        number, wire = tag >> 3, tag & 7
+        value: _Value
+        if wire == _VARINT:
+            value, at = _varint(message, at)
+        else:
+            if wire == _BYTES:
+                size, at = _varint(message, at)
+            elif wire in _SIZES:
+                size = _SIZES[wire]
+            else:
+                raise _WireError(f"wire type {wire} is not used by ONNX")
+            if at + size > len(message):
+                raise _WireError("a field is longer than its message")
+            value = message[at : at + size]
+            at += size
+        is_packed = wire == _BYTES and number in repeated
+        if number in table and wire != table[number] and not is_packed:
+            raise _WireError(f"field {number} of a {kind} has the wire type {wire}")
+        if number in fields and number not in repeated:
+            raise _WireError(f"field {number} of a {kind} comes twice")
+        fields.setdefault(number, []).append(value)
+    # Last: bytes that are no message at all are said to be that.
+    if unknown := sorted(fields.keys() - table.keys()):
+        raise ModelLoadError(
+            f"{what} has a field {unknown[0]} in a {kind} that this server does not know and cannot check. Export it "
+            "again for an older version of ONNX."
+        )
+    return fields
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise _WireError("a number is longer than 64 bits")
+
+
+def _message(value: _Value) -> memoryview:
+    if isinstance(value, int):
+        raise _WireError("a number where a message belongs")
+    return value
+
+
+def _text(values: list[_Value] | None) -> str:
+    """Return the text of a field that comes once at most; empty where it is absent."""
+    return bytes(_message(values[0])).decode() if values else ""
+
+
+def _integer(values: list[_Value] | None) -> int:
+    """Return the number of a field that comes once at most; 0 where it is absent."""
+    value = values[0] if values else 0
+    if not isinstance(value, int):
+        raise _WireError("a message where a number belongs")
+    return value
+
+
+def _integers(values: Iterable[_Value]) -> Iterable[int]:
+    """Yield the numbers of a repeated field, packed or not."""
+    for value in values:
+        if isinstance(value, int):
+            yield value
+            continue
+        at = 0
+        while at < len(value):
+            number, at = _varint(value, at)
+            yield number
+
+
+def _count(values: Iterable[_Value], wire: int) -> int:
+    """Return how many numbers a repeated field holds, packed or not."""
+    count = 0
+    for value in values:
+        if isinstance(value, int):
+            count += 1
+        elif wire == _VARINT:
+            # Each number ends with the one byte of it that has no high bit.
+            count += int(np.count_nonzero(np.frombuffer(value, np.uint8) < 0x80))
+        else:
+            count += len(value) // (4 if wire == _FIXED32 else 8)
+    return count

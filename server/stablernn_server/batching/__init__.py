@@ -1,0 +1,1 @@
+"""Requests that wait for the same graph run through it together."""

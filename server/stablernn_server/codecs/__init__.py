@@ -1,0 +1,1 @@
+"""Bytes to arrays and back. Knows no models."""

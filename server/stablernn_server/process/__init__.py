@@ -1,0 +1,1 @@
+"""Server processes: one, or several behind a supervisor."""

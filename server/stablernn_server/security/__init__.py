@@ -1,0 +1,1 @@
+"""Bearer tokens, roles and the TLS certificate."""

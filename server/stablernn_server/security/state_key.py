@@ -1,0 +1,49 @@
+"""The key that signs state tokens, from the settings."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+
+from stablernn_runtime.errors import SettingsError
+from stablernn_runtime.state_token import KEY_BYTES, StateTokens, key_of
+from stablernn_server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_MAX_KEY_FILE_BYTES = 2**20
+
+
+def create_state_tokens(settings: Settings) -> StateTokens:
+    """Return state tokens with the key that the settings name, else with a random one, which is logged as a warning.
+
+    Raises:
+        SettingsError: If the key is too short, its file cannot be read, or there are two of them.
+    """
+    path, ttl_seconds = settings.state_key_file, settings.token_ttl_seconds
+    if settings.state_key is not None:
+        if path is not None:
+            raise SettingsError("Settings: state_key and state_key_file are both given; leave one of them out.")
+        return StateTokens(key_of(settings.state_key.get_secret_value(), "STABLERNN_STATE_KEY"), ttl_seconds)
+    if path is not None:
+        return StateTokens(key_of(_content(path), f"The state key file {path}"), ttl_seconds)
+    logger.warning(
+        "No state key is set, so a random one is used: state tokens die with this process. Give --state-key-file "
+        "or STABLERNN_STATE_KEY to continue streams after a restart or on another server."
+    )
+    return StateTokens(secrets.token_bytes(KEY_BYTES), ttl_seconds)
+
+
+def _content(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_KEY_FILE_BYTES + 1)
+        if len(content) > _MAX_KEY_FILE_BYTES:
+            raise SettingsError(
+                f"The state key file {path} has more than {_MAX_KEY_FILE_BYTES} bytes; is it the right file?"
+            )
+        return content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise SettingsError(f"The state key file {path} cannot be read: {reason}.") from error

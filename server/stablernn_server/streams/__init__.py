@@ -1,0 +1,1 @@
+"""State that is held between requests: streams, sessions, Triton sequences."""

@@ -1,0 +1,1 @@
+"""One connection: its protocols (HTTP/1.1, WebSocket, TLS) and the table of open connections."""

@@ -1,0 +1,1 @@
+"""Certificates: properties of a trained model that are proved from its weights."""

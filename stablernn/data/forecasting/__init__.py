@@ -1,0 +1,1 @@
+"""Forecast data from tables: series, covariates, channels as series."""

@@ -1,0 +1,1 @@
+"""Readers of file formats. They return numpy arrays and import no torch."""

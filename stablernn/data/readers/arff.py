@@ -1,0 +1,162 @@
+"""Reads ``.arff``, Weka's format, as the UCR and UEA archives use it for one channel and for several."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stablernn import errors
+from stablernn.data.messages import counted, quoted
+from stablernn.data.readers.paths import read_text
+from stablernn.data.readers.ucr_tsv import (
+    Float64Array,
+    allowed_label,
+    as_float32,
+    numbered_lines,
+    numbers,
+    without_padding,
+)
+from stablernn.data.sequences import Sequences, channel_names, plain_words
+
+_NUMERIC = ("numeric", "real", "integer")
+_ATTRIBUTE = re.compile(r"""@attribute\s+('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)\s*(.*)""", re.IGNORECASE)
+_FIELD = re.compile(r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]*?)\s*(?:,|$)""")
+
+
+@dataclass
+class _Header:
+    """What ``@attribute`` lines declare.
+
+    Attributes:
+        steps: Numbers in each row; in a relational file those of each channel.
+        relational: Whether rows hold several channels in quotes.
+        labels: The classes; None without a class.
+    """
+
+    steps: int = 0
+    relational: bool = False
+    labels: list[str] | None = None
+
+
+def read_arff(path: Path) -> Sequences:
+    r"""Reads an ``.arff`` file: ``%`` comments, ``@attribute`` lines, then a row a sequence.
+
+    One channel: a numeric attribute for each step. Several: one relational attribute, whose cells hold the channels
+    in quotes, separated by a written ``\n``. The class is the last attribute, in braces; without one the sequences have
+    no labels. ``?`` is missing; where all that follows is missing it is padding, which is cut, and counted in
+    ``notes["trailing_missing_cut"]``.
+
+    Raises:
+        DataError: If header or rows break the format, or are of a kind that holds no time series.
+        UnknownNameError: If there is no such file.
+    """
+    said, rows = _read_header(path)
+    values: list[Float64Array] = []
+    labels: list[str] = []
+    cut = 0
+    for number, line in rows:
+        fields = _fields(path, number, line)
+        if said.labels is not None:
+            label = _plain(fields.pop()) if len(fields) > 1 else ""
+            labels.append(allowed_label(path, number, label, said.labels, "its attribute"))
+        channels = _channels(path, number, fields) if said.relational else [fields]
+        for channel in channels:
+            if len(channel) != said.steps:
+                raise errors.DataError(
+                    f"'{path.name}' line {number} has {counted(len(channel), 'value')} where its attributes are "
+                    f"{said.steps}."
+                )
+        if values and len(channels) != values[0].shape[1]:
+            raise errors.DataError(
+                f"'{path.name}' line {number} has {counted(len(channels), 'channel')}, the rows before have "
+                f"{values[0].shape[1]}."
+            )
+        whole = np.stack([numbers(path, number, channel) for channel in channels], axis=1)
+        values.append(without_padding(path, number, whole))
+        cut += len(whole) - len(values[-1])
+    return Sequences(
+        name=path.name,
+        values=as_float32(path, values),
+        labels=plain_words(path.name, labels) if said.labels is not None else None,
+        features=channel_names(values[0].shape[1]),
+        notes={"trailing_missing_cut": cut} if cut else {},
+        places=tuple(f"line {number}" for number, _ in rows),
+    )
+
+
+def _read_header(path: Path) -> tuple[_Header, list[tuple[int, str]]]:
+    said = _Header()
+    rows: list[tuple[int, str]] = []
+    in_data = in_relation = False
+    for number, text in numbered_lines(read_text(path)):
+        line = text.strip()
+        key = line.split(None, 1)[0].lower()
+        if line.startswith("%"):
+            continue
+        if in_data:
+            rows.append((number, line))
+        elif key == "@data":
+            in_data = True
+        elif key == "@attribute":
+            in_relation = _declare(path, number, line, said, in_relation)
+        elif key == "@end":
+            in_relation = False
+        elif key != "@relation":
+            raise errors.DataError(
+                f"'{path.name}' line {number} stands before '@data' and is none of @relation, @attribute, @end "
+                "and a comment."
+            )
+    if not said.steps:
+        raise errors.DataError(f"'{path.name}' has no numeric attribute, so it holds no series.")
+    if not rows:
+        raise errors.DataError(f"'{path.name}' has no sequences behind '@data'. Add a line for each.")
+    return said, rows
+
+
+def _declare(path: Path, number: int, line: str, said: _Header, in_relation: bool) -> bool:
+    """Take in one attribute; says whether the next ones are inside the relational one."""
+    match = _ATTRIBUTE.fullmatch(line)
+    kind = match.group(2).strip() if match else ""
+    if said.labels is not None:
+        raise errors.DataError(f"'{path.name}' line {number}: the class must be the last attribute.")
+    if kind.lower() in _NUMERIC and not (said.relational and not in_relation):
+        said.steps += 1
+    elif kind.lower() == "relational" and not said.steps and not said.relational:
+        said.relational = True
+        return True
+    elif kind.startswith("{") and kind.endswith("}") and not in_relation:
+        said.labels = [_plain(word) for word in _FIELD.findall(kind[1:-1]) if word]
+    else:
+        raise errors.DataError(
+            f"'{path.name}' line {number}: an attribute of type {quoted(kind)} does not belong here. A file of series "
+            "has numeric ones, or one relational one of these, and at the end the class in braces."
+        )
+    return in_relation
+
+
+def _fields(path: Path, number: int, line: str) -> list[str]:
+    if line.startswith("{"):
+        raise errors.DataError(f"'{path.name}' line {number} is a sparse row, which is not read. Write all values.")
+    # The pattern matches once more, emptily, at the end of the line.
+    fields = _FIELD.findall(line)
+    return fields if line.rstrip().endswith(",") else fields[:-1] or fields
+
+
+def _channels(path: Path, number: int, fields: list[str]) -> list[list[str]]:
+    field = fields[0]
+    if len(fields) != 1 or field[:1] not in ("'", '"'):
+        raise errors.DataError(
+            f"'{path.name}' line {number} must have all channels in one pair of quotes, got {quoted(field)}."
+        )
+    return [channel.split(",") for channel in field[1:-1].replace("\\r", "").split("\\n")]
+
+
+def _plain(word: str) -> str:
+    """The word without quotes around it."""
+    word = word.strip()
+    if len(word) > 1 and word[0] in "'\"" and word[-1] == word[0]:
+        return re.sub(r"\\(.)", r"\1", word[1:-1])
+    return word

@@ -1,0 +1,147 @@
+"""Reads ``.tsv``, the text format of the UCR archive, and has what readers of archives' text have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stablernn import errors
+from stablernn.data.messages import listing, quoted
+from stablernn.data.readers.paths import read_text
+from stablernn.data.sequences import (
+    NO_LABEL,
+    Sequences,
+    channel_names,
+    check_resolution,
+    finite_float32,
+    plain_words,
+)
+from stablernn.data.windows import Float32Array
+
+Float64Array = npt.NDArray[np.float64]
+
+
+def read_tsv(path: Path) -> Sequences:
+    """Reads a UCR ``.tsv`` file: a row a sequence, the label first, then its values, separated by tabs.
+
+    Sequences of unequal length are padded with NaN behind their end in this archive, so missing values at the end of a
+    row are taken for padding; ``notes["trailing_missing_cut"]`` counts them.
+
+    Raises:
+        DataError: If a cell is no number, a row has no values, or nothing is in the file.
+        UnknownNameError: If there is no such file.
+    """
+    values: list[Float64Array] = []
+    labels: list[str] = []
+    cut = 0
+    rows = numbered_lines(read_text(path))
+    _check_tabs(path, rows[:2])
+    for number, line in rows:
+        label, *cells = line.split("\t")
+        sequence = without_padding(path, number, numbers(path, number, cells)[:, None])
+        cut += len(cells) - len(sequence)
+        values.append(sequence)
+        labels.append(label.strip())
+    return Sequences(
+        name=path.name,
+        values=as_float32(path, values),
+        labels=plain_words(path.name, labels),
+        features=channel_names(1),
+        notes={"trailing_missing_cut": cut} if cut else {},
+        places=tuple(f"line {number}" for number, _ in rows),
+    )
+
+
+def _check_tabs(path: Path, rows: list[tuple[int, str]]) -> None:
+    """Refuse other separators than tabs, and a row of names."""
+    (number, first), *others = rows
+    if "\t" not in first:
+        for mark, name in ((";", "semicolons"), (",", "commas"), (" ", "blanks")):
+            if len(first.split(mark)) > 1:
+                raise errors.DataError(
+                    f"'{path.name}' line {number} has {name} and no tabs. Separate the label and the values by tabs."
+                )
+    if others and not any(map(is_number, first.split("\t"))) and all(map(is_number, others[0][1].split("\t")[1:])):
+        raise errors.DataError(
+            f"'{path.name}' line {number} holds names and no values ({quoted(first)}). A .tsv file has no header; "
+            "remove the line."
+        )
+
+
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """The lines that are not blank, numbered from 1."""
+    # Not splitlines(), which also ends lines at form feeds and other separators that no editor counts.
+    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+
+
+def without_padding(path: Path, number: int, sequence: Float64Array) -> Float64Array:
+    """The sequence (length, channels) of a line up to the last step at which any channel has a value.
+
+    Raises:
+        DataError: If none has.
+    """
+    present = np.asarray(np.isfinite(sequence).any(axis=1))
+    if not present.any():
+        raise errors.DataError(f"'{path.name}' line {number} has a label but no values. Add them, or remove the line.")
+    return sequence[: len(sequence) - int(np.argmax(present[::-1]))]
+
+
+def allowed_label(path: Path, number: int, label: str, allowed: list[str], where: str) -> str:
+    """The label of a line, if it is among those that the header lists ``where``.
+
+    Raises:
+        DataError: If the header lists some, and not this one.
+    """
+    if allowed and label not in (*allowed, *NO_LABEL):
+        raise errors.DataError(
+            f"'{path.name}' line {number} has the label {quoted(label)}, {where} allows {listing(allowed)}. Correct "
+            "one of them."
+        )
+    return label
+
+
+def as_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
+    """The sequences (length, channels) in single precision.
+
+    Raises:
+        DataError: If a channel's differences would be lost.
+    """
+    check_resolution(np.concatenate(values), lambda channel: f"'{path.name}': channel {channel}")
+    return [sequence.astype(np.float32) for sequence in values]
+
+
+def numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
+    """The cells of one line, which float32 can hold; NaN for ``?`` and ``NaN``.
+
+    Python's ``1_000`` and digits of other scripts are no numbers.
+
+    Raises:
+        DataError: If a cell is no number.
+    """
+    try:
+        values = np.array([_as_number(cell) for cell in cells])
+    except ValueError:
+        position, cell = next((i, cell) for i, cell in enumerate(cells, start=1) if not is_number(cell))
+        advice = "decimals are written with a point" if "," in cell else "a missing one is '?' or 'NaN'"
+        raise errors.DataError(
+            f"'{path.name}' line {number}, value {position}: {quoted(cell)} is not a number; {advice}."
+        ) from None
+    finite_float32(values, lambda index: f"'{path.name}' line {number}, value {index[0] + 1}")
+    return values
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number, or says that one is missing."""
+    try:
+        _as_number(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _as_number(cell: str) -> float:
+    if "_" in cell or not cell.isascii():
+        raise ValueError(cell)
+    return float("nan") if cell.strip() == "?" else float(cell)

@@ -1,0 +1,1 @@
+"""Regular time grids, their frequencies, and timestamps that are numbers."""

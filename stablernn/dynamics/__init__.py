@@ -1,0 +1,1 @@
+"""Observed dynamics: Jacobian spectra, Lyapunov exponents and gradients along real sequences."""

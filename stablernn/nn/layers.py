@@ -1,0 +1,322 @@
+"""Cells over time and depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.cells import StableCell, State, cell_info, create_cell
+from stablernn.cells._base import check_dt, longest_step
+from stablernn.engines import check_engine, select_engine
+from stablernn.errors import ConfigError
+
+
+class StableRNN(nn.Module):
+    """A stack of recurrent layers; called and returning like ``torch.nn.RNN``.
+
+    Args:
+        cell: A key of the catalog, see :func:`stablernn.list_cells`.
+        input_size: Features per time step.
+        hidden_size: Length of each layer's state.
+        num_layers: Layers, 1 or more.
+        batch_first: Whether input and output are ``(batch, time, feature)``. True by default, unlike ``torch.nn``.
+        dropout: Share of each layer's outputs zeroed in training before the next layer, 0 to 1.
+        engine: What runs the steps: ``auto``, or one of :func:`stablernn.engines.list_engines`.
+        preset: ``practical`` (ours) or ``paper``, the cell's defaults.
+        max_dt: Longest step that will be given as ``dt``, 1 or more, which fixes into how many sub-steps each step is
+            divided. When omitted, each call divides by its own longest step.
+        options: Options of the cell, which win over the preset.
+
+    Shape:
+        - input: ``(batch, time, input_size)``, or ``(time, input_size)`` for one sequence
+        - state: ``(num_layers, batch, size)``, a tuple of them where the cell has several; without ``batch`` for one
+          sequence; zeros when omitted. ``size`` is ``hidden_size`` but for the tensors of which the cell says otherwise
+          (``state_sizes``); of a tensor that upper layers do not need only the layers that have it are stacked.
+        - lengths: ``(batch,)`` integers: steps from there on are padding, over which the state is held
+        - dt: ``(batch, time)``, or ``(time,)`` for one sequence: the time from the step before to each step, in units
+          of the regular one; only for cells that come from a differential equation
+        - output: ``(batch, time, output_size)``, the last layer's first state tensor, and the state after the last
+          valid step. Over padding the output repeats the last valid one.
+
+    Raises:
+        ValueError: If a size or ``dropout`` is out of range, or an input has another shape.
+        ConfigError: If ``dt`` or ``max_dt`` is given and the cell takes none, or a ``dt`` is longer than ``max_dt``.
+        UnknownNameError: If there is no such cell or engine.
+
+    In a custom training loop, add :meth:`penalty` to the loss and call :meth:`after_step` after each optimizer step,
+    which moves base points and makes matrices sparse; constraints hold without it. The ``orthogonal`` parameters of
+    :meth:`parameter_groups` may need a smaller learning rate.
+
+    Example:
+        >>> rnn = StableRNN("lipschitz", input_size=3, hidden_size=8, num_layers=2)
+        >>> output, state = rnn(torch.zeros(4, 10, 3), lengths=torch.tensor([10, 7, 3, 1]))
+        >>> output.shape, state.shape
+        (torch.Size([4, 10, 8]), torch.Size([2, 4, 8]))
+    """
+
+    def __init__(
+        self,
+        cell: str,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        engine: str = "auto",
+        preset: str = "practical",
+        max_dt: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be 1 or more, got {num_layers}.")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout must be from 0 to 1, got {dropout}.")
+        if dropout and num_layers == 1:
+            raise ValueError(
+                f"dropout acts between layers and needs num_layers of 2 or more, got dropout={dropout} with 1 layer."
+            )
+        check_engine(engine)
+        if max_dt is not None and not 1 <= max_dt < float("inf"):
+            raise ValueError(f"max_dt must be a finite number of 1, the regular step, or more, got {max_dt}.")
+        info = cell_info(cell)
+        self.cell = info.key
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.batch_first = batch_first
+        self.dropout = dropout
+        self.engine = engine
+        self.max_dt = max_dt
+        layers = [create_cell(cell, input_size, hidden_size, preset=preset, **options)]
+        if max_dt is not None:
+            layers[0].check_takes_dt()
+        for _ in range(num_layers - 1):
+            size = layers[-1].output_size
+            layers.append(create_cell(cell, size, hidden_size, preset=preset, **{**options, **info.upper_options}))
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def output_size(self) -> int:
+        """Length of the output of each step."""
+        return self.cells[-1].output_size
+
+    @property
+    def cells(self) -> list[StableCell]:
+        """The layers' cells, from input to output."""
+        return [layer for layer in self.layers if isinstance(layer, StableCell)]
+
+    def forward(
+        self,
+        input: Tensor,
+        state: Tensor | Sequence[Tensor] | None = None,
+        lengths: Tensor | None = None,
+        dt: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        check_tensor(input, next(self.parameters()).dtype)
+        if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
+            raise ValueError(
+                f"input has shape {tuple(input.shape)}, the layer expects (batch, time, {self.input_size}) "
+                f"or (time, {self.input_size})."
+            )
+        single = input.dim() == 2
+        x = input[None] if single else input
+        steps = dt[None] if single and dt is not None else dt
+        if not self.batch_first and not single:
+            x = x.transpose(0, 1)
+            steps = None if steps is None else steps.transpose(0, 1)
+        if lengths is not None and single:
+            raise ValueError("lengths are for batches, got an input of one sequence; cut it to its length instead.")
+        initial = self.initial_state(len(x)) if state is None else self._unstacked(state, len(x), single)
+        output, final = self.run(x, initial, lengths, steps)
+        if not self.batch_first and not single:
+            output = output.transpose(0, 1)
+        names = self.cells[0].state_names
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for (_, name, _), tensor in zip(self._state_parts(), final, strict=True):
+            parts[name].append(tensor)
+        stacked = tuple(torch.stack(tensors) for tensors in parts.values())
+        if single:
+            output, stacked = output[0], tuple(tensor[:, 0] for tensor in stacked)
+        return output, stacked[0] if len(names) == 1 else self.cells[0].state_type()(*stacked)
+
+    def run(
+        self, x: Tensor, state: State, lengths: Tensor | None = None, dt: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """:meth:`forward` on ``(batch, time, input_size)`` with the state as one flat tuple, layer after layer."""
+        valid = valid_steps(x, lengths)
+        if valid is not None:
+            # What stands in the padding must not reach a gradient: there even a weight of zero gives NaN for NaN.
+            x = x.masked_fill(~valid[..., None], 0)
+        longest = 1.0
+        if dt is not None:
+            dt = self.checked_dt(dt, x, valid)
+            longest = self.max_dt or longest_step(dt)
+        final: list[Tensor] = []
+        start = 0
+        for depth, cell in enumerate(self.cells):
+            if depth and self.dropout:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+            end = start + len(cell.state_names)
+            drive = cell.drive(x)
+            engine = select_engine(self.engine, cell, drive)
+            weights = cell.weights(timed=dt is not None)
+            x, last = engine.run(cell, weights, drive, state[start:end], valid, dt, cell.substeps(longest))
+            final.extend(last)
+            start = end
+        return x, tuple(final)
+
+    def advance(
+        self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: State, dt: Tensor | None = None
+    ) -> State:
+        """The flat state after one step of all layers.
+
+        Args:
+            weights: Each layer's used matrices.
+            x: ``(batch, input_size)``.
+            state: As :meth:`run` takes it.
+            dt: ``(batch, 1)``, up to ``max_dt``, which must be set.
+        """
+        following: list[Tensor] = []
+        start = 0
+        for cell, used in zip(self.cells, weights, strict=True):
+            end = start + len(cell.state_names)
+            substeps = cell.substeps(self.max_dt) if self.max_dt is not None else 1
+            last = cell.advance(used, state[start:end], cell.drive(x), dt, substeps)
+            x = last[0]
+            following.extend(last)
+            start = end
+        return tuple(following)
+
+    def initial_state(self, batch_size: int) -> State:
+        """Zeros, as one flat tuple, layer after layer."""
+        return tuple(tensor for cell in self.cells for tensor in cell.initial_state(batch_size))
+
+    def state_roles(self) -> list[tuple[str, int]]:
+        """What each tensor of the flat state is, and its length."""
+        return [(f"layer {depth} {name}", size) for depth, name, size in self._state_parts()]
+
+    def after_step(self, step: int, total_steps: int) -> None:
+        """Let the cells project their parameters after optimizer step ``step`` (from 1) of ``total_steps``."""
+        with torch.no_grad():
+            for cell in self.cells:
+                cell.after_step(step, total_steps)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters behind ``orthogonal`` and unitary matrices, and all ``other`` ones."""
+        return group_parameters(self)
+
+    def penalty(self) -> Tensor | None:
+        """Sum of what the cells add to the training loss, or None."""
+        penalties = [penalty for cell in self.cells if (penalty := cell.penalty()) is not None]
+        return torch.stack(penalties).sum() if penalties else None
+
+    def _state_parts(self) -> list[tuple[int, str, int]]:
+        """Layer, name and length of each tensor of the flat state."""
+        return [
+            (depth, name, size)
+            for depth, cell in enumerate(self.cells)
+            for name, size in zip(cell.state_names, cell.state_sizes, strict=True)
+        ]
+
+    def _unstacked(self, state: Tensor | Sequence[Tensor], batch_size: int, single: bool) -> State:
+        given = (state,) if isinstance(state, Tensor) else tuple(state)
+        batch = () if single else (batch_size,)
+        parts, cell = self._state_parts(), self.cells[0]
+        shapes = {
+            name: (sum(other == name for _, other, _ in parts), *batch, size)
+            for name, size in zip(cell.state_names, cell.state_sizes, strict=True)
+        }
+        if [tuple(tensor.shape) for tensor in given] != list(shapes.values()):
+            expected = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise ValueError(
+                f"The state of the cell '{cell.key}' is {expected} here, "
+                f"got {' and '.join(str(tuple(tensor.shape)) for tensor in given)}."
+            )
+        if single:
+            given = tuple(tensor[:, None] for tensor in given)
+        rows = {name: iter(tensor) for name, tensor in zip(cell.state_names, given, strict=True)}
+        return tuple(next(rows[name]) for _, name, _ in parts)
+
+    def checked_dt(self, dt: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
+        """The times of the steps of ``x`` in its dtype, 1 over padding.
+
+        Raises:
+            ValueError: If there is not one for each step, or one is not a finite number of 0 or more.
+            ConfigError: If the cell takes none, or one is longer than ``max_dt``.
+        """
+        self.cells[0].check_takes_dt()
+        if dt.shape != x.shape[:2]:
+            raise ValueError(f"dt has shape {tuple(dt.shape)}, the input's steps are {tuple(x.shape[:2])}.")
+        dt = dt.to(x.dtype)
+        if valid is not None:
+            dt = torch.where(valid, dt, 1.0)
+        check_dt(dt)
+        longest = longest_step(dt)
+        # In float32 a dt may lie just above the number that it was written as.
+        if self.max_dt is not None and longest > self.max_dt * (1 + 1e-6):
+            raise ConfigError(
+                f"dt is at most max_dt={self.max_dt:g}, the longest step that the model takes, got {longest:g}; divide "
+                "the gap into steps with missing values."
+            )
+        return dt
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.cell!r}, {self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, "
+            f"batch_first={self.batch_first}, dropout={self.dropout}, engine={self.engine!r}, max_dt={self.max_dt}"
+        )
+
+
+def group_parameters(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """A module's parameters: those behind ``orthogonal`` and unitary matrices of its cells, and all ``other`` ones."""
+    orthogonal = [
+        getattr(cell, name) for cell in module.modules() if isinstance(cell, StableCell) for name in cell.orthogonal
+    ]
+    apart = {id(parameter) for parameter in orthogonal}
+    return {
+        "other": [parameter for parameter in module.parameters() if id(parameter) not in apart],
+        "orthogonal": orthogonal,
+    }
+
+
+def check_tensor(x: Any, dtype: torch.dtype) -> None:
+    """Refuse an input that is no tensor, or one of another dtype than the parameters.
+
+    Raises:
+        ValueError: If it is.
+    """
+    if not isinstance(x, Tensor):
+        raise ValueError(f"input must be a tensor with lengths= where sequences differ, got {type(x).__name__}.")
+    if x.dtype != dtype:
+        raise ValueError(f"input is {x.dtype}, the parameters are {dtype}; convert one of them with .to().")
+
+
+def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """Which steps of ``(batch, time, features)`` are no padding, ``(batch, time)``; None when all count.
+
+    Raises:
+        ValueError: If there is no step, or ``lengths`` are not one whole number from 0 to time for each sequence.
+    """
+    batch, time = x.shape[:2]
+    if time < 1:
+        raise ValueError(f"input has shape {tuple(x.shape)}, the time axis must hold 1 step or more.")
+    if lengths is None:
+        return None
+    lengths = torch.as_tensor(lengths)
+    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise ValueError(
+            f"lengths must be {batch} whole numbers, one for each sequence, "
+            f"got shape {tuple(lengths.shape)} of {lengths.dtype}."
+        )
+    if batch == 0:
+        return None
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest < 0 or longest > time:
+        raise ValueError(f"lengths must be from 0 to {time}, the steps of the input, got {shortest} to {longest}.")
+    if shortest == time:
+        return None
+    return torch.arange(time, device=x.device) < lengths.to(x.device)[:, None]

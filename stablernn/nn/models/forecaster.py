@@ -1,0 +1,377 @@
+"""The next values of a series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stablernn.errors import ConfigError, near
+from stablernn.nn.ensemble import Heads
+from stablernn.nn.models._base import NetworkOptions, SequenceModel, States, check_known
+from stablernn.nn.preprocessing import ContextScaling
+
+SKIPS = ("none", "linear")
+HEADS = ("direct", "recursive")
+_KNOWN_HIDDEN = 32
+"""Units between what is known of a future step and what it changes."""
+
+
+class Forecaster(SequenceModel):
+    """The next ``horizon`` values of some of the channels, with quantiles.
+
+    The head predicts the change from where :meth:`Scaling.anchor` starts, in units of the scaling: a head of zeros is
+    the naive forecast, or the forecast of the linear skip.
+
+    Args:
+        cell: A key of the catalog, see :func:`stablernn.list_cells`.
+        input_size: Raw channels per time step.
+        horizon: Steps ahead, 1 or more.
+        hidden_size: Length of each layer's state.
+        target_indices: Which channels are forecast; the first one by default.
+        quantiles: Levels in (0, 1), increasing; may be empty.
+        head: ``direct``: all steps at once. ``recursive``: one step, from which the next is made by taking the forecast
+            for a value; every channel must be a target or known in the future.
+        skip: ``linear`` adds a linear map of the remembered values, one for all targets, to what the layers say; only
+            with the scaling ``context``. ``none`` adds nothing.
+        future_indices: Channels whose values at the steps ahead are known.
+        static_size: Numbers known of each series.
+        head_dropout: Share of what the head reads zeroed in training, 0 to 1.
+        options: Those of :class:`SequenceModel`, from ``num_layers`` on.
+
+    Shape:
+        - input: ``(batch, time, input_size)`` in raw units, NaN where missing
+        - lengths: ``(batch,)`` integers, or None when every step counts
+        - dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``
+        - static: ``(batch, static_size)``, where there is any; NaN where not known
+        - future: ``(batch, horizon, len(future_indices))``, where there is any; NaN where not known
+        - output: mean, ``(batch, horizon, targets)`` in raw units
+
+    Raises:
+        ConfigError: If an option is not among those listed, or two do not go together.
+        ValueError: If a size is out of range, or an input has another number of features.
+
+    Example:
+        >>> model = Forecaster("gru", input_size=2, horizon=12)
+        >>> model(torch.zeros(3, 48, 2)).shape
+        torch.Size([3, 12, 1])
+    """
+
+    task = "forecast"
+    output_names: tuple[str, ...] = ("mean", "quantiles")
+    static_mean: Tensor
+    static_scale: Tensor
+    offsets: Tensor
+    """What calibration adds to the quantiles, ``(horizon, targets, quantiles)``: of a direct head in units of the
+    scaling, of a recursive one in raw units; 0 without it."""
+
+    def __init__(
+        self,
+        cell: str,
+        input_size: int,
+        horizon: int,
+        hidden_size: int = 64,
+        *,
+        target_indices: Sequence[int] = (0,),
+        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+        head: str = "direct",
+        skip: str = "none",
+        future_indices: Sequence[int] = (),
+        static_size: int = 0,
+        head_dropout: float = 0.0,
+        **options: Unpack[NetworkOptions],
+    ) -> None:
+        super().__init__(cell, input_size, hidden_size, **options)
+        if horizon < 1:
+            raise ValueError(f"horizon must be 1 or more, got {horizon}.")
+        if static_size < 0:
+            raise ValueError(f"static_size must be 0 or more, got {static_size}.")
+        targets, future = [int(index) for index in target_indices], [int(index) for index in future_indices]
+        _check_channels("target_indices", targets, input_size, needed=True)
+        _check_channels("future_indices", future, input_size)
+        if set(targets) & set(future):
+            raise ConfigError(
+                f"A channel is forecast or known in the future, not both; got {sorted(set(targets) & set(future))}."
+            )
+        levels = list(quantiles)
+        if levels != sorted(set(levels)) or not all(0 < level < 1 for level in levels):
+            raise ConfigError(f"quantiles must increase and lie between 0 and 1, got {levels}.")
+        for word, given, allowed in (("head", head, HEADS), ("skip", skip, SKIPS)):
+            if given not in allowed:
+                raise ConfigError(f"Unknown {word} '{given}'.{near(given, allowed)} It is {' or '.join(allowed)}.")
+        if head == "recursive":
+            self._check_recursive([*targets, *future])
+        self.horizon = horizon
+        self.target_indices = targets
+        self.future_indices = future
+        self.quantiles = levels
+        self.head_kind = head
+        self.static_size = static_size
+        self.steps = horizon if head == "direct" else 1
+        if not levels:
+            self.output_names = ("mean",)
+        size, answers = self.feature_size, len(targets) * (1 + len(levels))
+        self.head = Heads(len(self.rnn), size + static_size, self.steps * answers, head_dropout)
+        self.skip: nn.Linear | None = None
+        if skip == "linear":
+            if not isinstance(self.scaling, ContextScaling):
+                raise ConfigError(
+                    "skip='linear' reads the values that the scaling 'context' remembers, got "
+                    f"scaling='{self.scaling.kind}'."
+                )
+            self.skip = nn.Linear(self.scaling.window, self.steps, bias=False)
+        self.known: nn.Sequential | None = None
+        if future:
+            inner = nn.Linear(len(self.rnn) * size + static_size + len(future), _KNOWN_HIDDEN)
+            self.known = nn.Sequential(inner, nn.Tanh(), nn.Linear(_KNOWN_HIDDEN, answers))
+        if self.skip is not None:
+            # Training starts from what the skip says and nothing else.
+            for layer in [self.skip, *self._last_layers()]:
+                for parameter in layer.parameters():
+                    nn.init.zeros_(parameter)
+        self._was_static_fitted = False
+        self.register_buffer("static_mean", torch.zeros(static_size))
+        self.register_buffer("static_scale", torch.ones(static_size))
+        self.register_buffer("offsets", torch.zeros(horizon, len(targets), len(levels)))
+
+    @property
+    def known_inputs(self) -> dict[str, tuple[int, ...]]:
+        static: dict[str, tuple[int, ...]] = {"static": (self.static_size,)} if self.static_size else {}
+        return static | ({"future": (self.steps, len(self.future_indices))} if self.future_indices else {})
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None, **known: Tensor) -> Tensor:
+        return self.run(x, lengths, None, dt, **known)[0]["mean"]
+
+    def run(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        state: States | None = None,
+        dt: Tensor | None = None,
+        **known: Tensor,
+    ) -> tuple[dict[str, Tensor], States]:
+        shapes = self.known_inputs
+        if "future" in shapes:
+            shapes["future"] = (self.horizon, len(self.future_indices))
+        check_known(known, shapes, len(x))
+        final = self.final_state(x, lengths, state, dt)
+        if self.head_kind == "direct":
+            return dict(zip(self.output_names, self.emit(final, **known), strict=True)), final
+        return self._rolled_out(final, **known), final
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """As for every model, with those of the linear ``skip`` apart."""
+        groups = super().parameter_groups()
+        if self.skip is None:
+            return groups
+        apart = {id(parameter) for parameter in self.skip.parameters()}
+        other = [parameter for parameter in groups["other"] if id(parameter) not in apart]
+        return {**groups, "other": other, "skip": list(self.skip.parameters())}
+
+    def fit_static(self, static: np.ndarray) -> None:
+        """Take the scaling of the static covariates from the training series', ``(series, static_size)``."""
+        if not self.static_size:
+            return
+        values = np.asarray(static, dtype=np.float64)
+        seen = ~np.isnan(values)
+        count = seen.sum(axis=0).clip(1)
+        mean = np.where(seen, values, 0).sum(axis=0) / count
+        deviation = np.sqrt((np.where(seen, values - mean, 0) ** 2).sum(axis=0) / count)
+        self.static_mean.copy_(torch.from_numpy(mean))
+        self.static_scale.copy_(torch.from_numpy(np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)))
+        self._was_static_fitted = True
+
+    @property
+    def is_static_fitted(self) -> bool:
+        """True if :meth:`fit_static` was called, loaded weights differ from a new model's, or there are none to fit."""
+        has_values = bool((self.static_mean != 0).any() or (self.static_scale != 1).any())
+        return self._was_static_fitted or has_values or not self.static_size
+
+    def mark_fitted(self) -> None:
+        super().mark_fitted()
+        self._was_static_fitted = True
+
+    def fit_skip(self, contexts: Iterable[tuple[np.ndarray, np.ndarray]], strength: float) -> None:
+        """Set the linear skip to the ridge regression of the truth on the remembered values.
+
+        Args:
+            contexts: Batches of training windows: contexts ``(windows, time, input_size)`` and truths
+                ``(windows, horizon, targets)``, raw units, NaN where missing. Windows with a missing truth are
+                left out.
+            strength: Penalty, as a share of the mean square of a remembered value.
+        """
+        assert self.skip is not None
+        assert isinstance(self.scaling, ContextScaling)
+        window, steps = self.scaling.window, self.steps
+        inner, outer = np.zeros((window, window)), np.zeros((window, steps))
+        for x, y in contexts:
+            with torch.no_grad():
+                raw = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+                zeros = tuple(raw.new_zeros(len(raw), size) for _, size in self.patches.state_roles())
+                _, _, state = self.patches.sequence(raw, None, zeros)
+                state, _ = self.patches.split(state)
+                location, scale = self.scaling.anchor(state)
+                raw = torch.from_numpy(np.asarray(y[:, :steps], dtype=np.float32))
+                truth = self.scaling.transform(raw, self.target_indices)
+                change = (truth - location[:, None, self.target_indices]) / scale[:, None, self.target_indices]
+                values = self.scaling.context(state)[:, :, self.target_indices].transpose(1, 2)
+            features = values.double().numpy().reshape(-1, window)
+            answers = change.transpose(1, 2).double().numpy().reshape(-1, steps)
+            whole = ~np.isnan(answers).any(axis=1)
+            inner += features[whole].T @ features[whole]
+            outer += features[whole].T @ answers[whole]
+        penalty = strength * np.trace(inner) / window + 1e-9
+        solution = np.linalg.solve(inner + penalty * np.eye(window), outer)
+        with torch.no_grad():
+            self.skip.weight.copy_(torch.from_numpy(solution.T))
+
+    def changes(self, state: States, **known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Forecast change of each member, location and scale: a forecast is ``location + scale * change``.
+
+        Returns:
+            The change, ``(batch, members, steps, targets, 1 + quantiles)`` with the mean first, and location and scale,
+            ``(batch, 1, targets)``, in the units of :meth:`Scaling.transform`.
+        """
+        features = self._features(state)
+        static = self._static(features, known.get("static"))
+        shape = (self.steps, len(self.target_indices), 1 + len(self.quantiles))
+        read = features if static is None else _beside_each(features, static, len(self.rnn))
+        answers: Tensor = self.head(read)
+        change = answers.reshape(-1, len(self.rnn), *shape)
+        if self.known is not None:
+            change = change + self._known_change(features, static, known.get("future"))[:, None]
+        if self.skip is not None:
+            change = change + self.skip_change(state)[:, None, :, :, None]
+        scaling_state = self.patches.split(self._split(state)[0])[0]
+        location, scale = self.scaling.anchor(scaling_state)
+        return change, location[:, None, self.target_indices], scale[:, None, self.target_indices]
+
+    def skip_change(self, state: States) -> Tensor:
+        """What the linear skip says, ``(batch, steps, targets)``, in units of the scaling."""
+        assert self.skip is not None
+        assert isinstance(self.scaling, ContextScaling)
+        scaling_state = self.patches.split(self._split(state)[0])[0]
+        values = self.scaling.context(scaling_state)[:, :, self.target_indices]
+        linear: Tensor = self.skip(values.transpose(1, 2))
+        return linear.transpose(1, 2)
+
+    def shrink_mean(self, share: float) -> None:
+        """Multiply what the heads say of the mean; quantiles keep their distance from it."""
+        answers = (len(self.target_indices), 1 + len(self.quantiles))
+        with torch.no_grad():
+            for layer in self._last_layers():
+                for parameter in (layer.weight, layer.bias):
+                    parts = parameter.view(-1, *answers, *parameter.shape[1:])
+                    parts -= (1 - share) * parts[:, :, :1]
+
+    def emit(self, state: States, **known: Tensor) -> tuple[Tensor, ...]:
+        change, location, scale = self.changes(state, **known)
+        # A sum: the exporter would name a node of mean() like the output, and two of one name are no graph.
+        middle = change[:, 0] if len(self.rnn) == 1 else change.sum(dim=1) / len(self.rnn)
+        mean = self.scaling.inverse(location + scale * middle[..., 0])
+        if not self.quantiles:
+            return (mean,)
+        # Sorting keeps quantiles from crossing; it never raises the pinball loss.
+        spread = middle[..., 1:].sort(dim=-1).values
+        if self.head_kind == "direct":
+            # An offset was found for a quantile of its rank, and may move it beyond its neighbour.
+            spread = (spread + self.offsets).sort(dim=-1).values
+        return mean, self.scaling.inverse(location[..., None] + scale[..., None] * spread)
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "horizon": self.horizon,
+            "target_indices": self.target_indices,
+            "quantiles": self.quantiles,
+            "head": self.head_kind,
+            "skip": "none" if self.skip is None else "linear",
+            "future_indices": self.future_indices,
+            "static_size": self.static_size,
+            "head_dropout": self.head.dropout,
+        }
+
+    def _last_layers(self) -> list[nn.Linear]:
+        """The maps whose answers are added to the skip's, or to no change."""
+        layers = [*self.head.modules(), *([] if self.known is None else [self.known[-1]])]
+        return [layer for layer in layers if isinstance(layer, nn.Linear)]
+
+    def _check_recursive(self, channels: Sequence[int]) -> None:
+        unknown = sorted(set(range(self.input_size)) - set(channels))
+        if unknown:
+            raise ConfigError(
+                "A recursive head needs every channel to be a target or known in the future, so that its forecasts can "
+                f"stand for values; channel {unknown[0]} is neither. Leave it out, or take head='direct'."
+            )
+        if self.patches.stride > 1:
+            raise ConfigError(
+                f"A recursive head forecasts one sample at a time, got patch_stride={self.patches.stride}; take "
+                "patch_stride=1, or head='direct'."
+            )
+
+    def rolled_out(self, state: States, **known: Tensor) -> Iterable[tuple[States, dict[str, Tensor]]]:
+        """The steps of a recursive forecast, one after the other: the state that each starts from, and its inputs."""
+        weights = self.materialize()
+        future = known.pop("future", None)
+        for step in range(self.horizon):
+            ahead = None if future is None else future[:, step]
+            inputs = known if ahead is None else {**known, "future": ahead[:, None]}
+            yield state, inputs
+            if step + 1 < self.horizon:
+                mean = self.emit(state, **inputs)[0][:, 0]
+                x = mean.new_full((len(mean), self.input_size), torch.nan)
+                x[:, self.target_indices] = mean
+                if ahead is not None:
+                    x[:, self.future_indices] = ahead
+                sample = x if self.patches.size == 1 else x[:, None]
+                dt = None if self.max_dt is None else mean.new_ones(len(mean), *sample.shape[1:-1])
+                state = self.transition(weights, sample, state, dt)
+
+    def _rolled_out(self, state: States, **known: Tensor) -> dict[str, Tensor]:
+        parts = [self.emit(start, **inputs) for start, inputs in self.rolled_out(state, **known)]
+        found = {name: torch.cat(steps, dim=1) for name, *steps in zip(self.output_names, *parts, strict=True)}
+        if self.quantiles:
+            found["quantiles"] = (found["quantiles"] + self.offsets).sort(dim=-1).values
+        return found
+
+    def _static(self, features: Tensor, static: Tensor | None) -> Tensor | None:
+        if not self.static_size:
+            return None
+        if static is None:
+            return features.new_zeros(len(features), self.static_size)
+        return _known_or_zero((static - self.static_mean) / self.static_scale)
+
+    def _known_change(self, features: Tensor, static: Tensor | None, future: Tensor | None) -> Tensor:
+        """What the known values of the steps ahead change, ``(batch, steps, targets, 1 + quantiles)``."""
+        assert self.known is not None
+        channels = len(self.future_indices)
+        if future is None:
+            ahead = features.new_zeros(len(features), self.steps, channels)
+        else:
+            mean, scale = self.scaling.mean[self.future_indices], self.scaling.scale[self.future_indices]
+            ahead = _known_or_zero((self.scaling.transform(future, self.future_indices) - mean) / scale)
+        context = features if static is None else torch.cat([features, static], dim=-1)
+        repeated = context[:, None].expand(-1, self.steps, -1)
+        change: Tensor = self.known(torch.cat([repeated, ahead], dim=-1))
+        return change.reshape(*change.shape[:-1], len(self.target_indices), 1 + len(self.quantiles))
+
+
+def _known_or_zero(scaled: Tensor) -> Tensor:
+    return torch.where(torch.isnan(scaled), 0.0, scaled)
+
+
+def _beside_each(features: Tensor, static: Tensor, members: int) -> Tensor:
+    """The static covariates behind each member's features, ``(batch, members * (features + static))``."""
+    parts = [torch.cat([part, static], dim=-1) for part in features.chunk(members, dim=-1)]
+    return torch.cat(parts, dim=-1)
+
+
+def _check_channels(word: str, indices: Sequence[int], input_size: int, *, needed: bool = False) -> None:
+    if (
+        (needed and not indices)
+        or len(set(indices)) < len(indices)
+        or not all(0 <= index < input_size for index in indices)
+    ):
+        raise ValueError(f"{word} must be different channels from 0 to {input_size - 1}, got {list(indices)}.")

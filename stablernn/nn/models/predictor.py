@@ -1,0 +1,277 @@
+"""What comes next, or what the target is, at every step of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stablernn.data.step_data import NO_TARGET, Output
+from stablernn.errors import ConfigError, near
+from stablernn.nn.layers import check_tensor, valid_steps
+from stablernn.nn.models._base import NetworkOptions, SequenceModel, States
+from stablernn.nn.preprocessing import Scaling
+
+OUTPUTS: tuple[Output, ...] = ("categorical", "bernoulli", "real")
+
+
+class Tokens(Scaling):
+    """Whole numbers in place of a scaling's channels: each becomes a unit vector, or a vector that is learned.
+
+    Args:
+        vocabulary: Different tokens, 1 or more.
+        embedding_size: Length of the learned vector; 0 for unit vectors, one channel a token.
+    """
+
+    kind = "tokens"
+    numbers: Tensor
+
+    def __init__(self, vocabulary: int, embedding_size: int) -> None:
+        super().__init__(0)
+        if vocabulary < 1 or embedding_size < 0:
+            raise ValueError(
+                "Tokens need a vocabulary of 1 or more and an embedding_size of 0 or more, "
+                f"got {vocabulary} and {embedding_size}."
+            )
+        self.vocabulary = vocabulary
+        self.embedding_size = embedding_size
+        self.embedding = nn.Embedding(vocabulary, embedding_size) if embedding_size else None
+        self.register_buffer("numbers", torch.arange(vocabulary), persistent=False)
+
+    @property
+    def output_size(self) -> int:
+        return self.embedding_size or self.vocabulary
+
+    def state_roles(self) -> list[tuple[str, int]]:
+        return []
+
+    def fit(self, sequences: Iterable[np.ndarray]) -> None:
+        raise ConfigError("Tokens are not scaled; there is nothing to fit.")
+
+    def step(self, x: Tensor, state: States) -> tuple[Tensor, States]:
+        """Channels from tokens of any shape."""
+        if self.embedding is None:
+            return (x[..., None] == self.numbers).to(self.mean.dtype), ()
+        channels: Tensor = self.embedding(x)
+        return channels, ()
+
+    def sequence(self, x: Tensor, state: States, valid: Tensor | None) -> tuple[Tensor, States]:
+        return self.step(x, state)
+
+
+class SequencePredictor(SequenceModel):
+    """An answer at every step, from what was seen up to and with that step.
+
+    Args:
+        cell: A key of the catalog, see :func:`stablernn.list_cells`.
+        input_size: Raw features per time step; of tokens how many different ones there are.
+        num_outputs: Classes, switches or numbers that are answered.
+        hidden_size: Length of each layer's state.
+        output: ``categorical``: logits of classes that exclude each other. ``bernoulli``: logits of switches, of which
+            any number may be on. ``real``: numbers, in raw units.
+        tokens: Whether inputs are whole numbers from 0 to ``input_size - 1``.
+        embedding_size: Length of the learned vector that stands for a token; 0: a unit vector.
+        predict_change: Whether numbers are answered as the change from the last observed value of the same channel, in
+            units of its scaling; else in units of the targets' own mean and deviation.
+        options: Those of :class:`SequenceModel`, of which ``readout``, ``scaling``, ``patch_size`` and ``members`` have
+            one value here.
+
+    Shape:
+        - input: ``(batch, time, input_size)`` in raw units, NaN where missing, or int64 ``(batch, time)`` of tokens
+        - lengths: ``(batch,)`` integers, or None when every step counts
+        - dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``
+        - output: logits or mean, ``(batch, time, num_outputs)``; over padding the last valid step's is repeated
+
+    Raises:
+        ConfigError: If an option is not among those listed.
+        ValueError: If a size is out of range, or an input has another shape or a token that is not there.
+
+    Example:
+        >>> model = SequencePredictor("gru", input_size=50, num_outputs=50, tokens=True)
+        >>> model(torch.zeros(2, 30, dtype=torch.int64)).shape
+        torch.Size([2, 30, 50])
+    """
+
+    task = "predict-next"
+    every_step = True
+
+    def __init__(
+        self,
+        cell: str,
+        input_size: int,
+        num_outputs: int,
+        hidden_size: int = 64,
+        *,
+        output: Output = "categorical",
+        tokens: bool = False,
+        embedding_size: int = 0,
+        predict_change: bool = False,
+        **options: Unpack[NetworkOptions],
+    ) -> None:
+        if output not in OUTPUTS:
+            raise ConfigError(f"Unknown output '{output}'.{near(output, OUTPUTS)} It is one of {', '.join(OUTPUTS)}.")
+        for name, only in (("readout", "last"), ("scaling", "standard")):
+            given = options.get(name, only)
+            if given != only:
+                raise ConfigError(f"An answer at every step has {name}='{only}', got '{given}'.")
+        for name in ("patch_size", "members"):
+            if options.get(name, 1) != 1:
+                raise ConfigError(f"An answer at every step has {name}=1, got {options.get(name)}.")
+        if tokens and options.get("mask_channel"):
+            raise ConfigError("mask_channel tells which numbers are missing; tokens have none. Leave it out.")
+        if embedding_size and not tokens:
+            raise ConfigError(f"embedding_size is for tokens, got embedding_size={embedding_size} for numbers.")
+        if predict_change and (output != "real" or tokens or num_outputs != input_size):
+            raise ConfigError(
+                "predict_change needs outputs that are the input's channels, one step on: real, and as many as inputs."
+            )
+        inputs = Tokens(input_size, embedding_size) if tokens else None
+        super().__init__(cell, input_size, hidden_size, inputs=inputs, **options)
+        smallest = 2 if output == "categorical" else 1
+        if num_outputs < smallest:
+            raise ValueError(f"num_outputs must be {smallest} or more for a {output} output, got {num_outputs}.")
+        self.num_outputs = num_outputs
+        self.output: Output = output
+        self.tokens = tokens
+        self.embedding_size = embedding_size
+        self.predict_change = predict_change
+        self.input_name = "tokens" if tokens else "x"
+        self.output_names = ("mean",) if output == "real" else ("logits",)
+        self.head = nn.Linear(self.feature_size, num_outputs)
+        self.targets = Scaling(num_outputs if output == "real" else 0)
+
+    def fit_targets(self, targets: Iterable[np.ndarray]) -> None:
+        """Take from the training split's targets what an answer starts from: their mean, or how often each one is.
+
+        Args:
+            targets: A sequence each: whole numbers ``(time,)``, or numbers ``(time, num_outputs)``, NaN ignored.
+        """
+        if self.output == "real":
+            self.targets.fit(targets)
+            return
+        frequencies = target_frequencies(targets, self.num_outputs, self.output)
+        logits = np.log(frequencies)
+        if self.output == "bernoulli":
+            logits = logits - np.log1p(-frequencies)
+        with torch.no_grad():
+            self._linear.bias.copy_(torch.from_numpy(logits))
+
+    def mark_fitted(self) -> None:
+        super().mark_fitted()
+        self.targets.mark_fitted()
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None) -> Tensor:
+        return self.answers(x, lengths, dt=dt)[0]
+
+    def answers(
+        self, x: Tensor, lengths: Tensor | None = None, state: States | None = None, dt: Tensor | None = None
+    ) -> tuple[Tensor, States]:
+        """The output after every step, ``(batch, time, num_outputs)``, and the state after the last valid one.
+
+        Args:
+            x: As the class says.
+            lengths: ``(batch,)``; steps from there on are padding. All steps count when omitted.
+            state: The flat state to go on from; zeros when omitted.
+            dt: ``(batch, time)``, for a model with ``max_dt``; 1 when omitted.
+        """
+        self._check(x)
+        if self.max_dt is None and dt is not None:
+            raise ConfigError("The model was built for regular steps, got dt; give max_dt when it is built.")
+        if self.max_dt is not None and dt is None:
+            dt = self._linear.weight.new_ones(x.shape[:2])
+        valid = valid_steps(x, lengths)
+        scaled_state, layer_state, _ = self._split(self.initial_state(len(x)) if state is None else state)
+        held = None
+        if self.predict_change:
+            with torch.no_grad():
+                held, _ = self.scaling.filled(x, scaled_state, valid)
+        scaled, scaled_state = self.scaling.sequence(x, scaled_state, valid)
+        outputs, layer_state = self.rnn.run(scaled, layer_state, None if valid is None else lengths, dt)
+        return self._raw(self._linear(outputs), held), (*scaled_state, *layer_state)
+
+    def emit(self, state: States, **known: Tensor) -> tuple[Tensor, ...]:
+        held = self._split(state)[0][0] if self.predict_change else None
+        return (self._raw(self._linear(self._features(state)), held),)
+
+    def run(
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        state: States | None = None,
+        dt: Tensor | None = None,
+        **known: Tensor,
+    ) -> tuple[dict[str, Tensor], States]:
+        answers, final = self.answers(x, lengths, state, dt)
+        return {self.output_names[0]: answers}, final
+
+    def final_state(
+        self, x: Tensor, lengths: Tensor | None = None, state: States | None = None, dt: Tensor | None = None
+    ) -> States:
+        return self.answers(x, lengths, state, dt)[1]
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {
+            "scaling": "standard",
+            "num_outputs": self.num_outputs,
+            "output": self.output,
+            "tokens": self.tokens,
+            "embedding_size": self.embedding_size,
+            "predict_change": self.predict_change,
+        }
+
+    @property
+    def _linear(self) -> nn.Linear:
+        assert isinstance(self.head, nn.Linear)
+        return self.head
+
+    def _raw(self, answer: Tensor, held: Tensor | None) -> Tensor:
+        if self.output != "real":
+            return answer
+        if held is None:
+            return self.targets.mean + self.targets.scale * answer
+        return self.scaling.mean + self.scaling.scale * (held + answer)
+
+    def _check(self, x: Tensor) -> None:
+        if not self.tokens:
+            check_tensor(x, self._linear.weight.dtype)
+            if x.dim() != 3 or x.shape[-1] != self.input_size:
+                raise ValueError(
+                    f"input has shape {tuple(x.shape)}, the model expects input_size={self.input_size} "
+                    f"(shape (batch, time, {self.input_size}))."
+                )
+            return
+        if x.dtype != torch.int64:
+            raise ValueError(f"tokens must be torch.int64, got {x.dtype}; convert them with .long().")
+        if x.dim() != 2:
+            raise ValueError(f"input has shape {tuple(x.shape)}, the model expects tokens (shape (batch, time)).")
+        smallest, largest = (int(end) for end in x.aminmax()) if x.numel() else (0, 0)
+        if smallest < 0 or largest >= self.input_size:
+            wrong = smallest if smallest < 0 else largest
+            raise ValueError(f"tokens must be from 0 to {self.input_size - 1}, got {wrong}.")
+
+
+def target_frequencies(targets: Iterable[np.ndarray], outputs: int, output: Output) -> np.ndarray:
+    """How often each class comes, or each switch is on, one more of each kind counted so that none is 0 or 1.
+
+    Args:
+        targets: A sequence each: whole numbers ``(time,)``, or ``(time, outputs)``; steps without a target are left
+            out.
+        outputs: Classes or switches.
+        output: ``categorical`` or ``bernoulli``.
+
+    Returns:
+        float64 ``(outputs,)``.
+    """
+    counts, steps = np.zeros(outputs), 0
+    for target in targets:
+        if output == "categorical":
+            known = target[target != NO_TARGET].astype(np.int64)
+            counts += np.bincount(known, minlength=outputs)
+        else:
+            known = target[~np.isnan(target).any(axis=1)]
+            counts += known.sum(axis=0, dtype=np.float64)
+        steps += len(known)
+    return (counts + 1) / (steps + (outputs if output == "categorical" else 2))

@@ -1,0 +1,39 @@
+"""What happens to raw units before the first layer: scaling, missing values, patches. All of it is in every graph."""
+
+from __future__ import annotations
+
+from stablernn.errors import ConfigError, near
+from stablernn.nn.preprocessing._context import ContextScaling
+from stablernn.nn.preprocessing._patches import Patches
+from stablernn.nn.preprocessing._scaling import Scaling, WindowScaling
+
+__all__ = ["SCALINGS", "ContextScaling", "Patches", "Scaling", "WindowScaling", "create_scaling"]
+
+SCALINGS = ("standard", "window", "context")
+
+
+def create_scaling(
+    kind: str, size: int, *, window: int | None, mask_channel: bool, season: int | None = None, log: bool = False
+) -> Scaling:
+    """The scaling called ``standard``, ``window`` or ``context``.
+
+    Raises:
+        ConfigError: If there is no such kind, or ``window``, ``season`` or ``log`` is missing or not used.
+    """
+    if kind not in SCALINGS:
+        raise ConfigError(f"Unknown scaling '{kind}'.{near(kind, SCALINGS)} It is standard, window or context.")
+    if kind == "standard" and window is not None:
+        raise ConfigError(
+            f"A window of {window} steps is only used by the scalings 'window' and 'context', got 'standard'."
+        )
+    if kind != "context" and (log or season is not None):
+        raise ConfigError(f"A season and logarithms are only used by the scaling 'context', got '{kind}'.")
+    if kind == "standard":
+        return Scaling(size, mask_channel=mask_channel)
+    if window is None:
+        raise ConfigError(f"The scaling '{kind}' needs a context length; set task.context_length.")
+    if kind == "window":
+        return WindowScaling(size, window=window, mask_channel=mask_channel)
+    return ContextScaling(
+        size, window=window, season=1 if season is None else season, log=log, mask_channel=mask_channel
+    )

@@ -1,0 +1,52 @@
+"""Calls that a training loop owes a model: what was left out, as warnings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+from torch import nn
+
+from stablernn.cells import StableCell
+from stablernn.errors import UntrainedWarning
+from stablernn.nn.models import Forecaster, SequenceModel, SequencePredictor
+
+
+def warn_of_missing_calls(module: nn.Module, *, stacklevel: int) -> None:
+    """Warn of each call that a model's own training loop makes and that this module has not seen.
+
+    Args:
+        module: A cell, layers or a model.
+        stacklevel: As for :func:`warnings.warn`, counted from the caller of this function.
+    """
+    for sentence in _missing_calls(module):
+        warnings.warn(sentence, UntrainedWarning, stacklevel=stacklevel + 1)
+
+
+def _missing_calls(module: nn.Module) -> Iterator[str]:
+    cells = [cell for cell in module.modules() if isinstance(cell, StableCell)]
+    # Layers and members are trained together, so that one sentence serves all of them.
+    missed = next((missed for cell in cells if (missed := cell.missed_schedule()) is not None), None)
+    if missed is not None:
+        yield (
+            f"The cell '{cells[0].key}' was trained without after_step, which should {missed}. Call "
+            "after_step(step, total_steps) of the model after each optimizer step."
+        )
+    if not isinstance(module, SequenceModel):
+        return
+    if not module.scaling.is_fitted:
+        yield (
+            "The model's scaling was never fitted, so that the layers see raw values divided by 1. Call "
+            "fit_scaling(sequences) of the model with the training sequences before training."
+        )
+    # A predicted change is in units of the inputs: the scaling of the targets is not used.
+    if isinstance(module, SequencePredictor) and not (module.predict_change or module.targets.is_fitted):
+        yield (
+            "The scaling of the model's targets was never fitted, so that answers are in units of 1. Call "
+            "fit_targets(targets) of the model with the training targets before training."
+        )
+    if isinstance(module, Forecaster) and not module.is_static_fitted:
+        yield (
+            "The scaling of the model's static covariates was never fitted, so that they are divided by 1. Call "
+            "fit_static(static) of the model with those of the training series before training."
+        )

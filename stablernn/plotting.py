@@ -1,0 +1,275 @@
+"""Pictures of a run, as PNG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from stablernn.atomic_files import write_bytes
+
+Array = npt.NDArray[Any]
+Record = dict[str, Any]
+
+# Okabe and Ito's palette: told apart by people with any common form of colour blindness.
+BLUE, ORANGE, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#222222", "#8A8A8A"
+_FASTEST = 1e-6
+"""The smallest rate that is drawn."""
+_COMPARED = (("mu2_A",), ("norm_W",), ("mu2_A", "norm_W"))
+"""What theorem 1 compares."""
+_SMALL_MATRIX = 25
+
+
+def plot_loss(path: Path, records: Sequence[Record], *, title: str) -> None:
+    """Mean training loss of each epoch, and the learning rate below it."""
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    epochs = [record["epoch"] for record in records]
+    _style(axes, title)
+    losses = [record["train_loss"] for record in records]
+    axes.plot(epochs, losses, color=BLUE, marker="o", markersize=3)
+    if min(losses) > 0 and max(losses) > 20 * min(losses):
+        axes.set_yscale("log")
+    axes.set_ylabel("training loss")
+    _style(below, "")
+    below.plot(epochs, [record["lr"] for record in records], color=GREY)
+    below.set_ylabel("learning rate")
+    below.set_ylim(bottom=0)
+    below.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    _epochs_axis(below)
+    _save(figure, path)
+
+
+def plot_metric(path: Path, records: Sequence[Record], name: str, *, best_epoch: int, title: str) -> None:
+    """The validation metric of each epoch, with the epoch whose weights were kept."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    values = {record["epoch"]: record["validation"].get(name) for record in records}
+    known = {epoch: value for epoch, value in values.items() if value is not None}
+    _style(axes, title)
+    axes.plot(list(known), list(known.values()), color=BLUE, marker="o", markersize=3)
+    if best_epoch in known:
+        best = known[best_epoch]
+        axes.plot(
+            [best_epoch], [best], marker="o", markersize=9, color=ORANGE, markerfacecolor="none", markeredgewidth=2
+        )
+        axes.axhline(best, color=ORANGE, linewidth=0.8, linestyle=":")
+        axes.set_title(f"best {best:.4g} in epoch {best_epoch}", loc="right", color=ORANGE, fontsize=9)
+    axes.set_ylabel(f"validation {name.replace('_', ' ')}")
+    _epochs_axis(axes)
+    _save(figure, path)
+
+
+def plot_stability(path: Path, records: Sequence[Record], *, best_epoch: int, title: str) -> None:
+    """What was proved after each epoch: the exponent, and of cells with a linear term what theorem 1 compares.
+
+    The exponent is the logarithm of the contraction rate, which no Lyapunov exponent of the layers exceeds; of several
+    layers and members the right panel shows the largest figures.
+    """
+    rates = {record["epoch"]: record["stability"]["contraction_rate"] for record in records}
+    linear = [record for record in records if any("mu2_A" in name for name in record["stability"]["figures"])]
+    figure = Figure(figsize=(10 if linear else 7, 4), layout="constrained")
+    left, *right = figure.subplots(1, 2 if linear else 1, squeeze=False)[0]
+    exponents = {epoch: float(np.log(max(rate, _FASTEST))) for epoch, rate in rates.items()}
+    _style(left, title)
+    left.plot(list(exponents), list(exponents.values()), color=BLUE, marker="o", markersize=3)
+    lowest, highest = min(exponents.values()), max(exponents.values())
+    room = 0.08 * max(highest - lowest, abs(lowest), abs(highest), 1e-3)
+    left.set_ylim(min(lowest, 0) - room, max(highest, 0) + room)
+    _zero(left, best_epoch if best_epoch in rates else None)
+    if best_epoch in rates:
+        about = f"rate {rates[best_epoch]:.5g} in epoch {best_epoch}"
+        left.set_title(about, loc="right", color=ORANGE, fontsize=9)
+    left.set_ylabel("bound of all exponents, per step")
+    for axes in right:
+        _style(axes, "of the differential equation")
+        epochs = [record["epoch"] for record in linear]
+        damping, pull, both = ([_largest(record, *names) for record in linear] for names in _COMPARED)
+        axes.plot(epochs, pull, color=GREY, linewidth=1.2, linestyle="--", label="norm(W)")
+        axes.plot(epochs, damping, color=GREY, linewidth=1.2, label="mu2(A)")
+        axes.plot(epochs, both, color=BLUE, marker="o", markersize=3, label="their sum: theorem 1 (a) below 0")
+        _zero(axes, best_epoch if best_epoch in rates else None)
+        axes.set_ylabel("1 / unit of time")
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    for axes in (left, *right):
+        _epochs_axis(axes)
+    _save(figure, path)
+
+
+def _largest(record: Record, *names: str) -> float:
+    """The largest sum of figures over layers and members, of whose names these are the last words."""
+    figures = record["stability"]["figures"]
+    first, *others = names
+    places = [key.removesuffix(first) for key in figures if key.split()[-1] == first]
+    return float(max(sum(figures[place + name] for name in (first, *others)) for place in places))
+
+
+def _zero(axes: Axes, best_epoch: int | None) -> None:
+    """Shade what lies below zero, where things die out, and mark the best epoch."""
+    axes.margins(x=0.02)
+    axes.axhline(0, color=BLACK, linewidth=1)
+    low, high = axes.get_ylim()
+    axes.axhspan(min(low, 0), 0, color=GREEN, alpha=0.08, linewidth=0)
+    axes.set_ylim(low, high)
+    if best_epoch is not None:
+        axes.axvline(best_epoch, color=ORANGE, linewidth=0.8, linestyle=":")
+
+
+def plot_confusion(path: Path, counts: Array, labels: Sequence[str], *, title: str) -> None:
+    """A confusion matrix: rows are true classes, shaded by the share of the row, numbered by counts."""
+    classes = len(labels)
+    side = min(12.0, 3.2 + 0.42 * classes)
+    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    axes = figure.subplots()
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
+    if classes <= _SMALL_MATRIX:
+        axes.set_xticks(range(classes), labels, rotation=45 if max(map(len, labels)) > 3 else 0)
+        axes.set_yticks(range(classes), labels)
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            shade = "white" if shares[row, column] > 0.5 else BLACK
+            axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=shade, fontsize=9)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.set_title(title, loc="left", fontsize=11)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    _save(figure, path)
+
+
+def plot_reliability(path: Path, table: dict[str, Array], *, ece: float, title: str) -> None:
+    """How often the predicted class is right at each stated probability, and how many samples state it.
+
+    Args:
+        path: Where the picture goes.
+        table: What :func:`stablernn.training.evaluation.metrics.reliability` gives.
+        ece: The expected calibration error, which is written above.
+        title: What is shown.
+    """
+    figure = Figure(figsize=(5.4, 6), layout="constrained")
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    bins = len(table["samples"])
+    middle = (np.arange(bins) + 0.5) / bins
+    _style(axes, title)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":", label="stated = right")
+    filled = table["samples"] > 0
+    accuracy, confidence = table["accuracy"][filled], table["confidence"][filled]
+    axes.bar(middle[filled], accuracy, width=0.92 / bins, color=BLUE, alpha=0.35, linewidth=0)
+    axes.plot(confidence, accuracy, color=BLUE, marker="o", markersize=5, label="measured")
+    axes.set_ylabel("share that is right")
+    axes.set_ylim(0, 1.02)
+    axes.set_title(f"ECE {ece:.3f}", loc="right", color=ORANGE, fontsize=9)
+    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    _style(below, "")
+    below.bar(middle, table["samples"], width=0.92 / bins, color=GREY, linewidth=0)
+    below.set_ylabel("samples")
+    below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    below.set_xlabel("probability of the predicted class")
+    below.set_xlim(0, 1)
+    _save(figure, path)
+
+
+def plot_early(path: Path, rows: Sequence[Record], *, majority: float | None, title: str) -> None:
+    """Accuracy and macro F1 against the share of each sequence that was seen.
+
+    Args:
+        path: Where the picture goes.
+        rows: What :func:`stablernn.training.evaluation.early_classification.early` gives.
+        majority: Accuracy of the most frequent class, drawn as a floor where it is known.
+        title: What is shown.
+    """
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    _style(axes, title)
+    shares = [100 * row["share"] for row in rows]
+    for name, color, marker in (("accuracy", BLUE, "o"), ("macro_f1", GREEN, "s")):
+        axes.plot(shares, [row[name] for row in rows], color=color, marker=marker, markersize=4, label=_words(name))
+    if majority is not None:
+        axes.axhline(majority, color=GREY, linewidth=1, linestyle=":", label="most frequent class")
+    axes.set_xlabel("share of the sequence seen, %")
+    axes.set_ylabel("score")
+    axes.set_xlim(0, 102)
+    axes.set_ylim(0, 1.15)  # room for the legend
+    axes.set_yticks(np.arange(6) / 5)
+    axes.legend(loc="upper left", frameon=False, ncols=3, fontsize=9)
+    _save(figure, path)
+
+
+def plot_forecast(
+    path: Path,
+    *,
+    history: Array,
+    truth: Array,
+    mean: Array,
+    naive: Array,
+    times: Array,
+    interval: tuple[Array, Array] | None = None,
+    coverage: float | None = None,
+    ylabel: str,
+    title: str,
+) -> None:
+    """One window of one target: what was seen, what came, what was forecast.
+
+    Args:
+        path: Where the picture goes.
+        history: (context,), what the model saw.
+        truth: (horizon,), NaN where missing.
+        mean: (horizon,), the forecast.
+        naive: (horizon,), the seasonal naive forecast.
+        times: (context + horizon,), time stamps.
+        interval: Lower and upper bound, (horizon,) each.
+        coverage: Share of truths that the interval should hold, between 0 and 1.
+        ylabel: The target.
+        title: What the window is of.
+    """
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    seen, future = times[: len(history)], times[len(history) :]
+    _style(axes, title)
+    axes.plot(seen, history, color=GREY, linewidth=1.2, label="history")
+    axes.plot(future, truth, color=BLACK, linewidth=1.6, label="truth")
+    axes.plot(future, naive, color=GREEN, linewidth=1, linestyle="--", label="seasonal naive")
+    if interval is not None:
+        label = "interval" if coverage is None else f"{coverage:.0%} interval"
+        axes.fill_between(future, *interval, color=BLUE, alpha=0.18, linewidth=0, label=label)
+    axes.plot(future, mean, color=BLUE, linewidth=1.8, label="forecast")
+    axes.axvline(future[0], color=GREY, linewidth=0.8, linestyle=":")
+    axes.set_ylabel(ylabel)
+    axes.margins(x=0.01)
+    axes.legend(loc="upper left", frameon=False, ncols=5, fontsize=9, bbox_to_anchor=(0, 1.0))
+    lower, upper = axes.get_ylim()
+    axes.set_ylim(lower, upper + 0.12 * (upper - lower))  # room for the legend
+    _save(figure, path)
+
+
+def _style(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.grid(True, color="#E4E4E4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _words(name: str) -> str:
+    return {"macro_f1": "macro F1"}.get(name, name.replace("_", " "))
+
+
+def _epochs_axis(axes: Axes) -> None:
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _save(figure: Figure, path: Path) -> None:
+    # A Figure without pyplot draws with Agg: no display, no global state, safe in any thread.
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, buffer.getvalue())

@@ -1,0 +1,119 @@
+"""Pictures of a robustness report, as PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from stablernn.atomic_files import write_json
+from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style
+
+Report = Mapping[str, Any]
+
+_UNITS = {
+    "l2": "2-norm of the change of a sequence",
+    "linf": "largest change of a value",
+}
+_ATTACKS = {"pgd": ("PGD", ORANGE, "o", "-"), "deepfool": ("DeepFool", BLACK, "s", "--")}
+_NOISE = {
+    "white": ("white noise", "standard deviation"),
+    "salt_and_pepper": ("salt and pepper", "share of the values"),
+    "missing": ("missing samples", "share of the steps"),
+    "jitter": ("time jitter", "standard deviation, steps"),
+}
+_FARTHEST = 1e-4
+"""How far left of the largest budget the axis goes at most, as a share of it."""
+
+
+def write_report(run: Path, report: Report) -> list[Path]:
+    """Keep a report in a run's directory: ``robustness.json`` and two pictures.
+
+    Returns:
+        What was written.
+    """
+    title = f"{report['data']}, {report['split']}: {report['sequences']} sequences"
+    paths = [run / "robustness.json", run / "plots" / "robustness.png", run / "plots" / "noise.png"]
+    write_json(paths[0], report)
+    plot_robustness(paths[1], report, title=title)
+    plot_noise(paths[2], report, title=title)
+    return paths
+
+
+def plot_robustness(path: Path, report: Report, *, title: str) -> None:
+    """Accuracy against attack strength, in both norms; what is certified is shaded.
+
+    Args:
+        path: Where the picture goes.
+        report: What :func:`stablernn.robustness.report.robustness` gives.
+        title: What is shown.
+    """
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, norm in zip(panels, ("l2", "linf"), strict=True):
+        attacks = [attack for attack in report["attacks"] if attack["norm"] == norm]
+        _style(axes, title if norm == "l2" else "")
+        _attacks(axes, report, norm, attacks)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(f"{_UNITS[norm]}, standard deviations")
+        axes.set_ylim(0, 1.02)
+    panels[0].set_ylabel("accuracy")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
+    _save(figure, path)
+
+
+def plot_noise(path: Path, report: Report, *, title: str) -> None:
+    """Accuracy against the level of each kind of noise, with twice the standard error over the draws.
+
+    Args:
+        path: Where the picture goes.
+        report: What :func:`stablernn.robustness.report.robustness` gives.
+        title: What is shown.
+    """
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(_NOISE), sharey=True)
+    for axes, (kind, (name, unit)) in zip(panels, _NOISE.items(), strict=True):
+        curve = report["noise"][kind]
+        levels, accuracy = np.array(curve["levels"]), np.array(curve["accuracy"])
+        error = 2 * np.array(curve["standard_error"])
+        _style(axes, name)
+        axes.fill_between(levels, accuracy - error, accuracy + error, color=BLUE, alpha=0.2, linewidth=0)
+        axes.plot(levels, accuracy, color=BLUE, marker="o", markersize=4)
+        axes.axhline(report["accuracy"], color=GREY, linewidth=1, linestyle=":")
+        axes.set_xlabel(unit)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlim(left=0)
+    panels[0].set_ylabel("accuracy")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    _save(figure, path)
+
+
+def _attacks(axes: Axes, report: Report, norm: str, attacks: list[Mapping[str, Any]]) -> None:
+    quantiles = report["certified"]["radius_quantiles"]
+    radii = np.array(quantiles[norm]) if quantiles is not None else np.empty(0)
+    most = max(attack["budgets"][-1] for attack in attacks)
+    least = min(attack["budgets"][0] for attack in attacks)
+    if len(radii):
+        positive = radii[radii > 0]
+        least = min(least, max(float(positive[0]) if len(positive) else least, most * _FARTHEST))
+        # Steps, of which each is the share that is certified at its right end: never more than is.
+        share = report["accuracy"] * (1 - np.arange(len(radii)) / (len(radii) - 1))
+        x, y = np.append(least / 4, radii), np.append(report["accuracy"], share)
+        axes.fill_between(x, y, step="pre", color=GREEN, alpha=0.3, linewidth=0, label="certified: none can flip these")
+        axes.step(x, y, color=GREEN, linewidth=1, where="pre")
+    for attack in attacks:
+        word, color, marker, line = _ATTACKS[attack["name"]]
+        budgets, accuracy = [least / 2, *attack["budgets"]], [report["accuracy"], *attack["accuracy"]]
+        axes.plot(budgets, accuracy, color=color, linewidth=1.6, linestyle=line, label=word)
+        axes.plot(attack["budgets"], attack["accuracy"], color=color, marker=marker, markersize=4, linestyle="none")
+    axes.axhline(report["accuracy"], color=GREY, linewidth=1, linestyle=":", label="not attacked")
+    axes.set_xlim(least / 2, most * 1.2)

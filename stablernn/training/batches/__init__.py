@@ -1,0 +1,1 @@
+"""Minibatches, augmentation and the losses of tasks."""

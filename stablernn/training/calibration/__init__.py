@@ -1,0 +1,1 @@
+"""Calibration after training: temperatures of probabilities, conformal offsets of quantiles."""

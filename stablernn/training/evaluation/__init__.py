@@ -1,0 +1,1 @@
+"""Scores of predictors, and the baselines that they are compared with."""

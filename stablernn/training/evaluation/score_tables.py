@@ -1,0 +1,74 @@
+"""Scores of a forecast by series and by step: rows of a table, written as CSV where somebody asks for it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stablernn.atomic_files import write_bytes
+from stablernn.data import ForecastData
+from stablernn.training.evaluation.evaluate import Array, Outputs, Scorer
+from stablernn.training.evaluation.metrics import ratio
+
+Row = dict[str, Any]
+
+
+def by_series(data: ForecastData, scorer: Scorer, outputs: Outputs) -> list[Row]:
+    """Scores of each series and target over all its windows, with the MAE of the seasonal naive forecast beside them.
+
+    Returns:
+        Rows of ``unique_id``, ``target``, ``windows``, the scores, ``seasonal_naive_mae``, ``relative_mae``. A series
+        without windows in the split has no row.
+    """
+    naive = scorer.naive_forecast("seasonal_naive")
+    return [
+        {
+            "unique_id": data.series[number].unique_id,
+            "target": target,
+            "windows": mine.stop - mine.start,
+            **_scores(scorer, outputs, naive, windows=mine, targets=slice(position, position + 1)),
+        }
+        for position, target in enumerate(data.targets)
+        for number, mine in scorer.series_slices()
+    ]
+
+
+def by_step(data: ForecastData, scorer: Scorer, outputs: Outputs) -> list[Row]:
+    """Scores of each step ahead and target over all windows, with the MAE of the seasonal naive forecast beside them.
+
+    Returns:
+        Rows of ``step`` (from 1), ``target``, the scores, ``seasonal_naive_mae``, ``relative_mae``.
+    """
+    naive = scorer.naive_forecast("seasonal_naive")
+    return [
+        {
+            "step": step + 1,
+            "target": target,
+            **_scores(scorer, outputs, naive, steps=slice(step, step + 1), targets=slice(position, position + 1)),
+        }
+        for position, target in enumerate(data.targets)
+        for step in range(data.horizon)
+    ]
+
+
+def _scores(scorer: Scorer, outputs: Outputs, naive: Array, **part: slice) -> dict[str, float]:
+    scores = scorer.part(outputs, **part)
+    beside = scorer.part({"mean": naive}, **part)["mae"]
+    return {**scores, "seasonal_naive_mae": beside, "relative_mae": ratio(scores["mae"], beside, zero=1.0)}
+
+
+def write_tables(folder: Path, tables: Mapping[str, Sequence[Row]]) -> list[Path]:
+    """``NAME.csv`` for each table in a folder, which is made where it is not there; missing figures are empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, rows in tables.items():
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
+        written.append(folder / f"{name}.csv")
+        write_bytes(written[-1], buffer.getvalue().encode())
+    return written

@@ -1,0 +1,1 @@
+"""Optimization: the trainer and the parts that it works with."""

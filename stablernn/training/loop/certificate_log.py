@@ -1,0 +1,132 @@
+"""Training and the certificate: what is proved after each epoch, and whether the run keeps what it was asked to."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from typing import Any
+
+from stablernn.bounds.linalg import norm_above
+from stablernn.bounds.step_bound import float64
+from stablernn.certificates.certificate import KINDS, Certificate, prove
+from stablernn.certificates.projection import certified_kind
+from stablernn.errors import CertificateError, TrainingError
+from stablernn.nn.models import SequenceModel
+
+LARGEST = 256
+"""Length of a state up to which epochs are certified."""
+MOST_SECONDS = 1.0
+"""CPU time that certifying a model may take for it to be done again."""
+
+
+class StabilityLog:
+    """What is proved of a model as it trains, at a bounded cost.
+
+    Args:
+        model: The model, which changes.
+        each: Whether every epoch counts, not only those of :func:`is_due`.
+    """
+
+    def __init__(self, model: SequenceModel, *, each: bool) -> None:
+        self._model = model
+        self._each = each
+        self._is_over = model.rnn.cells[0].hidden_size > LARGEST
+
+    def entry(self, epoch: int) -> dict[str, Any]:
+        """``{"stability": ...}`` for the line of an epoch; nothing where none is due or no rate of the cell is known.
+
+        Args:
+            epoch: From 1.
+        """
+        size = self._model.rnn.cells[0].hidden_size
+        if size > LARGEST and epoch == 1:
+            told = f"hidden_size {size} is above {LARGEST}; `stablernn certify` says in the end what is proved"
+            return {"stability": {"skipped": told}}
+        if self._is_over or not (self._each or is_due(epoch)):
+            return {}
+        started, was_training = time.process_time(), self._model.training
+        self._model.eval()
+        try:
+            found = stability_figures(self._model)
+        except CertificateError:
+            return {}
+        finally:
+            self._model.train(was_training)
+        seconds = time.process_time() - started
+        if found and seconds > MOST_SECONDS:
+            self._is_over = True
+            told = f"later epochs are not certified, since this took more than {MOST_SECONDS:g} s"
+            found = {**found, "skipped": told}
+        return {"stability": found} if found else {}
+
+
+def is_due(epoch: int) -> bool:
+    """Whether an epoch is one of 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on: twelve in the first eighty."""
+    half = 1 << max(0, epoch.bit_length() - 2)
+    return epoch % half == 0
+
+
+def stability_figures(model: SequenceModel) -> dict[str, Any]:
+    """Kind, rate, figures and conditions of a model; nothing where no rate is known of its cell.
+
+    Returns:
+        ``kind`` and ``contraction_rate`` as of the certificate; ``exponent_bound``, the logarithm of the rate, which no
+        Lyapunov exponent of the layers exceeds; ``figures`` with ``norm_W`` of each recurrent matrix; ``conditions``,
+        whether each of them holds.
+
+    Raises:
+        CertificateError: If a weight is not finite.
+    """
+    certificate = prove(model, stored=False)
+    rate = certificate.rate
+    if rate is None:
+        return {}
+    document = certificate.document()
+    return {
+        "kind": certificate.kind,
+        "contraction_rate": rate,
+        "exponent_bound": math.log(rate) if rate > 0 else None,
+        "figures": {**_norms(model, certificate), **document["figures"]},
+        "conditions": {one["name"]: one["holds"] for one in document["conditions"]},
+    }
+
+
+def proved_in_short(model: SequenceModel) -> dict[str, Any] | None:
+    """Kind and rate of a model; None where computing them would take long, or a weight is not finite."""
+    if model.rnn.cells[0].hidden_size > LARGEST:
+        return None
+    try:
+        certificate = prove(model, stored=False)
+    except CertificateError:
+        return None
+    # The rate of a weaker kind bounds nothing that a reader would take it for.
+    is_kept = certificate.kind in ("contracting", "non-expansive")
+    return {"kind": certificate.kind, "contraction_rate": certificate.rate if is_kept else None}
+
+
+def check_certified(model: SequenceModel, certificate: Certificate) -> None:
+    """Refuse weights of which less is proved than ``training.certified`` promised.
+
+    Raises:
+        TrainingError: If so.
+    """
+    wanted = certified_kind(model.rnn.cells[0])
+    if KINDS.index(certificate.kind) > KINDS.index(wanted):
+        rate = "no rate" if certificate.rate is None else f"a rate of {certificate.rate:.7g}"
+        raise TrainingError(
+            f"The best weights are '{certificate.kind}', with {rate}, and training.certified asks for '{wanted}'. "
+            "Set a larger training.certified_margin, or a lower training.lr."
+        )
+
+
+def _norms(model: SequenceModel, certificate: Certificate) -> dict[str, float]:
+    """The 2-norm of each layer's recurrent matrix, by names like those of the certificate's figures."""
+    members, layers = len(certificate.stacks), len(certificate.stacks[0].bounds)
+    found = {}
+    for number, cell in enumerate(model.rnn.cells):
+        member, depth = divmod(number, layers)
+        place = (f"member {member} " if members > 1 else "") + (f"layer {depth} " if layers > 1 else "")
+        with suppress(NotImplementedError):
+            found[f"{place}norm_W"] = norm_above(float64(cell.recurrent_matrix()))
+    return found

@@ -1,0 +1,1 @@
+"""Settings of a run: configuration, defaults, and their resolution against the data."""
