@@ -299,7 +299,7 @@ def test_the_client_takes_tokens_of_one_version_at_a_time(moved: tuple[Running, 
     with Both.of(kind, running.url) as both, pytest.raises(BadRequest) as caught:
         both.streams("animals", 2, tokens=tokens)
     assert str(caught.value) == (
-        "tokens must all be of one version, got animals:1, animals:2; open the streams of each by themselves."
+        "tokens must all be of one version, got animals:1, animals:2; open the streams of each version separately."
     )
 
 
@@ -311,8 +311,8 @@ def test_the_client_begins_no_stream_with_a_version_that_is_not_served(
         both.stream("animals:1")
     assert (caught.value.status, caught.value.code) == (404, "unknown_model")
     assert str(caught.value) == (
-        "The server does not serve version 1 of 'animals' any more, streams only go on from their state tokens; begin "
-        "with 'animals' or give the token of a stream."
+        "The server no longer serves version 1 of 'animals'; streams can only resume from their state tokens. Start "
+        "with 'animals', or pass the token of a stream."
     )
 
 

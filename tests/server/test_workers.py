@@ -397,8 +397,8 @@ def test_the_client_over_tls(
             with pytest.raises(ConnectionFailed) as refused:
                 call()
             assert str(refused.value) == (
-                f"The certificate of {server.url} is not trusted (self-signed certificate); give an ssl_context that "
-                "does."
+                f"The certificate of {server.url} is not trusted (self-signed certificate); pass an ssl_context that "
+                "trusts it."
             )
 
 

@@ -1,23 +1,23 @@
-"""The client for asyncio, which lets other tasks run while it waits: method by method that of :mod:`.blocking`."""
+"""The client for asyncio: the methods of :mod:`.sync_client`, awaited."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Self
 
+from stablernn_client import endpoints
+from stablernn_client.arrays import Array, Numbers
+from stablernn_client.async_transport import AsyncTransport
 from stablernn_client.base import BaseClient, BaseStream
 from stablernn_client.channel import TOKEN_EVERY
-from stablernn_client.parts import Moment, beside, chunks, single
-from stablernn_client.results import Array, Classification, Forecast, StepResult, StepsResult
-from stablernn_client.series import Constants, Known, Series
-from stablernn_client.tensors import Numbers
-from stablernn_client.transport import Address, TaskTransport
+from stablernn_client.results import Classification, Forecast, StepResult, StepsResult
+from stablernn_client.stream_request import Moment, split_samples
+from stablernn_client.timeseries import FutureCovariates, Series, StartTime, StaticCovariates
 
 
 class AsyncClient(BaseClient):
-    """As :class:`.Client`, awaited; tasks may share a client, but not a stream.
+    """Client of one server for asyncio, as :class:`.Client`; tasks may share a client, but not a stream.
 
     Example:
         >>> async with AsyncClient("http://127.0.0.1:8080") as client:  # doctest: +SKIP
@@ -33,7 +33,7 @@ class AsyncClient(BaseClient):
         *,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(TaskTransport(Address.of(url, token, ssl_context)), timeout)
+        super().__init__(AsyncTransport, url, token, timeout, ssl_context)
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,21 +47,21 @@ class AsyncClient(BaseClient):
 
     async def models(self) -> list[str]:
         """As :meth:`.Client.models`."""
-        return await self._calls.models()
+        return await self._send(endpoints.models())
 
     async def metadata(self, model: str) -> dict[str, Any]:
         """As :meth:`.Client.metadata`."""
-        return await self._calls.metadata(model)
+        return await self._send(endpoints.metadata(model))
 
     async def ready(self) -> bool:
         """As :meth:`.Client.ready`."""
-        return await self._calls.ready()
+        return await self._is_ready()
 
     async def classify(
         self, model: str, series: Series, *, dt: Series | None = None, top_k: int | None = None
     ) -> list[Classification]:
         """As :meth:`.Client.classify`."""
-        return await self._calls.classify(model, series, dt, top_k)
+        return await self._send(endpoints.classify(model, series, dt, top_k))
 
     async def forecast(
         self,
@@ -71,13 +71,13 @@ class AsyncClient(BaseClient):
         horizon: int | None = None,
         quantiles: Sequence[float] | None = None,
         frequency: str | None = None,
-        start: str | datetime | Sequence[str | datetime] | None = None,
-        future: Known | Sequence[Known] | None = None,
-        static: Constants | Sequence[Constants] | None = None,
+        start: StartTime | Sequence[StartTime] | None = None,
+        future: FutureCovariates | Sequence[FutureCovariates] | None = None,
+        static: StaticCovariates | Sequence[StaticCovariates] | None = None,
         dt: Series | None = None,
     ) -> list[Forecast]:
         """As :meth:`.Client.forecast`."""
-        return await self._calls.forecast(
+        request = endpoints.forecast(
             model,
             series,
             horizon=horizon,
@@ -88,32 +88,33 @@ class AsyncClient(BaseClient):
             static=static,
             dt=dt,
         )
+        return await self._send(request)
 
     async def infer(
         self, model: str, inputs: Mapping[str, Numbers], outputs: Sequence[str] | None = None
     ) -> dict[str, Array]:
         """As :meth:`.Client.infer`."""
-        return await self._calls.infer(model, inputs, outputs)
+        return await self._send(endpoints.infer(model, inputs, outputs))
 
     def stream(
         self,
         model: str,
         *,
         token: str | None = None,
-        static: Constants | None = None,
+        static: StaticCovariates | None = None,
         token_every: int = TOKEN_EVERY,
     ) -> AsyncStream:
-        """As :meth:`.Client.stream`; connects when it is entered with ``async with``, or with its first step."""
-        return AsyncStream(self._channel(model, 1, None if token is None else [token], static, token_every))
+        """As :meth:`.Client.stream`; connects on ``async with``, or with the first step."""
+        return AsyncStream(self._new_single_channel(model, token, static, token_every))
 
     def streams(
         self, model: str, count: int, *, tokens: Sequence[str] | None = None, token_every: int = TOKEN_EVERY
     ) -> AsyncStreams:
         """As :meth:`.Client.streams`; connects as :meth:`stream` does."""
-        return AsyncStreams(self._channel(model, count, tokens, None, token_every))
+        return AsyncStreams(self._new_channel(model, count, tokens, None, token_every))
 
 
-class _Open(BaseStream):
+class _OpenStream(BaseStream):
     async def __aenter__(self) -> Self:
         await self._channel.open()
         return self
@@ -126,7 +127,7 @@ class _Open(BaseStream):
         await self._channel.close()
 
 
-class AsyncStream(_Open):
+class AsyncStream(_OpenStream):
     """One stream; from :meth:`AsyncClient.stream`."""
 
     async def step(
@@ -138,9 +139,8 @@ class AsyncStream(_Open):
         future: Mapping[str, Any] | None = None,
         horizon: int | None = None,
     ) -> StepResult:
-        """As :meth:`.Stream.step`; a step that was cancelled was not taken, and may be given again."""
-        values, spacing = single(sample, dt, (await self._channel.open()).sample_shape)
-        return (await self._channel.step(values, spacing, beside=beside(time, future, horizon))).of(0)[0]
+        """As :meth:`.Stream.step`; a step that was cancelled was not taken, and may be repeated."""
+        return await self._step(sample, dt, time, future, horizon)
 
     async def steps(
         self, samples: Numbers | Iterable[Numbers] | AsyncIterable[Numbers], *, dt: Numbers | None = None
@@ -148,20 +148,21 @@ class AsyncStream(_Open):
         """As :meth:`.Stream.steps`; samples may also come from an asynchronous iterable."""
         if isinstance(samples, AsyncIterable):
             async for sample in samples:
+                # An iterator of one, so that `dt` is refused as with any other iterable.
                 async for result in self.steps(iter([sample]), dt=dt):
                     yield result
             return
-        for values, spacing in chunks(samples, dt, (await self._channel.open()).sample_shape):
+        info = await self._channel.open()
+        for values, spacing in split_samples(samples, dt, info.sample_shape):
             for result in (await self._channel.step(values, spacing)).of(0):
                 yield result
 
     async def token(self) -> str:
         """As :meth:`.Stream.token`."""
-        [token] = await self._channel.tokens()
-        return token
+        return await self._single_token()
 
 
-class AsyncStreams(_Open):
+class AsyncStreams(_OpenStream):
     """Several streams; from :meth:`AsyncClient.streams`."""
 
     async def step(self, values: Numbers, *, dt: Numbers | None = None, every: bool = True) -> StepsResult:

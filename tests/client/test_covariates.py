@@ -1,4 +1,4 @@
-"""The Python client and models that are told more than a row of regular samples: patches, time, covariates."""
+"""The Python client with models of patches, irregular time and covariates."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ PRICES = {"price": [3.0, None, 5.0]}
 SIZE = {"size": 2.5, "age": None}
 
 
-def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
+def build_models() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
     torch.manual_seed(0)
     size: dict[str, Any] = {"hidden_size": 6, "quantiles": [0.1, 0.9]}
-    told = Forecaster("lipschitz", 4, 3, future_indices=(3, 1, 2), static_size=2, **size)
-    told.fit_scaling([NOISE.normal(5.0, 3.0, (60, told.input_size)).astype(np.float32)])
+    shop = Forecaster("lipschitz", 4, 3, future_indices=(3, 1, 2), static_size=2, **size)
+    shop.fit_scaling([NOISE.normal(5.0, 3.0, (60, shop.input_size)).astype(np.float32)])
     shared = stream_helpers.fitted()
     facts = {
         "features": ["load", *WAVES, "price"],
@@ -42,7 +42,7 @@ def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
         "frequency": "h",
     }
     return {
-        "told": (told, facts),
+        "shop": (shop, facts),
         # These are shared with the tests of streams, and so exported once for both.
         "timed": (shared["timed"][0], {"features": ["load"], "quantiles": [0.1, 0.5, 0.9]}),
         "patched": shared["patched"],
@@ -52,7 +52,7 @@ def built() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("registry")
-    for name, (model, fields) in built().items():
+    for name, (model, fields) in build_models().items():
         report = exported(model.eval(), tmp_path_factory.mktemp("export"))
         facts: dict[str, Any] = {"task": "forecast", "cell": "lipschitz", "signature": report.signature}
         if isinstance(model, Forecaster):
@@ -67,26 +67,26 @@ def client(request: pytest.FixtureRequest, running: Running) -> Iterator[Both]:
         yield both
 
 
-def test_a_forecast_that_is_told_more(client: Both) -> None:
+def test_a_forecast_with_covariates(client: Both) -> None:
     options = {"start": TIMES[0], "frequency": "h"}
-    [told] = client.forecast("told", LOAD, future=PRICES, static=SIZE, **options)
-    [untold] = client.forecast("told", LOAD, **options)
-    assert not np.array_equal(told.mean, untold.mean)
-    both = client.forecast("told", [LOAD, LOAD], future=[PRICES, {}], static=[SIZE, {}], **options)
-    np.testing.assert_array_equal(both[0].mean, told.mean)
-    np.testing.assert_array_equal(both[1].mean, untold.mean)
+    [informed] = client.forecast("shop", LOAD, future=PRICES, static=SIZE, **options)
+    [uninformed] = client.forecast("shop", LOAD, **options)
+    assert not np.array_equal(informed.mean, uninformed.mean)
+    both = client.forecast("shop", [LOAD, LOAD], future=[PRICES, {}], static=[SIZE, {}], **options)
+    np.testing.assert_array_equal(both[0].mean, informed.mean)
+    np.testing.assert_array_equal(both[1].mean, uninformed.mean)
 
 
 @pytest.mark.parametrize("lost", [(), (0,), (2,), (1, 4)], ids=str)
-def test_a_stream_that_is_told_more(running: Running, client: Both, lost: tuple[int, ...]) -> None:
-    """Its constants travel with the first sample, and are sent again with it where there is no token yet."""
-    [forecast] = client.forecast("told", LOAD, start=TIMES[0], frequency="h", future=PRICES, static=SIZE)
+def test_a_stream_with_covariates(running: Running, client: Both, lost: tuple[int, ...]) -> None:
+    """Static covariates travel with the first sample, and are sent again with it while there is no token yet."""
+    [forecast] = client.forecast("shop", LOAD, start=TIMES[0], frequency="h", future=PRICES, static=SIZE)
     line = BreakingLine(running.port)
     kind = "threads" if client.is_for_threads else "asyncio"
-    with Both.of(kind, line.url) as broken, broken.stream("told", static=SIZE, token_every=2) as stream:
+    with Both.of(kind, line.url) as broken, broken.stream("shop", static=SIZE, token_every=2) as stream:
         before = line.connections
-        for place, (sample, time) in enumerate(zip(LOAD, TIMES, strict=True)):
-            line.swallow = int(place in lost)
+        for index, (sample, time) in enumerate(zip(LOAD, TIMES, strict=True)):
+            line.swallow = int(index in lost)
             result = stream.step(sample, time=time, future=PRICES)
         assert line.connections == before + len(lost)
     line.close()
@@ -94,9 +94,9 @@ def test_a_stream_that_is_told_more(running: Running, client: Both, lost: tuple[
     np.testing.assert_array_equal(result.outputs["quantiles"][..., 0], forecast.quantiles[0.1])
 
 
-def test_constants_belong_to_the_beginning(client: Both) -> None:
-    with pytest.raises(BadRequest, match="static is given when a stream begins"):
-        client.stream("told", static=SIZE, token="x")
+def test_static_covariates_belong_to_a_new_stream(client: Both) -> None:
+    with pytest.raises(BadRequest, match="static belongs to a new stream"):
+        client.stream("shop", static=SIZE, token="x")
     with client.stream("timed", static=SIZE) as stream, pytest.raises(BadRequest, match="static"):
         stream.step(1.0)
 
@@ -129,15 +129,15 @@ def test_times_of_irregular_samples(client: Both) -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "dt", "words"),
+    ("samples", "dt", "message"),
     [
         ([1, 2], [1], "each of the 2 samples"),
         (iter([1, 2]), [1, 1], "an array or a list of samples"),
         ([1, 2], [[1, 1], [1, 1]], r"each reading, \(1, 2\), got the shape \(1, 2, 2\)"),
     ],
 )
-def test_spacing_that_does_not_fit(client: Both, samples: Any, dt: Any, words: str) -> None:
-    with client.stream("timed") as stream, pytest.raises(BadRequest, match=words):
+def test_spacing_that_does_not_fit(client: Both, samples: Any, dt: Any, message: str) -> None:
+    with client.stream("timed") as stream, pytest.raises(BadRequest, match=message):
         stream.collect(samples, dt=dt)
 
 
@@ -155,24 +155,26 @@ def test_patches(client: Both) -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_constants_of_a_stream_whose_version_is_not_served_any_more(running: Running, client: Both, taken: int) -> None:
-    """They are sent again with the first sample, behind the token of the beginning."""
+def test_static_covariates_of_a_stream_whose_version_is_no_longer_served(
+    running: Running, client: Both, taken: int
+) -> None:
+    """They are sent again with the first sample, after the token of the zero state."""
     registry = Registry(running.app.state.context.settings.registry)
-    first = registry.get("told:1")
+    first = registry.get("shop:1")
     fields = first.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
-    second = registry.publish("told", {name: first.path(name) for name in first.manifest.files}, fields).version
-    [forecast] = client.forecast("told", LOAD, start=TIMES[0], frequency="h", future=PRICES, static=SIZE)
+    second = registry.publish("shop", {name: first.path(name) for name in first.manifest.files}, fields).version
+    [forecast] = client.forecast("shop", LOAD, start=TIMES[0], frequency="h", future=PRICES, static=SIZE)
     line = BreakingLine(running.port)
     kind = "threads" if client.is_for_threads else "asyncio"
-    with Both.of(kind, line.url) as broken, broken.stream("told:1", static=SIZE) as stream:
-        for place, (sample, time) in enumerate(zip(LOAD, TIMES, strict=True)):
-            if place == taken:
-                for path in (f"told:{second}/load", "told:1/unload"):
+    with Both.of(kind, line.url) as broken, broken.stream("shop:1", static=SIZE) as stream:
+        for index, (sample, time) in enumerate(zip(LOAD, TIMES, strict=True)):
+            if index == taken:
+                for path in (f"shop:{second}/load", "shop:1/unload"):
                     httpx.post(f"{running.url}/v2/repository/models/{path}").raise_for_status()
                 line.swallow = 1
             result = stream.step(sample, time=time, future=PRICES)
         assert (stream.about.version, result.step) == ("1", len(LOAD))
     line.close()
     np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
-    for path in ("told:1/load", f"told:{second}/unload"):
+    for path in ("shop:1/load", f"shop:{second}/unload"):
         httpx.post(f"{running.url}/v2/repository/models/{path}").raise_for_status()

@@ -1,4 +1,4 @@
-"""The Python client, for threads and for asyncio, against real servers."""
+"""The Python client, blocking and for asyncio, against real servers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from stablernn_client import (
     TooLarge,
     Unauthorized,
 )
-from stablernn_client.errors import error_of_answer
-from stablernn_client.tensors import HEADER, decode_answer, encode_request
+from stablernn_client.errors import error_from_reply
+from stablernn_client.open_inference import JSON_LENGTH_HEADER, decode_reply, encode_request
 from stablernn_runtime import ServedModel
 from stablernn_server import Settings, create_app
 
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def other_server() -> Iterator[str]:
-    """Something that speaks HTTP, and not this service."""
+    """An HTTP server that is not this service."""
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     server.RequestHandlerClass.log_message = lambda *_: None  # type: ignore[method-assign]
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -67,7 +67,7 @@ def other_server() -> Iterator[str]:
     server.server_close()
 
 
-def test_importing_it_loads_no_part_of_the_server() -> None:
+def test_importing_the_client_loads_no_part_of_the_server() -> None:
     code = (
         "import stablernn_client, sys; "
         "print({'fastapi', 'starlette', 'uvicorn', 'onnxruntime', 'pydantic', 'torch'} & set(sys.modules))"
@@ -153,8 +153,8 @@ class TestForecast:
         [answer] = client.forecast("flow", WIDE)
         np.testing.assert_array_equal(answer.mean, expected["mean"][0])
         assert sorted(answer.quantiles) == [0.1, 0.5, 0.9]
-        for place, level in enumerate(sorted(answer.quantiles)):
-            np.testing.assert_array_equal(answer.quantiles[level], expected["quantiles"][0, :, :, place])
+        for index, level in enumerate(sorted(answer.quantiles)):
+            np.testing.assert_array_equal(answer.quantiles[level], expected["quantiles"][0, :, :, index])
         assert answer.targets == ("flow", "level")
 
     def test_series_with_times_and_options(self, client: Both) -> None:
@@ -170,8 +170,8 @@ class TestForecast:
         answers = client.forecast("co2", [LOUD, LOUD], start="2024-01-06")
         assert answers[0].start == answers[1].start == "2024-03-30T00:00:00"
 
-    def test_what_the_request_carries_beside_the_series(self, client: Both) -> None:
-        """The models here take none of it, which the server says only when it was told."""
+    def test_covariates_and_dt_are_sent_with_the_series(self, client: Both) -> None:
+        """The models here take none of them, which the server reports only if it received them."""
         with pytest.raises(BadRequest, match=r"inputs.0.dt: the model 'co2' was trained on regular steps"):
             client.forecast("co2", [LOUD, LOUD[:3]], dt=[np.ones(12), np.ones(3)])
         with pytest.raises(BadRequest, match="promo"):
@@ -207,12 +207,13 @@ class TestInfer:
     def test_numbers_travel_as_raw_bytes(self, server: Running, outputs: list[str] | None) -> None:
         body, json_length = encode_request({"x": LOUD.reshape(1, 12, 1)}, outputs)
         assert body[json_length:] == LOUD.tobytes()
-        answer = httpx.post(f"{server.url}/v2/models/animals/infer", content=body, headers={HEADER: str(json_length)})
+        headers = {JSON_LENGTH_HEADER: str(json_length)}
+        answer = httpx.post(f"{server.url}/v2/models/animals/infer", content=body, headers=headers)
         assert answer.headers["content-type"] == "application/octet-stream"
-        decoded = decode_answer(answer.content, answer.headers[HEADER])
+        decoded = decode_reply(answer.content, answer.headers[JSON_LENGTH_HEADER])
         assert answer.content.endswith(list(decoded.values())[-1].tobytes())
 
-    def test_states_carry_a_series_on(self, client: Both) -> None:
+    def test_states_continue_a_series(self, client: Both) -> None:
         x = LOUD.reshape(1, 12, 1)
         first = client.infer("animals", {"x": x[:, :5]})
         states = {name.removesuffix("_out"): value for name, value in first.items() if name.startswith("state")}
@@ -231,7 +232,7 @@ ERRORS: list[tuple[str, Callable[[Any], Any], type[ClientError], int | None, str
     ("input", lambda c: c.infer("animals", {"y": LOUD}), BadRequest, 400, "bad_input", "'y'"),
     ("too large", lambda c: c.classify("animals", np.ones((90, 900, 1))), TooLarge, 413, "too_large", "limit"),
     ("infinite", lambda c: c.classify("animals", [1, np.inf]), BadRequest, None, None, "series holds an infinite"),
-    ("text", lambda c: c.classify("animals", ["a"]), BadRequest, None, None, "series must hold whole num"),
+    ("text", lambda c: c.classify("animals", ["a"]), BadRequest, None, None, "series must hold integers"),
     ("ragged", lambda c: c.infer("animals", {"x": [[1], [2, 3]]}), BadRequest, None, None, "input 'x' must be a rect"),
     ("boolean", lambda c: c.infer("animals", {"x": [[True]]}), BadRequest, None, None, "got bool"),
     ("deep", lambda c: c.classify("animals", [np.ones((2, 2, 2))]), BadRequest, None, None, r"series\[0\] must .* 3\."),
@@ -242,19 +243,24 @@ ERRORS: list[tuple[str, Callable[[Any], Any], type[ClientError], int | None, str
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "status", "code", "words"), [pytest.param(*row[1:], id=row[0]) for row in ERRORS]
+    ("call", "kind", "status", "code", "message"), [pytest.param(*row[1:], id=row[0]) for row in ERRORS]
 )
 def test_errors(
-    client: Both, call: Callable[[Any], Any], kind: type[ClientError], status: int | None, code: str | None, words: str
+    client: Both,
+    call: Callable[[Any], Any],
+    kind: type[ClientError],
+    status: int | None,
+    code: str | None,
+    message: str,
 ) -> None:
-    with pytest.raises(kind, match=words) as caught:
+    with pytest.raises(kind, match=message) as caught:
         call(client)
     assert type(caught.value) is kind
     assert caught.value.status == status
     assert caught.value.code == code
 
 
-def test_the_sentence_of_an_error_is_the_servers(client: Both, server: Running) -> None:
+def test_the_message_of_an_error_is_that_of_the_server(client: Both, server: Running) -> None:
     body = {"model": "animals", "inputs": [{"series": [1]}], "options": {"top_k": 9}}
     sentence = httpx.post(f"{server.url}/v1/timeseries/classify", json=body).json()["error"]
     with pytest.raises(BadRequest) as caught:
@@ -263,7 +269,7 @@ def test_the_sentence_of_an_error_is_the_servers(client: Both, server: Running) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ({"url": "localhost:8080"}, "must look like http://127.0.0.1:8080, got 'localhost:8080'"),
         ({"url": "http://a", "token": "two words"}, "one word of printable ASCII"),
@@ -272,8 +278,8 @@ def test_the_sentence_of_an_error_is_the_servers(client: Both, server: Running) 
     ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_arguments_that_cannot_be(kind: Any, arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
+def test_invalid_arguments(kind: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         kind(**arguments)
 
 
@@ -302,11 +308,11 @@ class TestRoles:
         with Both.of(kind, guarded.url, token=token) as client, client.stream("animals") as stream:
             assert client.classify("animals", LOUD)[0].label == stream.collect(LOUD)[-1].label
 
-    def test_a_role_that_does_not_suffice(self, guarded: Running) -> None:
-        """The client has no call for administrators; the class of such an answer is asked for directly."""
+    def test_a_role_without_permission(self, guarded: Running) -> None:
+        """The client has no method for administrators, so the reply is converted directly."""
         path = f"{guarded.url}/v2/repository/models/animals/unload"
         answer = httpx.post(path, headers={"Authorization": f"Bearer {'i' * 32}"})
-        error = error_of_answer(answer.status_code, answer.headers, answer.content)
+        error = error_from_reply(answer.status_code, answer.headers, answer.content)
         assert type(error) is Forbidden
         assert error.code == "forbidden"
 
@@ -320,7 +326,7 @@ class TestBusy:
         yield from serve(create_app(settings))
 
     @pytest.mark.parametrize("kind", ["threads", "asyncio"])
-    def test_it_is_tried_again_when_the_server_asks_for_it(self, starting: Running, kind: str) -> None:
+    def test_a_call_is_retried_after_the_requested_delay(self, starting: Running, kind: str) -> None:
         context = starting.app.state.context
         started = context.is_started
         context.is_started = False
@@ -332,7 +338,7 @@ class TestBusy:
         timer.join()
 
     @pytest.mark.parametrize("kind", ["threads", "asyncio"])
-    def test_it_is_an_error_when_there_is_no_time_for_that(self, starting: Running, kind: str) -> None:
+    def test_a_delay_beyond_the_timeout_is_an_error(self, starting: Running, kind: str) -> None:
         starting.app.state.context.is_started = False
         with Both.of(kind, starting.url, timeout=0.5) as client, pytest.raises(Busy, match="starting") as caught:
             client.classify("animals", LOUD)
@@ -342,7 +348,7 @@ class TestBusy:
         assert caught.value.retry_after > 0.5
 
 
-def test_a_400_is_not_tried_again(published: Published) -> None:
+def test_a_400_is_not_retried(published: Published) -> None:
     settings = Settings(registry=published.root, models=("animals:2",))
     for running in serve(create_app(settings)):
         with Client(running.url) as client:
@@ -352,11 +358,11 @@ def test_a_400_is_not_tried_again(published: Published) -> None:
             assert statistics["inference_stats"]["fail"]["count"] == 1
 
 
-def test_a_server_of_another_kind(other_server: str) -> None:
+def test_a_server_that_is_not_this_service(other_server: str) -> None:
     with Client(other_server) as client:
         with pytest.raises(ProtocolError, match="status 501 and no error of this service; check the address"):
             client.classify("animals", LOUD)
-        with pytest.raises(ProtocolError, match="not answer as this service does .*; check the address"):
+        with pytest.raises(ProtocolError, match="not reply as this service does .*; check the address"):
             client.stream("animals")
 
 

@@ -1,4 +1,4 @@
-"""Streams of the Python client: they equal the offline run to the bit, whatever happens to server and line."""
+"""Streams of the Python client equal the offline run bit for bit, whatever happens to server and connection."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def probabilities(results: list[Any]) -> np.ndarray:
 class TestOneStream:
     def test_step_by_step(self, client: Both, offline: np.ndarray) -> None:
         with client.stream("animals") as stream:
-            results = [stream.step(value if place % 2 else [value]) for place, value in enumerate(LOUD[:40])]
+            results = [stream.step(value if index % 2 else [value]) for index, value in enumerate(LOUD[:40])]
         assert [result.step for result in results] == list(range(1, 41))
         np.testing.assert_array_equal(probabilities(results), offline[:40])
         labels = np.array(client.metadata("animals")["parameters"]["labels"])
@@ -113,7 +113,7 @@ class TestOneStream:
 
         np.testing.assert_array_equal(probabilities(asyncio.run(work())), offline[:20])
 
-    def test_what_it_says_of_the_model(self, client: Both) -> None:
+    def test_description_of_the_model(self, client: Both) -> None:
         with client.stream("flow") as stream:
             about = stream.about
             assert (about.model, about.version, about.sample_shape) == ("flow", "1", (3,))
@@ -123,7 +123,7 @@ class TestOneStream:
         assert {name: value.shape for name, value in result.outputs.items()} == about.outputs
 
     @pytest.mark.parametrize("steps", [0, 7, 32])
-    def test_a_token_carries_it_on_elsewhere(self, client: Both, offline: np.ndarray, steps: int) -> None:
+    def test_a_token_resumes_the_stream_elsewhere(self, client: Both, offline: np.ndarray, steps: int) -> None:
         with client.stream("animals") as stream:
             stream.collect(LOUD[:steps])
             token = stream.token()
@@ -171,9 +171,9 @@ class TestSeveralStreams:
         with client.streams("animals", 2) as streams, client.stream("animals") as stream:
             result = streams.step(x)
             assert result.labels.shape == (2, STEPS)
-            assert result.labels[1].tolist() == [one.label for one in stream.collect(-LOUD)]
+            assert result.labels[1].tolist() == [step.label for step in stream.collect(-LOUD)]
 
-    def test_tokens_carry_them_on(self, client: Both, wide_offline: np.ndarray) -> None:
+    def test_tokens_resume_the_streams(self, client: Both, wide_offline: np.ndarray) -> None:
         with client.streams("flow", 5) as streams:
             streams.step(WIDE[:, :11])
             tokens = streams.tokens()
@@ -197,32 +197,32 @@ class TestErrors:
             assert stream.step(2.0).step == 2
 
     @pytest.mark.parametrize(
-        ("sample", "words"),
+        ("sample", "message"),
         [
             (WIDE[0, 0], r"shape \(streams, steps, 1\) .* got \(1, 1, 3\)"),
             (np.inf, "infinite"),
             (1e39, "beyond float32"),
-            ("loud", "must hold whole numbers, float32 or float64, got"),
+            ("loud", "must hold integers, float32 or float64, got"),
         ],
     )
-    def test_samples_that_do_not_fit(self, client: Both, offline: np.ndarray, sample: Any, words: str) -> None:
+    def test_samples_that_do_not_fit(self, client: Both, offline: np.ndarray, sample: Any, message: str) -> None:
         with client.stream("animals") as stream:
-            with pytest.raises(BadRequest, match=words):
+            with pytest.raises(BadRequest, match=message):
                 stream.step(sample)
             np.testing.assert_array_equal(stream.step(LOUD[0]).outputs["probabilities"], offline[0])
 
     @pytest.mark.parametrize(
-        ("options", "words"),
+        ("options", "message"),
         [
             ({"count": 0}, "at least 1, got 0"),
             ({"count": 5000}, "at most 4096 on this server, got 5000"),
             ({"count": 2, "tokens": ["a"]}, "each of the 2 streams, got 1"),
-            ({"count": 1, "tokens": [""]}, "the text that an earlier stream gave"),
+            ({"count": 1, "tokens": [""]}, "the text returned by an earlier stream"),
             ({"count": 1, "token_every": 0}, "token_every must be at least 1"),
         ],
     )
-    def test_arguments(self, client: Both, options: dict[str, Any], words: str) -> None:
-        with pytest.raises(BadRequest, match=words):
+    def test_arguments(self, client: Both, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(BadRequest, match=message):
             client.streams("animals", **options)
 
     @pytest.mark.parametrize("token", ["bm9uc2Vuc2U", "x"])
@@ -253,35 +253,35 @@ class TestErrors:
             print(stream.about)
 
 
-def led_through(stream: BothStream, samples: np.ndarray, events: dict[int, Any]) -> list[Any]:
-    """Results of every step; before the step of that number, an event happens."""
+def run_with_events(stream: BothStream, samples: np.ndarray, events: dict[int, Any]) -> list[Any]:
+    """Return the results of every step; each event happens before the step of its number."""
     results = []
-    for place, sample in enumerate(samples):
-        if place in events:
-            events[place]()
+    for index, sample in enumerate(samples):
+        if index in events:
+            events[index]()
         results.append(stream.step(sample))
     return results
 
 
 class TestServersThatGoAway:
-    """Early in a stream samples alone heal it, later a token and the samples since."""
+    """Early in a stream the samples alone restore it, later a token and the samples since."""
 
     @pytest.fixture(params=["asyncio", pytest.param("threads", marks=pytest.mark.slow)])
     def kind(self, request: pytest.FixtureRequest) -> str:
-        """The blocking client heals its streams by the asynchronous one: once in a while is enough to try both."""
+        """Both clients share the code that restores streams, so the blocking one is tested with the slow tests only."""
         return str(request.param)
 
-    @pytest.mark.parametrize("way", ["kill", "stop"])
+    @pytest.mark.parametrize("action", ["kill", "stop"])
     def test_restarts_in_the_middle_of_a_stream(
-        self, mortal: ServerProcess, kind: str, way: str, offline: np.ndarray
+        self, mortal: ServerProcess, kind: str, action: str, offline: np.ndarray
     ) -> None:
         def restart() -> None:
-            getattr(mortal, way)()
+            getattr(mortal, action)()
             timers.append(mortal.restart_later(0.2))
 
         timers: list[Any] = []
         with Both.of(kind, mortal.url) as client, client.stream("animals", token_every=10) as stream:
-            results = led_through(stream, LOUD, {5: restart, 37: restart})
+            results = run_with_events(stream, LOUD, {5: restart, 37: restart})
         for timer in timers:
             timer.join()
         assert len(timers) == 2
@@ -307,28 +307,28 @@ class TestServersThatGoAway:
             client.stream("animals", token_every=10) as old,
         ):
             young.collect(LOUD[:9])
-            led_through(old, LOUD[:12], {})
+            run_with_events(old, LOUD[:12], {})
             mortal.kill()
             mortal.start("another key, no less than thirty-two bytes")
             with pytest.raises(StreamLost, match="not signed by this server's key") as caught:
                 old.step(LOUD[12])
             assert caught.value.code == "bad_token"
             assert isinstance(caught.value.__cause__, BadRequest)
-            # All that this one has taken is still here, and needs no token.
+            # The client still has all samples of this stream, which needs no token.
             np.testing.assert_array_equal(young.step(LOUD[9]).outputs["probabilities"], offline[9])
 
     def test_a_slow_stream_takes_a_token_in_time(self, mortal: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Seen by what happens under another key, with which only a stream without a token can be restored."""
+        """A server with another key shows it: only a stream without a token can be restored there."""
         with Client(mortal.url) as client, client.stream("animals") as stream:
             stream.step(LOUD[0])
-            monkeypatch.setattr("stablernn_client.channel.TOKEN_SECONDS", 0.0)
+            monkeypatch.setattr("stablernn_client.channel.TOKEN_MAX_AGE_SECONDS", 0.0)
             stream.step(LOUD[1])
             mortal.kill()
             mortal.start("another key, no less than thirty-two bytes")
             with pytest.raises(StreamLost):
                 stream.step(LOUD[2])
 
-    def test_a_model_that_is_not_served_any_more(self, mortal: ServerProcess, kind: str) -> None:
+    def test_a_model_that_is_no_longer_served(self, mortal: ServerProcess, kind: str) -> None:
         with Both.of(kind, mortal.url) as client, client.stream("animals") as stream:
             stream.step(1.0)
             mortal.kill()
@@ -344,7 +344,7 @@ class TestServersThatGoAway:
             with pytest.raises(ConnectionFailed):
                 stream.step(LOUD[5])
             mortal.start()
-            # The step was not taken, and can be given again.
+            # The step was not taken, and may be repeated.
             result = stream.step(LOUD[5])
         assert result.step == 6
         np.testing.assert_array_equal(result.outputs["probabilities"], offline[5])
@@ -373,7 +373,7 @@ class TestLinesThatBreak:
 
         with Both.of(kind, breaking.url) as client, client.stream("animals", token_every=8) as stream:
             before = breaking.connections
-            results = led_through(stream, LOUD, {0: lose, 3: lose, 8: lose, 20: lose, 21: lose})
+            results = run_with_events(stream, LOUD, {0: lose, 3: lose, 8: lose, 20: lose, 21: lose})
             assert breaking.connections == before + 5
         assert [result.step for result in results] == list(range(1, STEPS + 1))
         np.testing.assert_array_equal(probabilities(results), offline)
@@ -387,10 +387,10 @@ class TestLinesThatBreak:
             other.stream("co2") as calm,
         ):
             before = breaking.connections
-            for place, (value, time) in enumerate(zip(LOUD[10:40], times, strict=True)):
-                breaking.swallow = int(place in (0, 2, 9, 22))
+            for index, (value, time) in enumerate(zip(LOUD[10:40], times, strict=True)):
+                breaking.swallow = int(index in (0, 2, 9, 22))
                 result = stream.step(value, time=time)
-                assert result.step == place + 1
+                assert result.step == index + 1
                 np.testing.assert_array_equal(result.outputs["mean"], calm.step(value, time=time).outputs["mean"])
             assert breaking.connections == before + 4
 
@@ -414,17 +414,17 @@ class TestLinesThatBreak:
                     np.testing.assert_array_equal(each.step(LOUD[5]).outputs["probabilities"], offline[5])
 
     def test_steps_that_were_cancelled(self, line: ServerProcess, offline: np.ndarray) -> None:
-        """Given up on at any moment, a step was not taken; its answer is not taken for that of the next."""
+        """A step that is cancelled at any moment was not taken; its reply is not read as that of the next step."""
 
         async def work() -> tuple[list[Any], int]:
             results: list[Any] = []
             cancelled = 0
             async with AsyncClient(line.url) as client, client.stream("animals", token_every=8) as stream:
                 while len(results) < STEPS:
-                    # From before anything was sent to about when the answer is there.
-                    patience = (cancelled % 12) * 2e-4
+                    # From before anything is sent to about the arrival of the reply.
+                    timeout = (cancelled % 12) * 2e-4
                     task = asyncio.ensure_future(stream.step(LOUD[len(results)]))
-                    done, _ = await asyncio.wait([task], timeout=patience if cancelled < 60 else None)
+                    done, _ = await asyncio.wait([task], timeout=timeout if cancelled < 60 else None)
                     if not done:
                         task.cancel()
                         cancelled += 1
