@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 Device = Literal["auto", "cpu", "cuda"]
 Split = Literal["train", "validation", "test"]
-# As stablernn_registry.certificates has it, whose import is too slow for a program that only prints its help.
+# As stablernn_registry.documents.certificates has it, whose import is too slow for a program that only prints its help.
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
 
 
@@ -22,7 +22,7 @@ def parse_kind(text: str) -> Kind:
     Raises:
         typer.BadParameter: If it is no kind.
     """
-    from stablernn_registry.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE
+    from stablernn_registry.documents.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE
 
     if text == WITHDRAWN_KIND:
         logger.warning(WITHDRAWN_SENTENCE)

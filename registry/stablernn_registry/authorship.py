@@ -5,8 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 
+from stablernn_registry.documents.manifest import check_text
 from stablernn_registry.errors import AliasError, ManifestError
-from stablernn_registry.manifest import check_text
 
 
 def resolve_who(who: str | None, why: str | None) -> str:

@@ -20,18 +20,20 @@ from pathlib import Path
 
 import platformdirs
 
-from stablernn_registry import atomic_io, log
+from stablernn_registry import log
 from stablernn_registry.aliases import move_alias
 from stablernn_registry.authorship import check_force, resolve_who
-from stablernn_registry.errors import AliasError, IntegrityError, ManifestError, PolicyError
-from stablernn_registry.layout import MAX_MANIFEST_BYTES, MAX_POLICY_BYTES, POLICY
-from stablernn_registry.log import AliasEntry, History, LogEntry, PublishEntry, RecordEntry, utc_now
-from stablernn_registry.manifest import (
+from stablernn_registry.disk import atomic_io
+from stablernn_registry.disk.layout import MAX_MANIFEST_BYTES, MAX_POLICY_BYTES, POLICY
+from stablernn_registry.disk.transaction import WriteTarget
+from stablernn_registry.documents.manifest import (
     Manifest,
     ManifestFields,
     digest_of,
     verify_and_decode,
 )
+from stablernn_registry.errors import AliasError, IntegrityError, ManifestError, PolicyError
+from stablernn_registry.log import AliasEntry, History, LogEntry, PublishEntry, RecordEntry, utc_now
 from stablernn_registry.model_version import ModelInfo, Record, Version, record_label
 from stablernn_registry.policy import ALL_ALIASES, Policy, PolicyEntry, PolicyRules, check_pattern
 from stablernn_registry.promotion import Check
@@ -45,7 +47,6 @@ from stablernn_registry.refs import (
     parse_ref,
 )
 from stablernn_registry.storage import ENVIRONMENT_VARIABLE, Storage, check_sources, stage_files
-from stablernn_registry.transaction import WriteTarget
 from stablernn_registry.verify import Verifier, VerifyReport
 
 

@@ -10,7 +10,7 @@ from cli_helpers import ALIKE, NO_PLOTS, Workplace
 from stablernn import list_cells
 from stablernn.certificates import certificate
 from stablernn_cli import options
-from stablernn_registry import certificates
+from stablernn_registry.documents import certificates
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def certify(
 
     Example: stablernn certify digits@production --require contracting
     """
-    from stablernn_registry.certificates import is_as_strong
+    from stablernn_registry.documents.certificates import is_as_strong
 
     output = Output.of(context, as_json)
     with output.status(f"Certifying {target} ..."):
@@ -76,7 +76,7 @@ def _stored(bound: Mapping[str, float] | None) -> str | None:
 
 def show(output: Output, name: str, certificate: Mapping[str, Any]) -> None:
     """A certificate for people."""
-    from stablernn_registry.certificates import describe_certificate
+    from stablernn_registry.documents.certificates import describe_certificate
 
     balls = [f"{ball['state']} within {ball['radius']:.6g} ({ball['norm']})" for ball in certificate["state_balls"]]
     forgetting = certificate["forgetting"]

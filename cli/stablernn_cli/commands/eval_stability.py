@@ -66,7 +66,7 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
 
 
 def _proved(certificate: Mapping[str, Any]) -> dict[str, object]:
-    from stablernn_registry.certificates import describe_certificate
+    from stablernn_registry.documents.certificates import describe_certificate
 
     facts = {
         "kind": describe_certificate(certificate),

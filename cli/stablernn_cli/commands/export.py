@@ -68,7 +68,7 @@ def publish(
 ) -> dict[str, Any]:
     """Export, publish and set the alias; what ``export --json`` prints."""
     from stablernn_registry import GateRefused, Registry, RegistryError, StorageError, model_card
-    from stablernn_registry.reports import ROBUSTNESS, ROBUSTNESS_PLOTS
+    from stablernn_registry.documents.reports import ROBUSTNESS, ROBUSTNESS_PLOTS
 
     check_names(name, alias)
     if not is_run(run):
@@ -134,7 +134,7 @@ def publish(
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
     """The new version for people."""
-    from stablernn_registry.certificates import describe_certificate
+    from stablernn_registry.documents.certificates import describe_certificate
 
     parity = document["parity"]
     ref = document["ref"]
@@ -182,7 +182,7 @@ def _calibration(run: LoadedRun) -> dict[str, Any] | None:
 def _robustness(run: Path, report: ExportReport) -> tuple[RobustnessReport | None, str | None]:
     """The run's robustness report, if it is of the weights that are exported; else why it is left out."""
     from stablernn_registry import RobustnessReport
-    from stablernn_registry.reports import ROBUSTNESS
+    from stablernn_registry.documents.reports import ROBUSTNESS
 
     path = run / ROBUSTNESS
     if not path.is_file():

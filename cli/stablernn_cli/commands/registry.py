@@ -62,7 +62,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
     Example: stablernn registry show digits@production
     """
     from stablernn_registry import Registry
-    from stablernn_registry.certificates import describe_certificate
+    from stablernn_registry.documents.certificates import describe_certificate
 
     output = Output.of(context, as_json)
     registry = Registry()
@@ -271,7 +271,7 @@ def _recompute(output: Output, registry: Registry, ref: str | None, document: di
 def _show_robustness(output: Output, version: Version, records: Sequence[Record]) -> None:
     """The main figures of the version's own report, and of the last one that was recorded of it."""
     from stablernn_registry import RobustnessReport
-    from stablernn_registry.reports import ROBUSTNESS
+    from stablernn_registry.documents.reports import ROBUSTNESS
 
     sources: dict[str, Version | Record] = {"": version} if ROBUSTNESS in version.manifest.files else {}
     recorded = [record for record in records if ROBUSTNESS in record.entry.files]
@@ -289,7 +289,7 @@ def describe(version: Version, records: Sequence[Record]) -> dict[str, Any]:
 
     The certificate in ``manifest`` is the one that counts today: of a kind that was withdrawn since it is not proved.
     """
-    from stablernn_registry.certificates import current_certificate
+    from stablernn_registry.documents.certificates import current_certificate
 
     manifest = version.manifest.model_dump(mode="json")
     return {

@@ -198,7 +198,7 @@ def _better(metric: str) -> str:
 
 
 def _document(entry: PolicyEntry, policy: Policy) -> dict[str, Any]:
-    from stablernn_registry.certificates import WITHDRAWN_KIND
+    from stablernn_registry.documents.certificates import WITHDRAWN_KIND
 
     stored = {"stored_kind": WITHDRAWN_KIND} if entry.seq in policy.withdrawn else {}
     return {**entry.model_dump(mode="json", exclude={"previous"}), **stored}

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from stablernn_registry.documents.signature import Signature
 from stablernn_registry.errors import RESTORE, IntegrityError, ManifestError, RegistryError, did_you_mean
-from stablernn_registry.signature import Signature
 
 SCHEMA: Literal[1] = 1
 _FILENAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from stablernn_registry.documents.manifest import FileEntry
 from stablernn_registry.errors import RESTORE, IntegrityError
-from stablernn_registry.manifest import FileEntry
 
 _CHUNK_BYTES = 1 << 20
 # Without O_NONBLOCK, opening a pipe that replaced the file after its check would block until a process writes to it.

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import filelock
 
-from stablernn_registry import atomic_io, log, plain_files
+from stablernn_registry import log
+from stablernn_registry.disk import atomic_io, plain_files
+from stablernn_registry.disk.layout import MARKER, Layout
 from stablernn_registry.errors import IntegrityError, StorageError
-from stablernn_registry.layout import MARKER, Layout
 
 logger = logging.getLogger(__name__)
 

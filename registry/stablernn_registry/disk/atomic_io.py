@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from stablernn_registry.documents.manifest import FileEntry
 from stablernn_registry.errors import RESTORE, IntegrityError, ManifestError, RegistryError, StorageError
-from stablernn_registry.manifest import FileEntry
 
 _CHUNK_BYTES = 1 << 20
 # EFBIG is a limit on file size, EDQUOT a quota. For the user all three mean a full disk.
