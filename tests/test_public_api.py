@@ -25,7 +25,7 @@ def test_importing_it_loads_no_torch(package: str) -> None:
     assert run_python(code) == "[]"
 
 
-@pytest.mark.parametrize("package", ["stablernn", "stablernn.data"])
+@pytest.mark.parametrize("package", ["stablernn", "stablernn.data", "stablernn.training"])
 def test_the_library_loads_torch_only_when_it_is_used(package: str) -> None:
     assert run_python(f"import {package}, sys; print('torch' in sys.modules)") == "False"
 
@@ -43,6 +43,16 @@ def test_export_can_be_called_in_either_order_of_imports(imports: str, tmp_path:
     )
     files = "certificate.json config.json parity.json sequence.onnx step.onnx weights.safetensors"
     assert run_python(code) == f"model folder formats steps {files}"
+
+
+@pytest.mark.parametrize(
+    "imports", ["", "import stablernn.training.evaluation.evaluate; "], ids=["first", "after its module"]
+)
+def test_evaluate_of_training_is_the_function_in_either_order_of_imports(imports: str) -> None:
+    code = f"{imports}from stablernn.training import evaluate; from stablernn import training; "
+    assert run_python(f"{code}print(evaluate.__name__, callable(training.evaluate), 'evaluate' in dir(training))") == (
+        "evaluate True True"
+    )
 
 
 def test_public_names_and_modules_are_found_when_asked_for() -> None:

@@ -11,20 +11,18 @@ import torch
 from torch import Tensor
 
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
-from stablernn.data.check import DataReport, Finding, check_data
-from stablernn.data.messages import counted
+from stablernn.data.check import DataReport, Finding
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.data.windows import SPLITS, Samples
 from stablernn.errors import StableRNNError
 from stablernn.nn.models import SequenceModel
-from stablernn.training.run import Data, create_model, data_options, prepared
+from stablernn.training.data_report import check_run_data
+from stablernn.training.run import Data, create_model, prepared
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.predict_next_defaults import step_epoch
 from stablernn.training.settings.resolve import resolve, training_samples
 
 _FLOAT_BYTES = 4
-# Below this many validation sequences one of them moves the accuracy by more than 3 percent.
-_FEW_VALIDATED = 30
 # Parameters, their gradients, and the two moments that Adam keeps of each.
 _COPIES = {"adamw": 4, "adam": 4, "sgd": 3, "rmsprop": 4}
 # Lengths at which sequences are run to learn what a step of them keeps for the way back.
@@ -35,43 +33,26 @@ _PEAK = 2.7
 
 
 def check_run(config: Config) -> tuple[DataReport, dict[str, Any] | None]:
-    """A look at the data that settings name, and what :func:`train` would do with them.
-
-    Where the data are fine and the settings of the model do not go with them, the sentence that says so is the last
-    problem of the report.
-
-    Returns:
-        The report, and :func:`plan_training`; None where there is nothing to train on.
+    """Report on the data of a run, and what :func:`train` would do with them; see :func:`add_plan`.
 
     Raises:
         UnknownNameError: If the source is neither a dataset nor a file.
     """
-    report = check_data(config.data.source, **data_options(config))
+    return add_plan(check_run_data(config), config)
+
+
+def add_plan(report: DataReport, config: Config) -> tuple[DataReport, dict[str, Any] | None]:
+    """Return the report of :func:`check_run_data` and the plan of :func:`plan_training`; None without data.
+
+    If the data is fine but does not fit the settings of the model, the message that says so becomes the last problem of
+    the report.
+    """
     if report.data is None:
         return report, None
-    data = report.data
-    report = replace(report, warnings=(*report.warnings, *_small_set(config, data)))
     try:
-        return report, plan_training(config, data)
+        return report, plan_training(config, report.data)
     except StableRNNError as error:
         return replace(report, problems=(*report.problems, Finding("refused_model", str(error)))), None
-
-
-def _small_set(config: Config, data: Data) -> tuple[Finding, ...]:
-    """A warning for so few labelled sequences that the validation split decides nothing, with what helps."""
-    if not isinstance(data, ClassificationData) or len(data.validation) >= _FEW_VALIDATED:
-        return ()
-    remedies = [] if config.model.members > 1 else ["--members 4"]
-    if not config.training.refit:
-        remedies.append("--set training.refit=true")
-    if not remedies:
-        return ()
-    text = (
-        f"Only {counted(len(data.validation), 'sequence')} of {len(data.train) + len(data.validation)} can validate, "
-        f"each of them {1 / len(data.validation):.1%} of the accuracy. Train several networks and on all "
-        f"sequences: {' '.join(remedies)}."
-    )
-    return (Finding("small_set", text),)
 
 
 def plan_training(config: Config, data: Data) -> dict[str, Any]:

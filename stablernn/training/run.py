@@ -48,7 +48,7 @@ from stablernn.training.loop.environment import environment
 from stablernn.training.loop.ridge_skip import fit_forecaster, gate
 from stablernn.training.loop.trainer import Progress, SampleFeed, Trainer
 from stablernn.training.plots.figures import draw_curves, draw_predictions
-from stablernn.training.settings.config import Config, laid_over, load_config
+from stablernn.training.settings.config import Config, data_options, laid_over, load_config
 from stablernn.training.settings.predict_next_defaults import build_predictor, describe_steps
 from stablernn.training.settings.resolve import described_cell, enough_memory, resolve
 from stablernn.training.verdict import judge
@@ -167,18 +167,6 @@ def prepared(data: Data, config: Config) -> Data:
     if isinstance(data, ForecastData):
         data = choose_context(data, config.model.skip_strength)
     return without_validation(data) if config.training.refit else data
-
-
-def data_options(config: Config) -> dict[str, Any]:
-    """What settings ask of :func:`load_data`, but for the source."""
-    task = config.task
-    return {
-        **config.data.model_dump(exclude={"source"}),
-        "task": task.name,
-        "horizon": task.horizon,
-        "context_length": task.context_length,
-        "season": task.season,
-    }
 
 
 def _timed(data: Data, config: Config) -> Data:

@@ -387,6 +387,18 @@ def _laid_over_each_other(layers: Sequence[Mapping[str, Any]]) -> Config:
     return validate(tree)
 
 
+def data_options(config: Config) -> dict[str, Any]:
+    """Return the options of :func:`stablernn.data.load_data` that settings ask for, without the source."""
+    task = config.task
+    return {
+        **config.data.model_dump(exclude={"source"}),
+        "task": task.name,
+        "horizon": task.horizon,
+        "context_length": task.context_length,
+        "season": task.season,
+    }
+
+
 def validate(tree: Mapping[str, Any]) -> Config:
     """The settings in a tree of JSON types.
 
