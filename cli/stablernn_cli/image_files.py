@@ -1,4 +1,4 @@
-"""The texts of a build context that `stablernn dockerize` writes: Dockerfile, .dockerignore, compose.yaml."""
+"""Text files of a build context that `stablernn dockerize` writes: Dockerfile, .dockerignore, compose.yaml."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 USER = 10001
-"""User and group of the process in the image; nobody needs to know them by a name."""
+"""User and group of the process in the image, without a name in its /etc/passwd."""
 PORT = 8080
 SECRETS = "/run/secrets"
 STOP_SECONDS = 15
-"""What a container has to stop in: the server drains for 8 s and gives a body that arrives another 2 s."""
+"""Time for a container to stop: the server drains for 8 s and grants 2 s more to a body that is arriving."""
 MEMORY = "2g"
 CPUS = "2"
 PROCESSES = 512
@@ -26,16 +26,16 @@ HEALTH_TIMES = {"interval": "10s", "timeout": "5s", "start_period": "30s", "retr
 
 @dataclass(frozen=True)
 class Image:
-    """What is built.
+    """An image to build.
 
     Attributes:
-        name: Of the image.
-        base: Image with Python, pip and venv that it is made from.
-        gpu: Whether it holds the CUDA build of ONNX Runtime.
-        models: What it serves, as references.
+        name: Name of the image.
+        base: Base image, with Python, pip and venv.
+        gpu: True if it has the CUDA build of ONNX Runtime.
+        models: References of the models that it serves.
         digests: Digest of each version, by ``NAME:VERSION``.
         wheel: File name of the wheel in the context.
-        user: ``UID:GID`` that a container runs as, so that it may read the secrets.
+        user: ``UID:GID`` that a container runs as, so that it can read the secrets.
     """
 
     name: str
@@ -48,19 +48,19 @@ class Image:
 
 
 def dockerfile(image: Image) -> str:
-    """The Dockerfile: an environment made in one stage, copied beside the models in the next."""
-    held = " ".join(f"{ref}@{digest}" for ref, digest in image.digests.items())
+    """Return the Dockerfile: one stage installs the environment, the next copies it and the models."""
+    label = " ".join(f"{ref}@{digest}" for ref, digest in image.digests.items())
     nvidia = (
         ' \\\n    NVIDIA_VISIBLE_DEVICES=all \\\n    NVIDIA_DRIVER_CAPABILITIES="compute,utility"' if image.gpu else ""
     )
     return f"""\
-# Written by `stablernn dockerize`, which writes it anew when it is run again.
+# Written by `stablernn dockerize`, which overwrites it when it is run again.
 ARG BASE={image.base}
 
 FROM ${{BASE}} AS builder
 WORKDIR /context
 COPY requirements.txt {image.wheel} ./
-# The environment holds no pip: it is installed into from outside, and copied as it is.
+# The environment has no pip of its own: the builder's installs into it, and the whole folder is copied.
 RUN python3 -m venv --without-pip /opt/stablernn \\
  && python3 -m pip --python /opt/stablernn/bin/python install --no-cache-dir --require-hashes \\
     --requirement requirements.txt \\
@@ -69,8 +69,8 @@ RUN python3 -m venv --without-pip /opt/stablernn \\
 FROM ${{BASE}}
 COPY --from=builder /opt/stablernn /opt/stablernn
 COPY registry /registry
-LABEL stablernn.nn.models="{held}"
-# Without the line about telemetry, ONNX Runtime sends what it counts to its makers.
+LABEL stablernn.nn.models="{label}"
+# Without ORT_DISABLE_TELEMETRY, ONNX Runtime sends usage data to its makers.
 ENV PATH="/opt/stablernn/bin:$PATH" \\
     PYTHONUNBUFFERED=1 \\
     ORT_DISABLE_TELEMETRY=1 \\
@@ -81,7 +81,7 @@ ENV PATH="/opt/stablernn/bin:$PATH" \\
 USER {USER}:{USER}
 EXPOSE {PORT}
 STOPSIGNAL SIGTERM
-# Follows STABLERNN_PORT; `serve --port` alone would not tell it.
+# Follows STABLERNN_PORT; it does not know of `serve --port`.
 HEALTHCHECK --interval={HEALTH_TIMES["interval"]} --timeout={HEALTH_TIMES["timeout"]} \\
     --start-period={HEALTH_TIMES["start_period"]} --retries={HEALTH_TIMES["retries"]} \\
     CMD {json.dumps(HEALTHCHECK)}
@@ -91,14 +91,14 @@ CMD ["serve"]
 
 
 def dockerignore(image: Image) -> str:
-    """What the builder is sent: never the secrets."""
+    """Return the .dockerignore: the builder gets what the Dockerfile copies, never the secrets."""
     return "\n".join(
         ["# Only what the Dockerfile copies.", "*", "!requirements.txt", f"!{image.wheel}", "!registry", ""]
     )
 
 
 def compose(image: Image) -> str:
-    """The compose file: one service behind tokens, with nothing to write to but /tmp."""
+    """Return the compose file: one service that requires tokens and can write to /tmp only."""
     gpu = """
         reservations:
           devices:
@@ -111,11 +111,11 @@ services:
   server:
     build: .
     image: {json.dumps(image.name)}
-    # Compose hands the secrets in with the owner and the mode they have here, and nobody else may read them.
+    # Compose mounts the secrets with the owner and the mode that they have here: readable by their owner only.
     user: {json.dumps(image.user)}
     ports:
-      # Of this machine alone. PUBLISH={PORT} opens it to others; the tokens then travel unencrypted, unless a proxy in
-      # front of it or STABLERNN_TLS_CERT_FILE and STABLERNN_TLS_KEY_FILE see to that.
+      # Reachable from this machine only. PUBLISH={PORT} opens it to others; tokens then travel unencrypted, unless a
+      # proxy in front of it or STABLERNN_TLS_CERT_FILE and STABLERNN_TLS_KEY_FILE encrypt them.
       - "${{PUBLISH:-127.0.0.1:{PORT}}}:{PORT}"
     environment:
 {_lines(ENVIRONMENT)}

@@ -1,7 +1,7 @@
-"""The wheel of the stablernn that is running, and the pinned requirements of its image.
+"""The wheel of the running stablernn, and the pinned requirements of its image.
 
-In a checkout, or where one is installed editable, the wheel is built from it. An installed package has no sources to
-build from: its files are packed again, each compared with the hash that the installation keeps.
+A checkout, or an editable installation of one, builds the wheel from its sources. An installed package has none: its
+files are packed again, each compared with the hash in the installation's RECORD.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from stablernn_cli.errors import CommandError
 
 Variant = Literal["cpu", "gpu"]
 
-# Of the folder that describes an installed distribution; the rest of it tells of this one installation.
+# Files of the .dist-info folder that belong to the wheel; the others describe this one installation.
 _DESCRIPTION = {"METADATA", "WHEEL", "entry_points.txt"}
-# Equal content gives equal bytes, so that an image builder finds its layers again. The first date that zip knows.
-_WRITTEN = (1980, 1, 1, 0, 0, 0)
+# The earliest date of the zip format. Equal content gives equal bytes, so that image builders reuse their layers.
+_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def checkout() -> Path | None:
-    """The source tree that this program runs from; None for an installed package."""
+    """Return the source tree that this program runs from; None for an installed package."""
     root = Path(__file__).resolve().parents[2]
+    # A folder above an installed package may have a pyproject.toml too, of another project.
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     except (OSError, ValueError, KeyError):
@@ -40,12 +41,13 @@ def checkout() -> Path | None:
 
 
 def requirements(variant: Variant) -> str:
-    """The pinned requirements of the image.
+    """Return the pinned requirements of the image.
 
     Raises:
-        CommandError: If the installation lacks them.
+        CommandError: If they are missing from the installation.
     """
     root = checkout()
+    # The wheel has them below the package.
     folder = Path(__file__).parent / "requirements" if root is None else root / "requirements"
     path = folder / f"serve-{variant}.txt"
     try:
@@ -58,16 +60,17 @@ def requirements(variant: Variant) -> str:
 
 
 def write_wheel(folder: Path) -> Path:
-    """Write the wheel of the running stablernn into a folder; its path.
+    """Write the wheel of the running stablernn into a folder, and return its path.
 
     Raises:
-        CommandError: If it cannot be made; the sentence says what to do.
+        CommandError: If it cannot be made; the message says what to do.
     """
     root = checkout()
-    return _packed(folder) if root is None else _built(root, folder)
+    return _pack_installed(folder) if root is None else _build(root, folder)
 
 
-def _built(root: Path, folder: Path) -> Path:
+def _build(root: Path, folder: Path) -> Path:
+    # hatchling is the build backend and needs no network; pip makes an environment for it.
     if importlib.util.find_spec("hatchling") is not None:
         command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     elif importlib.util.find_spec("pip") is not None:
@@ -78,15 +81,15 @@ def _built(root: Path, folder: Path) -> Path:
             f"The wheel cannot be built from {root}: this environment has neither hatchling nor pip. Install one of "
             "them: pip install hatchling."
         )
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    process = subprocess.run(command, cwd=root, capture_output=True, text=True)
     wheels = sorted(folder.glob("stablernn-*.whl"))
-    if done.returncode or len(wheels) != 1:
-        said = (done.stderr.strip() or done.stdout.strip() or "it wrote no wheel").splitlines()[-1]
-        raise CommandError(f"The wheel cannot be built from {root}: {said} See the whole with: {' '.join(command)}")
+    if process.returncode or len(wheels) != 1:
+        reason = (process.stderr.strip() or process.stdout.strip() or "it wrote no wheel").splitlines()[-1]
+        raise CommandError(f"The wheel cannot be built from {root}: {reason} See all output with: {' '.join(command)}")
     return wheels[0]
 
 
-def _packed(folder: Path) -> Path:
+def _pack_installed(folder: Path) -> Path:
     try:
         distribution = metadata.distribution("stablernn")
     except metadata.PackageNotFoundError as error:
@@ -94,31 +97,32 @@ def _packed(folder: Path) -> Path:
             f"The files in {Path(__file__).parent} belong to no installed package, so no wheel can be made of them. "
             "Install stablernn with pip, or run it from its source tree."
         ) from error
-    wanted = sorted((path for path in distribution.files or () if _is_of_the_wheel(path)), key=str)
+    paths = sorted((path for path in distribution.files or () if _is_in_wheel(path)), key=str)
     rows: list[tuple[str, str, str]] = []
     tag = _tag(distribution)
     target = folder / f"stablernn-{distribution.version}-{tag}.whl"
     description = ""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in wanted:
+        for path in paths:
             content = _content(path)
             rows.append((path.as_posix(), _hash(content), str(len(content))))
             _add(archive, path.as_posix(), content)
             if path.name == "METADATA":
                 description = path.parts[0]
-        if not description or not any(path.parts[0] == "stablernn_server" for path in wanted):
+        if not description or not any(path.parts[0] == "stablernn_server" for path in paths):
             raise CommandError(
                 "The installed stablernn does not list its files, so no wheel can be made of it. Install it again with "
                 "pip, or run this from its source tree."
             )
+        # RECORD lists every file with its hash, and itself without one.
         record = io.StringIO()
         csv.writer(record, lineterminator="\n").writerows([*rows, (f"{description}/RECORD", "", "")])
         _add(archive, f"{description}/RECORD", record.getvalue().encode())
     return target
 
 
-def _is_of_the_wheel(path: metadata.PackagePath) -> bool:
-    # Scripts lie outside, and whoever installs the wheel makes them anew.
+def _is_in_wheel(path: metadata.PackagePath) -> bool:
+    # Scripts lie outside of site-packages, and each installation creates its own.
     if ".." in path.parts or path.is_absolute() or "__pycache__" in path.parts or len(path.parts) < 2:
         return False
     if path.parts[0].endswith(".dist-info"):
@@ -142,7 +146,7 @@ def _content(path: metadata.PackagePath) -> bytes:
         ) from error
     if path.hash is not None and f"{path.hash.mode}={path.hash.value}" != _hash(content):
         raise CommandError(
-            f"'{path}' was changed after stablernn was installed, so an image of it would hold something that nobody "
+            f"'{path}' was changed after stablernn was installed, so an image of it would hold code that was never "
             "released. Install stablernn again, or run this from its source tree."
         )
     return content
@@ -154,7 +158,7 @@ def _hash(content: bytes) -> str:
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    entry = zipfile.ZipInfo(name, _WRITTEN)
+    entry = zipfile.ZipInfo(name, _ZIP_DATE)
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = 0o644 << 16
     archive.writestr(entry, content)

@@ -41,8 +41,8 @@ def test_what_is_required_and_not_proved_is_refused(trained_cells: Workplace) ->
     refused = trained_cells("certify", "rnn", "--require", "non-expansive")
     assert refused.code == 3
     assert refused.sentence == (
-        "'non-expansive' is required of rnn, and 'bounded' is what is proved. `stablernn train --certified` keeps a "
-        "model where more is proved; docs/stability.md says of which cells."
+        "'non-expansive' is required of rnn, but only 'bounded' is proved. `stablernn train --certified` keeps "
+        "the layers provably contracting; docs/stability.md lists the cells."
     )
 
 

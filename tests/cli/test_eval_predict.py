@@ -192,7 +192,7 @@ def test_an_output_of_no_known_format_is_refused(trained: Workplace, name: str) 
     result = trained("predict", "load", "--input", "load.csv", "--output", name)
     assert result.code == 2
     assert result.sentence == (
-        f"--output must end in .csv, .parquet or .jsonl, which says what is written, got '{name}'. Choose another name."
+        f"--output must end in .csv, .parquet or .jsonl, which selects the format, got '{name}'. Choose another name."
     )
     assert not trained.path(name).exists()
 
@@ -325,7 +325,7 @@ def test_a_version_whose_data_lies_in_another_folder_says_which_file_is_wanted(
     result = elsewhere(*command)
     assert result.sentence == (
         f"'load:1' was trained on the file 'load.csv', which is not in the working folder {elsewhere.folder}. Name the "
-        "data with --data, or give the command where the file is."
+        "data with --data, or run the command in the folder of the file."
     )
     assert result.code == 2
 
@@ -342,7 +342,7 @@ def test_a_run_whose_data_is_gone_says_where_it_was(workplace: Workplace) -> Non
     result = workplace("eval", "load-run")
     assert result.sentence == (
         "'load-run' was trained on the file 'load.csv', which is not in the working folder "
-        f"{workplace.folder}. Name the data with --data, or give the command where the file is."
+        f"{workplace.folder}. Name the data with --data, or run the command in the folder of the file."
     )
     assert result.code == 2
 

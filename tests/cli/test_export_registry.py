@@ -106,7 +106,7 @@ def test_an_unknown_format(workplace: Workplace) -> None:
 def test_a_run_that_was_not_finished_can_be_exported(workplace: Workplace) -> None:
     (workplace.path("digits-run") / "summary.json").unlink()
     result = workplace.ok("export", "digits-run", "--name", "early", "--json")
-    assert "Note: the run was not finished, so no figures are stored. See `stablernn eval early:1`." in result.err
+    assert "Note: the run was not finished, so no metrics are stored. See `stablernn eval early:1`." in result.err
     assert workplace.ok("registry", "show", "early", "--json").json["manifest"]["metrics"] == {}
 
 
