@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 Device = Literal["auto", "cpu", "cuda"]
 Split = Literal["train", "validation", "test"]
-# Same as stablernn_registry.documents.certificates.Kind, whose import is too slow for a program that only prints its help.
+# Same as stablernn_registry.documents.certificates.Kind, whose import is too slow for printing the help.
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
 # Same as stablernn.data.time.numeric_timestamps.Stamps, for the same reason.
 Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "step"]

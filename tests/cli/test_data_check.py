@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,18 @@ def fresh_process(workplace: Workplace, *arguments: str) -> subprocess.Completed
     return subprocess.run(command, cwd=workplace.folder, capture_output=True, text=True, check=True)
 
 
+def test_without_the_plan_torch_is_not_imported(empty: Workplace) -> None:
+    table("good.csv", ROWS)(empty.folder)
+    checked = fresh_process(empty, "good.csv", "--no-plan", "--horizon", "3", "--set", "model.hidden_size=8")
+    assert checked.stderr == "0 False\n"
+    assert "What `train` would do" not in checked.stdout
+    assert checked.stdout.endswith("Nothing is wrong.\n")
+    described = fresh_process(empty, "digits", "--no-plan", "--json")
+    assert described.stderr == "0 False\n"
+    document = json.loads(described.stdout)
+    assert (document["ok"], document["train"], document["task"]) == (True, None, "classify")
+
+
 def test_data_that_cannot_be_loaded_needs_no_torch(empty: Workplace) -> None:
     (bad,) = [bad for bad in BAD_FILES if bad.fault == "truncated gzip"]
     bad.write(empty.folder)
@@ -132,12 +145,13 @@ def test_findings_are_printed_before_the_plan_is_made(
     assert warning < plan < result.out.index("`train` would accept this")
 
 
-def test_an_option_of_the_cell_is_wrong_usage(empty: Workplace) -> None:
+def test_an_option_of_the_cell_is_wrong_usage_with_a_plan_only(empty: Workplace) -> None:
     table("good.csv", ROWS)(empty.folder)
     option = ("--set", "model.cell_options={nothing: 1}")
     refused = empty("data", "check", "good.csv", *option)
     assert (refused.code, "nothing" in refused.sentence) == (2, True)
     assert refused.out.startswith("source")
+    assert empty("-q", "data", "check", "good.csv", *option, "--no-plan").code == 0
     (bad,) = [bad for bad in BAD_FILES if bad.fault == "truncated gzip"]
     bad.write(empty.folder)
     assert empty("data", "check", bad.name, *option).code == 2

@@ -60,6 +60,9 @@ def check(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Also draw the data into a PNG file.", show_default=False)
     ] = None,
+    no_plan: Annotated[
+        bool, typer.Option("--no-plan", help="Omit what `train` would do, which takes seconds: it needs torch.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check data before training
@@ -69,7 +72,7 @@ def check(
     between splits. Nothing is trained and nothing is written.
 
     Exit code 1 when `train` would refuse, 2 when an option is wrong, as there; every problem that can be found is
-    listed, not only the first. Warnings leave it at 0.
+    listed, not only the first. Warnings leave it at 0. With --no-plan, options of the cell are not checked.
 
     Example: stablernn data check sales.csv --target sold --horizon 14
     """
@@ -91,7 +94,7 @@ def check(
     if plot is not None:
         _draw(output, plot, report)
     # Only after the findings are printed, since importing torch takes seconds.
-    planned, plan = _plan(output, report, settings)
+    planned, plan = (report, None) if no_plan else _plan(output, report, settings)
     if as_json:
         output.document({**planned.as_json(), "train": plan, "plot": plot})
     else:
