@@ -8,12 +8,12 @@ from typing import Any, Self
 
 from stablernn_client import endpoints
 from stablernn_client.arrays import Array, Numbers
-from stablernn_client.async_transport import AsyncTransport
 from stablernn_client.base import BaseClient, BaseStream
 from stablernn_client.channel import TOKEN_EVERY
 from stablernn_client.results import Classification, Forecast, StepResult, StepsResult
 from stablernn_client.stream_request import Moment, split_samples
 from stablernn_client.timeseries import FutureCovariates, Series, StartTime, StaticCovariates
+from stablernn_client.transport.asynchronous import AsyncTransport
 
 
 class AsyncClient(BaseClient):

@@ -7,7 +7,6 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from stablernn_client.address import Address
 from stablernn_client.arrays import Numbers
 from stablernn_client.channel import Channel
 from stablernn_client.endpoints import READY_PATH, Request
@@ -25,7 +24,8 @@ from stablernn_client.retry import RetryPolicy
 from stablernn_client.stream_info import StreamInfo
 from stablernn_client.stream_request import Moment, encode_text_fields, single_sample
 from stablernn_client.timeseries import StaticCovariates
-from stablernn_client.transport import Transport
+from stablernn_client.transport.address import Address
+from stablernn_client.transport.protocols import Transport
 
 Result = TypeVar("Result")
 

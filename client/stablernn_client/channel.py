@@ -32,7 +32,7 @@ from stablernn_client.stream_connection import StreamConnection, open_stream_web
 from stablernn_client.stream_info import StreamInfo
 from stablernn_client.stream_request import StreamRequest, merge_requests
 from stablernn_client.timeseries import StaticCovariates, encode_static
-from stablernn_client.transport import Transport
+from stablernn_client.transport.protocols import Transport
 
 TOKEN_EVERY = 32
 """Steps between requests for state tokens; at most that many are sent again after a lost connection."""

@@ -17,7 +17,7 @@ from stablernn_client.arrays import Array, Numbers
 from stablernn_client.errors import ProtocolError
 from stablernn_client.results import Classification, Forecast
 from stablernn_client.timeseries import FutureCovariates, Series, StartTime, StaticCovariates
-from stablernn_client.transport import HttpReply
+from stablernn_client.transport.protocols import HttpReply
 
 Result = TypeVar("Result")
 

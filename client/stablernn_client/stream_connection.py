@@ -22,7 +22,7 @@ from stablernn_client.frames import StreamReply
 from stablernn_client.retry import RetryPolicy
 from stablernn_client.stream_info import StreamInfo
 from stablernn_client.stream_request import StreamRequest
-from stablernn_client.transport import Transport, WebSocket
+from stablernn_client.transport.protocols import Transport, WebSocket
 
 _CODES_OF_LOST_STREAMS = {"bad_token", "expired_token", "version_gone"}
 

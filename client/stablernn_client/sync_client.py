@@ -12,8 +12,8 @@ from stablernn_client.base import BaseClient, BaseStream
 from stablernn_client.channel import TOKEN_EVERY, Channel
 from stablernn_client.results import Classification, Forecast, StepResult, StepsResult
 from stablernn_client.stream_request import Moment, split_samples
-from stablernn_client.sync_transport import SyncTransport, run
 from stablernn_client.timeseries import FutureCovariates, Series, StartTime, StaticCovariates
+from stablernn_client.transport.blocking import SyncTransport, run
 
 
 class Client(BaseClient):

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stablernn_cli import image_files
 from stablernn_cli.errors import CommandError, UsageError
-from stablernn_cli.image_files import Image
+from stablernn_cli.image import build_files
+from stablernn_cli.image.build_files import Image
 from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output
 from stablernn_cli.targets import is_run
@@ -161,7 +161,7 @@ def _write_stage(
         stablernn_server.errors.ModelLoadError: If a version cannot be served.
         CommandError: If no wheel can be made.
     """
-    from stablernn_cli.own_wheel import requirements, write_wheel
+    from stablernn_cli.image.wheel import requirements, write_wheel
     from stablernn_registry.subset import copy_versions
     from stablernn_runtime import ServedModel
 
@@ -179,9 +179,9 @@ def _write_stage(
         wheel=write_wheel(stage).name,
         user=_user(),
     )
-    texts = {"Dockerfile": image_files.dockerfile(image), ".dockerignore": image_files.dockerignore(image)}
+    texts = {"Dockerfile": build_files.dockerfile(image), ".dockerignore": build_files.dockerignore(image)}
     if compose:
-        texts["compose.yaml"] = image_files.compose(image)
+        texts["compose.yaml"] = build_files.compose(image)
     for name, text in texts.items():
         (stage / name).write_text(text, encoding="utf-8")
     marker = {"format": "stablernn-image", "schema": 1, "sha256": {name: _hash(stage / name) for name in texts}}
@@ -263,15 +263,15 @@ def _write_secrets(folder: Path) -> None:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
                 file.writelines(f"{line}{secrets.token_hex(32)}\n" for line in lines)
         if _is_root():
-            os.chown(path, image_files.USER, image_files.USER)
+            os.chown(path, build_files.USER, build_files.USER)
     if _is_root():
-        os.chown(folder, image_files.USER, image_files.USER)
+        os.chown(folder, build_files.USER, build_files.USER)
 
 
 def _user() -> str:
     """Return the owner of the secrets, as whom the server runs: the current user, but not root."""
     if os.name != "posix" or _is_root():
-        return f"{image_files.USER}:{image_files.USER}"
+        return f"{build_files.USER}:{build_files.USER}"
     return f"{os.getuid()}:{os.getgid()}"
 
 
@@ -291,13 +291,13 @@ def _commands(folder: Path, image: Image, *, compose: bool) -> list[str]:
         return [shlex.join([*compose_command, "build"]), shlex.join([*compose_command, "up", "--detach", "--wait"])]
     # The options of the service in compose.yaml, as options of `docker run`.
     run = ["docker", "run", "--detach", "--name", "stablernn", "--restart", "unless-stopped"]
-    run += ["--publish", f"127.0.0.1:{image_files.PORT}:{image_files.PORT}", "--user", image.user]
-    run += ["--mount", f"type=bind,source={folder / _SECRETS},target={image_files.SECRETS},readonly"]
-    for name, value in image_files.ENVIRONMENT.items():
+    run += ["--publish", f"127.0.0.1:{build_files.PORT}:{build_files.PORT}", "--user", image.user]
+    run += ["--mount", f"type=bind,source={folder / _SECRETS},target={build_files.SECRETS},readonly"]
+    for name, value in build_files.ENVIRONMENT.items():
         run += ["--env", f"{name}={value}"]
     run += ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-    run += ["--memory", image_files.MEMORY, "--cpus", image_files.CPUS]
-    run += ["--stop-timeout", str(image_files.STOP_SECONDS), *(["--gpus", "all"] if image.gpu else []), image.name]
+    run += ["--memory", build_files.MEMORY, "--cpus", build_files.CPUS]
+    run += ["--stop-timeout", str(build_files.STOP_SECONDS), *(["--gpus", "all"] if image.gpu else []), image.name]
     return [shlex.join(["docker", "build", "--tag", image.name, str(folder)]), shlex.join(run)]
 
 

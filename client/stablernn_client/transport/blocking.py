@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import httpx
 import websockets.sync.client
 
-from stablernn_client.address import Address
-from stablernn_client.async_transport import open_websocket
-from stablernn_client.transport import HttpReply, WebSocket, connection_lost, translate_errors
+from stablernn_client.transport.address import Address
+from stablernn_client.transport.asynchronous import open_websocket
+from stablernn_client.transport.protocols import HttpReply, WebSocket, connection_lost, translate_errors
 
 Result = TypeVar("Result")
 

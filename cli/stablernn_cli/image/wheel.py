@@ -31,7 +31,7 @@ _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 def checkout() -> Path | None:
     """Return the source tree that this program runs from; None for an installed package."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     # A folder above an installed package may have a pyproject.toml too, of another project.
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -48,7 +48,7 @@ def requirements(variant: Variant) -> str:
     """
     root = checkout()
     # The wheel has them below the package.
-    folder = Path(__file__).parent / "requirements" if root is None else root / "requirements"
+    folder = Path(__file__).parents[1] / "requirements" if root is None else root / "requirements"
     path = folder / f"serve-{variant}.txt"
     try:
         return path.read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def _pack_installed(folder: Path) -> Path:
         distribution = metadata.distribution("stablernn")
     except metadata.PackageNotFoundError as error:
         raise CommandError(
-            f"The files in {Path(__file__).parent} belong to no installed package, so no wheel can be made of them. "
+            f"The files in {Path(__file__).parents[1]} belong to no installed package, so no wheel can be made of them. "
             "Install stablernn with pip, or run it from its source tree."
         ) from error
     paths = sorted((path for path in distribution.files or () if _is_in_wheel(path)), key=str)

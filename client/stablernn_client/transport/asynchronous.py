@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import httpx
 import websockets.asyncio.client
 
-from stablernn_client.address import Address
-from stablernn_client.transport import HttpReply, translate_errors
+from stablernn_client.transport.address import Address
+from stablernn_client.transport.protocols import HttpReply, translate_errors
 
 
 class AsyncTransport:
