@@ -28,7 +28,7 @@ from stablernn.serving import TorchGraph
 from stablernn_registry import Registry, Signature
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.benchmark import BATCH
-from stablernn_runtime.engines.select import _open_auto, compared, faster, open_version
+from stablernn_runtime.engines.select import _open_auto, open_faster, open_version, select_faster
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_server import DeviceError, ModelLoadError, NotReadyError, SettingsError
 
@@ -175,14 +175,14 @@ def test_a_run_that_was_ended_does_not_begin(zoo: Published) -> None:
 def test_auto_on_the_cpu_is_onnx_and_says_so(zoo: Published, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "stablernn_runtime"):
         model = ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="auto")
-    assert (model.engine, model.engine_note) == ("onnx", f"auto: {ONNX_RUNTIME}, as always on the CPU")
-    assert f"rotations:1 is run by the engine 'onnx'. {model.engine_note}" in caplog.messages
+    assert (model.engine, model.engine_reason) == ("onnx", f"auto: {ONNX_RUNTIME}, as always on the CPU")
+    assert f"rotations:1 is run by the engine 'onnx'. {model.engine_reason}" in caplog.messages
 
 
 def test_named_engines_say_what_they_are(zoo: Published) -> None:
     onnx, by_torch = pair(zoo, "rotations")
-    assert onnx.engine_note == ONNX_RUNTIME
-    assert by_torch.engine_note == f"torch {torch.__version__}"
+    assert onnx.engine_reason == ONNX_RUNTIME
+    assert by_torch.engine_reason == f"torch {torch.__version__}"
 
 
 FIGURES = re.compile(rf"one sequence of \d+ steps (\S+) ms, {BATCH} sequences (\S+) ms, one step (\S+) ms")
@@ -196,24 +196,24 @@ def test_the_faster_of_two_is_taken_with_the_figures_of_both(
     version = zoo.registry.get("rotations")
     signature = Signature.model_validate(version.manifest.signature)
     rivals = [open_version(version, signature, "cpu", name, 1) for name in ("sleepy", "onnx")]
-    chosen = faster(*(rivals if order == "the slow one first" else rivals[::-1]), signature, steps=7)
+    chosen = select_faster(*(rivals if order == "the slow one first" else rivals[::-1]), signature, steps=7)
     assert chosen.engine == "onnx"
-    assert chosen.note.startswith(f"auto: {ONNX_RUNTIME}, measured on cpu: one sequence of 7 steps ")
-    assert "; plugin 1.0: one sequence of 7 steps " in chosen.note
-    quick, slow = (np.prod([float(number) for number in found]) for found in FIGURES.findall(chosen.note))
+    assert chosen.reason.startswith(f"auto: {ONNX_RUNTIME}, measured on cpu: one sequence of 7 steps ")
+    assert "; plugin 1.0: one sequence of 7 steps " in chosen.reason
+    quick, slow = (np.prod([float(number) for number in found]) for found in FIGURES.findall(chosen.reason))
     assert quick < slow
 
 
 def test_the_choice_between_onnx_and_torch_is_measured_once(zoo: Published) -> None:
     version = zoo.registry.get("covariates")
     signature = Signature.model_validate(version.manifest.signature)
-    first, second = (compared(version, signature, "cpu", 1) for _ in range(2))
+    first, second = (open_faster(version, signature, "cpu", 1) for _ in range(2))
     names = {"onnx": ONNX_RUNTIME, "torch": f"torch {torch.__version__}"}
     other = names[{"onnx": "torch", "torch": "onnx"}[first.engine]]
-    assert first.note.startswith(f"auto: {names[first.engine]}, measured on cpu: one sequence of 12 steps ")
-    assert f"; {other}: one sequence of 12 steps " in first.note
-    assert len(FIGURES.findall(first.note)) == 2
-    assert (second.engine, second.note) == (first.engine, first.note)
+    assert first.reason.startswith(f"auto: {names[first.engine]}, measured on cpu: one sequence of 12 steps ")
+    assert f"; {other}: one sequence of 12 steps " in first.reason
+    assert len(FIGURES.findall(first.reason)) == 2
+    assert (second.engine, second.reason) == (first.engine, first.reason)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, for which test_gpu.py is")
@@ -223,7 +223,7 @@ def test_auto_without_a_usable_gpu_ends_on_the_cpu_or_says_what_is_missing(zoo: 
     # What auto does once a driver reports a GPU, which then cannot be used.
     opened = _open_auto(version, signature, "auto", 1)
     assert (opened.engine, opened.placement.device) == ("onnx", "cpu")
-    assert opened.placement.note.startswith("auto: CPU, because ")
+    assert opened.placement.reason.startswith("auto: CPU, because ")
     with pytest.raises(DeviceError, match=r"^The device 'cuda' cannot be used: .+\. Use --device cpu or auto\.$"):
         _open_auto(version, signature, "cuda", 1)
 
@@ -244,7 +244,7 @@ def test_torch_without_cuda_says_what_is_missing(zoo: Published) -> None:
     assert str(caught.value).endswith(". Use --device cpu or auto.")
     model = ServedModel.load(version, "auto", engine="torch")
     assert model.placement.device == "cpu"
-    assert model.placement.note.startswith(f"auto: CPU, because {missing}")
+    assert model.placement.reason.startswith(f"auto: CPU, because {missing}")
 
 
 def test_an_unknown_engine_is_refused_with_those_there_are(zoo: Published) -> None:
@@ -297,7 +297,7 @@ def test_an_engine_that_does_not_work_here_says_why(zoo: Published, name: str) -
 def test_an_engine_of_another_package_runs(zoo: Published) -> None:
     version = zoo.registry.get("covariates")
     plain, onnx = ServedModel.load(version, "cpu", engine="plain"), ServedModel.load(version, "cpu")
-    assert (plain.engine, plain.engine_note) == ("plain", "plugin 1.0")
+    assert (plain.engine, plain.engine_reason) == ("plain", "plugin 1.0")
     inputs, _ = random_inputs(zoo.torch_models["covariates:1"], seed=7)
     assert _difference(sequence(onnx, inputs, {}), sequence(plain, inputs, {}))[1] <= allowed(onnx)
 

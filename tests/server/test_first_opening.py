@@ -103,10 +103,10 @@ def test_other_versions_are_opened_while_one_is_tried(stock: Stock) -> None:
     context = create_app(settings).state.context
 
     async def open_both() -> None:
-        slow = asyncio.create_task(context.models.by_digest(hostile.digest, "animals", hostile.version))
+        slow = asyncio.create_task(context.models.find_by_digest(hostile.digest, "animals", hostile.version))
         await asyncio.sleep(0.1)
         async with asyncio.timeout(60):
-            model = await context.models.by_digest(untried.digest, "animals", untried.version)
+            model = await context.models.find_by_digest(untried.digest, "animals", untried.version)
             assert model.digest == untried.digest
             assert (await context.models.load("flow:1")).ref == "flow:1"
         assert not slow.done()
@@ -124,7 +124,7 @@ def test_a_version_is_tried_once_for_all_who_wait_and_their_deadlines_hold(stock
 
     async def open_for_several() -> list[BaseException | object]:
         soon = asyncio.get_running_loop().time() + 0.5
-        waits = [models.by_digest(hostile.digest, "animals", 3, deadline) for deadline in (soon, None, None)]
+        waits = [models.find_by_digest(hostile.digest, "animals", 3, deadline) for deadline in (soon, None, None)]
         return await asyncio.gather(*waits, return_exceptions=True)
 
     late, *others = asyncio.run(open_for_several())

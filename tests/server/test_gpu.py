@@ -100,9 +100,9 @@ def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, engi
 def test_auto_says_what_it_measured(zoo: Published) -> None:
     model = ServedModel.load(zoo.registry.get("classes"), "auto", engine="auto")
     assert model.placement.device == "cuda"
-    assert model.engine_note.startswith("auto: ")
+    assert model.engine_reason.startswith("auto: ")
     if torch.cuda.is_available() and "CUDAExecutionProvider" in ort.get_available_providers():
-        assert " measured on cuda: one sequence of " in model.engine_note
+        assert " measured on cuda: one sequence of " in model.engine_reason
 
 
 @pytest.fixture(scope="module", params=ENGINES)

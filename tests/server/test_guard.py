@@ -260,9 +260,9 @@ def test_a_state_that_the_model_computed_is_never_refused_on_the_way(registry: R
     first = model.run_sequence(x)
     state = model.next_state(first)
     model.run_sequence(x, state=state)
-    before = model.guard.exits
-    model.run(model.step, {"x": x[:, 0], **state}, outside=outside)
-    assert (model.guard.exits, outside) == (before + 1, {"state_1"})
+    before = model.guard.violation_count
+    model.run(model.step, {"x": x[:, 0], **state}, violations=outside)
+    assert (model.guard.violation_count, outside) == (before + 1, {"state_1"})
     with pytest.raises(InputError, match="no input leads this model beyond 0.001"):
         model.run(model.step, {"x": x[:, 0], **state}, from_client=True)
 

@@ -88,7 +88,7 @@ def test_more_time_steps_than_the_limit_are_refused(small: Running) -> None:
 def test_outputs_count_as_numbers_too(animals: ServedModel) -> None:
     # x, lengths, logits, probabilities, and two states in and out.
     states = sum(int(np.prod(state.shape[1:])) for state in animals.states)
-    assert animals.elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
+    assert animals.count_elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
 
 
 def opened_session(server: Running) -> str:

@@ -115,8 +115,8 @@ def test_auto_without_cuda_runs_on_the_cpu_and_says_why(published: Published, ca
     with caplog.at_level(logging.INFO, "stablernn_runtime"):
         model = ServedModel.load(published.registry.get("animals:1"), "auto")
     assert model.placement.device == "cpu"
-    assert model.placement.note.startswith("auto: CPU, because ")
-    assert f"animals:1 runs on cpu. {model.placement.note}" in caplog.messages
+    assert model.placement.reason.startswith("auto: CPU, because ")
+    assert f"animals:1 runs on cpu. {model.placement.reason}" in caplog.messages
 
 
 @pytest.mark.gpu

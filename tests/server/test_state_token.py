@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from stablernn_runtime.state_token import StateTokens, StreamSnapshot, key_of
+from stablernn_runtime.state_token import StateTokens, StreamSnapshot, key_from_text
 from stablernn_runtime.stream_clock import Clock
 from stablernn_server import Settings
 from stablernn_server.errors import BadTokenError, ExpiredTokenError, SettingsError
@@ -130,9 +130,9 @@ def test_the_layout_is_the_documented_one() -> None:
 
 
 def test_keys() -> None:
-    assert key_of("0f" * 32 + "\n", "it") == bytes.fromhex("0f" * 32)
+    assert key_from_text("0f" * 32 + "\n", "it") == bytes.fromhex("0f" * 32)
     assert (
-        key_of("a sentence that is longer than 32 bytes", "it")
+        key_from_text("a sentence that is longer than 32 bytes", "it")
         == hashlib.sha256(b"a sentence that is longer than 32 bytes").digest()
     )
 

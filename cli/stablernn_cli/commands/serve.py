@@ -190,7 +190,7 @@ def _serve_one(settings: Settings, listener: socket.socket, output: Output) -> N
     app = create_app(settings)
     with _explained(settings.host, settings.port):
         listener.listen(1024)
-    served = app.state.context.models.served()
+    served = app.state.context.models.served_refs()
     url = _url(settings, listener)
     server = Server(app, settings, quiet=output.quiet, on_ready=lambda: _announce(output, url, served, [os.getpid()]))
     # uvicorn raises the signal again once every request is answered.
