@@ -173,7 +173,7 @@ def test_an_inference_is_ended_from_another_thread(animals: ServedModel) -> None
     threading.Timer(0.2, stop.set).start()
     started = time.monotonic()
     with pytest.raises(NotReadyError) as caught:
-        animals.run_numpy(np.zeros((1, 40 * LONG, 1), np.float32), stop=stop)
+        animals.run_numpy(np.zeros((1, 40 * LONG, 1), np.float32), cancellation=stop)
     assert str(caught.value) == (
         "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
     )

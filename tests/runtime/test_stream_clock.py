@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablernn_runtime.calendar import advance
+from stablernn_runtime.errors import InputError, ServingError
 from stablernn_runtime.stream_clock import Clock, Moment
-from stablernn_server.errors import InputError, ServerError
 
 FREQUENCIES = ["S", "15min", "h", "D", "W", "B", "2B", "MS", "M", "QE", None]
 
@@ -19,7 +19,7 @@ FREQUENCIES = ["S", "15min", "h", "D", "W", "B", "2B", "MS", "M", "QE", None]
 def outcome(function: Any) -> Any:
     try:
         return function()
-    except ServerError as error:
+    except ServingError as error:
         return type(error), str(error)
 
 
@@ -81,7 +81,7 @@ def test_times_up_to_the_last_year_that_is_counted() -> None:
     assert Clock().advance_regular(right, 1, len(right), "D") == Clock(right[0], len(right) - 1)
     with pytest.raises(InputError, match="years 1678 to 2261"):
         Clock().advance_regular(times, 1, len(times), "D")
-    with pytest.raises(ServerError, match="1 step is missing"):
+    with pytest.raises(ServingError, match="1 step is missing"):
         Clock().advance_regular([*times[:5], *times[6:]], 1, 99, "D")
 
 

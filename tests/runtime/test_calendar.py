@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablernn_runtime.calendar import advance, check_frequency, step_frequency
-from stablernn_server.errors import InputError
+from stablernn_runtime.errors import InputError
 
 
 @pytest.mark.parametrize(
