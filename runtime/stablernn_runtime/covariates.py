@@ -77,6 +77,7 @@ class Covariates:
         Returns:
             Shape ``(..., future)``, the input ``future`` of the graphs.
         """
+        # The manifest may list the two kinds in any order.
         both, names = np.concatenate([future, waves], axis=-1), [*self.future_names, *self.calendar_features]
         ordered: Array = both[..., [names.index(name) for name in self.model.manifest.future or ()]]
         return ordered

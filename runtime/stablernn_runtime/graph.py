@@ -62,6 +62,7 @@ class Graph:
             RUNTIME_ERRORS: If it fails.
         """
         names = [*names, *(name for name in self.guarded if name not in names)]
+        # Before the run: a model that is running is in use.
         self.last_run = time.monotonic()
         options = None if cancellation is None else cancellation.options
         try:
@@ -73,6 +74,7 @@ class Graph:
                     "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
                 ) from error
             raise
+        # Sessions return values only, in the order of the names.
         return dict(zip(names, values, strict=True))
 
 

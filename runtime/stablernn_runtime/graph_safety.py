@@ -311,6 +311,7 @@ def _read(message: memoryview, kind: str, label: str) -> _Fields:
                 raise _WireError("a field is longer than its message")
             value = message[position : position + size]
             position += size
+        # protobuf may pack repeated numbers into one field of bytes.
         is_packed = wire == _BYTES and number in repeated
         if number in table and wire != table[number] and not is_packed:
             raise _WireError(f"field {number} of a {kind} has the wire type {wire}")

@@ -46,7 +46,7 @@ class AbortedError(IsolationError):
     """Work that an :class:`Abort` ended, or did not let begin."""
 
     def __init__(self) -> None:
-        super().__init__("whoever asked for it is shutting down")
+        super().__init__("the process that asked for it is shutting down")
 
 
 class Abort:

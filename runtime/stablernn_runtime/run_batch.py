@@ -74,10 +74,10 @@ def run_items(
         NotReadyError: If the run was ended.
         RUNTIME_ERRORS: If it fails.
     """
-    rows = sum(item.rows for item in items)
-    time = max(item.time for item in items)
+    rows = sum(batch_item.rows for batch_item in items)
+    time = max(batch_item.time for batch_item in items)
     feeds = {name: _stack(name, spec, items, rows, time) for name, spec in graph.inputs.items()}
-    names = dict.fromkeys(name for item in items for name in item.names)
+    names = dict.fromkeys(name for batch_item in items for name in batch_item.names)
     values = graph.run(feeds, list(names), cancellation)
     violations = graph.guard.find_violations(
         {graph.guarded[name]: value for name, value in values.items() if name in graph.guarded}, graph.ref
@@ -86,18 +86,18 @@ def run_items(
     broken = {name: ~finite for name, value in values.items() if (finite := _finite_rows(value)) is not None}
     results: list[BatchResult | InputError] = []
     offset = 0
-    for item in items:
-        span = slice(offset, offset + item.rows)
-        offset += item.rows
+    for batch_item in items:
+        span = slice(offset, offset + batch_item.rows)
+        offset += batch_item.rows
         # A class or a forecast made of NaN would look like any other.
         if bad := next((name for name, is_broken in broken.items() if is_broken[span].any()), None):
             results.append(_not_finite(graph, bad, int(np.argmax(broken[bad][span]))))
             continue
         outputs = {}
-        for name in item.names:
+        for name in batch_item.names:
             value = values[name][span]
             # The padding of shorter items is cut off.
-            outputs[name] = value[:, : item.time] if "time" in graph.outputs[name].shape else value
+            outputs[name] = value[:, : batch_item.time] if "time" in graph.outputs[name].shape else value
         results.append(
             BatchResult(outputs, violations={state for state, left in violations.items() if left[span].any()})
         )
@@ -124,7 +124,7 @@ def run_steps(
     # The longest first, so that the streams with a step left are always the first rows.
     order = sorted(range(len(items)), key=lambda index: -items[index].time)
     sorted_items = [items[index] for index in order]
-    rows, steps = sum(item.rows for item in items), sorted_items[0].time
+    rows, steps = sum(batch_item.rows for batch_item in items), sorted_items[0].time
     states = {
         state.input: _stack(state.input, graph.inputs[state.input], sorted_items, rows, steps) for state in graph.states
     }
@@ -133,19 +133,21 @@ def run_steps(
         for name, spec in graph.inputs.items()
         if name not in states
     ]
-    names = list(dict.fromkeys(name for item in sorted_items for name in item.names))
+    names = list(dict.fromkeys(name for batch_item in sorted_items for name in batch_item.names))
     fetched = [*names, *(name for name in graph.state_outputs if name not in names)]
     # By step, the wanted outputs of the rows that have it. Of a long stream whose last step alone is wanted, the others
     # would only fill the memory.
     history: dict[int, dict[str, Array]] = {}
     wanted_steps = (
-        range(steps) if any(item.every for item in sorted_items) else {item.time - 1 for item in sorted_items}
+        range(steps)
+        if any(batch_item.every for batch_item in sorted_items)
+        else {batch_item.time - 1 for batch_item in sorted_items}
     )
     violations: dict[str, Array] = {}
     # By row, the first output of its that was not finite.
     broken: dict[int, str] = {}
     for step in range(steps):
-        active = rows if step == 0 else sum(item.rows for item in sorted_items if item.time > step)
+        active = rows if step == 0 else sum(batch_item.rows for batch_item in sorted_items if batch_item.time > step)
         feeds = {name: value[:active, step] for name, value in inputs}
         feeds |= {name: value[:active] for name, value in states.items()}
         # A slice over steps is not contiguous, as the runtime needs its inputs to be.
@@ -169,27 +171,27 @@ def run_steps(
             history[step] = {name: values[name] for name in names}
     results: list[BatchResult | InputError] = [BatchResult({})] * len(items)
     offset = 0
-    for index, item in zip(order, sorted_items, strict=True):
-        span = slice(offset, offset + item.rows)
-        offset += item.rows
+    for index, batch_item in zip(order, sorted_items, strict=True):
+        span = slice(offset, offset + batch_item.rows)
+        offset += batch_item.rows
         bad = next((row for row in sorted(broken) if span.start <= row < span.stop), None)
         if bad is not None:
             results[index] = _not_finite(graph, broken[bad], bad - span.start)
             continue
         results[index] = BatchResult(
-            _collect_outputs(history, item, span),
+            _collect_outputs(history, batch_item, span),
             {name: value[span] for name, value in states.items()},
             {name for name, left in violations.items() if left[span].any()},
         )
     return results
 
 
-def _collect_outputs(history: dict[int, dict[str, Array]], item: BatchItem, span: slice) -> dict[str, Array]:
+def _collect_outputs(history: dict[int, dict[str, Array]], batch_item: BatchItem, span: slice) -> dict[str, Array]:
     """Return the outputs of an item's rows, ``(rows, steps, ...)`` or ``(rows, 1, ...)``."""
-    steps = range(item.time) if item.every else range(item.time - 1, item.time)
+    steps = range(batch_item.time) if batch_item.every else range(batch_item.time - 1, batch_item.time)
     if len(steps) == 1:
-        return {name: history[steps[0]][name][span][:, None] for name in item.names}
-    return {name: np.stack([history[step][name][span] for step in steps], axis=1) for name in item.names}
+        return {name: history[steps[0]][name][span][:, None] for name in batch_item.names}
+    return {name: np.stack([history[step][name][span] for step in steps], axis=1) for name in batch_item.names}
 
 
 def _not_finite(graph: Graph, name: str, row: int) -> InputError:
@@ -214,10 +216,10 @@ def _finite_rows(value: Array) -> Array | None:
 
 def _stack(name: str, spec: TensorSignature, items: Sequence[BatchItem], rows: int, time: int) -> Array:
     """Return the input ``name`` of all items, padded to ``time`` steps, with defaults where it was left out."""
-    feeds = [item.feeds.get(name) for item in items]
+    feeds = [batch_item.feeds.get(name) for batch_item in items]
     values = [value for value in feeds if value is not None]
     is_timed = "time" in spec.shape
-    if len(values) == len(items) and not (is_timed and any(item.time != time for item in items)):
+    if len(values) == len(items) and not (is_timed and any(batch_item.time != time for batch_item in items)):
         # Nothing to pad; one item alone is not copied.
         return values[0] if len(items) == 1 else np.concatenate(values)
     if name == "lengths":
@@ -230,30 +232,30 @@ def _stack(name: str, spec: TensorSignature, items: Sequence[BatchItem], rows: i
         if not values:
             return stacked
     offset = 0
-    for item, feed in zip(items, feeds, strict=True):
-        span = slice(offset, offset + item.rows)
-        offset += item.rows
+    for batch_item, feed in zip(items, feeds, strict=True):
+        span = slice(offset, offset + batch_item.rows)
+        offset += batch_item.rows
         if feed is not None:
             if is_timed:
-                stacked[span, : item.time] = feed
+                stacked[span, : batch_item.time] = feed
             else:
                 stacked[span] = feed
         elif name == "lengths":
             # Its padding does not count.
-            stacked[span] = item.time
+            stacked[span] = batch_item.time
     return stacked
 
 
 def _stack_steps(name: str, spec: TensorSignature, items: Sequence[BatchItem], rows: int, steps: int) -> Array:
     """Return the input ``name`` of all items as :func:`_stack`, with an axis over the steps after that over streams."""
-    feeds = [item.feeds.get(name) for item in items]
+    feeds = [batch_item.feeds.get(name) for batch_item in items]
     if len(items) == 1 and feeds[0] is not None:
         return feeds[0]
     shape = (rows, steps, *(size for size in spec.shape[1:] if isinstance(size, int)))
     stacked = np.full(shape, 1 if name == "dt" else np.nan if name in COVARIATES else 0, np.dtype(spec.dtype))
     offset = 0
-    for item, feed in zip(items, feeds, strict=True):
+    for batch_item, feed in zip(items, feeds, strict=True):
         if feed is not None:
-            stacked[offset : offset + item.rows, : item.time] = feed
-        offset += item.rows
+            stacked[offset : offset + batch_item.rows, : batch_item.time] = feed
+        offset += batch_item.rows
     return stacked

@@ -63,6 +63,7 @@ def check_model(model: TestableModel) -> None:
 def _warm_up(model: TestableModel) -> None:
     """Run each graph once on zeros, and check the shapes of the outputs."""
     manifest = model.manifest
+    # (batch, time, features), or (batch, time) of tokens.
     x: Array = np.zeros((1, 2, len(manifest.features)), np.float32)
     if model.input_name == "tokens":
         x = np.zeros((1, 2), np.int64)

@@ -86,6 +86,7 @@ class ServedModel:
         self.max_dt: float | None = signature.max_dt
         self.input_name: str = find_main_input(signature.sequence)
         self.rollout: Rollout | None = self._read_rollout(version) if self.manifest.head == "recursive" else None
+        # Before the graphs are opened, which takes much longer.
         try:
             check_signature(signature.sequence, signature.step, self.states, self.manifest, self.input_name)
         except ValueError as error:
@@ -289,13 +290,7 @@ class ServedModel:
         *,
         from_client: bool = False,
     ) -> BatchItem:
-        """Check the inputs of one request, for :func:`~stablernn_runtime.run_batch.run_items`.
-
-        Args:
-            graph: As in :meth:`run`.
-            inputs: Likewise.
-            outputs: Likewise.
-            from_client: Likewise.
+        """Check the inputs of a request for :func:`~stablernn_runtime.run_batch.run_items`; arguments as in :meth:`run`.
 
         Raises:
             InputError: If a name, a shape or a value does not fit, or a state from a client lies outside its ball.
@@ -361,13 +356,10 @@ class ServedModel:
         return names
 
     def estimate_step_ns(self, rows: int) -> float:
-        """Estimate how many nanoseconds a step of ``rows`` streams takes, from steps of as many, or of fewer.
-
-        Returns:
-            0 where no step of as many or fewer was recorded.
-        """
+        """Estimate the nanoseconds of a step of ``rows`` streams, from steps of as many or fewer; 0 without any."""
         for size in range(rows.bit_length(), 0, -1):
             if size in self._step_ns:
+                # Twice the streams are taken to need twice the time.
                 return self._step_ns[size] * float(2 ** (rows.bit_length() - size))
         return 0.0
 

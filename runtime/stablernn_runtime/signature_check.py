@@ -90,6 +90,7 @@ def _check_graph(
     dtype = next(tensor.dtype for tensor in graph.inputs if tensor.name == main)
     if dtype != ("float32" if main == "x" else "int64"):
         raise ValueError(f"its signature gives the input '{main}' of {kind} the type {dtype}.")
+    # The model was trained on these values, and requests send them.
     for name in COVARIATES:
         if name in optional and name not in shapes:
             raise ValueError(f"its manifest has {name} values, the {kind} in its signature has no input for them.")

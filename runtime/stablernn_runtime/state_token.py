@@ -132,6 +132,7 @@ class StateTokens:
         # Before anything in it is read. compare_digest takes the same time wherever the two differ.
         if len(content) < 32 or not hmac.compare_digest(self._sign(signed), signature):
             raise BadTokenError(_BAD_SIGNATURE)
+        # The version of the layout is the last of these bytes.
         if not signed.startswith(_MAGIC):
             raise BadTokenError("The state token has a layout that this server does not know; update the older server.")
         reader = _Reader(signed, len(_MAGIC))
@@ -147,6 +148,7 @@ class StateTokens:
             name = reader.text("<B")
             code, rank = reader.numbers("<BB")
             states[name] = reader.array(_DTYPES[code], reader.numbers(f"<{rank}I"))
+        # In whole seconds, as tokens state it.
         if expires < time.time():
             raise ExpiredTokenError(
                 f"The state token expired {int(time.time()) - expires} s ago; tokens last {self.ttl_seconds:g} s here "

@@ -48,6 +48,7 @@ class StreamFormat:
         """
         inputs = {tensor.name: tensor for tensor in step.inputs}
         tensor = inputs["x"] if "x" in inputs else inputs["tokens"]
+        # Without the axis over the batch.
         graph_shape = tuple(int(size) for size in tensor.shape[1:])
         observed = len(observed_features(manifest))
         next_states = {state.output for state in states}

@@ -75,6 +75,7 @@ def close() -> None:
 
 def _key(version: Version, threads: int) -> str:
     """Return a text of all that opening depends on: the threads, and the manifest, which has a hash of each graph."""
+    # Copies of a version under other names and numbers are opened alike.
     fields = version.manifest.model_dump(mode="json", exclude={"name", "version", "created", "lineage", "metrics"})
     return f"{threads} {hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}"
 

@@ -74,6 +74,7 @@ def convert_tensor(name: str, value: Array, spec: TensorSignature, shape: tuple[
         raise InputError(f"{name} must have the shape {symbols} = {shape} to fit {main}, got {value.shape}.")
     value = convert_dtype(name, value, np.dtype(spec.dtype))
     if name in COVARIATES:
+        # NaN is a value that is not known.
         if np.isinf(value).any():
             raise InputError(
                 f"{name} holds an infinite value; values must be finite within float32, or NaN if not known."

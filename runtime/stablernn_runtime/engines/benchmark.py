@@ -63,6 +63,7 @@ def measure(
     Raises:
         RUNTIME_ERRORS: If a run fails.
     """
+    # The waits of a single request, of a full batch and of a stream.
     return Timing(steps, _median_ms(*sequence, 1, steps), _median_ms(*sequence, BATCH, steps), _median_ms(*step, 1, 1))
 
 

@@ -11,6 +11,7 @@ from stablernn_runtime.engines.session import Placement, Session
 from stablernn_runtime.errors import ModelLoadError
 
 ONNX = "onnx"
+# The types that a signature can state.
 ONNX_TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
 
 
@@ -69,5 +70,6 @@ def read_file(version: Version, file: str, refusal: str) -> bytes:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an exception's message, as a sentence."""
+    # Some exceptions have no message.
     lines = str(error).splitlines()
     return (lines[0].rstrip(".") if lines else type(error).__name__) + "."

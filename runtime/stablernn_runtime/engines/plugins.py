@@ -138,6 +138,7 @@ def open_named(version: Version, signature: Signature, device: Device, name: str
                     f"'{version.ref}' {refusal}: its {kind} has the {side} {tensors} there, but the manifest's "
                     f"signature states {expected}."
                 )
+    # The files are gone by now; an engine has read what it needs.
     engine.set_threads(threads)
     return LoadedGraphs(
         name,
@@ -167,6 +168,7 @@ def _load_factory(name: str) -> Any:
     except ImportError as error:
         raise _missing_package(name, error) from error
     except AttributeError as error:
+        # The module is there, but not the name in it.
         raise ModelLoadError(
             f"The engine '{name}' cannot be loaded: its entry point '{entry_point.value}' names nothing. Install its "
             "package again."
@@ -215,6 +217,7 @@ def _unpacked(version: Version, refusal: str) -> Iterator[Path]:
                     (folder / file).write_bytes(read_file(version, file, refusal))
             yield folder
     except OSError as error:
+        # Such as a full disk. The body of the block handles its own errors.
         raise ModelLoadError(
             f"'{version.ref}' {refusal}: its files cannot be laid out in {tempfile.gettempdir()} "
             f"({error.strerror or error})."

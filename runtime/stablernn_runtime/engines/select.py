@@ -88,6 +88,7 @@ def open_faster(version: Version, signature: Signature, device: Device, threads:
 
 def _open_auto(version: Version, signature: Signature, device: Device, threads: int) -> LoadedGraphs:
     """Open a version with ONNX Runtime or torch, on a machine with a GPU."""
+    # find_spec does not import torch, which takes seconds.
     if not (TORCH in entry_points() and importlib.util.find_spec(TORCH)):
         graphs = open_onnx(version, signature, device, threads)
         return replace(graphs, reason=f"auto: {ONNX_RUNTIME}, because torch is not installed here")

@@ -95,7 +95,7 @@ class CancellationToken:
 
     @property
     def is_set(self) -> bool:
-        """Whether :meth:`set` was called."""
+        """True once :meth:`set` was called."""
         return bool(self.options.terminate)
 
 

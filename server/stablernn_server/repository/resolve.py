@@ -63,6 +63,7 @@ def resolve_version(
             )
         number = target
     if number is None:
+        # The first alias of the name that is followed, else the highest version.
         number = next((target for ref, target in targets.items() if ref.name == name), max(candidates))
     if number not in candidates:
         raise UnknownModelError(

@@ -104,6 +104,7 @@ class VersionLoader:
         """
         if (error := refusals.get(version.digest)) is not None:
             raise error
+        # On a thread, since it hashes the whole manifest.
         if not await asyncio.to_thread(self._is_tried, version):
             raise _UntriedError(version)
         return await asyncio.to_thread(self._open_tried, version)
