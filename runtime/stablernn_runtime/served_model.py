@@ -290,7 +290,7 @@ class ServedModel:
         *,
         from_client: bool = False,
     ) -> BatchItem:
-        """Check the inputs of a request for :func:`~stablernn_runtime.run_batch.run_items`; arguments as in :meth:`run`.
+        """Check the inputs of a request for :func:`~stablernn_runtime.run_batch.run_items`; arguments: see :meth:`run`.
 
         Raises:
             InputError: If a name, a shape or a value does not fit, or a state from a client lies outside its ball.

@@ -27,7 +27,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Guard:
-    exits = 0
+    violation_count = 0
 
 
 class Model:
@@ -230,7 +230,7 @@ from stablernn_server.observability.telemetry import Telemetry
 class Model:
     name, version = "digits", 3
     class guard:
-        exits = 0
+        violation_count = 0
 
 folder, number = sys.argv[1], int(sys.argv[2])
 telemetry = Telemetry(Settings(metrics_dir=folder))
