@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
+import pytest
 import torch
 
 import stablernn as srn
 from exports import exported
-from server_helpers import Published
+from packages import PACKAGES
+from published_models import Published
 from stablernn.export.parity import _inputs, _known
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
+from stablernn_runtime.engines.session import cuda_devices
 
 Arrays = dict[str, np.ndarray]
+
+_GPUS = cuda_devices()
+NEEDS_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not _GPUS, reason="needs an NVIDIA GPU: " + ("no driver" if _GPUS is None else "the driver sees none")
+    ),
+]
+
+CUDA_ENGINES = [
+    pytest.param(
+        "onnx",
+        marks=pytest.mark.skipif(
+            "CUDAExecutionProvider" not in ort.get_available_providers(), reason="ONNX Runtime is built without CUDA"
+        ),
+    ),
+    pytest.param("torch", marks=pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA")),
+]
+
+
+def environment(*folders: Path, **values: str) -> dict[str, str]:
+    """Return the environment of a process that imports our packages from this checkout, after ``folders``."""
+    paths = (*folders, *sorted({package.parent for package in PACKAGES.values()}))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **values}
+
 
 KINDS: dict[str, Callable[[], SequenceModel]] = {
     "classes": lambda: srn.Classifier("antisymmetric", 2, 3, 12, num_layers=2, readout="mean", mask_channel=True),

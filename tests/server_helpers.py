@@ -6,30 +6,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from fastapi import FastAPI
 
-from stablernn.nn.models import SequenceModel
-from stablernn_registry import Registry
+from published_models import Published as Published
+from published_models import torch_answer as torch_answer
 from stablernn_server.process.server import Server
 
 DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "int32": "INT32"}
-
-
-@dataclass(frozen=True)
-class Published:
-    """What the tests serve, and the torch models to compare with, by reference."""
-
-    root: Path
-    torch_models: dict[str, SequenceModel]
-
-    @property
-    def registry(self) -> Registry:
-        return Registry(self.root)
 
 
 @dataclass(frozen=True)
@@ -53,13 +39,6 @@ def serve(app: FastAPI) -> Iterator[Running]:
         yield Running(app, listener.getsockname()[1])
         server.should_exit = True
         thread.join(20)
-
-
-def torch_answer(model: SequenceModel, x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """What the torch model itself says."""
-    with torch.no_grad():
-        outputs, _ = model.run(torch.from_numpy(x), None if lengths is None else torch.from_numpy(lengths))
-    return {name: value.numpy() for name, value in outputs.items()}
 
 
 def json_tensor(name: str, value: np.ndarray) -> dict[str, Any]:

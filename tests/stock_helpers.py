@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,9 @@ import onnx
 from onnx import numpy_helper
 from prometheus_client.parser import text_string_to_metric_families
 
-from server_helpers import Published, Running, json_tensor, serve
-from stablernn_registry import Registry, Version
+from published_models import Published, copy_registry, copy_version
+from server_helpers import Running, json_tensor, serve
+from stablernn_registry import Version
 from stablernn_server import Settings, create_app
 
 STATE_KEY = "a key of state tokens for the servers of these tests"
@@ -28,23 +28,12 @@ class Stock:
     """A registry of its own with versions 1 and 2 of ``animals``, the first in production, and ``flow``."""
 
     def __init__(self, root: Path, published: Published) -> None:
-        self.registry = Registry(root)
+        self.registry = copy_registry(root, published)
         self.published = published
-        for ref in ("animals:1", "animals:2", "flow:1"):
-            self.copy(published.registry.get(ref))
-        self.registry.set_alias("animals", "production", 1)
 
     def copy(self, version: Version, signature: dict[str, Any] | None = None, **files: bytes) -> Version:
         """Publish a copy of ``version`` with another signature, or with some files of another content."""
-        names = {name: version.read(name) for name in version.manifest.files}
-        names |= {name.replace("_onnx", ".onnx"): content for name, content in files.items()}
-        folder = self.registry.root.parent / f"files-{time.monotonic_ns()}"
-        folder.mkdir()
-        for name, content in names.items():
-            (folder / name).write_bytes(content)
-        fields = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
-        fields |= {} if signature is None else {"signature": signature}
-        return self.registry.publish(version.name, {name: folder / name for name in names}, fields)
+        return copy_version(self.registry, version, signature, **files)
 
     def broken(self, kind: str) -> int:
         """Publish a version of ``animals`` that cannot be served; its number."""

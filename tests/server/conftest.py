@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from served_models import _certificates_read_once, animals, flow, published, server
+from served_models import _certificates_read_once, server
 from server_helpers import Running
 
-__all__ = ["_certificates_read_once", "animals", "client", "flow", "published", "server"]
+__all__ = ["_certificates_read_once", "client", "server"]
 
 
 @pytest.fixture(scope="session")

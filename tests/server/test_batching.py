@@ -107,7 +107,7 @@ def test_rows_of_one_request_are_what_each_is_alone(kind: Kind) -> None:
     model = kind.model
     inputs = kind.inputs(seed=7, rows=9, steps=19)
     if model.rollout is not None:
-        shape = (9, model.rollout.horizon, len(model.rollout.known))
+        shape = (9, model.rollout.horizon, len(model.rollout.future_indices))
         inputs["future"] = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     x, lengths = inputs.pop(model.input_name), inputs.pop("lengths")
     together = model.run_numpy(x, lengths, **inputs)
@@ -154,7 +154,7 @@ def test_steps(kind: Kind, step_ns: float, monkeypatch: pytest.MonkeyPatch) -> N
         run_steps(model.step, [model.prepare_steps(inputs, states, every=every)], None)[0]
         for inputs, states, every in requests
     ]
-    monkeypatch.setattr(model, "step_ns", lambda rows: step_ns)
+    monkeypatch.setattr(model, "estimate_step_ns", lambda rows: step_ns)
 
     async def together() -> dict[int, int]:
         async with scheduling() as desk:

@@ -23,7 +23,7 @@ from stablernn.data.time.frequency import parse_frequency
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-from stablernn_runtime.calendar import spacing, times
+from stablernn_runtime.calendar import step_frequency, step_times
 from stablernn_server import InputError, ModelLoadError, Settings, create_app
 
 QUANTILES = [0.1, 0.5, 0.9]
@@ -433,9 +433,9 @@ def test_times_are_those_that_training_reads(start: datetime, frequency: str, fi
         start -= timedelta(days=max(0, start.weekday() - 4))
     stamps = parse_frequency(frequency).at(np.datetime64(start, "ns"), np.arange(first, first + count))
     expected = stamps.astype("datetime64[ns]").astype(np.int64) * 1e-9
-    word = spacing(None, frequency)
+    word = step_frequency(None, frequency)
     assert word is not None
-    assert np.array_equal(times(start.isoformat(), first, count, word), expected)
+    assert np.array_equal(step_times(start.isoformat(), first, count, word), expected)
 
 
 def test_the_time_between_values_is_told_by_dt(client: httpx.Client, published: Published) -> None:

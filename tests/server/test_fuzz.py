@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from server_helpers import Published
 from stablernn_runtime import ServedModel
-from stablernn_runtime.run_batch import run_parts
+from stablernn_runtime.run_batch import run_items
 from stablernn_server import InputError, ServerError, Settings
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.codecs.open_inference import encode_response, raw_request
@@ -148,7 +148,7 @@ def test_infer(animals: ServedModel, body: dict[str, Any], header: str | None) -
         if x is not None and x.ndim == 3:
             check_size(animals, x.shape[0], x.shape[1], LIMITS)
         part = animals.prepare(animals.sequence, request.inputs, names, from_client=True)
-        (share,) = run_parts(animals.sequence, [part], None)
+        (share,) = run_items(animals.sequence, [part], None)
         if isinstance(share, InputError):
             raise share
         content, json_length = encode_response({"model_name": "animals"}, request, share.outputs, LABELS)
@@ -219,10 +219,10 @@ def test_timeseries(table: ModelRepository, schema: Any, prepare: Any, body: Any
         model = asyncio.run(table.find_open(request.model))
         prepared = prepare(model, request, LIMITS)
         part = model.prepare(model.sequence, prepared.inputs, prepared.outputs)
-        (share,) = run_parts(model.sequence, [part], None)
+        (share,) = run_items(model.sequence, [part], None)
         if isinstance(share, InputError):
             raise share
-        content = json_body(prepared.finish(share.outputs, share.outside))
+        content = json_body(prepared.finish(share.outputs, share.violations))
     except ServerError as error:
         if not is_refused_well(error):
             raise

@@ -88,7 +88,7 @@ def test_more_time_steps_than_the_limit_are_refused(small: Running) -> None:
 def test_outputs_count_as_numbers_too(animals: ServedModel) -> None:
     # x, lengths, logits, probabilities, and two states in and out.
     states = sum(int(np.prod(state.shape[1:])) for state in animals.states)
-    assert animals.elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
+    assert animals.count_elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
 
 
 def opened_session(server: Running) -> str:
@@ -173,7 +173,7 @@ def test_an_inference_is_ended_from_another_thread(animals: ServedModel) -> None
     threading.Timer(0.2, stop.set).start()
     started = time.monotonic()
     with pytest.raises(NotReadyError) as caught:
-        animals.run_numpy(np.zeros((1, 40 * LONG, 1), np.float32), stop=stop)
+        animals.run_numpy(np.zeros((1, 40 * LONG, 1), np.float32), cancellation=stop)
     assert str(caught.value) == (
         "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
     )

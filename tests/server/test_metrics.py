@@ -27,7 +27,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Guard:
-    exits = 0
+    violation_count = 0
 
 
 class Model:
@@ -135,7 +135,7 @@ def test_the_norm_ratio_is_the_largest_of_the_last_runs() -> None:
 def test_exits_count_across_a_reload_of_the_same_version() -> None:
     telemetry, old, new = Telemetry(Settings()), Model(), Model()
     for model, exits in ((old, 2), (new, 1), (old, 3), (new, 1)):
-        model.guard.exits = exits
+        model.guard.violation_count = exits
         telemetry.executed(model, "step", 1, 1, 1, 0, 1)
     assert value(rendered(telemetry), "state_exits_total", model="digits", version="3") == 4
 
@@ -230,7 +230,7 @@ from stablernn_server.observability.telemetry import Telemetry
 class Model:
     name, version = "digits", 3
     class guard:
-        exits = 0
+        violation_count = 0
 
 folder, number = sys.argv[1], int(sys.argv[2])
 telemetry = Telemetry(Settings(metrics_dir=folder))

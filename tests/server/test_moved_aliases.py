@@ -247,7 +247,7 @@ def test_a_version_that_was_opened_for_tokens_closes_when_they_have_expired(stoc
                 assert wire.say(state_token=token)["step"] == BREAK
             model = weakref.ref(models._by_digest[stock.registry.get("animals:1").digest])
             if transport == "websocket":
-                until(lambda: not models._for_tokens)
+                until(lambda: not models._token_models)
                 # Its stream still holds it, and goes on.
                 assert wire.say(values=[1])["step"] == BREAK + 1
         until(lambda: model() is None)

@@ -234,7 +234,7 @@ def test_a_step_that_waited_too_long_leaves_its_session_where_it_was(
 ) -> None:
     async def ask() -> None:
         async with house(published, request_timeout_seconds=0.05) as here:
-            monkeypatch.setattr(here.animals, "step_ns", lambda rows: 1e12)
+            monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 1e12)
             session = (await here.post("/v1/sessions", {"model": "animals"})).json()["session_id"]
             path = f"/v1/sessions/{session}/step"
             async with here.desk.occupied(here.flow):
@@ -242,7 +242,7 @@ def test_a_step_that_waited_too_long_leaves_its_session_where_it_was(
                 assert (late.status_code, late.json()) == (504, LATE)
             assert (await here.client.get(f"/v1/sessions/{session}")).json()["step"] == 0
             assert here.desk.executions(here.animals) == 0
-            monkeypatch.setattr(here.animals, "step_ns", lambda rows: 0.0)
+            monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 0.0)
             assert (await here.post(path, {"values": [1.0], "sequence": 1})).json()["step"] == 1
 
     asyncio.run(ask())

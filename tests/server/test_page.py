@@ -20,7 +20,7 @@ from server_helpers import Published, Running, serve
 from stablernn import Forecaster
 from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn_registry import Registry
-from stablernn_runtime.calendar import advance, spacing
+from stablernn_runtime.calendar import advance, step_frequency
 from stablernn_server import Settings, create_app
 from stablernn_server.routes import page as page_routes
 
@@ -708,7 +708,7 @@ def test_the_page_counts_steps_as_the_server_does(server: Running, visit: Callab
         **dict.fromkeys(("QE", "YE"), "2023-12-31"),
     }
     cases = [[start, steps, frequency] for frequency, start in starts.items() for steps in (1, 2, 5, 13, 100)]
-    wanted = [[advance(start, steps, str(spacing(None, frequency))), steps] for start, steps, frequency in cases]
+    wanted = [[advance(start, steps, str(step_frequency(None, frequency))), steps] for start, steps, frequency in cases]
     assert page.evaluate(script, cases) == wanted
 
 

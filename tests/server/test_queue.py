@@ -80,7 +80,7 @@ def test_lengths_and_models_that_do_not_go_together_run_apart(animals: ServedMod
 
 def test_a_padded_batch_stays_within_the_limit_of_numbers(animals: ServedModel) -> None:
     async def together() -> None:
-        async with scheduling(inferences=1, max_elements=animals.elements(3, 15)) as desk:
+        async with scheduling(inferences=1, max_elements=animals.count_elements(3, 15)) as desk:
             # Three of 15 steps fit; the others are padded to 15 as well.
             await all_of([run(desk, animals, series(1, steps)) for steps in (8, 15, 8, 8, 8, 8)])
             assert desk.sizes(animals) == {3: 2}
@@ -334,7 +334,7 @@ def test_the_last_cpu_is_the_event_loops_while_a_short_run_is_under_way(
 def test_cheap_steps_are_answered_while_every_runner_is_busy(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(animals, "step_ns", lambda rows: 0.0)
+    monkeypatch.setattr(animals, "estimate_step_ns", lambda rows: 0.0)
     x = series(1, 5)
 
     async def together() -> None:

@@ -193,7 +193,7 @@ def _serve_one(settings: Settings, listener: socket.socket, output: Output) -> N
     # Models are loaded; a port that another process listens on is noticed here at the latest.
     with _port_errors(settings.host, settings.port):
         listener.listen(1024)
-    served = app.state.context.models.served()
+    served = app.state.context.models.served_refs()
     url = _url(settings, listener)
     server = Server(app, settings, quiet=output.quiet, on_ready=lambda: _announce(output, url, served, [os.getpid()]))
     # uvicorn raises the signal again after the last request is answered.

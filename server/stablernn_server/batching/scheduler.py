@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stablernn_runtime.cpus import available_cpus
 from stablernn_runtime.engines.session import CancellationToken
-from stablernn_runtime.run_batch import BatchItem, BatchResult, run_parts, run_steps
+from stablernn_runtime.run_batch import BatchItem, BatchResult, run_items, run_steps
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.batching.loop_watchdog import LIMIT_SECONDS, LoopWatch
 from stablernn_server.batching.worker_threads import WorkerThreads
@@ -607,7 +607,7 @@ class Scheduler:
                 break
         rows = max(first.part.rows, min(rows, most))
         if first.kind == "step":
-            return first.model.step_ns(rows) * longest
+            return first.model.estimate_step_ns(rows) * longest
         return self._sequence_ns.get((first.model.ref, rows.bit_length()), math.inf) * longest
 
     def _take(self, queue: _Queue, stop: CancellationToken | None) -> _Batch:
@@ -673,7 +673,7 @@ class Scheduler:
                 job.future.set_exception(share)
             else:
                 job.future.set_result(
-                    InferenceResult(share.outputs, share.states, share.outside, waited, compute, batch.rows)
+                    InferenceResult(share.outputs, share.states, share.violations, waited, compute, batch.rows)
                 )
         steps = sum(job.part.rows * job.part.time for job in batch.jobs)
         self._telemetry.executed(first.model, first.kind, len(batch.jobs), batch.rows, steps, queued, compute)
@@ -689,7 +689,7 @@ class Scheduler:
         usual = first.key[:3]
         self._usual_seconds[usual] = 0.8 * self._usual_seconds.get(usual, compute / 1e9) + 0.2 * compute / 1e9
         if first.kind == "step":
-            first.model.step_took(rows, compute / longest)
+            first.model.record_step_ns(rows, compute / longest)
         elif first.kind == "sequence":
             size, took = (first.model.ref, rows.bit_length()), compute / longest
             self._sequence_ns[size] = 0.8 * self._sequence_ns.get(size, took) + 0.2 * took
@@ -704,7 +704,7 @@ def _execute(batch: _Batch) -> None:
         if len(batch.jobs) == 1 or isinstance(error, NotReadyError):
             batch.shares = [_translated(error)] * len(batch.jobs)
         else:
-            described, count = batch.jobs[0].model.described, len(batch.jobs)
+            described, count = batch.jobs[0].model.label, len(batch.jobs)
             logger.warning(
                 "a batch of %d requests for %s failed, they are run one by one", count, described, exc_info=error
             )
@@ -720,7 +720,7 @@ def _execute(batch: _Batch) -> None:
 
 def _numbers(job: _Job, rows: int, time_: int) -> int:
     """Numbers in and out of a run of this kind."""
-    return rows * time_ * job.model.step_numbers if job.kind == "step" else job.model.elements(rows, time_)
+    return rows * time_ * job.model.step_elements if job.kind == "step" else job.model.count_elements(rows, time_)
 
 
 def _run(jobs: Sequence[_Job], stop: CancellationToken | None) -> Sequence[BatchResult | Exception]:
@@ -730,7 +730,7 @@ def _run(jobs: Sequence[_Job], stop: CancellationToken | None) -> Sequence[Batch
     parts = [job.part for job in jobs]
     if first.kind == "step":
         return run_steps(first.model.step, parts, stop)
-    return run_parts(first.model.sequence, parts, stop)
+    return run_items(first.model.sequence, parts, stop)
 
 
 def _translated(error: Exception) -> Exception:

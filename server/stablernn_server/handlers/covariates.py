@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry.errors import did_you_mean
-from stablernn_runtime.calendar import spacing, times
+from stablernn_runtime.calendar import step_frequency, step_times
 from stablernn_runtime.covariates import Covariates
 from stablernn_server.codecs.json_arrays import to_array
 from stablernn_server.errors import InputError, cut
@@ -51,9 +51,9 @@ def complete(
     future = np.stack(ahead)
     if covariates.static_names:
         further["static"] = static
-    if covariates.made:
+    if covariates.calendar_features:
         x, waves = _with_calendar(covariates, x, lengths, inputs, observed)
-        future = covariates.with_waves(future, waves)
+        future = covariates.with_calendar(future, waves)
     if manifest.future:
         further["future"] = future
     return x, further
@@ -67,7 +67,7 @@ def _with_calendar(
     steps, features = manifest.horizon or 0, manifest.features
     whole = np.zeros((*x.shape[:2], len(features)), np.float32)
     whole[:, :, [features.index(name) for name in covariates.observed]] = x
-    places = [features.index(name) for name in covariates.made]
+    places = [features.index(name) for name in covariates.calendar_features]
     ahead = np.zeros((len(x), steps, len(places)), np.float32)
     for place, (item, length, total) in enumerate(zip(inputs, lengths.tolist(), observed, strict=True)):
         if item.start_timestamp is None:
@@ -76,8 +76,8 @@ def _with_calendar(
                 f"inputs.{place}.start_timestamp is missing: the model '{covariates.model.name}' is told where in the "
                 f"{periods} each step lies. Give the time of the first value."
             )
-        frequency = spacing(item.frequency, manifest.frequency) or ""
-        waves = covariates.waves(times(item.start_timestamp, total - length, length + steps, frequency))
+        frequency = step_frequency(item.frequency, manifest.frequency) or ""
+        waves = covariates.calendar_waves(step_times(item.start_timestamp, total - length, length + steps, frequency))
         whole[place, :length, places] = waves[:length].T
         ahead[place] = waves[length:]
     return whole, ahead
@@ -131,7 +131,7 @@ def _checked_names(
     for name in given or {}:
         if name in names:
             continue
-        if name in covariates.made:
+        if name in covariates.calendar_features:
             raise InputError(f"{what}.{name} follows from {covariates.time_field}; leave it out.")
         takes = f"takes {', '.join(names)}" if names else "takes none"
         raise InputError(

@@ -18,7 +18,7 @@ from stablernn_registry import Version
 from stablernn_runtime.run_batch import BatchItem
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.stream_clock import Clock
-from stablernn_runtime.stream_spec import StreamFormat, chosen_outputs, labels_of
+from stablernn_runtime.stream_spec import StreamFormat, class_labels, select_outputs
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.scheduler import Caller, InferenceResult
 from stablernn_server.codecs.json_values import json_body
@@ -61,7 +61,7 @@ class _VersionStreams:
         self.model = model
         self.table = StreamBatch(model, most)
         self.plan = self.table.plan
-        self.outputs = self.plan.chosen(outputs)
+        self.outputs = self.plan.select_outputs(outputs)
         self.step_bytes = sum(4 * prod(self.plan.outputs[name]) for name in self.outputs)
 
 
@@ -143,7 +143,7 @@ class Conversation:
             self._format, self._outputs = self._first.plan.format, self._first.outputs
         else:
             self._format = StreamFormat.of_version(source)
-            self._outputs = chosen_outputs(outputs, self._format.outputs, f"model '{source.ref}'")
+            self._outputs = select_outputs(outputs, self._format.outputs, f"model '{source.ref}'")
         self._layout = Layout(self._format.graph_shape, self._format.dtype)
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class Conversation:
                 "sample_shape": list(self._format.sample_shape),
                 "datatype": self._format.datatype,
                 "outputs": [{"name": name, "shape": list(outputs[name])} for name in self._outputs],
-                "labels": labels_of(source.manifest),
+                "labels": class_labels(source.manifest),
                 "max_streams": self._most,
                 "new_streams": self._first is not None,
             }
@@ -210,7 +210,7 @@ class Conversation:
                 if streams is not self._first:
                     self._check_layout(streams)
                     check_size(streams.plan, count, steps, settings)
-                if streams.plan.covariates.made:
+                if streams.plan.covariates.calendar_features:
                     raise InputError(
                         f"The model '{streams.model.name}' is told where in the calendar each step lies, which a "
                         "binary frame does not say; send text frames with time."
@@ -376,7 +376,7 @@ class Conversation:
         if layouts[0] != layouts[1]:
             raise OtherModelError(
                 f"Binary frames of this socket are laid out for model '{self._source.ref}', whose samples or outputs "
-                f"are not those of {streams.model.described}; send text frames, or open a socket with "
+                f"are not those of {streams.model.label}; send text frames, or open a socket with "
                 f"model={streams.model.ref}."
             )
 
@@ -500,7 +500,7 @@ class Conversation:
             if portable.digest not in models:
                 name, _, number = portable.model.rpartition(":")
                 deadline = self.caller.deadline
-                model = await self._context.models.by_digest(portable.digest, name, int(number), deadline)
+                model = await self._context.models.find_by_digest(portable.digest, name, int(number), deadline)
                 models[portable.digest] = model
         return await offload(size, lambda: [resumed(portable, models[portable.digest]) for portable in portables])
 

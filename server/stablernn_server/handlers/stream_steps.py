@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from stablernn_runtime.stream_clock import Clock, Moment, as_moments, checked
+from stablernn_runtime.stream_clock import Clock, Moment, as_moments, parse_moment
 from stablernn_runtime.stream_spec import StreamSpec, stream_spec
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.scheduler import Caller, InferenceResult, Scheduler
@@ -151,7 +151,7 @@ def calibrated(plan: StreamSpec, outputs: Mapping[str, Array]) -> dict[str, Arra
     """Outputs of steps, with what calibration adds to the quantiles of a recursive head."""
     found = dict(outputs)
     if plan.model.rollout is not None and "quantiles" in found:
-        found["quantiles"] = plan.model.rollout.calibrated(found["quantiles"])
+        found["quantiles"] = plan.model.rollout.calibrate(found["quantiles"])
     return found
 
 
@@ -206,14 +206,14 @@ def _together(answers: Sequence[InferenceResult]) -> InferenceResult:
 def _ready(plan: StreamSpec, stream: Stream, request: Samples, count: int) -> Ready:
     values = _values(plan, request.values, count)
     dt, clock, seconds = _times(plan, stream, request, count)
-    x, waves = values, None if seconds is None else plan.covariates.waves(seconds)
+    x, waves = values, None if seconds is None else plan.covariates.calendar_waves(seconds)
     ahead = plan.model.manifest.horizon or 0
     if waves is not None:
         features = plan.model.manifest.features
         x = np.zeros((count, *plan.graph_shape), np.float32)
         x[..., [features.index(name) for name in plan.covariates.observed]] = values
         made = waves[: count * plan.readings].reshape(*x.shape[:-1], -1)
-        x[..., [features.index(name) for name in plan.covariates.made]] = made
+        x[..., [features.index(name) for name in plan.covariates.calendar_features]] = made
     inputs = {plan.model.input_name: x[None]}
     if dt is not None:
         inputs["dt"] = dt[None]
@@ -222,7 +222,7 @@ def _ready(plan: StreamSpec, stream: Stream, request: Samples, count: int) -> Re
     future = _future(plan, request, count)
     if waves is not None:
         ends = [(step + 1) * plan.readings for step in range(count)]
-        future = plan.covariates.with_waves(future, np.stack([waves[end : end + ahead] for end in ends]))
+        future = plan.covariates.with_calendar(future, np.stack([waves[end : end + ahead] for end in ends]))
     if not plan.model.manifest.future:
         return Ready(inputs, None, clock, count)
     inputs["future"] = future[None, :, : 1 if plan.model.rollout else None]
@@ -246,7 +246,7 @@ def check_size(plan: StreamSpec, rows: int, steps: int, settings: Settings) -> N
     """
     if steps > settings.max_steps:
         raise TooLargeError(f"{steps} samples at a time are more than the limit of {settings.max_steps}; send fewer.")
-    if (elements := rows * steps * plan.model.step_numbers) > settings.max_elements:
+    if (elements := rows * steps * plan.model.step_elements) > settings.max_elements:
         raise TooLargeError(
             f"{steps} samples of {rows} streams make {elements} numbers with outputs and states, the limit is "
             f"{settings.max_elements}; send fewer at a time."
@@ -274,7 +274,7 @@ def _count(plan: StreamSpec, given: Any) -> int:
     names = plan.covariates.observed
     listed = f" ({', '.join(names)})" if shape and len(names) <= 8 else ""
     raise InputError(
-        f"values must be one sample of the shape {form}{listed} for {plan.model.described}, or an array of several, "
+        f"values must be one sample of the shape {form}{listed} for {plan.model.label}, or an array of several, "
         f"one level more; got the shape {got}."
     )
 
@@ -315,15 +315,15 @@ def _times(plan: StreamSpec, stream: Stream, request: Samples, count: int) -> tu
             raise InputError(
                 f"time must be that of the first of {count} samples, or an array of {count}, got {len(given)} times."
             )
-        clock = stream.clock.regular(given, plan.readings, count, frequency)
+        clock = stream.clock.advance_regular(given, plan.readings, count, frequency)
     elif given:
         if len(given) != readings:
             raise InputError(f"time must hold that of each of the {readings} readings, got {len(given)}.")
-        dt, clock = stream.clock.elapsed(given, first, frequency)
+        dt, clock = stream.clock.advance_irregular(given, first, frequency)
         dt = dt.reshape(count, *plan.graph_shape[:-1])
     else:
         clock = _moved(stream.clock, float(readings))
-    if not plan.covariates.made:
+    if not plan.covariates.calendar_features:
         return dt, clock, None
     return dt, clock, _seconds(plan, given, clock, readings)
 
@@ -343,7 +343,7 @@ def _seconds(plan: StreamSpec, given: Sequence[Moment], clock: Clock, readings: 
         raise InputError(
             "time is missing: give the time of each reading, from which its place in the calendar follows."
         )
-    past = [checked(moment, plan.frequency) for moment in given]
+    past = [parse_moment(moment, plan.frequency) for moment in given]
     return np.concatenate([past, clock.seconds(1, ahead, plan.frequency)])
 
 
@@ -430,10 +430,10 @@ async def _rolled_out(
     constant = {name: value for name, value in ready.inputs.items() if name == "static"}
     for step in range(1, horizon):
         before = answers[-1]
-        future = ready.future if rollout.known else None
+        future = ready.future if rollout.future_indices else None
         given = rollout.next_inputs(model, before.outputs["mean"][:, 0], future, step)
         inputs = {name: value[:, None] for name, value in given.items()} | constant
         answers.append(await scheduler.step(model, inputs, before.states, list(steps), caller=caller))
         for name, values in steps.items():
             values.append(answers[-1].outputs[name][:, 0])
-    return {name: value[:, None] for name, value in rollout.joined(steps).items()}
+    return {name: value[:, None] for name, value in rollout.join_steps(steps).items()}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stablernn_runtime.calendar import advance, check_frequency, spacing
+from stablernn_runtime.calendar import advance, check_frequency, step_frequency
 from stablernn_runtime.covariates import Covariates
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
@@ -59,7 +59,7 @@ class Prepared:
         assert self.model.rollout is not None
         outside: set[str] = set()
         found = self.model.rollout.run(self.model, self.inputs, stop, outside)
-        return BatchResult({name: found[name] for name in self.outputs}, outside=outside)
+        return BatchResult({name: found[name] for name in self.outputs}, violations=outside)
 
 
 def prepare_forecast(model: ServedModel, request: ForecastRequest, settings: Settings) -> Prepared:
@@ -183,7 +183,7 @@ def check_size(model: ServedModel, batch: int, time_steps: int, settings: Settin
             f"A sequence of {time_steps} time steps is longer than the limit of {settings.max_steps}; send it in "
             "parts, or its end."
         )
-    elements = model.elements(batch, time_steps)
+    elements = model.count_elements(batch, time_steps)
     if elements > settings.max_elements:
         raise TooLargeError(
             f"{batch} sequences padded to {time_steps} steps make {elements} numbers with outputs and states, the "
@@ -269,7 +269,7 @@ def _stamp(item: SeriesInput, steps: int, model: ServedModel) -> tuple[str | Non
             f"start_timestamp needs a frequency: the model '{model.name}' was trained without one. Give frequency, or "
             "leave start_timestamp out."
         )
-    return frequency, advance(item.start_timestamp, steps, spacing(item.frequency, frequency) or frequency)
+    return frequency, advance(item.start_timestamp, steps, step_frequency(item.frequency, frequency) or frequency)
 
 
 def _horizon(model: ServedModel, options: ForecastOptions) -> int:

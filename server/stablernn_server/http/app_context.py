@@ -304,7 +304,7 @@ class AppContext:
         while True:
             await asyncio.sleep(self.settings.reload_seconds)
             try:
-                await self.models.follow()
+                await self.models.follow_aliases()
             except Exception:
                 # Whatever it is, what is served goes on, and the next look may find it gone.
                 logger.exception("the served aliases could not be looked up")

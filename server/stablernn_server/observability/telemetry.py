@@ -29,7 +29,7 @@ RATIO_RUNS = 64
 
 class Guard(Protocol):
     @property
-    def exits(self) -> int: ...
+    def violation_count(self) -> int: ...
 
 
 class Served(Protocol):
@@ -126,7 +126,7 @@ class Telemetry:
             runs.sequences.inc(rows)
         runs.statistics.ran(requests, rows, queue_ns, compute_ns)
         self.statistics.is_changed = True
-        exits = model.guard.exits
+        exits = model.guard.violation_count
         if exits:
             self._count_exits(model, exits)
 

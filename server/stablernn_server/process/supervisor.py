@@ -246,7 +246,7 @@ def work(settings: Settings, listener: socket.socket, quiet: bool, pipe: Connect
         except (ServerError, RegistryError) as error:
             pipe.send(([], error))
             return
-        served = app.state.context.models.served()
+        served = app.state.context.models.served_refs()
         listener.listen(1024)
         Server(app, settings, quiet=quiet, on_ready=lambda: pipe.send((served, None))).serve_on(listener)
 

@@ -80,15 +80,15 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "preprocessing": manifest.preprocessing,
             "state_guard": {
                 "states": sorted(found.guard.balls),
-                "exits": found.guard.exits,
+                "exits": found.guard.violation_count,
                 "note": "inputs of these states outside their certified balls are refused"
                 if found.guard.balls
                 else "none: the certificate knows no ball for any state",
             },
             "engine": found.engine,
-            "engine_note": found.engine_note,
+            "engine_note": found.engine_reason,
             "device": found.placement.device,
-            "device_note": found.placement.note,
+            "device_note": found.placement.reason,
         },
     )
 

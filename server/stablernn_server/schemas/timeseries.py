@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from stablernn_runtime.calendar import unix_time
+from stablernn_runtime.calendar import describe_unix_time
 
 UNIVARIATE = "univariate_time_series"
 MULTIVARIATE = "multivariate_time_series"
@@ -53,7 +53,7 @@ Constants = Annotated[
 
 def _is_text(value: object) -> object:
     """``value``; of a Unix time the error says which timestamp it is."""
-    if isinstance(value, int | float) and (text := unix_time(value)):
+    if isinstance(value, int | float) and (text := describe_unix_time(value)):
         raise ValueError(f"must be ISO 8601 text, and the number is {text}; send that")
     return value
 

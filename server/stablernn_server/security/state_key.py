@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from stablernn_runtime.errors import SettingsError
-from stablernn_runtime.state_token import KEY_BYTES, StateTokens, key_of
+from stablernn_runtime.state_token import KEY_BYTES, StateTokens, key_from_text
 from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -25,9 +25,9 @@ def create_state_tokens(settings: Settings) -> StateTokens:
     if settings.state_key is not None:
         if path is not None:
             raise SettingsError("Settings: state_key and state_key_file are both given; leave one of them out.")
-        return StateTokens(key_of(settings.state_key.get_secret_value(), "STABLERNN_STATE_KEY"), ttl_seconds)
+        return StateTokens(key_from_text(settings.state_key.get_secret_value(), "STABLERNN_STATE_KEY"), ttl_seconds)
     if path is not None:
-        return StateTokens(key_of(_content(path), f"The state key file {path}"), ttl_seconds)
+        return StateTokens(key_from_text(_content(path), f"The state key file {path}"), ttl_seconds)
     logger.warning(
         "No state key is set, so a random one is used: state tokens die with this process. Give --state-key-file "
         "or STABLERNN_STATE_KEY to continue streams after a restart or on another server."

@@ -164,7 +164,7 @@ def norms(stream: Stream) -> list[dict[str, Any]]:
         if ball is None:
             size, radius = float(np.linalg.norm(value.astype(np.float64))), None
         else:
-            size, radius = float(ball.size(value[None])[0]), ball.radius
+            size, radius = float(ball.distances(value[None])[0]), ball.radius
         ratio = None if not radius else size / radius
         norm = "l2" if ball is None else ball.norm
         found.append({"state": name, "norm": norm, "size": size, "radius": radius, "ratio": ratio})

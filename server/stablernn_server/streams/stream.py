@@ -22,7 +22,9 @@ Array = NDArray[Any]
 class Versions(Protocol):
     """Where a token finds its model again."""
 
-    async def by_digest(self, digest: str, name: str, version: int, deadline: float | None = None) -> ServedModel: ...
+    async def find_by_digest(
+        self, digest: str, name: str, version: int, deadline: float | None = None
+    ) -> ServedModel: ...
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ async def restored(portable: StreamSnapshot, versions: Versions, deadline: float
         BadTokenError: If its states are not those of the version.
     """
     name, _, number = portable.model.rpartition(":")
-    return resumed(portable, await versions.by_digest(portable.digest, name, int(number), deadline))
+    return resumed(portable, await versions.find_by_digest(portable.digest, name, int(number), deadline))
 
 
 def resumed(portable: StreamSnapshot, model: ServedModel) -> Stream:
@@ -96,7 +98,7 @@ def resumed(portable: StreamSnapshot, model: ServedModel) -> Stream:
     plan = stream_spec(model)
     shapes = {name: (value.shape, value.dtype) for name, value in portable.states.items()}
     if shapes != plan.state_shapes or portable.static.size not in (0, plan.static_size):
-        raise BadTokenError(f"The state token holds states that are not those of {model.described}; begin anew.")
+        raise BadTokenError(f"The state token holds states that are not those of {model.label}; begin anew.")
     states = {name: value[None] for name, value in portable.states.items()}
     static = portable.static[None] if portable.static.size else None
     return Stream(model, portable.step, states, static, portable.clock)

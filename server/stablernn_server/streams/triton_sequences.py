@@ -135,7 +135,7 @@ class SequenceTable:
 def _check(sequence: Sequence, model: ServedModel, identity: SequenceId, rows: int, by_version: bool) -> None:
     if by_version and sequence.model.digest != model.digest:
         raise OtherModelError(
-            f"The sequence '{cut(str(identity))}' belongs to {sequence.model.described}, the request names version "
+            f"The sequence '{cut(str(identity))}' belongs to {sequence.model.label}, the request names version "
             f"{model.version}; leave the version out, or begin with sequence_start=true."
         )
     if sequence.rows != rows:

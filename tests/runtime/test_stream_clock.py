@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablernn_runtime.calendar import advance
+from stablernn_runtime.errors import InputError, ServingError
 from stablernn_runtime.stream_clock import Clock, Moment
-from stablernn_server.errors import InputError, ServerError
 
 FREQUENCIES = ["S", "15min", "h", "D", "W", "B", "2B", "MS", "M", "QE", None]
 
@@ -19,7 +19,7 @@ FREQUENCIES = ["S", "15min", "h", "D", "W", "B", "2B", "MS", "M", "QE", None]
 def outcome(function: Any) -> Any:
     try:
         return function()
-    except ServerError as error:
+    except ServingError as error:
         return type(error), str(error)
 
 
@@ -46,14 +46,14 @@ def test_regular_times_at_once_and_one_by_one(data: st.DataObject, frequency: st
 
     def one_by_one(clock: Clock, several: list[Moment]) -> Clock:
         for moment in several:
-            clock = clock.regular([moment], stride, 1, frequency)
+            clock = clock.advance_regular([moment], stride, 1, frequency)
         return clock
 
     before = outcome(lambda: one_by_one(Clock(), given_[:split]))
     if not isinstance(before, Clock):
         return
     expected = outcome(lambda: one_by_one(before, given_[split:]))
-    found = outcome(lambda: before.regular(given_[split:], stride, len(given_) - split, frequency))
+    found = outcome(lambda: before.advance_regular(given_[split:], stride, len(given_) - split, frequency))
     if isinstance(expected, Clock) or not given_[split:]:
         assert found == expected
     else:
@@ -65,22 +65,24 @@ def test_regular_times_at_once_and_one_by_one(data: st.DataObject, frequency: st
 
 def test_more_times_than_are_compared_at_once() -> None:
     times: list[Moment] = [advance("1700-01-01", day, "D") for day in range(1, 9001)]
-    clock = Clock().regular(times, 1, len(times), "D")
+    clock = Clock().advance_regular(times, 1, len(times), "D")
     assert clock == Clock(times[0], 8999)
     for place in (1, 4095, 4096, 4097, 8999):
         wrong = [*times[:place], times[place - 1], *times[place + 1 :]]
-        said = outcome(lambda wrong=wrong: Clock().regular(wrong, 1, len(wrong), "D"))
-        assert said == outcome(lambda place=place: Clock(times[0], place - 1).regular([times[place - 1]], 1, 1, "D"))
+        said = outcome(lambda wrong=wrong: Clock().advance_regular(wrong, 1, len(wrong), "D"))
+        assert said == outcome(
+            lambda place=place: Clock(times[0], place - 1).advance_regular([times[place - 1]], 1, 1, "D")
+        )
 
 
 def test_times_up_to_the_last_year_that_is_counted() -> None:
     times: list[Moment] = [advance("2261-11-21", day, "D") for day in range(1, 101)]
     right = times[: times.index("2261-12-31T00:00:00") + 1]
-    assert Clock().regular(right, 1, len(right), "D") == Clock(right[0], len(right) - 1)
+    assert Clock().advance_regular(right, 1, len(right), "D") == Clock(right[0], len(right) - 1)
     with pytest.raises(InputError, match="years 1678 to 2261"):
-        Clock().regular(times, 1, len(times), "D")
-    with pytest.raises(ServerError, match="1 step is missing"):
-        Clock().regular([*times[:5], *times[6:]], 1, 99, "D")
+        Clock().advance_regular(times, 1, len(times), "D")
+    with pytest.raises(ServingError, match="1 step is missing"):
+        Clock().advance_regular([*times[:5], *times[6:]], 1, 99, "D")
 
 
 def test_elapsed_times_at_once_and_one_by_one() -> None:
@@ -91,10 +93,10 @@ def test_elapsed_times_at_once_and_one_by_one() -> None:
         if not isinstance(origin.origin, float):
             seconds = np.round(3600 * gaps).astype(int).tolist()
             given_ = [advance("2024-01-31T00:00:00", second, "S") for second in seconds]
-        dt, clock = origin.elapsed(given_, True, "h")
+        dt, clock = origin.advance_irregular(given_, True, "h")
         one, singles = origin, []
         for place, moment in enumerate(given_):
-            part, one = one.elapsed([moment], place == 0, "h")
+            part, one = one.advance_irregular([moment], place == 0, "h")
             singles.append(part[0])
         assert dt.dtype == np.float32
         assert dt.tolist() == pytest.approx(singles, rel=1e-6)
@@ -102,9 +104,11 @@ def test_elapsed_times_at_once_and_one_by_one() -> None:
         for place in (1, 7, 49):
             wrong = [*given_]
             wrong[place] = given_[place - 1]
-            said = outcome(lambda origin=origin, wrong=wrong: origin.elapsed(wrong, True, "h"))
+            said = outcome(lambda origin=origin, wrong=wrong: origin.advance_irregular(wrong, True, "h"))
             expected = outcome(
-                lambda given_=given_, place=place: Clock(given_[place - 1]).elapsed([given_[place - 1]], False, "h")
+                lambda given_=given_, place=place: Clock(given_[place - 1]).advance_irregular(
+                    [given_[place - 1]], False, "h"
+                )
             )
             assert said == expected
 
@@ -122,8 +126,8 @@ def test_elapsed_times_at_once_and_one_by_one() -> None:
 )
 def test_a_stream_does_not_begin_at_a_unix_time(reading: str, time: float, text: str) -> None:
     begin = {
-        "regular": lambda: Clock().regular([time], 1, 1, "h"),
-        "elapsed": lambda: Clock().elapsed([time], True, "h"),
+        "regular": lambda: Clock().advance_regular([time], 1, 1, "h"),
+        "elapsed": lambda: Clock().advance_irregular([time], True, "h"),
     }
     with pytest.raises(InputError) as caught:
         begin[reading]()
@@ -144,8 +148,8 @@ def test_a_stream_does_not_begin_at_a_unix_time(reading: str, time: float, text:
     ],
 )
 def test_a_stream_may_count_its_steps_from_any_other_number(time: float, frequency: str | None) -> None:
-    assert Clock().regular([time], 1, 3, frequency) == Clock(time, 2.0)
+    assert Clock().advance_regular([time], 1, 3, frequency) == Clock(time, 2.0)
 
 
 def test_a_long_stream_may_count_beyond_the_first_unix_time() -> None:
-    assert Clock(99_999_999.0).regular([1e8], 1, 1, "h") == Clock(99_999_999.0, 1.0)
+    assert Clock(99_999_999.0).advance_regular([1e8], 1, 1, "h") == Clock(99_999_999.0, 1.0)

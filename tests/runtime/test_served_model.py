@@ -14,11 +14,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from exports import scan_bodies
-from server_helpers import Published, torch_answer
+from published_models import Published, flip_byte, republished, torch_answer
 from stablernn_registry import IntegrityError, Registry
 from stablernn_runtime import ServedModel
+from stablernn_runtime.errors import DeviceError, InputError, ModelLoadError
 from stablernn_runtime.graph_safety import check_graph
-from stablernn_server import DeviceError, InputError, ModelLoadError, ServerError, Settings, create_app
 
 HAS_CUDA_DRIVER = Path("/proc/driver/nvidia/version").exists()
 
@@ -102,7 +102,7 @@ def test_sessions_have_one_thread_that_does_not_spin(animals: ServedModel) -> No
 @pytest.mark.skipif(HAS_CUDA_DRIVER, reason="this machine has an NVIDIA driver")
 def test_cuda_without_cuda_is_an_error_that_says_what_is_missing(published: Published) -> None:
     with pytest.raises(DeviceError) as caught:
-        create_app(Settings(registry=published.root, models=("animals",), device="cuda"))
+        ServedModel.load(published.registry.get("animals:1"), "cuda")
     if "CUDAExecutionProvider" in ort.get_available_providers():
         missing = "no NVIDIA driver was found on this machine"
     else:
@@ -115,8 +115,8 @@ def test_auto_without_cuda_runs_on_the_cpu_and_says_why(published: Published, ca
     with caplog.at_level(logging.INFO, "stablernn_runtime"):
         model = ServedModel.load(published.registry.get("animals:1"), "auto")
     assert model.placement.device == "cpu"
-    assert model.placement.note.startswith("auto: CPU, because ")
-    assert f"animals:1 runs on cpu. {model.placement.note}" in caplog.messages
+    assert model.placement.reason.startswith("auto: CPU, because ")
+    assert f"animals:1 runs on cpu. {model.placement.reason}" in caplog.messages
 
 
 @pytest.mark.gpu
@@ -133,38 +133,19 @@ def test_cuda_runs_on_cuda_with_the_numbers_of_the_cpu(published: Published) -> 
 # Versions that are refused: each is the real animals:1 with one thing changed, in a registry of its own.
 
 
-def republished(
-    published: Published, root: Path, change: Callable[[dict[str, Any], dict[str, Path]], None]
-) -> Registry:
-    version = published.registry.get("animals:1")
-    fields = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
-    files = {name: version.path(name) for name in version.manifest.files}
-    change(fields, files)
-    registry = Registry(root / "registry")
-    registry.publish("animals", files, fields)
-    return registry
-
-
 def refusal(registry: Registry) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        create_app(Settings(registry=registry.root))
+        ServedModel.load(registry.get("animals"), "cpu")
     return str(caught.value)
 
 
-def test_a_flipped_byte_is_refused_before_a_port_is_open(published: Published, tmp_path: Path) -> None:
+def test_a_flipped_byte_is_refused(published: Published, tmp_path: Path) -> None:
     registry = republished(published, tmp_path, lambda fields, files: None)
-    # From now on this process knows the content as sound and opens it itself, so that the error has its cause.
-    create_app(Settings(registry=registry.root))
-    blob = registry.get("animals").path("sequence.onnx")
-    content = bytearray(blob.read_bytes())
-    content[len(content) // 2] ^= 1
-    blob.chmod(0o644)
-    blob.write_bytes(content)
+    flip_byte(registry.get("animals").path("sequence.onnx"))
     with pytest.raises(
         ModelLoadError, match=r"^'animals:1' cannot be served: 'sequence\.onnx' of 'animals:1'"
     ) as caught:
-        create_app(Settings(registry=registry.root))
-    assert isinstance(caught.value, ServerError)
+        ServedModel.load(registry.get("animals"), "cpu")
     assert isinstance(caught.value.__cause__, IntegrityError)
 
 
@@ -234,11 +215,6 @@ def test_labels_that_do_not_fit_the_graph_are_refused(published: Published, tmp_
         "'animals:1' cannot be served: its manifest promises the output 'probabilities' in the shape (1, 2), the graph "
         "gives (1, 4)."
     )
-
-
-def test_an_empty_registry_is_refused(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
-    assert refusal(registry) == f"The registry {tmp_path} holds no models; publish one with 'stablernn export'."
 
 
 # Graphs that could reach outside themselves.

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablernn_runtime.calendar import advance, check_frequency, spacing
-from stablernn_server.errors import InputError
+from stablernn_runtime.calendar import advance, check_frequency, step_frequency
+from stablernn_runtime.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_advance(start: str, steps: int, frequency: str, expected: str) -> None:
     [(None, None, None), ("MS", "D", "MS"), (None, "W-SAT", "W-SAT"), (None, "2MS", "2M"), (None, "QE", "QE")],
 )
 def test_months_of_training_data_keep_their_day(asked: str | None, trained: str | None, expected: str | None) -> None:
-    assert spacing(asked, trained) == expected
+    assert step_frequency(asked, trained) == expected
 
 
 @given(
