@@ -350,7 +350,7 @@ def test_a_request_without_series_is_refused(one_at_a_time: Running, shape: list
     got = "no such input" if shape is None else "one of the shape ()"
     assert (answer.status_code, answer.json()["error"]) == (
         400,
-        f"Each request of a sequence must have the input 'x', its first axis over the series, got {got}.",
+        f"Each request of a sequence must have the input 'x' with the series along its first axis, got {got}.",
     )
 
 

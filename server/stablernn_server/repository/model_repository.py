@@ -621,7 +621,7 @@ class ModelRepository:
             raise
 
     def _note_failure(self, version: Version, error: ServerError, started: float) -> None:
-        self._telemetry.loaded(version.name, version.version, False, time.perf_counter() - started)
+        self._telemetry.record_load(version.name, version.version, False, time.perf_counter() - started)
         self._reasons[version.name, version.version] = str(error)
         self._failed[version.name, version.version] = (time.monotonic() + RETRY_SECONDS, str(error))
 
@@ -654,7 +654,7 @@ class ModelRepository:
             give_back_memory()
             raise
         self._failed.pop((version.name, version.version), None)
-        self._telemetry.loaded(version.name, version.version, True, time.perf_counter() - started)
+        self._telemetry.record_load(version.name, version.version, True, time.perf_counter() - started)
         return model
 
     def _loaded(self, version: Version) -> ServedModel:
