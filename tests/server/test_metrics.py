@@ -161,8 +161,8 @@ def test_gauges_and_loads() -> None:
 
 def test_two_applications_in_one_process_count_apart() -> None:
     first, second = Telemetry(Settings()), Telemetry(Settings())
-    first.pending(1)
-    second.pending(2)
+    first.set_pending(1)
+    second.set_pending(2)
     assert value(rendered(first), "pending_requests") == 1
     assert value(rendered(second), "pending_requests") == 2
 

@@ -446,7 +446,7 @@ def test_a_reader_that_does_not_read_holds_up_itself_alone(alone: Running) -> No
     sockets = alone.app.state.context.sockets
 
     def taken() -> int:
-        versions = [version for each in sockets._open for version in each.conversation._versions.values()]
+        versions = [version for each in sockets._open for version in each.connection._versions.values()]
         return max((version.table.steps[0] for version in versions if len(version.table)), default=0)
 
     async def send_all(slow: Any) -> None:

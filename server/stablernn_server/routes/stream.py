@@ -33,7 +33,7 @@ class StreamRoute:
         # The message websocket.connect.
         await receive()
         try:
-            conversation = await self._begin(websocket, context, request)
+            connection = await self._begin(websocket, context, request)
             # Opening a model takes a while, in which the server may have been told to stop.
             context.check_ready()
         except ServerError as error:
@@ -44,7 +44,7 @@ class StreamRoute:
         subprotocol = SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None
         headers = [(b"x-request-id", request.request_id.encode())]
         await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": headers})
-        socket = Socket(conversation, context, request, receive, send)
+        socket = Socket(connection, context, request, receive, send)
         context.sockets.add(socket)
         # A task of its own, or each frame would wake a dozen coroutines of the framework on its way here.
         request.task = asyncio.create_task(socket.run())
@@ -68,9 +68,9 @@ class StreamRoute:
             raise InputError("The query parameter model is missing: /v1/stream?model=NAME.")
         source = await context.models.find_for_streams(query["model"], context.create_caller(request).deadline)
         outputs = query["outputs"].split(",") if "outputs" in query else None
-        conversation = Conversation(source, query["model"], outputs, context, request.client)
-        request.model = conversation.model
-        return conversation
+        connection = Conversation(source, query["model"], outputs, context, request.client)
+        request.model = connection.model
+        return connection
 
 
 router = APIRouter()
