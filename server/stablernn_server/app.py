@@ -130,7 +130,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = CODE_BY_STATUS.get(error.status_code, "refused")
     get_request(request).error_code = code
     target = f"{request.method} {cut(request.url.path)}"
-    sentence = f"{error.detail}: this server has no route for {target}; see /docs."
+    sentence = f"{error.detail}: {target} is not a route of this server; see /docs."
     return Response(json_body({"error": sentence, "code": code}), error.status_code, dict(error.headers or {}), JSON)
 
 

@@ -450,7 +450,7 @@ def test_an_unknown_path_has_the_same_shape(client: httpx.Client) -> None:
     response = client.get("/v3")
     assert response.status_code == 404
     assert response.json() == {
-        "error": "Not Found: this server has no route for GET /v3; see /docs.",
+        "error": "Not Found: GET /v3 is not a route of this server; see /docs.",
         "code": "unknown_path",
     }
 
