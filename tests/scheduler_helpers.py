@@ -59,12 +59,13 @@ class Desk:
 
     def executions(self, model: ServedModel) -> int:
         """Runs so far."""
-        return self.telemetry.statistics.of(model.name, model.version).executions
+        return self.telemetry.statistics.by_version(model.name, model.version).executions
 
     def sizes(self, model: ServedModel) -> dict[int, int]:
         """How many runs had how many rows."""
         return {
-            size: count for size, (count, _) in self.telemetry.statistics.of(model.name, model.version).sizes.items()
+            size: count
+            for size, (count, _) in self.telemetry.statistics.by_version(model.name, model.version).sizes.items()
         }
 
     @asynccontextmanager

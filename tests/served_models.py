@@ -17,7 +17,7 @@ from stablernn_server import Settings, create_app
 
 @pytest.fixture(autouse=True, scope="package")
 def _certificates_read_once() -> Iterator[None]:
-    """Share httpx's usual TLS context: reading the trusted certificates costs each new client 20 ms of processor time."""
+    """Share httpx's usual TLS context: reading the certificates costs each new client 20 ms of processor time."""
     create_context, shared_context = transports.create_ssl_context, httpx.create_ssl_context()
 
     def create(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:

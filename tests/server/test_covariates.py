@@ -403,11 +403,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a misspelled option": (
         asked(options={"horizn": 2}),
-        "options: unknown field 'horizn'. Did you mean 'horizon'? Known are horizon, quantiles.",
+        "options: unknown field 'horizn'. Did you mean 'horizon'? Known fields: horizon, quantiles.",
     ),
     "a misspelled field": (
         asked(futures={"price": [1, 2, 3]}),
-        "inputs.0: unknown field 'futures'. Did you mean 'future'? Known are series, type, name, frequency, "
+        "inputs.0: unknown field 'futures'. Did you mean 'future'? Known fields: series, type, name, frequency, "
         "start_timestamp, dt, future, static.",
     ),
 }

@@ -16,7 +16,7 @@ import yaml
 
 from stablernn_cli.image import build_files as build_files
 from stablernn_server import Settings
-from stablernn_server.security.auth import Auth, access_of
+from stablernn_server.security.auth import Auth, required_access
 from stablernn_server.security.state_key import create_state_tokens
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_a_pod_fits_the_image(kind: str) -> None:
     probes = [probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")]
     assert probes
     for probe in probes:
-        assert access_of(probe["path"]) == "open"
+        assert required_access(probe["path"]) == "open"
         assert probe["port"] == build_files.PORT
     [secrets] = [volume for volume in pod["volumes"] if volume["name"] == "secrets"]
     assert secrets["secret"]["defaultMode"] == 0o440

@@ -259,7 +259,7 @@ def test_metadata_shows_the_certificate_and_whether_there_is_a_guard(client: htt
     assert free["state_guard"] == {
         "states": [],
         "exits": 0,
-        "note": "none: the certificate knows no ball for any state",
+        "note": "none: the certificate has no ball for any state",
     }
     assert ask(client, "free", 100.0).status_code == 200
 

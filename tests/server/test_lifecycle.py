@@ -313,7 +313,7 @@ def test_what_is_not_in_the_registry_cannot_be_loaded(
     [
         (
             '{"parameters": {"config": "{}"}}',
-            "the parameter 'config' is not supported: what is served lies in the registry.",
+            "the parameter 'config' is not supported: models come from the registry.",
         ),
         ('{"parameters": {"file:1/model.onnx": ""}}', "the parameter 'file:1/model.onnx' is not supported"),
         ('{"parameters": {"unload_dependents": "perhaps"}}', "parameters.unload_dependents: input should be a valid "),

@@ -137,7 +137,7 @@ def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
         stalled(server, "POST", "/v1/timeseries/classify", 4000, b" " * 2900) as one,
     ):
         context = server.app.state.context
-        wait(lambda: context.held_bytes == 2900)
+        wait(lambda: context.budget.held_bytes == 2900)
         body = {"model": "animals", "inputs": [{"series": [1] * 200}]}
         response = httpx.post(f"{server.url}/v1/timeseries/classify", json=body)
         assert (response.status_code, response.headers["retry-after"]) == (503, "5")
@@ -146,7 +146,7 @@ def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
             "code": "busy",
         }
         one.close()
-        wait(lambda: context.held_bytes == 0)
+        wait(lambda: context.budget.held_bytes == 0)
         assert httpx.post(f"{server.url}/v1/timeseries/classify", json=body).status_code == 200
 
 
@@ -160,12 +160,12 @@ def test_work_of_a_client_that_left_is_not_begun(published: Published) -> None:
                 left.sendall(head + body)
                 wait(lambda: context.scheduler.pending == 2)
             # Only then is its turn.
-            wait(lambda: on_loop(server, lambda: all(item.is_gone() for item in context.in_hand)))
-        wait(lambda: not context.in_hand and context.scheduler.pending == 0)
-        assert context.telemetry.statistics.of("animals", 2).executions == 0
+            wait(lambda: on_loop(server, lambda: all(item.is_gone() for item in context.in_flight)))
+        wait(lambda: not context.in_flight and context.scheduler.pending == 0)
+        assert context.telemetry.statistics.by_version("animals", 2).executions == 0
         # Others still have theirs.
         assert httpx.post(f"{server.url}/v1/timeseries/classify", content=body).status_code == 200
-        assert context.telemetry.statistics.of("animals", 2).executions == 1
+        assert context.telemetry.statistics.by_version("animals", 2).executions == 1
 
 
 def test_an_inference_is_ended_from_another_thread(animals: ServedModel) -> None:
@@ -219,7 +219,7 @@ def test_draining_ends_bodies_that_do_not_come(published: Published, method: str
         path = "/v1/timeseries/classify" if method == "POST" else opened_session(server)
         context = server.app.state.context
         with stalled(server, method, path) as connection:
-            wait(lambda: context.held_bytes == 1)
+            wait(lambda: context.budget.held_bytes == 1)
             on_loop(server, lambda: context.drain(0.2))
             assert answered(connection) == (503, {"error": UNFINISHED, "code": "not_ready"})
 

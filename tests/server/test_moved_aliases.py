@@ -101,8 +101,8 @@ def test_a_token_of_another_name_or_number_than_the_request_names(
     _, client, token = moved
     body = {"state_token": token, "model": model} | ({"values": [1]} if path == "/v1/step" else {})
     sentence = (
-        f"The state token is of 'animals:1', the request names '{model}'; leave model out, or begin anew without the "
-        "token."
+        f"The state token is of 'animals:1', the request names '{model}'; leave model out, or begin a new stream "
+        "without the token."
     )
     assert refusal(client.post(path, json=body)) == (409, "other_model", sentence)
 

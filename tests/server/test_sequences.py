@@ -347,10 +347,10 @@ def test_a_request_without_series_is_refused(one_at_a_time: Running, shape: list
         tensor |= {"shape": [1], "datatype": "INT64", "data": [1]}
     body = {"inputs": [tensor], "parameters": {"sequence_id": 3, "sequence_start": True}}
     answer = httpx.post(f"{one_at_a_time.url}/v2/models/animals/infer", json=body)
-    got = "no such input" if shape is None else "one of the shape ()"
+    got = "no such input" if shape is None else "one of shape ()"
     assert (answer.status_code, answer.json()["error"]) == (
         400,
-        f"Each request of a sequence must have the input 'x', its first axis over the series, got {got}.",
+        f"Each request of a sequence must have the input 'x' with the series along its first axis, got {got}.",
     )
 
 

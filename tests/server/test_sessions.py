@@ -460,7 +460,8 @@ def test_a_token_of_another_model(client: httpx.Client) -> None:
     token = client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"]
     answer = client.post("/v1/step", json={"state_token": token, "model": "deep", "values": X})
     assert refused(answer, 409, "other_model") == (
-        "The state token is of 'classes:1', the request names 'deep'; leave model out, or begin anew without the token."
+        "The state token is of 'classes:1', the request names 'deep'; leave model out, or begin a new stream "
+        "without the token."
     )
     assert client.post("/v1/step", json={"state_token": token, "model": "classes", "values": X}).status_code == 200
 
@@ -568,7 +569,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "misspelled": (
         "classes",
         {"values": X, "sequnce": 1},
-        "the body: unknown field 'sequnce'. Did you mean 'sequence'? Known are values, time, dt, sequence, future, "
+        "the body: unknown field 'sequnce'. Did you mean 'sequence'? Known fields: values, time, dt, sequence, future, "
         "every, token, horizon.",
     ),
     "dt of regular steps": (
@@ -677,7 +678,7 @@ def test_too_many_samples_at_a_time(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ({}, "model is missing: name the model of a new stream, or give the state_token of one."),
+        ({}, "model is missing: name the model of a new stream, or give the state_token of a stream."),
         ({"model": "classes", "static": {"size": 1}}, "static: unknown name 'size'. The model 'classes' takes none."),
         (
             {"model": "told", "static": {"sice": 1}},

@@ -41,14 +41,14 @@ def test_a_key_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_one_key_is_enough(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("0f" * 32)
-    with pytest.raises(SettingsError, match="are both given; leave one of them out"):
+    with pytest.raises(SettingsError, match="are both set; leave one of them out"):
         create_state_tokens(Settings(state_key="0f" * 32, state_key_file=tmp_path / "key"))
 
 
 def test_without_a_key_tokens_die_with_the_process(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         one, other = create_state_tokens(Settings()), create_state_tokens(Settings())
-    assert "state tokens die with this process" in caplog.text
+    assert "state tokens expire with this process" in caplog.text
     assert one.read(one.issue(SNAPSHOT)).step == 1
     with pytest.raises(BadTokenError):
         other.read(one.issue(SNAPSHOT))

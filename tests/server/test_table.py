@@ -188,8 +188,8 @@ def test_whatever_goes_wrong_while_a_version_is_opened_is_a_failed_load(stock: S
 
 def waits(running: Running) -> Callable[[], bool]:
     """Whether one request is read and not answered: it waits for its model."""
-    in_hand = running.app.state.context.in_hand
-    return lambda: [item.is_read for item in list(in_hand)] == [True]
+    in_flight = running.app.state.context.in_flight
+    return lambda: [item.is_read for item in list(in_flight)] == [True]
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def _pack_installed(folder: Path) -> Path:
         distribution = metadata.distribution("stablernn")
     except metadata.PackageNotFoundError as error:
         raise CommandError(
-            f"The files in {Path(__file__).parents[1]} belong to no installed package, so no wheel can be made of them. "
+            f"The files in {Path(__file__).parents[1]} belong to no installed package, so no wheel can be built. "
             "Install stablernn with pip, or run it from its source tree."
         ) from error
     paths = sorted((path for path in distribution.files or () if _is_in_wheel(path)), key=str)

@@ -33,7 +33,7 @@ from stablernn_server.errors import (
     TooLargeError,
     TooManyError,
 )
-from stablernn_server.observability.telemetry import Kind, Telemetry
+from stablernn_server.observability.telemetry import Telemetry, WorkKind
 from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class InferenceResult:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    kind: Kind
+    kind: WorkKind
     model: ServedModel
     part: BatchItem
     caller: Caller
@@ -279,7 +279,7 @@ class Scheduler:
 
     async def _do(
         self,
-        kind: Kind,
+        kind: WorkKind,
         model: ServedModel,
         part: BatchItem,
         caller: Caller,
@@ -676,9 +676,9 @@ class Scheduler:
                     InferenceResult(share.outputs, share.states, share.violations, waited, compute, batch.rows)
                 )
         steps = sum(job.part.rows * job.part.time for job in batch.jobs)
-        self._telemetry.executed(first.model, first.kind, len(batch.jobs), batch.rows, steps, queued, compute)
+        self._telemetry.record_run(first.model, first.kind, len(batch.jobs), batch.rows, steps, queued, compute)
         if first.model.guard.balls:
-            self._telemetry.norm_ratio(first.model, first.model.guard.ratio)
+            self._telemetry.record_norm_ratio(first.model, first.model.guard.ratio)
         rate = len(batch.jobs) / max(compute / 1e9, 1e-6)
         self._rate = rate if self._rate == 0 else 0.9 * self._rate + 0.1 * rate
         if not any(isinstance(share, Exception) for share in batch.shares):

@@ -23,7 +23,13 @@ from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.scheduler import Caller, InferenceResult
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.codecs.stream_frames import LAST, RESTORE, TOKENS, Frame, Layout, encode, stream_numbers
-from stablernn_server.errors import InputError, OtherModelError, TooManyError, UnknownModelError, sentence_of
+from stablernn_server.errors import (
+    InputError,
+    OtherModelError,
+    TooManyError,
+    UnknownModelError,
+    format_validation_error,
+)
 from stablernn_server.handlers.stream_steps import (
     Stepped,
     advance,
@@ -33,7 +39,7 @@ from stablernn_server.handlers.stream_steps import (
     static_values,
 )
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.offload import OFFLOAD_BYTES, offload
+from stablernn_server.http.offload import OFFLOAD_BYTES, run_in_thread_if_large
 from stablernn_server.schemas.sessions import TextFrame
 from stablernn_server.streams.stream import Stream, is_named, resumed
 from stablernn_server.streams.stream_batch import Rows, StreamBatch
@@ -184,7 +190,7 @@ class Conversation:
             tokens = {number: self._token(stream) for number, stream in begun.items()}
             return json_body({"closing": True, "state_tokens": tokens}).decode()
 
-        return await offload(BYTES_PER_TOKEN * len(begun), text)
+        return await run_in_thread_if_large(BYTES_PER_TOKEN * len(begun), text)
 
     async def binary(self, content: bytes) -> bytes:
         """The answer to a binary frame.
@@ -229,7 +235,7 @@ class Conversation:
         advances = []
         try:
             for streams, places in groups.items():
-                table, part = streams.table, frame if len(groups) == 1 else frame.of(places)
+                table, part = streams.table, frame if len(groups) == 1 else frame.select(places)
                 resumed_here = [number for number in part.numbers if number in restored] if restored else []
                 before[streams] = [(number, table.copy(number)) for number in resumed_here if number in table]
                 rows = table.claim(part.numbers)
@@ -311,7 +317,7 @@ class Conversation:
 
         output_bytes = frame.streams * frame.steps * advances[0].streams.step_bytes
         size = output_bytes // ARRAY_BYTES_PER_BYTE + BYTES_PER_TOKEN * len(snapshots)
-        return await offload(size, written) if size > OFFLOAD_BYTES else written()
+        return await run_in_thread_if_large(size, written) if size > OFFLOAD_BYTES else written()
 
     def _streams_of(self, model: ServedModel) -> _VersionStreams:
         """The streams of a version on this socket, begun with the first of them."""
@@ -412,7 +418,7 @@ class Conversation:
         try:
             frame = TextFrame.model_validate(given)
         except ValidationError as error:
-            raise InputError(sentence_of(error, "the frame")) from error
+            raise InputError(format_validation_error(error, "the frame")) from error
         try:
             return await self._text(frame, size)
         finally:
@@ -489,7 +495,9 @@ class Conversation:
             VersionGoneError, DeadlineError: As :meth:`.ModelTable.by_digest`.
         """
         size = sum(map(len, tokens)) + BYTES_PER_TOKEN * len(tokens)
-        portables = await offload(size, lambda: [self._context.state_keys.read(token) for token in tokens])
+        portables = await run_in_thread_if_large(
+            size, lambda: [self._context.state_keys.read(token) for token in tokens]
+        )
         models: dict[str, ServedModel] = {digest: streams.model for digest, streams in self._versions.items()}
         for portable in portables:
             if not is_named(portable, self._reference):
@@ -502,7 +510,9 @@ class Conversation:
                 deadline = self.caller.deadline
                 model = await self._context.models.find_by_digest(portable.digest, name, int(number), deadline)
                 models[portable.digest] = model
-        return await offload(size, lambda: [resumed(portable, models[portable.digest]) for portable in portables])
+        return await run_in_thread_if_large(
+            size, lambda: [resumed(portable, models[portable.digest]) for portable in portables]
+        )
 
     def _token(self, stream: Stream) -> str:
         return self._context.state_keys.issue(stream.portable())

@@ -22,7 +22,7 @@ from stablernn_server.codecs.json_arrays import MAX_LEVELS, to_array
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.errors import DuplicateStepError, InputError, SkippedStepError, TooLargeError
 from stablernn_server.handlers.covariates import read_future, read_static
-from stablernn_server.http.offload import offload
+from stablernn_server.http.offload import run_in_thread_if_large
 from stablernn_server.schemas.sessions import Samples
 from stablernn_server.settings import Settings
 from stablernn_server.streams.stream import Stream, owned
@@ -102,7 +102,7 @@ async def advance(
     check_size(plan, 1, count, settings)
     # A number, and a time, are about so long as text.
     size = max(size, count * (8 * prod(plan.sample_shape) + 32))
-    ready = await offload(size, lambda: _ready(plan, stream, request, count))
+    ready = await run_in_thread_if_large(size, lambda: _ready(plan, stream, request, count))
     horizon = _horizon(plan, request, ready.count)
     wanted = list(plan.outputs) if names is None else list(names)
     # A roll-out feeds the mean back, whether it is asked for or not.
@@ -119,7 +119,7 @@ async def advance(
     chosen = {name: outputs[name] for name in wanted}
     # Each object and each array in it costs about as much as so many bytes of numbers.
     size = sum(value.nbytes + 64 * value.shape[1] for value in chosen.values())
-    content, last = await offload(size, lambda: _written(plan, chosen, given))
+    content, last = await run_in_thread_if_large(size, lambda: _written(plan, chosen, given))
     stream.states = owned(first.states)
     stream.clock = ready.clock
     stream.step += ready.count

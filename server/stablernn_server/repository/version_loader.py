@@ -207,7 +207,7 @@ class VersionLoader:
             trim_memory()
             raise
         self._failures.pop((version.name, version.version), None)
-        self._telemetry.loaded(version.name, version.version, True, time.perf_counter() - started)
+        self._telemetry.record_load(version.name, version.version, True, time.perf_counter() - started)
         return model
 
     def _load(self, version: Version) -> ServedModel:
@@ -224,7 +224,7 @@ class VersionLoader:
             ) from error
 
     def _note_failure(self, version: Version, error: ServerError, started: float) -> None:
-        self._telemetry.loaded(version.name, version.version, False, time.perf_counter() - started)
+        self._telemetry.record_load(version.name, version.version, False, time.perf_counter() - started)
         self._reasons[version.name, version.version] = str(error)
         self._failures[version.name, version.version] = (time.monotonic() + RETRY_SECONDS, str(error))
 
