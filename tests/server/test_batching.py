@@ -23,7 +23,7 @@ from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
 from stablernn_runtime.run_batch import run_steps
 from stablernn_server import InputError
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 
 Arrays = dict[str, np.ndarray]
 FAST_CELLS = ("gru_d", "ode_lstm")

@@ -16,9 +16,9 @@ from scheduler_helpers import scheduling
 from server_helpers import Published, json_tensor
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import CancellationToken
-from stablernn_runtime.run_batch import Share
+from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import NotReadyError, Settings, create_app
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 
 COUNT = 20
 INFER = "/v2/models/animals/infer"
@@ -168,7 +168,7 @@ def test_a_client_that_does_not_take_its_answer_leaves_none(published: Published
 
 
 def test_a_run_that_is_ended_leaves_none(animals: ServedModel) -> None:
-    def ended(stop: CancellationToken) -> Share:
+    def ended(stop: CancellationToken) -> BatchResult:
         raise NotReadyError("The run was ended.")
 
     async def ask() -> None:

@@ -19,13 +19,13 @@ from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, busy, sched
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import ClientGoneError, DeadlineError, Settings, create_app
-from stablernn_server.batching.scheduler import Caller, InferenceResult
-from stablernn_server.http.app_context import Context
+from stablernn_server.batching.types import Caller, InferenceResult
+from stablernn_server.http.app_context import AppContext
 
 ENDLESS = 14_000_000
 """Time steps whose inference takes longer than a test waits for it."""
 SERIES = {"model": "animals", "inputs": [{"series": [1, 2, 3]}]}
-LATE = {"error": "The deadline passed before the answer was there; give more time or retry.", "code": "deadline"}
+LATE = {"error": "The deadline passed before the answer was ready; give more time or retry.", "code": "deadline"}
 INFER = "/v2/models/animals/infer"
 
 
@@ -54,7 +54,7 @@ class House:
 
     def __init__(self, app: Any) -> None:
         self.app = app
-        self.context: Context = app.state.context
+        self.context: AppContext = app.state.context
         self.desk = Desk(self.context.scheduler, self.context.telemetry)
         self.client = self.other_client("10.0.0.1")
         self.animals, self.flow = (self._model(*key) for key in (("animals", 2), ("flow", 1)))
@@ -101,7 +101,7 @@ def endless(server: Running, last_bytes: int = 0) -> Iterator[None]:
             server.app.state.context.loop.call_soon_threadsafe(time.sleep, 0.2)
             time.sleep(0.05)
         connection.sendall(content[len(content) - last_bytes :])
-        wait(lambda: len(server.app.state.context.scheduler._runners.running) == 1)
+        wait(lambda: len(server.app.state.context.scheduler._dispatcher._workers.running) == 1)
         yield
 
 
@@ -115,8 +115,8 @@ def test_one_client_has_a_share_and_others_have_theirs(published: Published) -> 
                     refused = await here.post(path, body)
                     assert refused.status_code == 429
                     assert refused.json() == {
-                        "error": "This client has 2 requests in the queue already, the most that one may have; wait "
-                        "for an answer.",
+                        "error": "This client has 2 requests in the queue already, its limit; "
+                        "wait for an answer first.",
                         "code": "too_many",
                     }
                 waiting.append(here.post(INFER, tensors(), here.other_client("10.0.0.2")))
@@ -327,7 +327,7 @@ def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: ServedM
             steps = 20_000 if kind == "sequence" else 5_000
             for _ in range(20):
                 tasks = [work(steps), work(steps)]
-                await until(lambda tasks=tasks: len(scheduler._runners.running) == 1 or tasks[0].done())
+                await until(lambda tasks=tasks: len(scheduler._dispatcher._workers.running) == 1 or tasks[0].done())
                 if tasks[0].cancel():
                     break
                 # This process was held up for as long as the whole run took.
@@ -340,10 +340,10 @@ def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: ServedM
             assert np.array_equal(found, expected["mean"])
 
             tasks = [work(ENDLESS), work(ENDLESS)]
-            await until(lambda: len(scheduler._runners.running) == 1)
+            await until(lambda: len(scheduler._dispatcher._workers.running) == 1)
             for task in tasks:
                 task.cancel()
-            await until(lambda: len(scheduler._runners.running) == 0)
+            await until(lambda: len(scheduler._dispatcher._workers.running) == 0)
 
     asyncio.run(ask())
 
@@ -354,7 +354,7 @@ def test_a_run_whose_client_hung_up_is_ended(published: Published, last_bytes: i
     with on_a_port(published, "animals", inferences=1, max_steps=ENDLESS, request_timeout_seconds=600) as server:
         with endless(server, last_bytes):
             pass
-        wait(lambda: len(server.app.state.context.scheduler._runners.running) == 0)
+        wait(lambda: len(server.app.state.context.scheduler._dispatcher._workers.running) == 0)
         assert httpx.post(f"{server.url}{INFER}", json=tensors(), timeout=PATIENT).status_code == 200
 
 

@@ -18,7 +18,7 @@ from scheduler_helpers import busy, on_loop, turns, until, wait
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import Settings, create_app
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.errors import ClientGoneError, DeadlineError, TooManyError, UnknownSequenceError
 from stablernn_server.streams.triton_sequences import SequenceTable
 from stock_helpers import Stock, noise, refusal, version

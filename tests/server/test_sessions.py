@@ -23,7 +23,7 @@ from server_helpers import Published, Running, serve
 from stablernn_runtime import ServedModel
 from stablernn_runtime.state_token import StateTokens
 from stablernn_server import Settings, create_app
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.errors import ServerError
 from stablernn_server.handlers.stream_steps import advance
 from stablernn_server.http.app_context import UNFINISHED

@@ -20,7 +20,7 @@ from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.stream_clock import Clock
 from stablernn_runtime.stream_spec import StreamFormat, chosen_outputs, labels_of
 from stablernn_runtime.validation import ignore_first_dt
-from stablernn_server.batching.scheduler import Caller, InferenceResult
+from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.codecs.stream_frames import LAST, RESTORE, TOKENS, Frame, Layout, encode, stream_numbers
 from stablernn_server.errors import InputError, OtherModelError, TooManyError, UnknownModelError, sentence_of
@@ -288,7 +288,7 @@ class Conversation:
         # What fails goes the long way, which knows the sentence.
         if streams.plan.accepts(inputs, count, steps):
             part = BatchItem({**inputs, **states}, count, steps, streams.outputs, every)
-            return await scheduler.step_part(streams.model, part, caller=self.caller)
+            return await scheduler.step_prepared(streams.model, part, caller=self.caller)
         if "static" in inputs:
             inputs["static"] = inputs["static"][:, 0]
         return await scheduler.step(streams.model, inputs, states, streams.outputs, caller=self.caller, every=every)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from stablernn_runtime.stream_clock import Clock, Moment, as_moments, checked
 from stablernn_runtime.stream_spec import StreamSpec, stream_spec
 from stablernn_runtime.validation import ignore_first_dt
-from stablernn_server.batching.scheduler import Caller, InferenceResult, Scheduler
+from stablernn_server.batching.scheduler import Scheduler
+from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.codecs.json_arrays import MAX_LEVELS, to_array
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.errors import DuplicateStepError, InputError, SkippedStepError, TooLargeError
@@ -123,7 +124,7 @@ async def advance(
     stream.states = owned(first.states)
     stream.clock = ready.clock
     stream.step += ready.count
-    outside = set[str]().union(*(answer.outside for answer in answers))
+    outside = set[str]().union(*(answer.violations for answer in answers))
     return Stepped(orjson.Fragment(content), last, sorted(outside), _together(answers))
 
 

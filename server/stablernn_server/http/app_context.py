@@ -13,7 +13,8 @@ from starlette.requests import HTTPConnection
 
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.state_token import StateTokens
-from stablernn_server.batching.scheduler import DEFAULT_PRIORITY, Caller, InferenceResult, Scheduler
+from stablernn_server.batching.scheduler import Scheduler
+from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller, InferenceResult
 from stablernn_server.errors import BusyError, NotReadyError, ReadTimeoutError, ServerError
 from stablernn_server.http.body import body_of
 from stablernn_server.http.write_coalescing import is_closed

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import orjson
 
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.codecs.stream_frames import parse_frame
 from stablernn_server.errors import NotReadyError, ServerError, TooLargeError

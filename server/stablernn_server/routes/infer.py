@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stablernn_registry import RefError, parse_ref
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.validation import ignore_first_dt
-from stablernn_server.batching.scheduler import Caller, InferenceResult
+from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.codecs.open_inference import (
     InferRequest,
     decode_request,
@@ -99,8 +99,8 @@ async def infer(context: AppContext, item: ActiveRequest, scope: Scope, match: r
             "sequence_start": request.sequence.start,
             "sequence_end": request.sequence.end,
         }
-    if answer.outside:
-        parameters["states_outside_ball"] = ", ".join(sorted(answer.outside))
+    if answer.violations:
+        parameters["states_outside_ball"] = ", ".join(sorted(answer.violations))
     if parameters:
         about["parameters"] = parameters
     size = sum(value.nbytes for value in answer.outputs.values())

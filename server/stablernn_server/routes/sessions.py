@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from stablernn_runtime.stream_spec import stream_spec
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import parse_object
 from stablernn_server.errors import InputError, OtherModelError, cut, sentence_of
 from stablernn_server.handlers.stream_steps import advance, static_values

@@ -59,7 +59,7 @@ async def _answer(
     size = sum(value.nbytes for value in answer.outputs.values())
     accepted = request.headers.get("accept-encoding", "")
     content, encoding = await offload(
-        size, lambda: compressed(json_body(prepared.finish(answer.outputs, answer.outside)), accepted)
+        size, lambda: compressed(json_body(prepared.finish(answer.outputs, answer.violations)), accepted)
     )
     headers = {} if encoding is None else {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
     return Response(content, headers=headers, media_type=JSON)

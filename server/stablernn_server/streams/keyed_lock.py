@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.errors import ClientGoneError, DeadlineError, ServerError, TooManyError
 
 Key = TypeVar("Key", bound=Hashable)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.errors import OneProcessError, UnknownSessionError, cut
 from stablernn_server.settings import Settings
 from stablernn_server.streams.stream import Stream

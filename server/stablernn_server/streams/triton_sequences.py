@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.errors import InputError, OtherModelError, UnknownSequenceError, cut
 from stablernn_server.settings import Settings
 from stablernn_server.streams.sessions import check_one_process
