@@ -285,7 +285,7 @@ def test_a_series_of_missing_values_only_is_refused(client: httpx.Client) -> Non
     body = {"model": "co2", "inputs": [{"series": [1, *[None] * 6]}]}
     response = client.post("/v1/timeseries/forecast", json=body)
     sentence = (
-        "inputs.0.series holds only missing values in the 6 steps that the model looks at; at least one must be there."
+        "inputs.0.series holds only missing values in the 6 steps that the model uses; at least one must be there."
     )
     assert (response.status_code, response.json()["error"]) == (400, sentence)
 

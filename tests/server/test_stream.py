@@ -148,8 +148,8 @@ def test_static_values_of_a_stream(running: Running) -> None:
         error = wire.send(frame([2], np.zeros((1, 1, 6))))
         assert isinstance(error, dict)
         assert error["error"] == (
-            "The model 'told' is told where in the calendar each step lies, which a binary frame does not say; send "
-            "text frames with time."
+            "The model 'told' needs the position of each step in the calendar, which a binary frame does not give; "
+            "send text frames with time."
         )
 
 
@@ -262,7 +262,7 @@ def test_a_binary_frame_is_refused_in_words(running: Running, case: str) -> None
 TEXT: dict[str, tuple[str, str, str]] = {
     "no JSON": ("{", "bad_input", "The body is not JSON"),
     "no object": ("[1]", "bad_input", "The body must be a JSON object, got an array."),
-    "nothing": ("{}", "bad_input", "The frame says nothing: give values, state_token, static, token or close."),
+    "nothing": ("{}", "bad_input", "The frame is empty: give values, state_token, static, token or close."),
     "misspelled": ('{"value": 1}', "bad_input", "the frame: unknown field 'value'. Did you mean 'values'?"),
     "stream": ('{"stream": -1, "values": [1, 2]}', "bad_input", "stream: input should be greater than or equal to 0"),
     "values": ('{"stream": 3, "id": 5, "values": [1]}', "bad_input", "values must be one sample of the shape [2]"),
@@ -447,7 +447,7 @@ def test_a_reader_that_does_not_read_holds_up_itself_alone(alone: Running) -> No
 
     def taken() -> int:
         versions = [version for each in sockets._open for version in each.conversation._versions.values()]
-        return max((version.table.steps[0] for version in versions if len(version.table)), default=0)
+        return max((version.batch.steps[0] for version in versions if len(version.batch)), default=0)
 
     async def send_all(slow: Any) -> None:
         for _ in range(frames):
@@ -481,7 +481,7 @@ def test_a_reader_that_does_not_read_holds_up_itself_alone(alone: Running) -> No
 
 def leave(running: Running, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
     sockets = running.app.state.context.sockets
-    asyncio.run_coroutine_threadsafe(sockets.leave(seconds), loop).result(seconds + 10)
+    asyncio.run_coroutine_threadsafe(sockets.drain(seconds), loop).result(seconds + 10)
 
 
 def test_a_server_that_stops_hands_back_the_streams(published: Published, classes: ServedModel) -> None:

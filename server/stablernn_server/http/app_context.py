@@ -315,8 +315,8 @@ class AppContext:
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, seconds / 4))
             self.scheduler.drop_abandoned()
-            self.sessions.drop_gone()
-            self.sequences.drop_gone()
+            self.sessions.drop_gone_clients()
+            self.sequences.drop_gone_clients()
             self.models.close_unused()
             self.telemetry.pending(self.scheduler.pending)
             self.telemetry.sessions(len(self.sessions) + len(self.sequences))

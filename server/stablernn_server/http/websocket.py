@@ -42,11 +42,11 @@ class Connection(Protocol):
 
     def __len__(self) -> int: ...
 
-    def hello(self) -> bytes: ...
+    def ready_message(self) -> bytes: ...
 
-    async def goodbye(self) -> str: ...
+    async def drain_message(self) -> str: ...
 
-    async def text(self, given: dict[str, Any], size: int) -> str: ...
+    async def text(self, content: dict[str, Any], size: int, /) -> str: ...
 
     async def binary(self, content: bytes) -> bytes: ...
 
@@ -102,7 +102,7 @@ class Socket:
         caller, seconds = self.conversation.caller, self._context.settings.request_timeout_seconds
         caller.is_gone = self.is_gone
         try:
-            await self._say({"type": "websocket.send", "text": self.conversation.hello().decode()})
+            await self._say({"type": "websocket.send", "text": self.conversation.ready_message().decode()})
             # The handshake may have ended in the middle of the goodbyes.
             self._is_leaving = self._is_leaving or not self._context.is_ready
             self._is_busy = False
@@ -188,7 +188,7 @@ class Socket:
 
     async def _say_goodbye(self) -> None:
         try:
-            text = await self.conversation.goodbye()
+            text = await self.conversation.drain_message()
             await self._say({"type": "websocket.send", "text": text})
             await self._say({"type": "websocket.close", "code": GOING_AWAY, "reason": "The server is shutting down."})
         finally:

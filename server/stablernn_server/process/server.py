@@ -130,7 +130,7 @@ class Server(uvicorn.Server):
             server.close()
         self._context.drain(GRACE_SECONDS)
         # uvicorn would close them at once, without a word.
-        await self._context.sockets.leave(GRACE_SECONDS)
+        await self._context.sockets.drain(GRACE_SECONDS)
         # Requests end by themselves before that.
         self.config.timeout_graceful_shutdown = max(1, math.ceil(ended - loop.time()) + 1)
         await super().shutdown(sockets)

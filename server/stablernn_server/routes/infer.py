@@ -145,7 +145,7 @@ async def _run_in_sequence(
             f"Each request of a sequence must have the input '{model.input_name}', its first axis over the series, got "
             f"{got}."
         )
-    async with context.sequences.turn(
+    async with context.sequences.hold(
         model, control.id, len(x), caller=caller, start=control.start, end=control.end, by_version=by_version
     ) as sequence:
         answering = sequence.model
@@ -159,7 +159,7 @@ async def _run_in_sequence(
         goes_on = bool(sequence.states)
         inputs = {**(request.inputs if goes_on else _begun(answering, request.inputs)), **sequence.states}
         answer = await context.scheduler.run(answering, inputs, fetched, caller=caller)
-        sequence.keep({name: answer.outputs[output] for name, output in states.items()})
+        sequence.set_states({name: answer.outputs[output] for name, output in states.items()})
         answer.outputs = {name: answer.outputs[name] for name in wanted}
         return answering, answer
 

@@ -11,7 +11,8 @@ from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import parse_object
 from stablernn_server.errors import InputError, OtherModelError, cut, sentence_of
-from stablernn_server.handlers.stream_steps import advance, static_values
+from stablernn_server.handlers.stream_inputs import parse_static
+from stablernn_server.handlers.stream_steps import advance_stream
 from stablernn_server.http.app_context import ActiveRequest, AppContext, context_of, in_hand_of
 from stablernn_server.http.offload import offload
 from stablernn_server.http.responses import json_response
@@ -25,8 +26,8 @@ from stablernn_server.schemas.sessions import (
     Stepped,
     TokenStep,
 )
-from stablernn_server.streams.sessions import Session, check_one_process, norms
-from stablernn_server.streams.stream import Stream, is_named, restored
+from stablernn_server.streams.sessions import Session, check_one_process, state_norms
+from stablernn_server.streams.stream import Stream, matches_reference, restore_stream
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 
@@ -51,8 +52,8 @@ async def step_session(request: Request, session: str) -> Response:
     context.sessions.check(session)
     body, size = await _read(request, Samples)
     caller = context.caller(item)
-    async with context.sessions.turn(session, caller) as found:
-        answer, found.last = await _advanced(context, item, found.stream, body, size, caller)
+    async with context.sessions.hold(session, caller) as found:
+        answer, found.last_outputs = await _advanced(context, item, found.stream, body, size, caller)
     return json_response({"session_id": session, **answer})
 
 
@@ -64,17 +65,17 @@ async def show_session(
 ) -> Response:
     """Shows where a session is; looking at it does not keep it alive."""
     context, item = context_of(request), in_hand_of(request)
-    found = context.sessions.look(session)
+    found = context.sessions.peek(session)
     item.model = found.stream.model
     age, idle, _ = context.sessions.ages(session)
     answer = _about(context, found) | {
         "age_seconds": age,
         "idle_seconds": idle,
-        "states": norms(found.stream),
-        "last": found.last,
+        "states": state_norms(found.stream),
+        "last": found.last_outputs,
     }
     if token:
-        answer["state_token"] = context.state_keys.issue(found.stream.portable())
+        answer["state_token"] = context.state_keys.issue(found.stream.snapshot())
     return json_response(answer)
 
 
@@ -85,7 +86,7 @@ async def close_session(request: Request, session: str) -> Response:
     context.sessions.check(session)
     # It means nothing here; while it is not read, nobody can tell whether the client is still there.
     await context.read(item, request.scope, context.settings.json_limit)
-    async with context.sessions.turn(session, context.caller(item)) as found:
+    async with context.sessions.hold(session, context.caller(item)) as found:
         item.model = found.stream.model
         context.sessions.close(session)
     return json_response({"session_id": session, "step": found.stream.step, "closed": True})
@@ -122,16 +123,16 @@ async def _stream(context: AppContext, item: ActiveRequest, body: OpenSession | 
         item.model = model = await context.models.find_open(body.model, deadline=caller.deadline)
         plan = stream_spec(model)
         takes_static = plan.static_size or body.static is not None
-        return Stream(model, static=static_values(plan, body.static) if takes_static else None)
+        return Stream(model, static=parse_static(plan, body.static) if takes_static else None)
     if body.static is not None:
         raise InputError("static is for the beginning of a stream; its state_token holds what was given then.")
     portable = context.state_keys.read(body.state_token)
-    if body.model is not None and not is_named(portable, body.model):
+    if body.model is not None and not matches_reference(portable, body.model):
         raise OtherModelError(
             f"The state token is of '{portable.model}', the request names '{cut(body.model)}'; leave model out, or "
             "begin anew without the token."
         )
-    stream = await restored(portable, context.models, caller.deadline)
+    stream = await restore_stream(portable, context.models, caller.deadline)
     item.model = stream.model
     return stream
 
@@ -141,8 +142,8 @@ async def _advanced(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The answer to samples, and the outputs of the last of them."""
     item.model = stream.model
-    stepped = await advance(context.scheduler, stream, body, context.settings, caller, size=size)
-    item.answered(stepped.work, 1)
+    stepped = await advance_stream(context.scheduler, stream, body, context.settings, caller, size=size)
+    item.answered(stepped.inference, 1)
     answer: dict[str, Any] = {
         "model": stream.model.name,
         "model_version": str(stream.model.version),
@@ -150,10 +151,10 @@ async def _advanced(
         "outputs": stepped.outputs,
     }
     if body.token:
-        answer["state_token"] = context.state_keys.issue(stream.portable())
-    if stepped.outside:
-        answer["states_outside_ball"] = stepped.outside
-    return answer, stepped.last
+        answer["state_token"] = context.state_keys.issue(stream.snapshot())
+    if stepped.violations:
+        answer["states_outside_ball"] = stepped.violations
+    return answer, stepped.last_outputs
 
 
 def _about(context: AppContext, session: Session) -> dict[str, Any]:

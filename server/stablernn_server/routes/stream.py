@@ -11,7 +11,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from stablernn_server.errors import InputError, ServerError, cut
-from stablernn_server.handlers.stream_connection import Conversation
+from stablernn_server.handlers.stream_connection import StreamConnection
 from stablernn_server.http.app_context import ActiveRequest, AppContext, Receive, Scope, context_of
 from stablernn_server.http.responses import error_answer, refuse_websocket
 from stablernn_server.http.websocket import Socket
@@ -57,7 +57,7 @@ class StreamRoute:
             item.task = None
             context.sockets.remove(socket)
 
-    async def _begin(self, websocket: WebSocket, context: AppContext, item: ActiveRequest) -> Conversation:
+    async def _begin(self, websocket: WebSocket, context: AppContext, item: ActiveRequest) -> StreamConnection:
         query = websocket.query_params
         strange = [name for name in query if name not in ("model", "outputs")]
         if strange:
@@ -66,7 +66,7 @@ class StreamRoute:
             raise InputError("The query parameter model is missing: /v1/stream?model=NAME.")
         source = await context.models.find_for_streams(query["model"], context.caller(item).deadline)
         outputs = query["outputs"].split(",") if "outputs" in query else None
-        conversation = Conversation(source, query["model"], outputs, context, item.client)
+        conversation = StreamConnection(source, query["model"], outputs, context, item.client)
         item.model = conversation.model
         return conversation
 

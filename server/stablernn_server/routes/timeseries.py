@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.codecs.json_values import json_body, parse_object
 from stablernn_server.errors import InputError, sentence_of
-from stablernn_server.handlers.timeseries import Prepared, prepare_classify, prepare_forecast
+from stablernn_server.handlers.timeseries import PreparedRequest, prepare_classify, prepare_forecast
 from stablernn_server.http.app_context import context_of, in_hand_of
 from stablernn_server.http.offload import offload
 from stablernn_server.http.responses import JSON, compressed
@@ -43,7 +43,7 @@ async def post_classify(request: Request) -> Response:
 
 
 async def _answer(
-    request: Request, schema: type[Body], prepare: Callable[[ServedModel, Body, Settings], Prepared]
+    request: Request, schema: type[Body], prepare: Callable[[ServedModel, Body, Settings], PreparedRequest]
 ) -> Response:
     context, item = context_of(request), in_hand_of(request)
     body = await context.read(item, request.scope, context.settings.json_limit)

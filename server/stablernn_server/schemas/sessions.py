@@ -1,6 +1,6 @@
 """Bodies of ``/v1/sessions`` and ``/v1/step``, and the text frames of ``/v1/stream``.
 
-Samples are left to :mod:`stablernn_server.handlers.stream_steps`: a pydantic check of every number would cost more
+Samples are left to :mod:`stablernn_server.handlers.stream_inputs`: a pydantic check of every number would cost more
 than a step.
 """
 
