@@ -1,4 +1,4 @@
-"""A scheduler on an event loop of its own, and work that keeps its runner threads busy for as long as a test says."""
+"""A scheduler on an event loop of its own, and work that keeps its worker threads busy for as long as a test says."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import NotReadyError, Settings
-from stablernn_server.batching import scheduler as scheduler_module
-from stablernn_server.batching.scheduler import Caller, InferenceResult, Scheduler
+from stablernn_server.batching import dispatch
+from stablernn_server.batching.scheduler import Scheduler
+from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.observability.telemetry import Telemetry
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ class Blocker:
     """Work for :meth:`Scheduler.call` that goes on until it is released, or stopped.
 
     Attributes:
-        started: Set when a runner thread has begun with it.
+        started: Set when a worker thread has begun with it.
         released: To be set when it may end.
         is_stopped: Whether the scheduler ended it.
     """
@@ -70,7 +71,7 @@ class Desk:
 
     @asynccontextmanager
     async def occupied(self, model: ServedModel) -> AsyncIterator[Blocker]:
-        """One runner thread is busy for this block; it counts as a run of ``model``."""
+        """One worker thread is busy for this block; it counts as a run of ``model``."""
         blocker = Blocker()
         task = asyncio.create_task(self.scheduler.call(model, blocker, 1, caller=Caller()))
         try:
@@ -98,9 +99,9 @@ class BeginRecorder:
         self.numbers: list[int] = []
         self.threads_may_begin = threading.Event()
         self.threads_may_begin.set()
-        self._execute = scheduler_module._execute
+        self._execute = dispatch._execute
         # Schedulers that are created from now on hand this to their threads.
-        monkeypatch.setattr(scheduler_module, "_execute", self._record)
+        monkeypatch.setattr(dispatch, "_execute", self._record)
 
     def _record(self, batch: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -157,9 +158,9 @@ def on_loop(server: Running, function: Callable[[], T]) -> T:
 
 @contextmanager
 def busy(server: Running, model: str = "flow") -> Iterator[Blocker]:
-    """The only runner thread of a server on a port is busy for this block; it counts as a run of ``model``.
+    """The only worker thread of a server on a port is busy for this block; it counts as a run of ``model``.
 
-    What was measured is forgotten: short runs need no runner.
+    What was measured is forgotten: short runs need no worker thread.
     """
     context, blocker = server.app.state.context, Blocker()
     loop = context.scheduler._loop
@@ -170,7 +171,7 @@ def busy(server: Running, model: str = "flow") -> Iterator[Blocker]:
         )
         return answer
 
-    on_loop(server, context.scheduler._sequence_ns.clear)
+    on_loop(server, context.scheduler._costs._sequence_step_ns.clear)
     running: Future[InferenceResult] = asyncio.run_coroutine_threadsafe(block(), loop)
     try:
         wait(blocker.started.is_set)

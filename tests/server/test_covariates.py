@@ -340,8 +340,8 @@ def test_fewer_steps_need_fewer_values(client: httpx.Client) -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no start": (
         asked(start_timestamp=None),
-        "inputs.0.start_timestamp is missing: the model 'told' is told where in the day and the week each step lies. "
-        "Give the time of the first value.",
+        "inputs.0.start_timestamp is missing: the model 'told' needs the position of each step in the day and the week"
+        ". Give the time of the first value.",
     ),
     "the calendar is sent": (
         asked(future={"calendar_day_sin": [0, 0, 0]}),

@@ -22,7 +22,7 @@ from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import InputError, NotReadyError, Settings, create_app
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_arrays import to_array
 from stablernn_server.http.app_context import UNFINISHED
 
@@ -210,7 +210,7 @@ def test_draining_ends_what_is_in_hand(published: Published) -> None:
     assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
     # The inference has ended, which would go on for longer than this waits. Servers of other tests may start threads of
     # other kinds meanwhile.
-    wait(lambda: {thread for thread in threading.enumerate() if thread.name == "runner"} <= threads)
+    wait(lambda: {thread for thread in threading.enumerate() if thread.name == "worker"} <= threads)
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
@@ -285,7 +285,7 @@ def test_a_series_of_missing_values_only_is_refused(client: httpx.Client) -> Non
     body = {"model": "co2", "inputs": [{"series": [1, *[None] * 6]}]}
     response = client.post("/v1/timeseries/forecast", json=body)
     sentence = (
-        "inputs.0.series holds only missing values in the 6 steps that the model looks at; at least one must be there."
+        "inputs.0.series holds only missing values in the 6 steps that the model uses; at least one must be there."
     )
     assert (response.status_code, response.json()["error"]) == (400, sentence)
 

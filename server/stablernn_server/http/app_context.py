@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from starlette.requests import HTTPConnection
 
 from stablernn_runtime.state_token import StateTokens
-from stablernn_server.batching.scheduler import DEFAULT_PRIORITY, Caller, Scheduler
+from stablernn_server.batching.scheduler import Scheduler
+from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
 from stablernn_server.errors import NotReadyError, ReadTimeoutError
 from stablernn_server.http.asgi import Scope
 from stablernn_server.http.body import read_body
@@ -213,8 +214,8 @@ class AppContext:
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, seconds / 4))
             self.scheduler.drop_abandoned()
-            self.sessions.drop_gone()
-            self.sequences.drop_gone()
+            self.sessions.drop_gone_clients()
+            self.sequences.drop_gone_clients()
             self.models.close_unused()
             self.telemetry.set_pending(self.scheduler.pending)
             self.telemetry.set_sessions(len(self.sessions) + len(self.sequences))

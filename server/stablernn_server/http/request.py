@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.batching.scheduler import InferenceResult
+from stablernn_server.batching.types import InferenceResult
 from stablernn_server.errors import BusyError, ServerError
 from stablernn_server.http.asgi import Receive
 from stablernn_server.http.write_coalescing import has_disconnected

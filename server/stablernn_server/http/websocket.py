@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import orjson
 
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.codecs.stream_frames import parse_frame
 from stablernn_server.errors import NotReadyError, ServerError, TooLargeError
@@ -43,9 +43,9 @@ class Connection(Protocol):
 
     def __len__(self) -> int: ...
 
-    def hello(self) -> bytes: ...
+    def ready_message(self) -> bytes: ...
 
-    async def goodbye(self) -> str: ...
+    async def drain_message(self) -> str: ...
 
     async def text(self, content: dict[str, Any], size: int, /) -> str: ...
 
@@ -113,7 +113,7 @@ class Socket:
         caller, seconds = self.connection.caller, self._context.settings.request_timeout_seconds
         caller.is_gone = self.is_gone
         try:
-            await self._send_message({"type": "websocket.send", "text": self.connection.hello().decode()})
+            await self._send_message({"type": "websocket.send", "text": self.connection.ready_message().decode()})
             # The handshake may have ended while the server was already draining the other sockets.
             self._is_draining = self._is_draining or not self._context.is_ready
             self._is_busy = False
@@ -205,7 +205,7 @@ class Socket:
 
     async def _send_drain_message(self) -> None:
         try:
-            text = await self.connection.goodbye()
+            text = await self.connection.drain_message()
             await self._send_message({"type": "websocket.send", "text": text})
             await self._send_message(
                 {"type": "websocket.close", "code": GOING_AWAY, "reason": "The server is shutting down."}

@@ -130,7 +130,7 @@ class Server(uvicorn.Server):
             server.close()
         self._context.drain(GRACE_SECONDS)
         # uvicorn would close them at once, without the tokens.
-        await self._context.sockets.leave(GRACE_SECONDS)
+        await self._context.sockets.drain(GRACE_SECONDS)
         # The context aborts requests before that.
         self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - loop.time()) + 1)
         await super().shutdown(sockets)

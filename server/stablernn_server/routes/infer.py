@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stablernn_registry import RefError, parse_ref
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.validation import ignore_first_dt
-from stablernn_server.batching.scheduler import Caller, InferenceResult
+from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.codecs.open_inference import (
     InferRequest,
     decode_raw_request,
@@ -139,7 +139,7 @@ async def _run_in_sequence(
             f"Each request of a sequence must have the input '{model.input_name}' with the series along its first "
             f"axis, got {got}."
         )
-    async with context.sequences.turn(
+    async with context.sequences.hold(
         model, control.id, len(x), caller=caller, start=control.start, end=control.end, by_version=by_version
     ) as sequence:
         sequence_model = sequence.model
@@ -154,7 +154,7 @@ async def _run_in_sequence(
         is_continued = bool(sequence.states)
         inputs = request.inputs if is_continued else _ignore_first_dt(sequence_model, request.inputs)
         result = await context.scheduler.run(sequence_model, {**inputs, **sequence.states}, outputs, caller=caller)
-        sequence.keep({name: result.outputs[output] for name, output in states.items()})
+        sequence.set_states({name: result.outputs[output] for name, output in states.items()})
         result.outputs = {name: result.outputs[name] for name in requested}
         return sequence_model, result
 
@@ -168,8 +168,8 @@ def _response_head(model: ServedModel, request: InferRequest, result: InferenceR
             "sequence_start": request.sequence.start,
             "sequence_end": request.sequence.end,
         }
-    if result.outside:
-        parameters["states_outside_ball"] = ", ".join(sorted(result.outside))
+    if result.violations:
+        parameters["states_outside_ball"] = ", ".join(sorted(result.violations))
     if parameters:
         head["parameters"] = parameters
     return head

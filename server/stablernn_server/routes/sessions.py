@@ -8,10 +8,11 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from stablernn_runtime.stream_spec import stream_spec
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import parse_object
 from stablernn_server.errors import InputError, OtherModelError, cut, format_validation_error
-from stablernn_server.handlers.stream_steps import advance, static_values
+from stablernn_server.handlers.stream_inputs import parse_static
+from stablernn_server.handlers.stream_steps import advance_stream
 from stablernn_server.http.app_context import AppContext, get_context
 from stablernn_server.http.offload import run_in_thread_if_large
 from stablernn_server.http.request import ActiveRequest, get_request
@@ -26,8 +27,8 @@ from stablernn_server.schemas.sessions import (
     Stepped,
     TokenStep,
 )
-from stablernn_server.streams.sessions import Session, check_one_process, norms
-from stablernn_server.streams.stream import Stream, is_named, restored
+from stablernn_server.streams.sessions import Session, check_one_process, state_norms
+from stablernn_server.streams.stream import Stream, matches_reference, restore_stream
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 
@@ -53,8 +54,8 @@ async def step_session(request: Request, session: str) -> Response:
     context.sessions.check(session)
     body, size = await _read_body(request, Samples)
     caller = context.create_caller(active_request)
-    async with context.sessions.turn(session, caller) as entry:
-        content, entry.last = await _advance(context, active_request, entry.stream, body, size, caller)
+    async with context.sessions.hold(session, caller) as entry:
+        content, entry.last_outputs = await _advance(context, active_request, entry.stream, body, size, caller)
     return json_response({"session_id": session, **content})
 
 
@@ -66,17 +67,17 @@ async def show_session(
 ) -> Response:
     """Shows the step and the state of a session; this does not keep the session alive."""
     context, active_request = get_context(request), get_request(request)
-    entry = context.sessions.look(session)
+    entry = context.sessions.peek(session)
     active_request.model = entry.stream.model
     age, idle, _ = context.sessions.ages(session)
     content = _describe(context, entry) | {
         "age_seconds": age,
         "idle_seconds": idle,
-        "states": norms(entry.stream),
-        "last": entry.last,
+        "states": state_norms(entry.stream),
+        "last": entry.last_outputs,
     }
     if token:
-        content["state_token"] = context.state_keys.issue(entry.stream.portable())
+        content["state_token"] = context.state_keys.issue(entry.stream.snapshot())
     return json_response(content)
 
 
@@ -87,7 +88,7 @@ async def close_session(request: Request, session: str) -> Response:
     context.sessions.check(session)
     # The body has no meaning here, but until it is read, nobody can tell whether the client is still there.
     await context.read_body(active_request, request.scope, context.settings.json_limit)
-    async with context.sessions.turn(session, context.create_caller(active_request)) as entry:
+    async with context.sessions.hold(session, context.create_caller(active_request)) as entry:
         active_request.model = entry.stream.model
         context.sessions.close(session)
     return json_response({"session_id": session, "step": entry.stream.step, "closed": True})
@@ -127,16 +128,16 @@ async def _open_stream(
         active_request.model = model = await context.models.find_open(body.model, deadline=caller.deadline)
         spec = stream_spec(model)
         takes_static = spec.static_size or body.static is not None
-        return Stream(model, static=static_values(spec, body.static) if takes_static else None)
+        return Stream(model, static=parse_static(spec, body.static) if takes_static else None)
     if body.static is not None:
         raise InputError("static is for the beginning of a stream; its state_token holds what was given then.")
     snapshot = context.state_keys.read(body.state_token)
-    if body.model is not None and not is_named(snapshot, body.model):
+    if body.model is not None and not matches_reference(snapshot, body.model):
         raise OtherModelError(
             f"The state token is of '{snapshot.model}', the request names '{cut(body.model)}'; leave model out, or "
             "begin a new stream without the token."
         )
-    stream = await restored(snapshot, context.models, caller.deadline)
+    stream = await restore_stream(snapshot, context.models, caller.deadline)
     active_request.model = stream.model
     return stream
 
@@ -146,9 +147,9 @@ async def _advance(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Advance a stream by the samples; return the content of the response, and the outputs of the last sample."""
     active_request.model = stream.model
-    stepped = await advance(context.scheduler, stream, body, context.settings, caller, size=size)
+    stepped = await advance_stream(context.scheduler, stream, body, context.settings, caller, size=size)
     # One stream, however many samples.
-    active_request.record_result(stepped.work, 1)
+    active_request.record_result(stepped.inference, 1)
     content: dict[str, Any] = {
         "model": stream.model.name,
         "model_version": str(stream.model.version),
@@ -156,10 +157,10 @@ async def _advance(
         "outputs": stepped.outputs,
     }
     if body.token:
-        content["state_token"] = context.state_keys.issue(stream.portable())
-    if stepped.outside:
-        content["states_outside_ball"] = stepped.outside
-    return content, stepped.last
+        content["state_token"] = context.state_keys.issue(stream.snapshot())
+    if stepped.violations:
+        content["states_outside_ball"] = stepped.violations
+    return content, stepped.last_outputs
 
 
 def _describe(context: AppContext, session: Session) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from stablernn_server.errors import InputError, ServerError, cut
-from stablernn_server.handlers.stream_connection import Conversation
+from stablernn_server.handlers.stream_connection import StreamConnection
 from stablernn_server.http.app_context import AppContext, get_context
 from stablernn_server.http.asgi import Receive, Scope, Send
 from stablernn_server.http.request import ActiveRequest, get_request
@@ -59,7 +59,7 @@ class StreamRoute:
             request.task = None
             context.sockets.remove(socket)
 
-    async def _begin(self, websocket: WebSocket, context: AppContext, request: ActiveRequest) -> Conversation:
+    async def _begin(self, websocket: WebSocket, context: AppContext, request: ActiveRequest) -> StreamConnection:
         query = websocket.query_params
         unknown = [name for name in query if name not in ("model", "outputs")]
         if unknown:
@@ -68,7 +68,7 @@ class StreamRoute:
             raise InputError("The query parameter model is missing: /v1/stream?model=NAME.")
         source = await context.models.find_for_streams(query["model"], context.create_caller(request).deadline)
         outputs = query["outputs"].split(",") if "outputs" in query else None
-        connection = Conversation(source, query["model"], outputs, context, request.client)
+        connection = StreamConnection(source, query["model"], outputs, context, request.client)
         request.model = connection.model
         return connection
 

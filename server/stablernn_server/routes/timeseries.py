@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.codecs.json_values import json_body, parse_object
 from stablernn_server.errors import InputError, format_validation_error
-from stablernn_server.handlers.timeseries import Prepared, prepare_classify, prepare_forecast
+from stablernn_server.handlers.timeseries import PreparedRequest, prepare_classify, prepare_forecast
 from stablernn_server.http.app_context import get_context
 from stablernn_server.http.offload import run_in_thread_if_large
 from stablernn_server.http.request import get_request
@@ -44,7 +44,7 @@ async def post_classify(request: Request) -> Response:
 
 
 async def _respond(
-    request: Request, schema: type[Body], prepare: Callable[[ServedModel, Body, Settings], Prepared]
+    request: Request, schema: type[Body], prepare: Callable[[ServedModel, Body, Settings], PreparedRequest]
 ) -> Response:
     context, active_request = get_context(request), get_request(request)
     content = await context.read_body(active_request, request.scope, context.settings.json_limit)
@@ -61,7 +61,8 @@ async def _respond(
     size = sum(value.nbytes for value in result.outputs.values())
     accept_encoding = request.headers.get("accept-encoding", "")
     response_body, encoding = await run_in_thread_if_large(
-        size, lambda: compress_if_accepted(json_body(prepared.finish(result.outputs, result.outside)), accept_encoding)
+        size,
+        lambda: compress_if_accepted(json_body(prepared.finish(result.outputs, result.violations)), accept_encoding),
     )
     headers = {} if encoding is None else {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
     return Response(response_body, headers=headers, media_type=JSON)

@@ -1,6 +1,6 @@
 """Bodies of ``/v1/sessions`` and ``/v1/step``, and the text frames of ``/v1/stream``.
 
-Samples are checked by :mod:`stablernn_server.handlers.stream_steps`: a pydantic validation of every number would take
+Samples are checked by :mod:`stablernn_server.handlers.stream_inputs`: a pydantic validation of every number would take
 longer than a step.
 """
 
