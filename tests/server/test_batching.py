@@ -147,7 +147,7 @@ def step_requests(kind: Kind, count: int) -> list[tuple[Arrays, Arrays, bool]]:
     return requests
 
 
-@pytest.mark.parametrize("step_ns", [0.0, 1e12], ids=["on the event loop", "on a thread"])
+@pytest.mark.parametrize("estimate_step_ns", [0.0, 1e12], ids=["on the event loop", "on a thread"])
 def test_steps(kind: Kind, estimate_step_ns: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, requests = kind.model, step_requests(kind, 40)
     alone = [

@@ -65,7 +65,7 @@ class Model:
 
     class guard:
         balls: dict[str, Any] = {}
-        exits = 0
+        violation_count = 0
 
     def __init__(self, name: str) -> None:
         self.name, self.version, self.ref, self.label = name, 1, f"{name}:1", f"model '{name}:1'"

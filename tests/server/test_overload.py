@@ -96,7 +96,7 @@ def endless(server: Running, last_bytes: int = 0) -> Iterator[None]:
     head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""])
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode() + content[: len(content) - last_bytes])
-        wait(lambda: server.app.state.context.held_bytes >= len(content) - last_bytes)
+        wait(lambda: server.app.state.context.budget.held_bytes >= len(content) - last_bytes)
         if last_bytes:
             server.app.state.context.loop.call_soon_threadsafe(time.sleep, 0.2)
             time.sleep(0.05)
@@ -234,7 +234,7 @@ def test_a_step_that_waited_too_long_leaves_its_session_where_it_was(
 ) -> None:
     async def ask() -> None:
         async with house(published, request_timeout_seconds=0.05) as here:
-            monkeypatch.setattr(here.animals, "step_ns", lambda rows: 1e12)
+            monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 1e12)
             session = (await here.post("/v1/sessions", {"model": "animals"})).json()["session_id"]
             path = f"/v1/sessions/{session}/step"
             async with here.desk.occupied(here.flow):
@@ -242,7 +242,7 @@ def test_a_step_that_waited_too_long_leaves_its_session_where_it_was(
                 assert (late.status_code, late.json()) == (504, LATE)
             assert (await here.client.get(f"/v1/sessions/{session}")).json()["step"] == 0
             assert here.desk.executions(here.animals) == 0
-            monkeypatch.setattr(here.animals, "step_ns", lambda rows: 0.0)
+            monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 0.0)
             assert (await here.post(path, {"values": [1.0], "sequence": 1})).json()["step"] == 1
 
     asyncio.run(ask())
@@ -387,16 +387,16 @@ def test_bodies_of_requests_that_wait_are_held_and_given_back(published: Publish
             async with here.desk.occupied(here.flow):
                 waiting = [ask_once() for _ in range(3)]
                 await here.waiting(3)
-                assert here.context.held_bytes == 3 * len(content)
+                assert here.context.budget.held_bytes == 3 * len(content)
                 refused = await ask_once()
                 assert (refused.status_code, refused.json()["code"]) == (503, "busy")
                 assert refused.json()["error"].startswith(f"The server holds {3 * len(content)} bytes of other")
                 waiting[0].cancel()
                 await here.waiting(2)
-                assert here.context.held_bytes == 2 * len(content)
+                assert here.context.budget.held_bytes == 2 * len(content)
             assert [(await answer).status_code for answer in waiting[1:]] == [200, 200]
-            assert here.context.held_bytes == 0
-            assert not here.context.in_hand
+            assert here.context.budget.held_bytes == 0
+            assert not here.context.in_flight
 
     asyncio.run(ask())
 
@@ -426,7 +426,7 @@ def test_a_burst_is_answered_or_refused_to_the_last_request(published: Published
             else:
                 logits = np.array(answer.json()["outputs"][0]["data"], np.float32)
                 assert np.array_equal(logits, animals.run_numpy(x)["logits"].reshape(-1))
-        wait(lambda: context.scheduler.pending == 0 and not context.in_hand and context.held_bytes == 0)
+        wait(lambda: context.scheduler.pending == 0 and not context.in_flight and context.budget.held_bytes == 0)
 
 
 def test_everything_else_is_answered_while_a_run_goes_on(published: Published) -> None:

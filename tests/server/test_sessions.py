@@ -127,7 +127,7 @@ def test_a_session_shows_its_states_against_their_balls(client: httpx.Client, cl
         if name in balls:
             assert shown["radius"] == balls[name].radius
             assert shown["ratio"] == shown["size"] / shown["radius"] <= 1
-            assert shown["size"] == pytest.approx(float(balls[name].size(value)[0]))
+            assert shown["size"] == pytest.approx(float(balls[name].distances(value)[0]))
         else:
             assert (shown["radius"], shown["ratio"]) == (None, None)
             assert shown["size"] == pytest.approx(float(np.linalg.norm(value)))

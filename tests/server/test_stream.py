@@ -169,7 +169,7 @@ BINARY: dict[str, tuple[str, bytes, str, str]] = {
         "classes",
         frame([0], np.zeros((1, 1, 2)))[:-1],
         "bad_input",
-        "The binary frame must have 24 bytes as its head says, got 23.",
+        "By its head, the binary frame must have 24 bytes, got 23.",
     ),
     "infinite": (
         "classes",
@@ -431,7 +431,7 @@ def test_frames_count_among_what_is_held(published: Published) -> None:
             assert taken == [10]
         with Wire(running.url, "classes") as wire:
             assert wire.say(values=X)["step"] == 1
-        assert running.app.state.context.held_bytes == 0
+        assert running.app.state.context.budget.held_bytes == 0
 
 
 @pytest.fixture
@@ -446,7 +446,7 @@ def test_a_reader_that_does_not_read_holds_up_itself_alone(alone: Running) -> No
     sockets = alone.app.state.context.sockets
 
     def taken() -> int:
-        versions = [version for each in sockets._open for version in each.conversation._versions.values()]
+        versions = [version for each in sockets._open for version in each.connection._versions.values()]
         return max((version.batch.steps[0] for version in versions if len(version.batch)), default=0)
 
     async def send_all(slow: Any) -> None:
@@ -554,7 +554,7 @@ def test_what_is_sent_while_a_frame_takes_long_is_answered_in_its_order(alone: R
             assert isinstance(answer, bytes)
             assert wire.read(answer)[0] == [step]
         assert json.loads(wire.socket.recv(60))["step"] == 20_003
-    wait_for(lambda: alone.app.state.context.held_bytes == 0)
+    wait_for(lambda: alone.app.state.context.budget.held_bytes == 0)
 
 
 def test_goodbye_is_said_after_the_frame_in_hand(alone: Running) -> None:

@@ -14,7 +14,7 @@ OFF_LOOP_SECONDS = 600.0
 class CostModel:
     """Moving averages of measured runs; used by the event loop's thread only.
 
-    Durations of steps are averaged by their model (:meth:`.ServedModel.record_step_ns`), whose warm-up measures the first.
+    Durations of steps are averaged by the model (:meth:`.ServedModel.record_step_ns`); its warm-up measures the first.
 
     Attributes:
         requests_per_second: Throughput of a run, averaged; 0.0 before the first one.

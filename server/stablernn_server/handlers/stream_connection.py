@@ -27,8 +27,8 @@ from stablernn_server.schemas.sessions import TextFrame
 from stablernn_server.streams.stream import Stream, matches_reference, stream_from_snapshot
 from stablernn_server.streams.stream_batch import check_stream_count
 
-# :func:`run_in_thread_if_large` counts bytes of JSON. Arrays are copied many times as fast, and signing a token takes as
-# long as a KiB more would.
+# :func:`run_in_thread_if_large` counts bytes of JSON. Arrays are copied many times as fast, and signing a token takes
+# as long as a KiB more would.
 ARRAY_BYTES_PER_BYTE = 16
 BYTES_PER_TOKEN = 1024
 
