@@ -99,7 +99,7 @@ class Target:
 
     def _check_files(self) -> None:
         """Raises if a file that the model was trained on is not where the settings name it."""
-        from stablernn.training.run import data_files
+        from stablernn.training.run_data import data_files
 
         for file in map(Path, data_files(self.config).values()):
             if file.exists():
@@ -186,8 +186,8 @@ def _open_run(path: Path, device: Device) -> Target:
 
 def _open_version(version: Version, device: Device) -> Target:
     from stablernn.errors import ConfigError
-    from stablernn.training.run import with_stamps_of_training
-    from stablernn.training.settings.config import validate
+    from stablernn.training.loaded_run import with_stamps_of_training
+    from stablernn.training.settings.load import validate
     from stablernn_server import ServedModel
 
     manifest = version.manifest

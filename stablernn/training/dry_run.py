@@ -17,7 +17,8 @@ from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.data.windows import SPLITS, Samples
 from stablernn.errors import StableRNNError
 from stablernn.nn.models import SequenceModel
-from stablernn.training.run import Data, create_model, data_options, prepared
+from stablernn.training.build_model import create_model
+from stablernn.training.run_data import Data, data_options, prepare_data
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.predict_next_defaults import step_epoch
 from stablernn.training.settings.resolve import resolve, training_samples
@@ -90,7 +91,7 @@ def plan_training(config: Config, data: Data) -> dict[str, Any]:
         ConfigError: If a setting does not go with the data, or the model does not fit into memory.
         UnknownNameError: If the cell is not in the catalog.
     """
-    data = prepared(data, config)
+    data = prepare_data(data, config)
     settings = resolve(config, data)
     with torch.random.fork_rng(devices=[]):
         model = create_model(settings, data)

@@ -97,8 +97,7 @@ def test_predict_gives_what_eval_scores_for_forecasts(workplace: Workplace, targ
     errors = [abs(float(row["mean"]) - truth[row["ds"], row["target"]]) for row in answers]
 
     # The same single window by eval: the data with a test split of just these steps.
-    from stablernn.training import load_run
-    from stablernn.training.evaluation import evaluate
+    from stablernn.training import evaluate, load_run
     from stablernn_registry import Registry
     from stablernn_server import ServedModel
 

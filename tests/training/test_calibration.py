@@ -15,9 +15,9 @@ from forecast_helpers import many_series
 from stablernn.data import ForecastData, SequenceSplit
 from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training import load_config, load_run, train
+from stablernn.training.calibration import temperature as calibration
 from stablernn.training.calibration.temperature import fit_offsets, fit_temperature
-from stablernn.training.calibration.temperature import temperature as calibration
-from stablernn.training.run import calibrate
+from stablernn.training.finish import calibrate
 
 
 def told(samples: int, sure: float, *, flip: float = 0.0, kinds: int = 3) -> tuple[Classifier, SequenceSplit]:

@@ -7,8 +7,7 @@ import torch
 from stablernn.data import ClassificationData, load_data
 from stablernn.data.types import SequenceSplit
 from stablernn.nn.models import Classifier
-from stablernn.training import TorchPredictor
-from stablernn.training.evaluation import evaluate
+from stablernn.training import TorchPredictor, evaluate
 from stablernn.training.evaluation.early_classification import SHARES, Beginnings, early
 from stablernn.training.evaluation.evaluate import Scorer
 

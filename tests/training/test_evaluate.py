@@ -13,8 +13,7 @@ from forecast_helpers import Sums, many_series
 from stablernn.data import ClassificationData, ForecastData, Samples, Series, WindowSet, load_data
 from stablernn.errors import DataError, UnknownNameError
 from stablernn.nn.models import Classifier, Forecaster
-from stablernn.training import TorchPredictor, predict
-from stablernn.training.evaluation import evaluate
+from stablernn.training import TorchPredictor, evaluate, predict
 from stablernn.training.evaluation.baselines import Baselines
 from stablernn.training.evaluation.evaluate import Chosen, Scorer, further_inputs
 from stablernn.training.evaluation.metrics import classification_metrics, seasonal_naive

@@ -10,10 +10,12 @@ import torch
 
 from forecast_helpers import many_series
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
+from stablernn.training.build_model import create_model
 from stablernn.training.loop.checkpoint import Checkpoint
-from stablernn.training.run import RunDirectory, _trainer, create_model
-from stablernn.training.settings.config import load_config
+from stablernn.training.run_directory import RunDirectory
+from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.train_model import _trainer
 
 Weights = dict[str, torch.Tensor]
 

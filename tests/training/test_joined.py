@@ -16,9 +16,8 @@ from stablernn.data import ClassificationData, ForecastData, SequenceSplit, load
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.split_merging import class_weights, without_validation
 from stablernn.errors import ConfigError, DataError, InterruptedRun
-from stablernn.training import Progress, load_config, load_run, train
+from stablernn.training import Progress, evaluate, load_config, load_run, train
 from stablernn.training.dry_run import plan_training
-from stablernn.training.evaluation import evaluate
 from stablernn.training.loop.checkpoint import load_checkpoint
 
 TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.plots=false"]

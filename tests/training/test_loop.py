@@ -13,9 +13,10 @@ from stablernn.data.windows import build_windows
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import Classifier
 from stablernn.training.batches.losses import Batch
+from stablernn.training.batches.sample_minibatches import Batches
 from stablernn.training.evaluation.evaluate import Scorer
 from stablernn.training.loop.checkpoint import Checkpoint
-from stablernn.training.loop.trainer import Batches, Progress, Trainer
+from stablernn.training.loop.trainer import Progress, Trainer
 from stablernn.training.settings.config import TrainingConfig
 
 
@@ -299,7 +300,7 @@ def test_batches_are_cut_to_their_longest_sequence() -> None:
 def test_large_sources_are_gathered_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, chosen = data(train=30), torch.tensor([4, 2, 29])
     whole = Batches(toy.train, torch.device("cpu")).take(chosen)
-    monkeypatch.setattr("stablernn.training.loop.trainer._GATHERED_BYTES", 0)
+    monkeypatch.setattr("stablernn.training.batches.sample_minibatches._GATHERED_BYTES", 0)
     for got, expected in zip(Batches(toy.train, torch.device("cpu")).take(chosen)[:3], whole[:3], strict=True):
         assert torch.equal(got, expected)
 
@@ -310,7 +311,7 @@ def test_the_truth_counts_in_what_is_gathered_at_once(monkeypatch: pytest.Monkey
     samples = windows.gather(np.arange(len(windows)))
     x, y = samples.x, samples.y
     for limit, whole in ((x.nbytes + y.nbytes, True), (x.nbytes + y.nbytes - 1, False)):
-        monkeypatch.setattr("stablernn.training.loop.trainer._GATHERED_BYTES", limit)
+        monkeypatch.setattr("stablernn.training.batches.sample_minibatches._GATHERED_BYTES", limit)
         assert (Batches(windows, torch.device("cpu"))._whole is not None) is whole
 
 

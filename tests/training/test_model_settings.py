@@ -13,8 +13,9 @@ from stablernn.cells import list_cells
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import ConfigError
-from stablernn.training.run import create_model
-from stablernn.training.settings.config import Config, load_config
+from stablernn.training.build_model import create_model
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
 
 

@@ -13,8 +13,9 @@ from stablernn.data import load_data
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
 from stablernn.training import Config, load_config, train
+from stablernn.training.build_model import create_model
 from stablernn.training.dry_run import _PEAK, _kept_at, _longest, check_run, plan_training
-from stablernn.training.run import create_model, load_run_data
+from stablernn.training.run_data import load_run_data
 from stablernn.training.settings.resolve import resolve
 
 

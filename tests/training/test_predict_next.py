@@ -21,10 +21,10 @@ from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.nn.models import SequencePredictor
 from stablernn.training import Progress, TorchPredictor, load_config, train
 from stablernn.training.batches.minibatches import StepFeed, feed_steps, scored_entries, segments, streams
+from stablernn.training.build_model import create_model
 from stablernn.training.evaluation.evaluate_predict_next import NUMBERS, StepScorer, evaluate_steps, follow
 from stablernn.training.loop.optim import build_optimizer, build_schedule
 from stablernn.training.loop.trainer import Trainer
-from stablernn.training.run import create_model
 from stablernn.training.settings.config import Config, TrainingConfig
 from stablernn.training.settings.resolve import resolve
 

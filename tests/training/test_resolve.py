@@ -8,7 +8,8 @@ import pytest
 from stablernn.cells import create_cell, list_cells, recommended_training
 from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.errors import ConfigError, UnknownNameError
-from stablernn.training.settings.config import Config, load_config
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import FALLBACK_LR, resolve
 
 

@@ -22,8 +22,7 @@ from stablernn.errors import (
     TrainingError,
     UnknownNameError,
 )
-from stablernn.training import load_config, load_run, load_run_data, train
-from stablernn.training.evaluation import evaluate
+from stablernn.training import evaluate, load_config, load_run, load_run_data, train
 
 TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.max_steps=2"]
 DIGITS = ["data.source=digits", "model.cell=lipschitz", "training.batch_size=500", *TINY]

@@ -15,9 +15,9 @@ from forecast_helpers import many_series
 from stablernn.errors import TrainingError
 from stablernn.training import load_config, train
 from stablernn.training.batches.losses import ForecastTask
+from stablernn.training.loop import trainer as trainer_module
 from stablernn.training.loop.checkpoint import load_checkpoint, save_checkpoint
 from stablernn.training.loop.trainer import Trainer
-from stablernn.training.loop.trainer import trainer as loop_module
 from stablernn.training.verdict import judge
 
 NUMBER = r"-?[\d.]+(e[+-]?\d+)?"
@@ -77,7 +77,7 @@ def test_a_rate_that_is_far_too_high_fails_the_run(tmp_path: Path) -> None:
 
 def test_good_weights_of_an_early_epoch_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every loss then counts as diverged at its end.
-    monkeypatch.setattr(loop_module, "DIVERGED", 0.0)
+    monkeypatch.setattr(trainer_module, "DIVERGED", 0.0)
     summary = run(tmp_path, sequences(tmp_path / "a.npz", learnable=True), "training.max_steps=60", "training.lr=0.05")
     (sentence,) = summary["warnings"]
     assert summary["diverged"] is True
@@ -85,7 +85,7 @@ def test_good_weights_of_an_early_epoch_are_kept(tmp_path: Path, monkeypatch: py
 
 
 def test_without_validation_a_diverged_loss_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "DIVERGED", 0.0)
+    monkeypatch.setattr(trainer_module, "DIVERGED", 0.0)
     source = sequences(tmp_path / "a.npz", learnable=True)
     with pytest.raises(TrainingError) as caught:
         run(tmp_path, source, "training.refit=true", "training.max_steps=4")
@@ -106,7 +106,7 @@ def test_a_resumed_run_that_stored_no_first_loss_takes_no_other_for_it(
     checkpoint = load_checkpoint(last)
     del checkpoint.state["position"]["first_loss"]
     save_checkpoint(last, checkpoint)
-    monkeypatch.setattr(loop_module, "DIVERGED", 0.0)
+    monkeypatch.setattr(trainer_module, "DIVERGED", 0.0)
     summary = train(load_config(overrides=[source, "model.cell=rnn", "training.max_steps=8"]), tmp_path / "run", True)
     assert (summary["steps"], summary["diverged"]) == (8, False)
 

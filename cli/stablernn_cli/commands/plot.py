@@ -94,7 +94,7 @@ def _draw_curve(target: str, kind: Kind, path: Path) -> None:
     from stablernn.errors import CheckpointError
     from stablernn.plotting import plot_loss, plot_metric
     from stablernn.training.loop.checkpoint import load_checkpoint
-    from stablernn.training.run import RunDirectory
+    from stablernn.training.run_directory import RunDirectory
 
     place = RunDirectory(Path(target))
     records = place.records()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stablernn.data.windows import Samples
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor, Scorer, Source, predict
+from stablernn.data.windows import Samples, SampleSource
+from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor, Scorer, predict
 from stablernn.training.evaluation.metrics import label_metrics
 
 SHARES = tuple(tenths / 10 for tenths in range(1, 11))
@@ -44,7 +44,7 @@ class Beginnings:
         steps_seen: Steps of all the samples gathered so far.
     """
 
-    def __init__(self, source: Source, share: float) -> None:
+    def __init__(self, source: SampleSource, share: float) -> None:
         self._source = source
         self._share = share
         self.steps_seen = 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from stablernn.cells import kept_weights
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.data.sequences import are_names
-from stablernn.data.windows import Samples
+from stablernn.data.windows import Samples, SampleSource
 from stablernn.errors import DataError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.evaluation.baselines import Baselines
@@ -51,14 +51,6 @@ class Predictor(Protocol):
             ``quantiles`` (batch, horizon, targets, levels).
         """
         ...
-
-
-class Source(Protocol):
-    """Numbered samples, such as a split of sequences or of windows."""
-
-    def __len__(self) -> int: ...
-
-    def gather(self, indices: npt.NDArray[np.int64]) -> Samples: ...
 
 
 class StateName(NamedTuple):
@@ -155,7 +147,7 @@ class Continuing(Protocol):
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]: ...
 
 
-def predict(predictor: Predictor, source: Source, *, batch_size: int = BATCH_SIZE) -> Outputs:
+def predict(predictor: Predictor, source: SampleSource, *, batch_size: int = BATCH_SIZE) -> Outputs:
     """The predictor's outputs for every sample of a source, in order."""
     parts: list[Outputs] = []
     with kept_weights(predictor.model) if isinstance(predictor, TorchPredictor) else nullcontext():
@@ -268,7 +260,7 @@ class Scorer:
         DataError: If the data has no such split, or a class that is not among ``labels``.
     """
 
-    source: Source
+    source: SampleSource
 
     def __init__(
         self,
@@ -372,7 +364,7 @@ class Chosen:
         numbers: int64 (samples,), which.
     """
 
-    def __init__(self, source: Source, numbers: npt.NDArray[np.int64]) -> None:
+    def __init__(self, source: SampleSource, numbers: npt.NDArray[np.int64]) -> None:
         self._source = source
         self._numbers = numbers
 

@@ -7,32 +7,30 @@ resumed equals one that was not, to the last bit where the arithmetic itself rep
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from stablernn.cells import recommended_training
 from stablernn.certificates.projection import project
-from stablernn.data.windows import Samples, WindowSet
+from stablernn.data.windows import SampleSource
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
-from stablernn.training.batches.losses import Batch, PredictNextTask, Task, task_for
+from stablernn.training.batches.losses import PredictNextTask, Task, task_for
 from stablernn.training.batches.minibatches import Feed, Piece
-from stablernn.training.evaluation.evaluate import Scorer, Source, TorchPredictor, predict
+from stablernn.training.batches.sample_minibatches import SampleFeed
+from stablernn.training.evaluation.evaluate import Scorer, TorchPredictor, predict
 from stablernn.training.evaluation.evaluate_predict_next import StepScorer
 from stablernn.training.loop.certificate_log import StabilityLog
 from stablernn.training.loop.checkpoint import Checkpoint, optimizer_state, restore_optimizer
 from stablernn.training.loop.optim import Plateau, build_optimizer, build_schedule
+from stablernn.training.loop.stop_signals import stop_signals
 from stablernn.training.settings.config import TrainingConfig
 from stablernn.training.settings.resolve import FALLBACK, FALLBACK_LR
 
@@ -41,9 +39,6 @@ DIVERGED = 3.0
 learn nothing stay near 1; those whose rate is too high by orders of magnitude end above 10."""
 SAVE_SECONDS = 300.0
 """Longest time between two saves inside an epoch: what a power cut may cost."""
-
-_GATHERED_BYTES = 2**30
-"""Samples up to this size are gathered once; larger ones, such as many overlapping windows, batch by batch."""
 
 
 class Progress(NamedTuple):
@@ -103,89 +98,6 @@ class Position:
     """Mean of the last epoch, as far as it went."""
 
 
-class Batches:
-    """Samples of a source as batches of tensors on a device, cut to the longest sequence of the batch.
-
-    Args:
-        source: Numbered samples.
-        device: Where the tensors go.
-        keep: Whether samples are gathered once, if they are not too many.
-    """
-
-    def __init__(self, source: Source, device: torch.device, *, keep: bool = True) -> None:
-        self._source = source
-        self._device = device
-        self._whole: Batch | None = None
-        one = source.gather(np.arange(min(1, len(source))))
-        if keep and (one.x.nbytes + one.y.nbytes) * len(source) <= _GATHERED_BYTES:
-            self._whole = self._gather(np.arange(len(source)))
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def take_longer(self, indices: Tensor, extra: int, multiple: int) -> Batch:
-        """Windows with longer contexts, see :meth:`WindowSet.gather_longer`."""
-        assert isinstance(self._source, WindowSet)
-        return _cut(self._moved(self._source.gather_longer(indices.numpy(), extra, multiple)))
-
-    def take(self, indices: Tensor) -> Batch:
-        """The samples with these numbers, an int64 tensor on the CPU."""
-        if self._whole is None:
-            return _cut(self._gather(indices.numpy()))
-        chosen = indices.to(self._device)
-        x, lengths, y, *further = self._whole
-        rest = (None if part is None else part[chosen] for part in further)
-        return _cut(Batch(x[chosen], lengths[chosen], y[chosen], *rest))
-
-    def _gather(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Batch:
-        return self._moved(self._source.gather(indices))
-
-    def _moved(self, found: Samples) -> Batch:
-        x, lengths, y = (torch.from_numpy(part).to(self._device) for part in found[:3])
-        rest = (None if part is None else torch.from_numpy(part).to(self._device) for part in found[3:])
-        return Batch(x, lengths, y, *rest)
-
-
-def _cut(batch: Batch) -> Batch:
-    longest = int(batch.lengths.max())
-    if longest == batch.x.shape[1]:
-        return batch
-    return batch._replace(x=batch.x[:, :longest], dt=None if batch.dt is None else batch.dt[:, :longest])
-
-
-class SampleFeed(Feed):
-    """Samples of a source, drawn anew into batches each epoch.
-
-    Args:
-        source: Numbered samples.
-        batch_size: Samples in a step.
-        device: Where they go.
-        warm_up: Steps by which the contexts of windows are longer, at random up to this, a number for each batch.
-        multiple: Of what they are longer by whole numbers.
-    """
-
-    def __init__(
-        self, source: Source, batch_size: int, device: torch.device, *, warm_up: int = 0, multiple: int = 1
-    ) -> None:
-        self._warm_up = warm_up // multiple
-        self._multiple = multiple
-        # Longer contexts are cut anew for each batch.
-        self._batches = Batches(source, device, keep=not self._warm_up)
-        self._size = batch_size
-        self._order = torch.arange(len(source))
-        self.steps = math.ceil(len(source) / batch_size)
-
-    def shuffle(self, generator: torch.Generator) -> None:
-        self._order = torch.randperm(len(self._batches), generator=generator)
-
-    def take(self, number: int) -> Piece:
-        chosen = self._order[number * self._size : (number + 1) * self._size]
-        if not self._warm_up:
-            return Piece(self._batches.take(chosen), len(chosen), first=True)
-        extra = self._multiple * int(torch.randint(self._warm_up + 1, ()))
-        return Piece(self._batches.take_longer(chosen, extra, self._multiple), len(chosen), first=True)
-
-
 class Trainer:
     """Fits a model to the samples of a source.
 
@@ -204,7 +116,7 @@ class Trainer:
     def __init__(
         self,
         model: SequenceModel,
-        source: Source | Feed,
+        source: SampleSource | Feed,
         scorer: Scorer | StepScorer,
         settings: TrainingConfig,
         journal: Journal,
@@ -507,31 +419,3 @@ class Trainer:
     def load_best(self) -> None:
         """Put the best weights into the model."""
         self.model.load_state_dict(self._best)
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """Turn the first SIGINT or SIGTERM into an event; a second one does what it always does.
-
-    Python handles signals in the main thread only, so a run in another thread cannot be stopped this way.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask_to_stop(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    try:
-        for number in before:
-            signal.signal(number, ask_to_stop)
-        yield stop
-    finally:
-        restore()

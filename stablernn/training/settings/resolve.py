@@ -15,8 +15,9 @@ from stablernn.certificates.projection import certified_kind, is_projected
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
-from stablernn.training.settings.config import Config, ModelConfig, validate
+from stablernn.training.settings.config import Config, ModelConfig
 from stablernn.training.settings.defaults import length_of_training, model_settings, task_training
+from stablernn.training.settings.load import validate
 from stablernn.training.settings.predict_next_defaults import (
     refuse_step_settings,
     step_epoch,
