@@ -66,9 +66,9 @@ _WORDS: dict[Any, str] = {str: "word", int: "whole number", float: "number", boo
 def configuration_page() -> str:
     """The page of all settings."""
     from stablernn.training.settings.config import DataConfig, ModelConfig, TaskConfig, TrainingConfig
-    from stablernn.training.settings.resolve import FALLBACK, FALLBACK_LR
+    from stablernn.training.settings.defaults import FALLBACK, FALLBACK_LR, FALLBACK_OPTIMIZER
 
-    fallback = {**FALLBACK, "lr": FALLBACK_LR[FALLBACK["optimizer"]]}
+    fallback = {**FALLBACK, "lr": FALLBACK_LR[FALLBACK_OPTIMIZER]}
     parts = [_HEAD, f"are {', '.join(f'`{key}` {value}' for key, value in fallback.items())}.\n", _BETWEEN]
     for title, rows in (("To classify", _to_classify()), ("To forecast", _to_forecast())):
         parts += [f"\n### {title}\n\n", *_table(("what", "value", "why"), rows)]
@@ -85,7 +85,7 @@ def configuration_page() -> str:
 
 
 def _to_classify() -> list[tuple[str, str, str]]:
-    from stablernn.training.settings.defaults import (
+    from stablernn.training.tasks.classify import (
         AUGMENTATION,
         HEAD_DROPOUT,
         LABEL_SMOOTHING,
@@ -94,12 +94,11 @@ def _to_classify() -> list[tuple[str, str, str]]:
         PATCHES,
     )
 
-    steps = PATCHES["classify"]
     return [
         (
             "`patch_stride`",
-            f"the longest training sequence over {steps}, rounded",
-            f"the layers take about {steps} steps, however long a sequence is: gradients reach its beginning, and "
+            f"the longest training sequence over {PATCHES}, rounded",
+            f"the layers take about {PATCHES} steps, however long a sequence is: gradients reach its beginning, and "
             "training is as much faster",
         ),
         ("`patch_size`", f"{PATCH_STEPS} strides", "neighbouring steps share samples, so that no shape is cut in two"),
@@ -109,7 +108,7 @@ def _to_classify() -> list[tuple[str, str, str]]:
             "`all`",
             "what tells classes apart may lie at the end (last), everywhere (mean) or in one place (max)",
         ),
-        ("`head_dropout`", f"{HEAD_DROPOUT['classify']}", "the head reads three numbers a unit, of few sequences"),
+        ("`head_dropout`", f"{HEAD_DROPOUT}", "the head reads three numbers a unit, of few sequences"),
         ("`scaling`", "`standard`", "how large values are is often what tells classes apart"),
         ("`label_smoothing`", f"{LABEL_SMOOTHING}", "few labels are learned with too much certainty otherwise"),
         (
@@ -124,7 +123,7 @@ def _to_classify() -> list[tuple[str, str, str]]:
 
 
 def _to_forecast() -> list[tuple[str, str, str]]:
-    from stablernn.training.settings.defaults import FORECAST_STEPS, MOST_WINDOWS_A_STEP, PATCHES
+    from stablernn.training.tasks.forecast import MAX_STEPS, MIN_STEPS, MOST_WINDOWS_A_STEP, PATCHES
 
     return [
         (
@@ -141,7 +140,7 @@ def _to_forecast() -> list[tuple[str, str, str]]:
         ("`skip`", "`linear` with the scaling `context`", "a linear map of the context is hard to beat on many series"),
         (
             "`patch_size`, `patch_stride`",
-            f"the divisor of the context nearest to the context over {PATCHES['forecast']}, both",
+            f"the divisor of the context nearest to the context over {PATCHES}, both",
             "as above",
         ),
         ("`readout`", "`last`", "where a series is now matters most for what comes next"),
@@ -154,7 +153,7 @@ def _to_forecast() -> list[tuple[str, str, str]]:
         ),
         (
             "`epochs`",
-            f"5, but from {FORECAST_STEPS[0]} to {FORECAST_STEPS[1]:,} steps",
+            f"5, but from {MIN_STEPS} to {MAX_STEPS:,} steps",
             "likewise",
         ),
         ("gate", "on", "layers that are not better than the linear skip by more than noise do harm later"),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from stablernn.training.evaluation.evaluate import Predictor, TorchPredictor, evaluate, predict
+    from stablernn.training.evaluate_data import evaluate
+    from stablernn.training.evaluation.evaluate import Predictor, TorchPredictor, predict
     from stablernn.training.loaded_run import LoadedRun, load_run
     from stablernn.training.loop.trainer import Progress
     from stablernn.training.run_data import load_run_data
@@ -40,7 +41,7 @@ __getattr__, __dir__ = lazy_names(
         "Predictor": "evaluation.evaluate",
         "Progress": "loop.trainer",
         "TorchPredictor": "evaluation.evaluate",
-        "evaluate": "evaluation.evaluate",
+        "evaluate": "evaluate_data",
         "load_config": "settings.load",
         "load_run": "loaded_run",
         "load_run_data": "run_data",

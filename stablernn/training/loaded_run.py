@@ -8,12 +8,13 @@ from typing import Any
 
 from stablernn.atomic_files import read_json
 from stablernn.data.readers.paths import is_table
+from stablernn.data.step_data import Data
 from stablernn.data.time.frequency import parse_frequency
 from stablernn.errors import CheckpointError
 from stablernn.nn.models import SequenceModel, build_model
 from stablernn.training.evaluation.evaluate import TorchPredictor
 from stablernn.training.loop.checkpoint import load_checkpoint
-from stablernn.training.run_data import Data, load_run_data, locate_files
+from stablernn.training.run_data import load_run_data, locate_files
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
 from stablernn.training.settings.load import load_config

@@ -7,17 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stablernn.data import ClassificationData, ForecastData, load_data
+from stablernn.data import load_data
 from stablernn.data.catalog import is_dataset
 from stablernn.data.readers.paths import is_table
 from stablernn.data.sequences import are_names
-from stablernn.data.split_merging import without_validation
-from stablernn.data.step_data import StepData
-from stablernn.errors import DataError
-from stablernn.training.loop.context_length import choose_context
+from stablernn.data.step_data import Data
 from stablernn.training.settings.config import Config
-
-Data = ClassificationData | ForecastData | StepData
+from stablernn.training.tasks import task_for
 
 
 def load_run_data(
@@ -63,9 +59,8 @@ def load_run_data(
 
 def prepare_data(data: Data, config: Config) -> Data:
     """Return loaded data as it is trained on: with a context length, and without validation where ``refit`` is set."""
-    if isinstance(data, ForecastData):
-        data = choose_context(data, config.model.skip_strength)
-    return without_validation(data) if config.training.refit else data
+    data = task_for(data).choose_inputs(config)
+    return data.without_validation() if config.training.refit else data
 
 
 def data_options(config: Config) -> dict[str, Any]:
@@ -86,14 +81,7 @@ def with_time(data: Data, config: Config) -> Data:
     Raises:
         DataError: If the model takes the time of each step, and the data does not have it.
     """
-    if isinstance(data, StepData):
-        return data
-    if isinstance(data, ClassificationData) and data.time_step is None and config.model.time == "dt":
-        raise DataError(
-            f"'{data.name}' does not say when its steps were, and the model was trained with the time of each step. "
-            "Add an array 't'."
-        )
-    return data.in_steps_of(config.model.time_step if config.model.time == "dt" else None)
+    return data.with_time_step(config.model.time_step if config.model.time == "dt" else None)
 
 
 def data_files(config: Config) -> dict[str, str]:

@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from forecast_helpers import many_series
 from stablernn.errors import TrainingError
 from stablernn.training import load_config, train
-from stablernn.training.batches.losses import ForecastTask
+from stablernn.training.batches.losses import ForecastObjective
+from stablernn.training.evaluation.trivial import compare_with_baseline
 from stablernn.training.loop import trainer as trainer_module
 from stablernn.training.loop.checkpoint import load_checkpoint, save_checkpoint
 from stablernn.training.loop.trainer import Trainer
@@ -132,7 +132,8 @@ def test_a_forecast_that_leaves_its_layers_out_is_told_in_the_summary(tmp_path: 
 @pytest.mark.parametrize(("headline", "is_warned"), [("mase", False), ("mae", True)])
 def test_a_forecast_is_judged_by_the_figure_that_its_epochs_are_chosen_by(headline: str, is_warned: bool) -> None:
     """Of many series it is MASE: errors in the unit of the data are those of the largest series alone."""
-    trainer = SimpleNamespace(task=ForecastTask(headline), is_diverged=False)
+    trainer = SimpleNamespace(is_diverged=False)
     scores = {"mase": 0.9, "mae": 457.0, "seasonal_naive": {"mase": 1.2, "mae": 335.0}}
-    verdict = judge(cast(Trainer, trainer), many_series([np.arange(60.0)[:, None]] * 2), scores, None)
+    comparison = compare_with_baseline(scores, ForecastObjective(headline))
+    verdict = judge(cast(Trainer, trainer), comparison, None, is_validated=True)
     assert bool(verdict.warnings) is is_warned

@@ -114,12 +114,12 @@ def check(
 
 
 def _draw(output: Output, path: Path, report: DataReport) -> None:
-    from stablernn.training.plots.data import plot_data
+    from stablernn.training.tasks import task_for
 
     if report.data is None:
         output.note(f"Nothing to draw: {report.source} cannot be loaded.")
         return
-    plot_data(path, report.data)
+    task_for(report.data).draw_data(path)
     output.note(f"Drawn: {path}")
 
 

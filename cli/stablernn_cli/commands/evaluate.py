@@ -198,15 +198,17 @@ def _of_samples(model: Target, data: Any, split: Split, asked: Further) -> tuple
     """Scores of a classification or a forecast, of how many samples, and what was asked for beside them."""
     from stablernn.data import ForecastData
     from stablernn.training.evaluation.baselines import Baselines
-    from stablernn.training.evaluation.evaluate import open_split, predict
+    from stablernn.training.evaluation.evaluate import predict
+    from stablernn.training.evaluation.scorers import open_classification, open_forecast
 
-    levels = model.quantiles or None
-    scorer = open_split(data, split, quantiles=levels, labels=model.labels or None, features=model.features)
-    outputs = predict(model.predictor, scorer.source)
-    metrics = scorer.score(outputs)
     if isinstance(data, ForecastData):
+        forecasts = open_forecast(data, split, quantiles=model.quantiles or None, features=model.features)
+        outputs = predict(model.predictor, forecasts.source)
+        metrics = forecasts.score(outputs)
         left_out = {"windows_without_context": data.windows(split).without_context}
-        return metrics, scorer.samples, left_out | _of_forecast(model, data, split, scorer, outputs, asked)
+        return metrics, forecasts.samples, left_out | _of_forecast(model, data, split, forecasts, outputs, asked)
+    scorer = open_classification(data, split, labels=model.labels or None, features=model.features)
+    metrics = scorer.score_of(model.predictor)
     baselines = Baselines(data)
     extra: dict[str, Any] = {"baselines": {"ridge": baselines.notes}}
     if asked.early:

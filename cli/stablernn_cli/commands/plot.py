@@ -119,7 +119,7 @@ def _draw(
     device: Any,
 ) -> dict[str, Any]:
     from stablernn.data import ClassificationData, ForecastData
-    from stablernn.training.evaluation.evaluate import open_split
+    from stablernn.training.evaluation.scorers import open_classification
 
     model = open_target(target, device)
     kinds = KINDS.get(model.task, CURVES)
@@ -135,7 +135,7 @@ def _draw(
     if isinstance(data, ForecastData):
         return {"kind": chosen, "split": split, **_draw_forecast(model, data, path, split, place)}
     assert isinstance(data, ClassificationData)
-    scorer = open_split(data, split, labels=model.labels, features=model.features)
+    scorer = open_classification(data, split, labels=model.labels, features=model.features)
     _draw_classes(model, data, scorer, path, split, chosen)
     return {"kind": chosen, "split": split}
 
@@ -160,11 +160,12 @@ def _draw_forecast(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from stablernn.training.evaluation.evaluate import Chosen, open_split, predict
+    from stablernn.training.evaluation.evaluate import predict
+    from stablernn.training.evaluation.scorers import Subset, open_forecast
     from stablernn.training.plots.figures import draw_forecast
 
     series, window, channel = place
-    open_split(data, split, quantiles=model.quantiles, features=model.features)
+    open_forecast(data, split, quantiles=model.quantiles, features=model.features)
     windows = data.windows(split)
     target = _position(channel, data.targets, "target", f"'{data.name}' forecasts", 0)
     names = [one.unique_id for one in data.series]
@@ -176,7 +177,7 @@ def _draw_forecast(
     if window is not None and not 1 <= window <= len(mine):
         raise UsageError(f"--window must be from 1 to {len(mine)}, the windows of '{names[owner]}', got {window}.")
     number = mine[-1 if window is None else window - 1]
-    outputs = predict(model.predictor, Chosen(windows, np.array([number])))
+    outputs = predict(model.predictor, Subset(windows, np.array([number])))
     found = {name: values[0] for name, values in outputs.items()}
     draw_forecast(path, data, split, number, found, model.quantiles, target)
     return {"series": names[owner], "window": mine.index(number) + 1, "windows": len(mine)}

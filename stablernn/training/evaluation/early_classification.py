@@ -6,13 +6,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn.data.windows import Samples, SampleSource
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor, Scorer, predict
+from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.metrics import label_metrics
+from stablernn.training.evaluation.scorers import ClassificationScorer
 
 SHARES = tuple(tenths / 10 for tenths in range(1, 11))
 
 
-def early(predictor: Predictor, scorer: Scorer, *, batch_size: int = BATCH_SIZE) -> list[dict[str, float]]:
+def early(
+    predictor: Predictor, scorer: ClassificationScorer, *, batch_size: int = BATCH_SIZE
+) -> list[dict[str, float]]:
     """Accuracy and macro F1 after each tenth of every sequence.
 
     Args:

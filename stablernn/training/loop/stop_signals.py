@@ -1,4 +1,4 @@
-"""Stopping a run by a signal, at a step where it can be resumed."""
+"""Stopping a run by a signal, after a step from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ def stop_signals() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask_to_stop(number: int, frame: FrameType | None) -> None:
         stop.set()
-        restore()
+        # The user need not wait for a step that hangs: the next signal ends the process.
+        restore_handlers()
 
-    def restore() -> None:
-        for number, handler in before.items():
+    def restore_handlers() -> None:
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
     try:
-        for number in before:
+        for number in handlers:
             signal.signal(number, ask_to_stop)
         yield stop
     finally:
-        restore()
+        restore_handlers()

@@ -37,13 +37,13 @@ def load_config(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The settings from a file and what is laid over it; what comes later wins.
+    """Load settings from a file, options and overrides; later layers win.
 
     Args:
         path: A YAML file with sections ``data``, ``task``, ``model`` and ``training``.
         overrides: ``"training.lr=0.01"`` and the like; the value is read as YAML. They come last.
-        defaults: A tree that lies below the file.
-        options: Values by dotted key, between file and overrides; those that are None are passed over.
+        defaults: A tree of settings that the file overrides.
+        options: Values by dotted key, between file and overrides; those that are None are skipped.
 
     Raises:
         ConfigError: If the file cannot be read, a key does not exist, or a value is not allowed.
@@ -52,31 +52,33 @@ def load_config(
         >>> load_config(overrides=["data.source=digits", "model.cell=lipschitz", "training.lr=1e-3"]).training.lr
         0.001
     """
+    # From the lowest layer to the highest.
     layers = [dict(defaults or {}), _read(path) if path is not None else {}]
     layers += [_branch(key, value) for key, value in (options or {}).items() if value is not None]
     layers += [_parse_override(text) for text in overrides]
-    return _merge_settings_each_other(layers)
+    return _merge_layers(layers)
 
 
-def merge_settings(stored: Config, given: Config) -> Config:
-    """The stored settings with those in place that ``given`` was made with; what it left to defaults stays as stored.
+def merge_settings(stored: Config, changes: Config) -> Config:
+    """Return stored settings with those that ``changes`` was made with; what it left to defaults stays as stored.
 
     Raises:
         ConfigError: If the two do not go together.
     """
-    return _merge_settings_each_other([stored.tree(), given.model_dump(mode="json", exclude_unset=True)])
+    return _merge_layers([stored.tree(), changes.model_dump(mode="json", exclude_unset=True)])
 
 
-def _merge_settings_each_other(layers: Sequence[Mapping[str, Any]]) -> Config:
+def _merge_layers(layers: Sequence[Mapping[str, Any]]) -> Config:
     tree: dict[str, Any] = {}
     for layer in layers:
+        # Before the merge, in which both would stand.
         _replace_length(tree, layer)
         tree = _merge(tree, layer)
     return validate(tree)
 
 
 def validate(tree: Mapping[str, Any]) -> Config:
-    """The settings in a tree of JSON types.
+    """Return the settings in a tree of JSON types.
 
     Raises:
         ConfigError: If a key does not exist or is missing, or a value is not allowed.
@@ -84,15 +86,15 @@ def validate(tree: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate({key: {} if value is None else value for key, value in tree.items()})
     except ValidationError as error:
-        found = error.errors()
-        # A key that is not there explains why another is missing.
-        raise ConfigError(_sentence(min(found, key=lambda one: one["type"] != "extra_forbidden"))) from None
+        # An unknown key explains why another is missing: a mistyped one is both.
+        first = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
+        raise ConfigError(_format_validation_error(first)) from None
 
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML with the floats and booleans of YAML 1.2 and without keys that silently replace another.
 
-    ``1e-3`` is a number; ``no``, ``yes``, ``on`` and ``off`` are words, such as the name of a column.
+    ``1e-3`` is a number; ``no``, ``yes``, ``on`` and ``off`` are strings, such as the name of a column.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -103,6 +105,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# YAML 1.1, which PyYAML reads, takes `no` for false and `1e-3`, without a dot, for a string.
 _BOOL = "tag:yaml.org,2002:bool"
 _Loader.yaml_implicit_resolvers = {
     letter: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
@@ -128,7 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"'{path}' must hold the sections {_words(_SECTIONS)}, got {tree!r}.")
+        raise ConfigError(f"'{path}' must hold the sections {_format_names(_SECTIONS)}, got {tree!r}.")
     return tree
 
 
@@ -150,9 +153,9 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def _branch(key: str, value: Any) -> dict[str, Any]:
-    """``{"a": {"b": value}}`` for the key ``a.b``."""
-    for word in reversed(key.split(".")):
-        value = {word: value}
+    """Return ``{"a": {"b": value}}`` for the key ``a.b``."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
     return dict(value)
 
 
@@ -165,7 +168,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _replace_length(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Let ``epochs`` of a later layer take the place of ``max_steps`` of an earlier one, and the other way round."""
+    """Let ``epochs`` of a later layer replace ``max_steps`` of an earlier one, and vice versa."""
     later, earlier = above.get("training"), below.get("training")
     if isinstance(later, Mapping) and isinstance(earlier, Mapping):
         for key, other in (("epochs", "max_steps"), ("max_steps", "epochs")):
@@ -173,34 +176,36 @@ def _replace_length(below: dict[str, Any], above: Mapping[str, Any]) -> None:
                 below["training"] = {**earlier, other: None}
 
 
-def _sentence(error: ErrorDetails) -> str:
-    """One pydantic error in the words of this configuration."""
+def _format_validation_error(error: ErrorDetails) -> str:
+    """Return the message for an error of pydantic, in the terms of this configuration."""
     path = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return _unknown_key(path)
     if error["type"] == "missing":
         return f"{path} is missing: {_describe(path)}"
     if error["type"] == "value_error":
+        # Raised by a check of ours, whose message is complete.
         return str(error.get("ctx", {})["error"])
-    given = error["input"]
+    value = error["input"]
     if path in _SECTIONS:
-        return f"{path} must be a section with keys ({_words(_keys(path))}), got {given!r}."
+        return f"{path} must be a section with keys ({_format_names(_keys(path))}), got {value!r}."
     rule = error["msg"].replace("Input should be", "must be").replace("valid tuple", "list")
+    # For a choice of strings, pydantic lists them in quotes in the context of the error.
     allowed = re.findall(r"'([^']+)'", error.get("ctx", {}).get("expected", ""))
-    hint = near(given, allowed) if isinstance(given, str) else ""
-    return f"{path} {rule}, got {given!r}.{hint}"
+    hint = near(value, allowed) if isinstance(value, str) else ""
+    return f"{path} {rule}, got {value!r}.{hint}"
 
 
 def _unknown_key(path: str) -> str:
-    section, _, word = path.rpartition(".")
+    section, _, key = path.rpartition(".")
     # A key that stands in the wrong section, or in none, is meant as written; else it is a typing mistake.
-    meant = [f"{other}.{word}" for other in _SECTIONS if word in _keys(other)]
-    if not meant:
-        close = get_close_matches(word, _keys(section) or _SECTIONS, n=1)
-        meant = [f"{section}.{name}" if section else name for name in close]
-    hint = f" Did you mean '{meant[0]}'?" if meant else ""
+    candidates = [f"{other}.{key}" for other in _SECTIONS if key in _keys(other)]
+    if not candidates:
+        close = get_close_matches(key, _keys(section) or _SECTIONS, n=1)
+        candidates = [f"{section}.{name}" if section else name for name in close]
+    hint = f" Did you mean '{candidates[0]}'?" if candidates else ""
     where = f"'{section}' has" if section in _SECTIONS else "Sections are"
-    return f"Unknown key '{path}'.{hint} {where} {_words(_keys(section) or _SECTIONS)}."
+    return f"Unknown key '{path}'.{hint} {where} {_format_names(_keys(section) or _SECTIONS)}."
 
 
 def _keys(section: str) -> list[str]:
@@ -210,9 +215,9 @@ def _keys(section: str) -> list[str]:
 def _describe(path: str) -> str:
     section, _, key = path.rpartition(".")
     if section not in _SECTIONS:
-        return f"the settings need this section, with keys {_words(_keys(path))}."
+        return f"the settings need this section, with keys {_format_names(_keys(path))}."
     return f"{_SECTIONS[section].model_fields[key].description}"
 
 
-def _words(names: Sequence[str] | Mapping[str, Any]) -> str:
+def _format_names(names: Sequence[str] | Mapping[str, Any]) -> str:
     return ", ".join(names)
