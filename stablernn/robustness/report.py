@@ -24,7 +24,7 @@ from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.noise import KINDS, Values, noise_curve
 from stablernn.robustness.settings import NORMS, Norm, Settings
 from stablernn.training.batches.losses import Batch
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, TorchPredictor
+from stablernn.training.evaluation.predictors import BATCH_SIZE, TorchPredictor
 from stablernn.training.evaluation.scorers import ClassificationScorer, open_classification
 
 Array = npt.NDArray[Any]

@@ -11,7 +11,7 @@ from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
     from stablernn.training.evaluate_data import evaluate
-    from stablernn.training.evaluation.evaluate import Predictor, TorchPredictor, predict
+    from stablernn.training.evaluation.predictors import Predictor, TorchPredictor, predict
     from stablernn.training.loaded_run import LoadedRun, load_run
     from stablernn.training.loop.trainer import Progress
     from stablernn.training.run_data import load_run_data
@@ -38,14 +38,14 @@ __getattr__, __dir__ = lazy_names(
     {
         "Config": "settings.config",
         "LoadedRun": "loaded_run",
-        "Predictor": "evaluation.evaluate",
+        "Predictor": "evaluation.predictors",
         "Progress": "loop.trainer",
-        "TorchPredictor": "evaluation.evaluate",
+        "TorchPredictor": "evaluation.predictors",
         "evaluate": "evaluate_data",
         "load_config": "settings.load",
         "load_run": "loaded_run",
         "load_run_data": "run_data",
-        "predict": "evaluation.evaluate",
+        "predict": "evaluation.predictors",
         "train": "train_model",
     },
 )

@@ -19,5 +19,6 @@ def create_model(config: Config, data: Data) -> SequenceModel:
     task = task_for(data)
     with enough_memory(config.model):
         model = task.build_model(config)
+    # Outside of the check: that reading the data takes too much memory is no fault of the model's size.
     task.fit_inputs(model, config)
     return model

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stablernn.data.step_data import Data
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor
 from stablernn.training.evaluation.evaluate_predict_next import StepPredictor
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor
 from stablernn.training.evaluation.scorers import PredictorNames
 from stablernn.training.tasks import task_for
 

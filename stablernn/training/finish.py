@@ -12,7 +12,7 @@ from stablernn.atomic_files import plain, write_json
 from stablernn.certificates.certificate import prove
 from stablernn.data.types import score_notes
 from stablernn.errors import TrainingError
-from stablernn.training.evaluation.evaluate import TorchPredictor
+from stablernn.training.evaluation.predictors import TorchPredictor
 from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.certificate_log import check_certified, proved_in_short
 from stablernn.training.loop.trainer import Trainer
@@ -40,10 +40,12 @@ def finish(directory: RunDirectory, config: Config, task: Task, trainer: Trainer
         TrainingError: If the run diverged and the best weights are of no use, or less is proved of them than
             ``training.certified`` asks for.
     """
+    # Scores, certificate and figures are of the weights that are kept, not of the last ones.
     trainer.load_best()
     calibration = task.calibrate(trainer.model, config, reference)
     if calibration:
         write_json(directory.calibration, calibration)
+    # Calibration has changed the best weights, so they are stored again.
     directory.save("best", trainer.best(trainer.model.state_dict()))
     if config.training.certified:
         check_certified(trainer.model, prove(trainer.model, stored=False))

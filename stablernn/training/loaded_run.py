@@ -12,7 +12,7 @@ from stablernn.data.step_data import Data
 from stablernn.data.time.frequency import parse_frequency
 from stablernn.errors import CheckpointError
 from stablernn.nn.models import SequenceModel, build_model
-from stablernn.training.evaluation.evaluate import TorchPredictor
+from stablernn.training.evaluation.predictors import TorchPredictor
 from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.run_data import load_run_data, locate_files
 from stablernn.training.run_directory import RunDirectory
@@ -81,6 +81,7 @@ def load_run(run_dir: str | Path, epoch: int | None = None) -> LoadedRun:
             f"The run in '{run_dir}' keeps no weights of epoch {epoch}. It has {len(directory.records())} epochs; "
             "train with training.keep_epochs=true to keep those of each."
         )
+    # The checkpoint has the model's own configuration, so that the data need not be loaded to build it.
     checkpoint = load_checkpoint(directory.checkpoint(name))
     model = build_model(checkpoint.state["model"])
     model.load_state_dict(checkpoint.group("model"))
@@ -92,6 +93,7 @@ def load_run(run_dir: str | Path, epoch: int | None = None) -> LoadedRun:
 
 def stored_settings(directory: RunDirectory) -> Config:
     """Return the resolved settings of a run."""
+    # data.json is written before config.yaml, so a run has one.
     stored = load_config(directory.config).as_stored()
     return with_stamps_of_training(stored, read_json(directory.data).get("frequency"))
 

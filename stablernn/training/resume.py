@@ -48,11 +48,13 @@ def check_resumable(stored: Config, resolved: Config) -> None:
     changed = [key for key in changed if key not in _ADDABLE or before.get(key) is not None]
     if not changed:
         return
+    # A setting that can never change is named before one that only cannot change here.
     fixed = [key for key in changed if key not in _LENGTH]
     key = (fixed or changed)[0]
     difference = f"'{key}' was {before.get(key)!r} when the run began, got {after.get(key)!r}"
     if fixed:
         raise ConfigError(f"A resumed run keeps its settings: {difference}. Start a new run to change it.")
+    # These were laid out over the length that the run had when it began.
     planned = (
         []
         if stored.training.schedule in ("constant", "step", "plateau")

@@ -31,9 +31,9 @@ def judge(
     """Judge a run by its training loss and by the validation scores of the weights that it keeps.
 
     A run whose loss diverged fails if its weights are of no use: no better than the trivial answer (the same one for
-    all sequences, the seasonal naive forecast), of a forecast also if nothing of the layers was kept beside the linear
-    skip, or if there is no validation split. Weights of an epoch before the loss diverged can be good ones: then it is
-    a warning. So is a model that is no better than the trivial answer without having diverged.
+    all sequences, the seasonal naive forecast), of a forecast also if only its linear skip was kept and nothing of the
+    layers, or if there is no validation split. Weights of an epoch before the loss diverged can be good ones: then it
+    is a warning. So is a model that is no better than the trivial answer without having diverged.
 
     Args:
         trainer: After its last step.
@@ -46,14 +46,17 @@ def judge(
             return Verdict(diverged=False)
         sentence = f"The model is no better than {comparison.trivial} ({comparison})."
         return Verdict(diverged=False, warnings=(f"{sentence} Train it longer, or see docs/accuracy.md.",))
+    # The loss diverged. Good weights may still be kept, from an epoch before that.
     position = trainer.position
     course = f"the training loss ended at {position.last_loss:.4g}, from {position.first_loss:.4g} at the first step"
     advice = f"Set {trainer.stabilizing_advice()}."
+    # Nothing shows that the last weights, which are kept then, are of any use.
     if not is_validated:
         return Verdict(diverged=True, failure=f"Training diverged: {course}. {advice}")
     if comparison is not None and comparison.is_useless:
         reason = f"the best weights are no better than {comparison.trivial} ({comparison})"
         return Verdict(diverged=True, failure=f"Training diverged: {course}, and {reason}. {advice}")
+    # A share of 0 was chosen on the validation windows: the layers have learned nothing that helps there.
     if gate is not None and gate["share"] == 0:
         reason = "nothing but the linear skip is left of the model"
         return Verdict(diverged=True, failure=f"Training diverged: {course}, and {reason}. {advice}")

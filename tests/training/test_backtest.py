@@ -12,7 +12,7 @@ from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Forecaster
 from stablernn.training import TorchPredictor
 from stablernn.training.evaluation.backtest import backtest, parse
-from stablernn.training.evaluation.evaluate import predict
+from stablernn.training.evaluation.predictors import predict
 from stablernn.training.evaluation.scorers import ForecastScorer
 
 

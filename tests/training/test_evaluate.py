@@ -15,8 +15,8 @@ from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training import TorchPredictor, evaluate, predict
 from stablernn.training.evaluation import scorers
 from stablernn.training.evaluation.baselines import Baselines
-from stablernn.training.evaluation.evaluate import further_inputs
 from stablernn.training.evaluation.metrics import classification_metrics, seasonal_naive
+from stablernn.training.evaluation.predictors import further_inputs
 from stablernn.training.evaluation.scorers import ClassificationScorer, ForecastScorer, Subset
 
 

@@ -198,7 +198,7 @@ def _of_samples(model: Target, data: Any, split: Split, asked: Further) -> tuple
     """Scores of a classification or a forecast, of how many samples, and what was asked for beside them."""
     from stablernn.data import ForecastData
     from stablernn.training.evaluation.baselines import Baselines
-    from stablernn.training.evaluation.evaluate import predict
+    from stablernn.training.evaluation.predictors import predict
     from stablernn.training.evaluation.scorers import open_classification, open_forecast
 
     if isinstance(data, ForecastData):

@@ -144,7 +144,7 @@ def _draw_classes(model: Target, data: ClassificationData, scorer: Any, path: Pa
     from stablernn.plotting import plot_early
     from stablernn.training.evaluation.baselines import Baselines
     from stablernn.training.evaluation.early_classification import early
-    from stablernn.training.evaluation.evaluate import predict
+    from stablernn.training.evaluation.predictors import predict
     from stablernn.training.plots.figures import draw_confusion, draw_reliability
 
     if kind == "early":
@@ -160,7 +160,7 @@ def _draw_forecast(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from stablernn.training.evaluation.evaluate import predict
+    from stablernn.training.evaluation.predictors import predict
     from stablernn.training.evaluation.scorers import Subset, open_forecast
     from stablernn.training.plots.figures import draw_forecast
 

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
     @property
     def covariates(self) -> dict[str, Tensor]:
-        """Inputs of the head beside the model's state, by name."""
+        """Inputs of the head in addition to the model's state, by name."""
         tensors = {"static": self.static, "future": self.future}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 

@@ -75,6 +75,7 @@ def streams(split: StepSplit, count: int) -> Samples:
     parts = [split.gather([index]) for index in range(len(split))]
     x: Array = np.concatenate([part.x[0, : int(part.lengths[0])] for part in parts])
     y: Array = np.concatenate([part.y[0, : int(part.lengths[0])] for part in parts])
+    # Rounded up: the last row is filled with padding.
     steps = -(-len(x) // count)
     lengths = np.array([min(steps, len(x) - start) for start in range(0, len(x), steps)], dtype=np.int64)
     missing_steps = steps - int(lengths[-1])
@@ -100,6 +101,7 @@ def segments(samples: Samples, rows: Int64Array, steps: int) -> Iterator[Segment
 
 def segment(samples: Samples, rows: Int64Array, start: int, steps: int) -> Segment:
     """Return the segment of :func:`segments` that begins after ``start`` steps."""
+    # Rows fall by length, so those that are still going are the first ones.
     count = int((samples.lengths > start).sum())
     left = np.asarray(samples.lengths[:count] - start)
     lengths = np.minimum(left, steps)

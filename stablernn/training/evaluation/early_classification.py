@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn.data.windows import Samples, SampleSource
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.metrics import label_metrics
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.scorers import ClassificationScorer
 
 SHARES = tuple(tenths / 10 for tenths in range(1, 11))

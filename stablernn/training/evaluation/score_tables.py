@@ -10,8 +10,8 @@ from typing import Any
 
 from stablernn.atomic_files import write_bytes
 from stablernn.data import ForecastData
-from stablernn.training.evaluation.evaluate import Array, Outputs
 from stablernn.training.evaluation.metrics import ratio
+from stablernn.training.evaluation.predictors import Array, Outputs
 from stablernn.training.evaluation.scorers import ForecastScorer
 
 Row = dict[str, Any]

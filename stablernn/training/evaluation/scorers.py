@@ -15,7 +15,6 @@ from stablernn.data.sequences import are_names
 from stablernn.data.types import ClassificationData, ForecastData
 from stablernn.data.windows import Samples, SampleSource
 from stablernn.errors import DataError
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Array, Outputs, Predictor, TorchPredictor, predict
 from stablernn.training.evaluation.metrics import (
     classification_metrics,
     drift,
@@ -25,6 +24,7 @@ from stablernn.training.evaluation.metrics import (
     seasonal_naive,
     seasonal_scale,
 )
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Array, Outputs, Predictor, TorchPredictor, predict
 
 Scores = dict[str, Any]
 """Scores by name, and those of baselines below the baseline's name, as JSON types."""
@@ -154,6 +154,7 @@ class ForecastScorer(SampleScorer):
         # (windows, 2): series and first forecast step.
         self._origins = np.array(all_windows.origins, dtype=np.int64).reshape(-1, 2)[numbers]
         targets = list(data.target_indices)
+        # The unit of MASE, (series, targets), is of the training steps alone.
         self._scale = np.stack([seasonal_scale(values[:, targets], data.season) for values in data.training_values()])
         self.naive = {}
         # training.refit leaves no validation window, so that there is nothing to score.
@@ -168,6 +169,7 @@ class ForecastScorer(SampleScorer):
                 f"{counted(self.truth.shape[2], 'target')}, the model answers {mean.shape[1]} and {mean.shape[2]}."
             )
         scores: Scores = {**self.part(outputs)}
+        # 0/0 is 1: a forecast without error equals a naive one without error.
         scores["relative_mae"] = ratio(scores["mae"], self.naive["seasonal_naive"]["mae"], zero=1.0)
         return scores | self.naive
 
@@ -187,6 +189,7 @@ class ForecastScorer(SampleScorer):
     def series_slices(self) -> Iterator[tuple[int, slice]]:
         """Yield each series that has windows, and their slice: windows are numbered series by series."""
         numbers, first = np.unique(self._origins[:, 0], return_index=True)
+        # The windows of a series end where those of the next one begin.
         ends = np.append(first, len(self._origins))[1:]
         for number, start, stop in zip(numbers, first, ends, strict=True):
             yield int(number), slice(int(start), int(stop))
@@ -203,6 +206,7 @@ class ForecastScorer(SampleScorer):
         Outputs without ``quantiles`` are scored by their mean alone.
         """
         truth = self.truth[windows, steps, targets]
+        # Series are numbered among those of the part, as are the rows of their scales.
         number, series = np.unique(self._origins[windows, 0], return_inverse=True)
         scale = self._scale[number][:, targets]
         scores = forecast_metrics(outputs["mean"][windows, steps, targets], truth, scale=scale, series=series)
@@ -310,6 +314,7 @@ def _renumber_classes(y: Array, data: ClassificationData, labels: tuple[str, ...
     """Return class numbers of the data as numbers among ``labels``."""
     if labels == data.labels:
         return y
+    # Classes that are named in the data without a sequence in this split do no harm.
     present = [data.labels[number] for number in np.unique(y)]
     unseen = [label for label in present if label not in labels]
     if unseen:

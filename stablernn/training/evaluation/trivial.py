@@ -75,6 +75,7 @@ def compare_with_constant(scores: Mapping[str, Any], data: ClassificationData) -
 
     These are the frequencies of the training classes, or equal probabilities.
     """
+    # A class that training never saw has a probability all the same, as in the log loss of a model.
     counts = np.bincount(data.train.y, minlength=len(data.labels))
     frequencies = np.maximum(counts / max(1, counts.sum()), _LEAST_PROBABILITY)
     constant = min(math.log(len(data.labels)), float(-np.log(frequencies[data.validation.y]).mean()))

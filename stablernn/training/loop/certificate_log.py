@@ -45,7 +45,7 @@ class StabilityLog:
             return {"stability": {"skipped": reason}}
         if self._is_over or not (self._each or is_due(epoch)):
             return {}
-        # CPU time of this process: others on the machine must not decide what is logged.
+        # CPU time, so that a busy machine does not change what is logged.
         started, was_training = time.process_time(), self._model.training
         self._model.eval()
         try:

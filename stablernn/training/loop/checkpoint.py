@@ -1,7 +1,7 @@
 """Checkpoints: tensors and plain numbers in one safetensors file, without pickle.
 
 A checkpoint is one file, so that it is replaced in one move: tensors under their names, everything else (step, epoch,
-optimizer settings) as JSON in the file's own metadata. The ``.json`` beside it is a copy of that metadata for people
+optimizer settings) as JSON in the file's own metadata. The ``.json`` next to it is a copy of that metadata for people
 and other programs; nothing here reads it, since a kill between the two writes may leave it one checkpoint behind.
 """
 
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write ``path`` (``.safetensors``) in one move, then the readable ``.json`` beside it.
+    """Write ``path`` (``.safetensors``) in one move, then the readable ``.json`` next to it.
 
     Raises:
         CheckpointError: If the folder cannot be written to.

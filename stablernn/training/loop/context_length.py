@@ -98,7 +98,7 @@ def _errors(data: ForecastData, windows: WindowSet, sample: np.ndarray, strength
         strength: Ridge penalty.
     """
     targets = list(data.target_indices)
-    # The layers are never run: the skip alone answers. Their first weights must not change the run's random state.
+    # Drawing first weights must not change the random state of the run that follows.
     with torch.random.fork_rng(devices=[]):
         model = Forecaster(
             "rnn",

@@ -104,6 +104,7 @@ def build_schedule(optimizer: Optimizer, settings: TrainingConfig, *, total_step
             # Moving the momentum as well, torch's default, would override the momentum that the user set.
             return OneCycleLR(optimizer, max_lr=peaks, total_steps=total_steps, cycle_momentum=False)
         case "step":
+            # The schedule is stepped after each optimizer step, not after each epoch.
             every, factor = settings.step_epochs or 0, settings.lr_decay or 0.0
             return StepLR(optimizer, step_size=every * epoch_steps, gamma=factor)
         case "plateau":

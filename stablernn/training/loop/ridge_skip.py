@@ -61,8 +61,8 @@ class Gate:
 def gate(model: Forecaster, skip: Tensor, windows: WindowSet) -> Gate:
     """Leave the layers out of the mean forecast unless they are better than the linear skip by more than noise.
 
-    Layers that have learned what does not carry over to later windows are of no use beside a good linear map, and do
-    harm. Candidates are shares of the way from the first skip to the trained model, of a recursive head the two ends
+    Layers that have learned what does not carry over to later windows add nothing to a good linear map, and do harm.
+    Candidates are shares of the way from the first skip to the trained model, of a recursive head the two ends
     alone. That with the least absolute error over all validation windows is kept if it is better than the skip by more
     than one standard error, see :func:`stablernn.training.loop.significance.standard_error`; else the skip alone. The
     share is put into the weights; quantiles keep their distance from the mean.
@@ -78,6 +78,7 @@ def gate(model: Forecaster, skip: Tensor, windows: WindowSet) -> Gate:
     shares = _SHARES if model.head_kind == "direct" else _SHARES[[0, -1]]
     # Sums over the observed values of each window, (windows, shares), and how many these are.
     with torch.no_grad():
+        # Rolled-out forecasts are not linear in the share: each share would be a forecast of its own.
         if model.head_kind == "direct":
             parts = [_blended_errors(model, windows.gather(part), skip, trained, shares) for part in batches]
         else:
@@ -87,6 +88,7 @@ def gate(model: Forecaster, skip: Tensor, windows: WindowSet) -> Gate:
     errors, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     means = errors.sum(axis=0) / counts.sum()
     best = int(means.argmin())
+    # (windows, 2): series and first forecast step, by which errors are clustered.
     origins = np.array(windows.origins, dtype=np.int64)[np.concatenate(batches)]
     noise = standard_error((errors[:, 0] - errors[:, best]) / counts.mean(), origins, model.horizon)
     is_better = noise is not None and means[0] - means[best] > noise
@@ -112,7 +114,7 @@ def _blended_errors(
     wanted = ((truth - location) / scale).double()
     is_observed = ~torch.isnan(wanted)
     wanted = torch.where(is_observed, wanted, 0.0)
-    # The answer of a direct head is linear in the skip's weights, so that shares need no further run of the layers.
+    # The mean of a direct head is linear in the share, so that shares need no further run of the layers.
     errors = [
         torch.where(is_observed, (first + share * (whole - first) - wanted).abs(), 0.0).sum(dim=(1, 2))
         for share in shares
@@ -127,7 +129,7 @@ def _rolled_out_errors(models: Sequence[Forecaster], samples: Samples) -> tuple[
     for model in models:
         x, dt, covariates = _inputs(model, samples)
         outputs, state = model.run(x, None, None, dt, **covariates)
-        # The unit of a window is that of its first forecast step.
+        # A recursive head reads the known values of one step at a time; the unit is the same for all steps.
         first = {name: value[:, :1] if name == "future" else value for name, value in covariates.items()}
         _, _, scale = model.changes(state, **first)
         raw = torch.from_numpy(samples.y).to(x.device)

@@ -18,8 +18,8 @@ from stablernn.plotting import (
     plot_reliability,
     plot_stability,
 )
-from stablernn.training.evaluation.evaluate import Outputs
 from stablernn.training.evaluation.metrics import classification_metrics, confusion_matrix, reliability, seasonal_naive
+from stablernn.training.evaluation.predictors import Outputs
 from stablernn.training.evaluation.scorers import ClassificationScorer
 
 

@@ -147,7 +147,7 @@ class ModelConfig(Section):
     head: Literal["direct", "recursive"] = "direct"
     """Of a forecast: all steps at once, or one step, fed back as a value to forecast the next."""
     skip: Literal["none", "linear"] | None = None
-    """Of a forecast: a linear map of the context beside the layers; None: recommended."""
+    """Of a forecast: a linear map of the context in parallel with the layers; None: recommended."""
     skip_strength: Positive = 0.01
     """Ridge penalty of the linear skip's first weights, as a share of the mean square of a scaled value."""
     scaling: Literal["standard", "window", "context"] | None = None
@@ -175,6 +175,7 @@ class ModelConfig(Section):
     cell_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the cell; see `stablernn cells show`."""
 
+    # Only what settings contradict among themselves; what depends on cell and data is refused when they are resolved.
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         users = {"window": ("window", "context"), "season": ("context",), "log": ("context",)}
@@ -192,6 +193,7 @@ class ModelConfig(Section):
             )
         if self.time == "ignore" and (self.time_step is not None or self.max_dt is not None):
             raise ValueError("model.time_step and model.max_dt are not used where model.time is 'ignore'.")
+        # Dropout after the last layer is head_dropout.
         if self.dropout and self.num_layers == 1:
             raise ValueError(
                 f"model.dropout acts between layers and needs model.num_layers of 2 or more, got "
@@ -220,8 +222,8 @@ class TrainingConfig(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Of sgd and rmsprop; None: recommended."""
     schedule: ScheduleName | None = None
-    """Course of the learning rate; None: recommended. one-cycle ends near 0, so that a run of a single step learns
-    next to nothing; take constant for it. plateau drops it after every epoch whose validation metric is no better than
+    """Course of the learning rate; None: recommended. one-cycle ends near 0, which is its only rate in a run of a
+    single step; for that take constant. plateau drops it after every epoch whose validation metric is no better than
     the best so far."""
     step_epochs: Count | None = None
     """Epochs between two drops of the schedule 'step'; None: a third of the run."""
@@ -298,6 +300,7 @@ class TrainingConfig(Section):
                 "training.refit leaves no validation split, which training.patience, training.calibrate and 'plateau' "
                 "need."
             )
+        # None is a schedule that is still to be recommended.
         for key, users in (("step_epochs", ("step",)), ("lr_decay", ("step", "plateau"))):
             if getattr(self, key) is not None and self.schedule not in (None, *users):
                 raise ValueError(

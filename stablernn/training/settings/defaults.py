@@ -61,6 +61,7 @@ class TrainingDefaults:
 
 def cell_training(model: ModelConfig) -> TrainingDefaults:
     """Return the training settings that the catalog recommends for a cell, completed by :data:`FALLBACK`."""
+    # The catalog holds JSON types; an unknown key fails here.
     settings: dict[str, Any] = {**FALLBACK, **recommended_training(model.cell, model.preset)}
     return TrainingDefaults(**settings)
 
@@ -95,10 +96,12 @@ def fill_model_settings(
     Raises:
         ConfigError: If two settings do not go together.
     """
+    # A setting of the user wins.
     recommended = {key: value for key, value in asdict(defaults).items() if getattr(model, key) is None}
     filled = model.model_copy(update=recommended)
     size, stride = filled.patch_size, filled.patch_stride
     assert size is not None
+    # Of size and stride the user may set none, one or both; the other one follows.
     if stride is None:
         stride = size if model.patch_size is not None else max(1, size // patches_of_a_sample)
     elif model.patch_size is None:
@@ -137,6 +140,7 @@ def fill_scaling_settings(
     for key, kinds in (("window", ("window", "context")), ("season", ("context",)), ("log", ("context",))):
         if getattr(model, key) not in (None, False) and kind not in kinds:
             raise ConfigError(f"model.{key} is not used by the scaling '{kind}'; set model.scaling={kinds[-1]}.")
+    # The scaling 'standard' remembers nothing, and only 'context' compares with a season before.
     has_window, has_season = kind in ("window", "context"), kind == "context"
     return filled.model_copy(
         update={
@@ -149,6 +153,7 @@ def fill_scaling_settings(
 
 def takes_logarithms(data: ForecastData) -> bool:
     """Return True if all training values are positive and differ by factors, which logarithms make comparable."""
+    # A value of 0 or below, or none at all, leaves the condition below false.
     lowest, highest = np.inf, 0.0
     for values in data.training_values():
         observed = values[np.isfinite(values)]

@@ -103,8 +103,8 @@ def _with_time(config: Config, model: ModelConfig, task: TaskSettings) -> ModelC
     """Return the model's settings with ``time``, ``time_step`` and ``max_dt``."""
     settings, data = config.model, task.data
     without_time = model.model_copy(update={"time": "ignore", "time_step": None, "max_dt": None})
-    known = data.time_step
-    if known is None:
+    data_step = data.time_step
+    if data_step is None:
         keys = [f"model.{key}" for key in ("time_step", "max_dt") if getattr(settings, key) is not None]
         keys += ["model.time=dt"] if settings.time == "dt" else []
         if keys:
@@ -112,7 +112,7 @@ def _with_time(config: Config, model: ModelConfig, task: TaskSettings) -> ModelC
                 f"{' and '.join(keys)} need data that says when its steps were, by an array 't', and '{data.name}' "
                 "does not."
             )
-    if known is None or settings.time == "ignore":
+    if data_step is None or settings.time == "ignore":
         return without_time
     cell = described_cell(settings)
     if not cell.takes_dt and task.has_optional_time and settings.time == "auto":
@@ -123,7 +123,7 @@ def _with_time(config: Config, model: ModelConfig, task: TaskSettings) -> ModelC
             f"'{data.name}' says when its steps were, and model.cell='{settings.cell}' takes no time between steps. "
             "Take a cell that does, such as lipschitz, lem or gru_d, or set model.time=ignore."
         )
-    step = settings.time_step or known
+    step = settings.time_step or data_step
     longest = data.with_time_step(step).longest_step()
     # In float32 a time may lie just above the number that it was written as.
     if settings.max_dt is not None and longest > settings.max_dt * (1 + 1e-6):

@@ -79,6 +79,7 @@ class _TaskSetting(NamedTuple):
     """Values that do not count as set."""
 
 
+# Settings that several tasks have, such as training.calibrate, are judged by the tasks themselves.
 _SETTINGS_OF_ONE_TASK = (
     _TaskSetting("task", "horizon", "forecast"),
     _TaskSetting("task", "context_length", "forecast"),
@@ -87,10 +88,12 @@ _SETTINGS_OF_ONE_TASK = (
     _TaskSetting("model", "embedding_size", "predict-next"),
     _TaskSetting("model", "predict_change", "predict-next", (False,)),
     _TaskSetting("model", "head", "forecast", ("direct",)),
+    # Resolved settings say "none" for a classification.
     _TaskSetting("model", "skip", "forecast", (None, "none")),
     _TaskSetting("model", "skip_strength", "forecast", (0.01,)),
     _TaskSetting("training", "bptt_steps", "predict-next"),
     _TaskSetting("training", "class_weights", "classify", ("none",)),
+    # 0 is off, as in every other task.
     _TaskSetting("training", "label_smoothing", "classify", (None, 0.0)),
     _TaskSetting("training", "time_warp", "classify", (None, 0.0)),
     _TaskSetting("training", "jitter", "classify", (None, 0.0)),

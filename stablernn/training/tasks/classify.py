@@ -25,7 +25,7 @@ from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.calibration.temperature import fit_temperature
 from stablernn.training.evaluation.baselines import Baselines
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor, TorchPredictor, predict
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, TorchPredictor, predict
 from stablernn.training.evaluation.scorers import (
     ClassificationScorer,
     PredictorNames,
@@ -89,16 +89,19 @@ class ClassifyTask(Task):
         # A cell that takes missing values as they are would meet each of them in every patch that holds it.
         overlap = 1 if cell.takes_missing else PATCH_STEPS
         filled = fill_model_settings(model, defaults, cell, patches_of_a_sample=overlap)
-        # Sequences have no season of their own, and may be as short as a step.
+        # Sequences have no season of their own.
         return fill_scaling_settings(
             model, filled, window=self.data.longest_input, season=1, log=lambda: False
         ).model_copy(update={"skip": "none"})
 
     def _model_defaults(self, model: ModelConfig, cell: StableCell) -> ModelDefaults:
+        # About as many recurrent steps however long a sequence is, so that gradients reach its beginning.
         stride = max(1, round(self.data.longest_input / PATCHES))
         return ModelDefaults(
+            # What tells classes apart may lie at the end (last), everywhere (mean) or in one place (max).
             readout="all",
             head_dropout=HEAD_DROPOUT,
+            # Overlapping patches cut no shape in two.
             patch_size=stride if cell.takes_missing else PATCH_STEPS * stride,
             patch_embedding=0 if cell.takes_missing else model.hidden_size,
         )
@@ -126,6 +129,7 @@ class ClassifyTask(Task):
                 "model.time=ignore."
             )
         is_practical = config.model.preset == "practical"
+        # A small set is learned by heart without random changes.
         changes = AUGMENTATION if is_practical else dict.fromkeys(AUGMENTATION, 0.0)
         missing = None if len(self.data.validation) else "a validation split"
         return replace(
@@ -192,6 +196,7 @@ class ClassifyTask(Task):
                 continue
             outputs = predict(predictor, scorer.source)
             metrics[split] = scorer.score(outputs) | baselines.scores(split)
+            # Figures are of one split.
             if plots is not None and (split == "test" or data.test is None):
                 draw_confusion(plots / "confusion.png", data, scorer, outputs, split)
                 draw_reliability(plots / "reliability.png", data, scorer, outputs, split)
@@ -224,6 +229,7 @@ class ClassifyTask(Task):
         return {"classes": list(self.data.labels)}
 
     def largest_sample(self, training: TrainingConfig) -> tuple[Samples, int]:
+        # Autograd keeps every step of a whole sequence.
         lengths = self.data.train.lengths
         longest = int(lengths.argmax())
         return self.data.train.gather([longest]), int(lengths[longest])
@@ -235,5 +241,6 @@ class ClassifyTask(Task):
 def class_weights(data: ClassificationData) -> Tensor:
     """Return the weight of a sequence of each class, ``(classes,)``, so that all classes count alike; 1 on average."""
     counts = np.bincount(data.train.y, minlength=len(data.labels))
+    # Classes without a training sequence weigh nothing; the others share the total equally.
     weights = np.where(counts > 0, len(data.train) / (np.count_nonzero(counts) * np.maximum(counts, 1)), 0.0)
     return torch.from_numpy(weights.astype(np.float32))

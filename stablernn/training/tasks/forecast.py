@@ -20,8 +20,8 @@ from stablernn.training.batches.losses import ForecastObjective, Objective
 from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.calibration.temperature import fit_offsets
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor, TorchPredictor, predict
 from stablernn.training.evaluation.metrics import mirrored
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, TorchPredictor, predict
 from stablernn.training.evaluation.scorers import ForecastScorer, PredictorNames, Scorer, Scores, open_forecast
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
 from stablernn.training.loop.context_length import choose_context
@@ -99,6 +99,7 @@ class ForecastTask(Task):
         # A recursive head makes one sample at a time; scaling by the context needs a season and one to compare it with.
         is_recursive = model.head == "recursive"
         fits = self._window(model) >= 2 * self._season(model)
+        # A linear map of the context is hard to beat on many series.
         has_skip = fits and not is_recursive and model.scaling in (None, "context")
         return ModelDefaults(
             patch_size=1 if is_recursive else _patch_size(self.data.context_length),
@@ -148,10 +149,12 @@ class ForecastTask(Task):
                 f"training.warm_up makes contexts longer by whole patches, of model.patch_stride={stride} steps, got "
                 f"{warm_up}; set it to {stride} or more, or to 0."
             )
+        # A stream is longer than a context; its state must be one that training has seen.
         context = self.data.context_length
         return context if config.model.preset == "practical" and context >= stride else 0
 
     def _calibrates(self, config: Config) -> bool:
+        # None stands for levels that are recommended, which are symmetric.
         levels = config.task.quantiles
         missing = None
         if levels == ():
@@ -260,6 +263,7 @@ class ForecastTask(Task):
                 continue
             outputs = predict(predictor, scorer.source)
             metrics[split] = scorer.score(outputs)
+            # The last window of the test is the latest forecast whose truth is known.
             if plots is not None and split == "test":
                 draw_last_window(plots / "forecast.png", self.data, split, outputs, levels)
         return FinalScores(metrics)
@@ -294,6 +298,7 @@ class ForecastTask(Task):
 
 def _patch_size(context: int) -> int:
     """Return the divisor of the context nearest to the wanted size of a patch, if one is near; else that size."""
+    # A divisor cuts the context into whole patches.
     wanted = max(1.0, context / PATCHES)
     near = [size for size in range(1, context + 1) if context % size == 0 and wanted / 2 <= size <= 2 * wanted]
     return min(near, key=lambda size: abs(math.log(size / wanted)), default=round(wanted))

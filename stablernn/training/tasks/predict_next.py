@@ -16,8 +16,8 @@ from stablernn.errors import ConfigError
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn.training.batches.losses import Objective, PredictNextObjective
 from stablernn.training.batches.minibatches import Minibatches, SegmentMinibatches, count_segment_minibatches
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, TorchPredictor
 from stablernn.training.evaluation.evaluate_predict_next import StepPredictor, StepScorer, evaluate_steps
+from stablernn.training.evaluation.predictors import BATCH_SIZE, TorchPredictor
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer, Scores
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
 from stablernn.training.plots.data import plot_steps
@@ -98,6 +98,7 @@ class PredictNextTask(Task):
                 f"{model.embedding_size}."
             )
         size = model.embedding_size
+        # A large vocabulary as unit vectors would make the first layer's input very wide.
         if size is None:
             size = model.hidden_size if data.tokens and len(data.features) > LARGEST_ONE_HOT else 0
         if model.predict_change and (data.output != "real" or data.features != data.outputs):
@@ -113,6 +114,7 @@ class PredictNextTask(Task):
             raise ConfigError(f"training.refit is not used by the task 'predict-next', and '{data.name}' is for it.")
         recommended = RECOMMENDED.get(data.name, {})
         bptt_steps = recommended.get("bptt_steps", TEXT_BPTT_STEPS if data.continuous else 0)
+        # 0 is a length too: whole sequences.
         if config.training.bptt_steps is not None:
             bptt_steps = config.training.bptt_steps
         batch_size = recommended.get("batch_size", defaults.batch_size)
@@ -138,6 +140,7 @@ class PredictNextTask(Task):
 
     def describe(self) -> dict[str, Any]:
         data = self.data
+        # Numbers are targets, as of a forecast; classes and binary targets are labels.
         names: Literal["targets", "labels"] = "targets" if data.output == "real" else "labels"
         splits = data.splits().items()
         return {
@@ -172,6 +175,7 @@ class PredictNextTask(Task):
 
     def fit_inputs(self, model: SequenceModel, config: Config) -> None:
         assert isinstance(model, SequencePredictor)
+        # Tokens have no scale.
         if not self.data.tokens:
             model.fit_scaling(self.data.training_values())
         model.fit_targets(np.asarray(y) for _, y in self.data.training_sequences())
