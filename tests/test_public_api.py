@@ -80,6 +80,16 @@ def test_modules_that_have_moved_keep_their_old_names_and_warn(old: str, new: st
     assert run_python(f"from {old} import {name} as a; from {new} import {name} as b; print(a is b)") == "True"
 
 
+def test_a_module_that_was_split_keeps_its_old_name_and_warns() -> None:
+    code = "import warnings; warnings.simplefilter('error'); from stablernn.training.run import create_model"
+    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "DeprecationWarning: stablernn.training.run is stablernn.training.build_model, " in refused.stderr
+    for module, name in (("build_model", "create_model"), ("run_directory", "RunDirectory"), ("train_model", "train")):
+        same = f"from stablernn.training.run import {name} as a; from stablernn.training.{module} import {name} as b"
+        assert run_python(f"{same}; print(a is b)") == "True"
+    assert run_python("import stablernn.training.run as run; print(hasattr(run, 'nothing'))") == "False"
+
+
 def test_the_server_keeps_the_old_name_of_an_open_model_and_warns() -> None:
     import stablernn_server
     from stablernn_runtime import ServedModel

@@ -66,9 +66,9 @@ _TYPE_NAMES: dict[Any, str] = {str: "string", int: "integer", float: "number", b
 def configuration_page() -> str:
     """Return the page of all settings."""
     from stablernn.training.settings.config import DataConfig, ModelConfig, TaskConfig, TrainingConfig
-    from stablernn.training.settings.resolve import FALLBACK, FALLBACK_LR
+    from stablernn.training.settings.defaults import FALLBACK, FALLBACK_LR, FALLBACK_OPTIMIZER
 
-    fallback = {**FALLBACK, "lr": FALLBACK_LR[FALLBACK["optimizer"]]}
+    fallback = {**FALLBACK, "lr": FALLBACK_LR[FALLBACK_OPTIMIZER]}
     parts = [_HEAD, f"are {', '.join(f'`{key}` {value}' for key, value in fallback.items())}.\n", _BEFORE_TABLES]
     for title, rows in (
         ("To classify", _classification_rows()),
@@ -89,7 +89,7 @@ def configuration_page() -> str:
 
 
 def _classification_rows() -> list[tuple[str, str, str]]:
-    from stablernn.training.settings.defaults import (
+    from stablernn.training.tasks.classify import (
         AUGMENTATION,
         HEAD_DROPOUT,
         LABEL_SMOOTHING,
@@ -99,12 +99,11 @@ def _classification_rows() -> list[tuple[str, str, str]]:
     )
 
     # Numbers are read from the code; only the reasons are written here.
-    steps = PATCHES["classify"]
     return [
         (
             "`patch_stride`",
-            f"the longest training sequence over {steps}, rounded",
-            f"the layers take about {steps} steps for a sequence of any length: gradients reach its beginning, and "
+            f"the longest training sequence over {PATCHES}, rounded",
+            f"the layers take about {PATCHES} steps for a sequence of any length: gradients reach its beginning, and "
             "training is faster by the same factor",
         ),
         ("`patch_size`", f"{PATCH_STEPS} strides", "neighboring steps overlap, so that no shape is cut in two"),
@@ -116,7 +115,7 @@ def _classification_rows() -> list[tuple[str, str, str]]:
         ),
         (
             "`head_dropout`",
-            f"{HEAD_DROPOUT['classify']}",
+            f"{HEAD_DROPOUT}",
             "the head has three inputs for each unit, and few sequences to learn from",
         ),
         ("`scaling`", "`standard`", "classes often differ in the level of their values"),
@@ -133,7 +132,7 @@ def _classification_rows() -> list[tuple[str, str, str]]:
 
 
 def _forecast_rows() -> list[tuple[str, str, str]]:
-    from stablernn.training.settings.defaults import FORECAST_STEPS, MOST_WINDOWS_A_STEP, PATCHES
+    from stablernn.training.tasks.forecast import MAX_STEPS, MIN_STEPS, MOST_WINDOWS_A_STEP, PATCHES
 
     return [
         (
@@ -150,7 +149,7 @@ def _forecast_rows() -> list[tuple[str, str, str]]:
         ("`skip`", "`linear` with the scaling `context`", "a linear map of the context is hard to beat on many series"),
         (
             "`patch_size`, `patch_stride`",
-            f"the divisor of the context nearest to the context over {PATCHES['forecast']}, both",
+            f"the divisor of the context nearest to the context over {PATCHES}, both",
             "as above",
         ),
         ("`readout`", "`last`", "the present of a series matters most for its future"),
@@ -163,7 +162,7 @@ def _forecast_rows() -> list[tuple[str, str, str]]:
         ),
         (
             "`epochs`",
-            f"5, but from {FORECAST_STEPS[0]} to {FORECAST_STEPS[1]:,} steps",
+            f"5, but from {MIN_STEPS} to {MAX_STEPS:,} steps",
             "as above",
         ),
         ("gate", "on", "layers that do not improve on the linear skip by more than noise do harm on new data"),

@@ -105,7 +105,7 @@ class Target:
 
     def _check_training_files(self) -> None:
         """Raise UsageError if a file of the training data is missing."""
-        from stablernn.training.run import data_files
+        from stablernn.training.run_data import data_files
 
         for file in map(Path, data_files(self.config).values()):
             if file.exists():
@@ -195,8 +195,8 @@ def _open_run(path: Path, device: Device) -> Target:
 def _open_version(version: Version, device: Device) -> Target:
     """Open a version's graphs with ONNX Runtime, with the settings in its lineage."""
     from stablernn.errors import ConfigError
-    from stablernn.training.run import with_stamps_of_training
-    from stablernn.training.settings.config import validate
+    from stablernn.training.loaded_run import with_stamps_of_training
+    from stablernn.training.settings.load import validate
     from stablernn_runtime import ServedModel
 
     manifest = version.manifest

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.types import Notes, check_split
-from stablernn.data.windows import Float32Array, Int64Array, Samples
+from stablernn.data.types import ClassificationData, ForecastData, Notes, any_missing, check_split
+from stablernn.data.windows import SPLITS, Float32Array, Int64Array, Samples, SplitName
 
 Output = Literal["categorical", "bernoulli", "real"]
 
@@ -119,7 +119,49 @@ class StepData:
         Raises:
             UnknownNameError: If there is no split of that name.
         """
-        return {"train": self.train, "validation": self.validation, "test": self.test}[check_split(name)]
+        return self.splits()[check_split(name)]
+
+    def splits(self) -> dict[SplitName, StepSplit]:
+        """Return the splits, by name."""
+        return dict(zip(SPLITS, (self.train, self.validation, self.test), strict=True))
+
+    @property
+    def time_step(self) -> None:
+        """The regular step: None, since steps of this task have no times."""
+        return None
+
+    def with_time_step(self, time_step: float | None) -> StepData:
+        """Return the data as it is: its steps have no times."""
+        return self
+
+    def longest_step(self) -> float:
+        """Return the largest time between two steps, in steps."""
+        return 1.0
+
+    def without_validation(self) -> StepData:
+        """Refuse to train on the validation split: the best weights are chosen by it.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise errors.ConfigError(f"training.refit is not used by the task 'predict-next', and '{self.name}' is for it.")
+
+    def has_missing_inputs(self) -> bool:
+        """Return True if any input of the training split is missing; tokens never are."""
+        return not self.tokens and any_missing(self.training_values())
+
+    @property
+    def longest_input(self) -> int:
+        """Steps of the longest training sequence."""
+        return int(np.asarray(self.train.lengths).max())
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that sequences take that lie in memory; those that are made on demand take none."""
+        stored = [split for split in self.splits().values() if isinstance(split, StoredSteps)]
+        # An array that two splits or inputs and targets share is counted once.
+        arrays = {id(array): array for split in stored for array in (*split.inputs, *split.targets)}
+        return sum(array.nbytes for array in arrays.values())
 
     def training_values(self) -> list[Float32Array]:
         """Inputs (length, features) that scaling may be fitted on; tokens have none."""
@@ -139,6 +181,10 @@ class StepData:
             sample = self.train.gather([index])
             length = int(sample.lengths[0])
             yield sample.x[0, :length], sample.y[0, :length]
+
+
+Data = ClassificationData | ForecastData | StepData
+"""Loaded data of any task."""
 
 
 def _padded(sequences: Sequence[np.ndarray], value: float | None) -> Float32Array | Int64Array:

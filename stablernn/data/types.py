@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -59,6 +59,23 @@ class SequenceSplit:
         """Memory that the samples take."""
         return self.x.nbytes
 
+    def merged(self, other: SequenceSplit) -> SequenceSplit:
+        """Return both splits as one, this one first."""
+        parts = [split.gather(np.arange(len(split))) for split in (self, other)]
+        times = [part.dt for part in parts if part.dt is not None]
+        return SequenceSplit(
+            np.concatenate([part.x for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([self.y, other.y]),
+            (*self.ids, *other.ids),
+            np.concatenate(times) if len(times) == len(parts) else None,
+        )
+
+    def emptied(self) -> SequenceSplit:
+        """Return a split of the same shapes without samples."""
+        none = self.gather(np.arange(0))
+        return SequenceSplit(none.x, none.lengths, self.y[:0], (), none.dt)
+
 
 @dataclass(frozen=True, eq=False)
 class ClassificationData:
@@ -87,9 +104,18 @@ class ClassificationData:
     time_step: float | None = None
     task: Literal["classify"] = "classify"
 
-    def in_steps_of(self, time_step: float | None) -> ClassificationData:
-        """The same data with times measured in another regular step; None leaves the times out."""
+    def with_time_step(self, time_step: float | None) -> ClassificationData:
+        """Return the same data with times measured in another regular step; None leaves the times out.
+
+        Raises:
+            DataError: If the data has no times to measure.
+        """
         if self.time_step is None:
+            if time_step is not None:
+                raise errors.DataError(
+                    f"'{self.name}' does not say when its steps were, and the model was trained with the time of each "
+                    "step. Add an array 't'."
+                )
             return self
         factor = None if time_step is None else self.time_step / time_step
         test = None if self.test is None else _rescaled(self.test, factor)
@@ -116,9 +142,33 @@ class ClassificationData:
             )
         return found
 
+    def splits(self) -> dict[SplitName, SequenceSplit]:
+        """Return the splits that there are, by name."""
+        splits = zip(SPLITS, (self.train, self.validation, self.test), strict=True)
+        return {name: split for name, split in splits if split is not None}
+
+    def without_validation(self) -> ClassificationData:
+        """Return the same data with its validation sequences in the training split, and none to validate on."""
+        train, validation = self.train.merged(self.validation), self.train.emptied()
+        return replace(self, train=train, validation=validation, notes=_notes_of_refit(self.notes))
+
     def training_values(self) -> list[Float32Array]:
         """The training sequences (length, features), without padding: what scaling may be fitted on."""
         return self.train.for_scaling()
+
+    def has_missing_inputs(self) -> bool:
+        """Return True if any value of the training split is missing."""
+        return any_missing(self.training_values())
+
+    @property
+    def longest_input(self) -> int:
+        """Steps of the longest training sequence."""
+        return int(self.train.lengths.max())
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the sequences take."""
+        return sum(split.held_bytes for split in self.splits().values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +239,11 @@ class ForecastData:
     task: Literal["forecast"] = "forecast"
 
     @property
+    def features(self) -> tuple[str, ...]:
+        """The channels, under the name that they have in data of the other tasks."""
+        return self.channels
+
+    @property
     def target_indices(self) -> tuple[int, ...]:
         """Position of each target among the channels."""
         return tuple(self.channels.index(target) for target in self.targets)
@@ -198,8 +253,8 @@ class ForecastData:
         """Position among the channels of each that is known in advance."""
         return tuple(self.channels.index(name) for name in self.future)
 
-    def in_steps_of(self, time_step: float | None) -> ForecastData:
-        """The same data with times measured in a regular step of so many seconds or integers; None leaves them out."""
+    def with_time_step(self, time_step: float | None) -> ForecastData:
+        """Return the data with times in a regular step of so many seconds or integers; None leaves the times out."""
         if time_step is None:
             if self.time_step is None:
                 return self
@@ -230,6 +285,20 @@ class ForecastData:
             dt=[one.dt for one in self.series if one.dt is not None] if self.time_step is not None else None,
         )
 
+    def split(self, name: str) -> WindowSet:
+        """Return the windows of a split, see :meth:`windows`."""
+        return self.windows(name)
+
+    def splits(self) -> dict[SplitName, WindowSet]:
+        """Return the windows of all splits, by name."""
+        return {name: self.windows(name) for name in SPLITS}
+
+    def without_validation(self) -> ForecastData:
+        """Return the same data with the validation steps in the training split, and no window to validate on."""
+        merged = replace(self, validation_steps=0, notes=_notes_of_refit(self.notes))
+        merged.notes["windows"] = merged.window_counts()
+        return merged
+
     def window_counts(self) -> dict[str, dict[str, int]]:
         """How many windows each split has, and how many were left out, as for the notes."""
         return {
@@ -244,6 +313,29 @@ class ForecastData:
         """The training part (time, channels) of each series: what scaling may be fitted on."""
         held_out = self.validation_steps + self.test_steps
         return [series.values[: len(series.values) - held_out] for series in self.series]
+
+    def has_missing_inputs(self) -> bool:
+        """Return True if any value of the training part is missing."""
+        return any_missing(self.training_values())
+
+    @property
+    def longest_input(self) -> int:
+        """Steps of a context."""
+        return self.context_length
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that values and timestamps take."""
+        return sum(series.values.nbytes + series.ds.nbytes for series in self.series)
+
+
+def any_missing(sequences: Iterable[Float32Array]) -> bool:
+    """Return True if any sequence has a NaN."""
+    return any(bool(np.isnan(values).any()) for values in sequences)
+
+
+def _notes_of_refit(notes: Notes) -> Notes:
+    return {**notes, "validation": {"how": "none: joined to the training split by training.refit"}}
 
 
 def lengths_of_time(distances: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

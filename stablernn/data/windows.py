@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,14 @@ class Samples(NamedTuple):
     dt: Float32Array | None = None
     static: Float32Array | None = None
     future: Float32Array | None = None
+
+
+class SampleSource(Protocol):
+    """Numbered samples, such as a split of sequences or of windows."""
+
+    def __len__(self) -> int: ...
+
+    def gather(self, indices: Int64Array) -> Samples: ...
 
 
 class WindowSet:

@@ -133,7 +133,7 @@ def chosen_samples(
         UnknownNameError: If there is no split of that name.
         DataError: If the split is empty, or has a class that is not among ``labels``.
     """
-    source = data.windows(split) if isinstance(data, ForecastData) else data.split(split)
+    source = data.split(split)
     if not len(source):
         raise DataError(f"The split '{split}' of '{data.name}' is empty. Choose another split.")
     if isinstance(data, StepData) and data.continuous:

@@ -25,7 +25,7 @@ from stablernn.reproduce.states import state_of
 from stablernn.reproduce.table import FULL, Protocol, ProtocolName, Table
 from stablernn.training import load_run_data, train
 from stablernn.training.loop.environment import environment
-from stablernn.training.settings.config import load_config, validate
+from stablernn.training.settings.load import load_config, validate
 
 Results = dict[str, Any]
 Report = Callable[[str], None]

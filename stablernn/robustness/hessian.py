@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import Classifier
-from stablernn.training.batches.losses import Batch, ClassifyTask
+from stablernn.training.batches.losses import Batch, ClassifyObjective
 
 Vector = npt.NDArray[np.float64]
 Product = Callable[[Vector], Vector]
@@ -187,7 +187,7 @@ def _exact(model: Classifier) -> tuple[Classifier, list[nn.Parameter]]:
 
 
 def _parts(model: Classifier, batch: Batch) -> list[Part]:
-    task, count = ClassifyTask(), len(batch.x)
+    task, count = ClassifyObjective(), len(batch.x)
 
     def part(rows: slice) -> Part:
         dt = None if batch.dt is None else batch.dt[rows].double()

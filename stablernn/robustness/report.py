@@ -24,7 +24,8 @@ from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.noise import KINDS, Values, noise_curve
 from stablernn.robustness.settings import NORMS, Norm, Settings
 from stablernn.training.batches.losses import Batch
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Scorer, TorchPredictor, open_split
+from stablernn.training.evaluation.predictors import BATCH_SIZE, TorchPredictor
+from stablernn.training.evaluation.scorers import ClassificationScorer, open_classification
 
 Array = npt.NDArray[Any]
 Stage = Callable[[str], AbstractContextManager[Any]]
@@ -74,7 +75,7 @@ def robustness(
         DataError: If the split is empty, or the data is not of the kind that the model was trained on.
     """
     used, around = settings or Settings(), stage or (lambda words: nullcontext())
-    scorer = open_split(data, split, labels=labels, features=features)
+    scorer = open_classification(data, split, labels=labels, features=features)
     sample = _sample(model, data, scorer, used)
     with around("certified radii"):
         right, radii, reason = _certified(model, sample)
@@ -106,13 +107,13 @@ def robustness(
     }
 
 
-def _sample(model: Classifier, data: ClassificationData, scorer: Scorer, settings: Settings) -> Sample:
+def _sample(model: Classifier, data: ClassificationData, scorer: ClassificationScorer, settings: Settings) -> Sample:
     known = [values for values in data.training_values() if len(values)]
     low, high = _range(known or [scorer.source.gather(np.arange(scorer.samples)).x.reshape(-1, model.input_size)])
     return Sample(_batch(model, scorer, settings), low, high)
 
 
-def _batch(model: Classifier, scorer: Scorer, settings: Settings) -> Batch:
+def _batch(model: Classifier, scorer: ClassificationScorer, settings: Settings) -> Batch:
     count = min(settings.sequences, scorer.samples)
     chosen = np.sort(np.random.default_rng(settings.seed).permutation(scorer.samples)[:count])
     samples, device = scorer.source.gather(chosen), model.scaling.mean.device
@@ -248,7 +249,7 @@ def _noise(model: Classifier, sample: Sample, kind: str, settings: Settings) -> 
 def _hessian(
     model: Classifier, data: ClassificationData, labels: Sequence[str] | None, settings: Settings
 ) -> dict[str, Any] | None:
-    scorer = Scorer(data, "train", labels=labels)
+    scorer = ClassificationScorer(data, "train", labels=labels)
     if not scorer.samples:
         return None
     return loss_hessian(model, _batch(model, scorer, settings), seed=settings.seed)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from stablernn.data.check import DataReport, Finding, check_data
 from stablernn.data.messages import counted
-from stablernn.data.step_data import StepData
-from stablernn.data.types import ClassificationData, ForecastData
+from stablernn.data.step_data import Data
+from stablernn.data.types import ClassificationData
 from stablernn.training.settings.config import Config, data_options
 
 # Below this many validation sequences one of them moves the accuracy by more than 3 percent.
@@ -27,7 +27,7 @@ def check_run_data(config: Config) -> DataReport:
     return replace(report, warnings=(*report.warnings, *_small_set_warnings(config, report.data)))
 
 
-def _small_set_warnings(config: Config, data: ClassificationData | ForecastData | StepData) -> tuple[Finding, ...]:
+def _small_set_warnings(config: Config, data: Data) -> tuple[Finding, ...]:
     """Return a warning with remedies if there are too few labeled sequences for a reliable validation split."""
     if not isinstance(data, ClassificationData) or len(data.validation) >= _FEW_VALIDATED:
         return ()

@@ -96,7 +96,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         data = load_data(*arguments, **options)
         return replace(data, notes={**data.notes, **PARTIAL, **UNCHECKED})
 
-    return lambda: monkeypatch.setattr("stablernn.training.run.load_data", load)
+    return lambda: monkeypatch.setattr("stablernn.training.run_data.load_data", load)
 
 
 def test_scores_say_what_their_data_lacks(trained: Workplace, lacking: Callable[[], None], tmp_path: Path) -> None:

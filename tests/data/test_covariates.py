@@ -271,8 +271,8 @@ def test_irregular_rows_say_how_much_time_lies_between_them(tmp_path: Path) -> N
     found = data.windows("train").gather([0, 1])
     assert found.dt is not None
     assert found.dt.tolist() == [[1, 0.5, 1.5], [1, 1.5, 1]]
-    assert data.in_steps_of(3600).windows("train").gather([0]).dt.tolist() == [[1, 1, 3]]  # type: ignore[union-attr]
-    without = data.in_steps_of(None)
+    assert data.with_time_step(3600).windows("train").gather([0]).dt.tolist() == [[1, 1, 3]]  # type: ignore[union-attr]
+    without = data.with_time_step(None)
     assert (without.time_step, without.windows("train").gather([0]).dt, without.longest_step()) == (None, None, 1)
 
 
@@ -285,7 +285,7 @@ def test_integers_count_in_their_own_unit(tmp_path: Path) -> None:
 def test_a_grid_has_no_distances_until_they_are_asked_for(tmp_path: Path) -> None:
     data = load(write(tmp_path / "d.csv", lines()))
     assert (data.time_step, data.series[0].dt) == (None, None)
-    asked = data.in_steps_of(43_200).windows("test").gather([0]).dt
+    asked = data.with_time_step(43_200).windows("test").gather([0]).dt
     assert asked is not None
     assert asked.tolist() == [[1, 2, 2]]
 

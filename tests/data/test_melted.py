@@ -11,8 +11,7 @@ import pytest
 
 from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.errors import ConfigError, DataError
-from stablernn.training import load_config, load_run, train
-from stablernn.training.evaluation.evaluate import evaluate
+from stablernn.training import evaluate, load_config, load_run, train
 
 STEPS = 40
 

@@ -366,8 +366,8 @@ def test_what_is_no_batch_is_refused(content: bytes, sentence: str) -> None:
 
 
 def test_options_of_a_run_are_not_asked_of_another_source(digits: dict[str, bytes], tmp_path: Path) -> None:
-    from stablernn.training.run import load_run_data
-    from stablernn.training.settings.config import load_config
+    from stablernn.training.run_data import load_run_data
+    from stablernn.training.settings.load import load_config
 
     settings = ["data.source=pmnist", "data.permutation=nnrnn", "data.variant=released", "model.cell=gru"]
     config = load_config(overrides=settings)

@@ -7,7 +7,8 @@ import yaml
 from pydantic import ValidationError
 
 from stablernn.errors import ConfigError
-from stablernn.training.settings.config import Config, load_config, validate
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.load import load_config, validate
 
 NEEDED = ["data.source=digits", "model.cell=lipschitz"]
 

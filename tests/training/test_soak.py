@@ -276,7 +276,7 @@ def dated(hours: np.ndarray, **changes: object) -> ForecastData:
 def test_the_calendar_goes_on_beyond_the_data(hours: np.ndarray, changes: dict, later: np.ndarray) -> None:
     data = dated(hours, **changes)
     if "time_step" in changes:
-        data = data.in_steps_of(1800.0)
+        data = data.with_time_step(1800.0)
     predictor = Sums(gain=0.9, targets=(1,))
     soak(predictor, data)
     waves = np.stack([np.sin(later / 24 * 2 * np.pi), np.cos(later / 24 * 2 * np.pi)], axis=1)

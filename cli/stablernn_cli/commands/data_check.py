@@ -122,10 +122,10 @@ def _draw(output: Output, path: Path, report: DataReport) -> None:
     if report.data is None:
         output.note(f"Nothing to draw: {report.source} cannot be loaded.")
         return
-    from stablernn.training.plots.data import plot_data
+    from stablernn.training.tasks import task_for
 
     with output.status("Drawing ..."):
-        plot_data(path, report.data)
+        task_for(report.data).draw_data(path)
     output.note(f"Drawn: {path}")
 
 

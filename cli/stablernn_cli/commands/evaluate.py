@@ -197,23 +197,25 @@ def _score_split(model: Target, data: Any, split: Split, extras: Extras) -> tupl
     """Return the metrics, the number of samples, and the results of the extras."""
     from stablernn.data import ForecastData
     from stablernn.data.step_data import StepData
-    from stablernn.training.evaluation.evaluate import open_split, predict
+    from stablernn.training.evaluation.predictors import predict
+    from stablernn.training.evaluation.scorers import open_classification, open_forecast
 
     # The task predict-next is scored at every step instead of once for each sample.
     if isinstance(data, StepData):
         from stablernn.training.evaluation.evaluate_predict_next import evaluate_steps
 
-        outputs = model.labels or model.targets
-        metrics = evaluate_steps(model.predictor, data, split, features=model.features, outputs=outputs)
+        names = model.labels or model.targets
+        metrics = evaluate_steps(model.predictor, data, split, features=model.features, outputs=names)
         return metrics, len(data.split(split)), {}
-    levels = model.quantiles or None
-    scorer = open_split(data, split, quantiles=levels, labels=model.labels or None, features=model.features)
-    answers = predict(model.predictor, scorer.source)
-    metrics = scorer.score(answers)
     if isinstance(data, ForecastData):
+        forecasts = open_forecast(data, split, quantiles=model.quantiles or None, features=model.features)
+        outputs = predict(model.predictor, forecasts.source)
+        metrics = forecasts.score(outputs)
         # Windows without any value in the context are not scored; their number is reported.
         left_out = {"windows_without_context": data.windows(split).without_context}
-        return metrics, scorer.samples, left_out | _forecast_extras(model, data, split, scorer, answers, extras)
+        return metrics, forecasts.samples, left_out | _forecast_extras(model, data, split, forecasts, outputs, extras)
+    scorer = open_classification(data, split, labels=model.labels or None, features=model.features)
+    metrics = scorer.score_of(model.predictor)
     baseline_metrics, results = _classification_extras(model, data, split, scorer, extras)
     return metrics | baseline_metrics, scorer.samples, results
 

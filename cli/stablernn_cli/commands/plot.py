@@ -131,7 +131,7 @@ def _draw_curve(target: str, kind: Kind, path: Path) -> None:
     from stablernn.errors import CheckpointError
     from stablernn.plotting import plot_loss, plot_metric
     from stablernn.training.loop.checkpoint import load_checkpoint
-    from stablernn.training.run import RunDirectory
+    from stablernn.training.run_directory import RunDirectory
 
     run = RunDirectory(Path(target))
     records = run.records()
@@ -161,7 +161,7 @@ def _draw(
         UsageError: If an option does not fit the task.
     """
     from stablernn.data import ClassificationData, ForecastData
-    from stablernn.training.evaluation.evaluate import open_split
+    from stablernn.training.evaluation.scorers import open_classification
 
     model = open_target(target, device)
     kinds = KINDS.get(model.task, CURVES)
@@ -178,7 +178,7 @@ def _draw(
     if isinstance(data, ForecastData):
         return {"kind": plot_kind, "split": split, **_draw_forecast(model, data, path, split, window)}
     assert isinstance(data, ClassificationData)
-    scorer = open_split(data, split, labels=model.labels, features=model.features)
+    scorer = open_classification(data, split, labels=model.labels, features=model.features)
     _draw_classes(model, data, scorer, path, split, plot_kind)
     return {"kind": plot_kind, "split": split}
 
@@ -187,7 +187,7 @@ def _draw_classes(model: Target, data: ClassificationData, scorer: Any, path: Pa
     from stablernn.plotting import plot_early
     from stablernn.training.evaluation.baselines import Baselines
     from stablernn.training.evaluation.early_classification import early
-    from stablernn.training.evaluation.evaluate import predict
+    from stablernn.training.evaluation.predictors import predict
     from stablernn.training.plots.figures import draw_confusion, draw_reliability
 
     if kind == "early":
@@ -203,11 +203,12 @@ def _draw_forecast(model: Target, data: ForecastData, path: Path, split: Split, 
     """Draw one window, and return its series, its number and the number of windows of the series."""
     import numpy as np
 
-    from stablernn.training.evaluation.evaluate import Chosen, open_split, predict
+    from stablernn.training.evaluation.predictors import predict
+    from stablernn.training.evaluation.scorers import Subset, open_forecast
     from stablernn.training.plots.figures import draw_forecast
 
     # Raises if the data does not fit the model; its scorer is not needed.
-    open_split(data, split, quantiles=model.quantiles, features=model.features)
+    open_forecast(data, split, quantiles=model.quantiles, features=model.features)
     windows = data.windows(split)
     target = _index_of(window.target, data.targets, "target", f"'{data.name}' forecasts", 0)
     names = [series.unique_id for series in data.series]
@@ -223,7 +224,7 @@ def _draw_forecast(model: Target, data: ForecastData, path: Path, split: Split, 
             f"--window must be from 1 to {len(numbers)}, the windows of '{series_name}', got {window.number}."
         )
     number = numbers[-1 if window.number is None else window.number - 1]
-    outputs = predict(model.predictor, Chosen(windows, np.array([number])))
+    outputs = predict(model.predictor, Subset(windows, np.array([number])))
     # Without the batch axis: (steps, targets), and (steps, targets, levels) for quantiles.
     answer = {name: values[0] for name, values in outputs.items()}
     draw_forecast(path, data, split, number, answer, model.quantiles, target)

@@ -153,7 +153,7 @@ def _dated(data: ForecastData) -> ForecastData:
     """The data with the distances of its time stamps, in units of their median over the training steps."""
     training = [one.ds[: len(values)] for one, values in zip(data.series, data.training_values(), strict=True)]
     gaps = np.concatenate([lengths_of_time(np.diff(ds)) for ds in training])
-    return data.in_steps_of(float(np.median(gaps))) if len(gaps) else data
+    return data.with_time_step(float(np.median(gaps))) if len(gaps) else data
 
 
 def _targets(table: Table, wanted: str | Sequence[str] | None, covariates: Covariates) -> tuple[str, ...]:

@@ -52,8 +52,10 @@ class LazySplit(SequenceSplit):
         x = self._make(chosen) if len(chosen) else self._make(np.arange(1))[:0]
         return Samples(x, self.lengths[chosen], self.y[chosen])
 
-    def joined(self, other: LazySplit) -> LazySplit:
-        """Both splits as one, this one first."""
+    def merged(self, other: SequenceSplit) -> SequenceSplit:
+        """Return both splits as one, this one first; made on demand if both are."""
+        if not isinstance(other, LazySplit):
+            return super().merged(other)
         features = self._make(np.arange(1)).shape[2]
         lengths = np.concatenate([self.lengths, other.lengths])
 

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from stablernn.data import ForecastData, WindowSet
 from stablernn.errors import ConfigError, DataError
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Array, Continuing, Outputs, Scorer, further_inputs
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Array, Continuing, Outputs, further_inputs
+from stablernn.training.evaluation.scorers import ForecastScorer
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -44,7 +45,7 @@ def backtest(
         split: train, validation or test.
         windows: Origins of each series, 1 or more. A series too short for all of them has fewer, which is counted.
         step: Steps from one origin to the next, 1 or more.
-        quantiles: As in :func:`stablernn.training.evaluation.evaluate.evaluate`.
+        quantiles: As in :func:`stablernn.training.evaluation.predictors.evaluate`.
         batch_size: Series that are run at once.
 
     Returns:
@@ -79,7 +80,7 @@ def backtest(
         )
     # Rounds count back from the last origin; windows are numbered forward.
     order = windows - 1 - rounds
-    scorer = Scorer(data, split, quantiles=quantiles, windows=numbers)
+    scorer = ForecastScorer(data, split, quantiles=quantiles, windows=numbers)
     chosen = np.array(found.origins, dtype=np.int64)[numbers]
     answers: dict[str, Outputs] = {}
     reports: dict[str, Any] = {}

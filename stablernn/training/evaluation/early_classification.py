@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stablernn.data.windows import Samples
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor, Scorer, Source, predict
+from stablernn.data.windows import Samples, SampleSource
 from stablernn.training.evaluation.metrics import label_metrics
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
+from stablernn.training.evaluation.scorers import ClassificationScorer
 
 SHARES = tuple(tenths / 10 for tenths in range(1, 11))
 
 
-def early(predictor: Predictor, scorer: Scorer, *, batch_size: int = BATCH_SIZE) -> list[dict[str, float]]:
+def early(
+    predictor: Predictor, scorer: ClassificationScorer, *, batch_size: int = BATCH_SIZE
+) -> list[dict[str, float]]:
     """Accuracy and macro F1 after each tenth of every sequence.
 
     Args:
@@ -44,7 +47,7 @@ class Beginnings:
         steps_seen: Steps of all the samples gathered so far.
     """
 
-    def __init__(self, source: Source, share: float) -> None:
+    def __init__(self, source: SampleSource, share: float) -> None:
         self._source = source
         self._share = share
         self.steps_seen = 0

@@ -17,7 +17,7 @@ from stablernn.errors import DataError
 from stablernn.nn.models.predictor import target_frequencies
 from stablernn.nn.preprocessing import Scaling
 from stablernn.training.batches.minibatches import Segment, segments, streams
-from stablernn.training.evaluation.evaluate import Array, Outputs, TorchPredictor
+from stablernn.training.evaluation.predictors import Array, Outputs, TorchPredictor
 
 STREAMS = 10
 """Parallel streams in which a running text is scored, each from the zero state."""

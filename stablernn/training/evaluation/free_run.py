@@ -14,8 +14,8 @@ from stablernn.data.forecasting.covariates import calendar_channels, calendar_va
 from stablernn.data.time.frequency import Frequency, parse_frequency
 from stablernn.data.types import Timestamps, lengths_of_time
 from stablernn.errors import ConfigError, DataError
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Array, Continuing, further_inputs
 from stablernn.training.evaluation.metrics import ratio
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Array, Continuing, further_inputs
 
 HORIZONS = 10
 """How many horizons a soak lasts."""

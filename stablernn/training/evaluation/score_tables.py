@@ -10,13 +10,14 @@ from typing import Any
 
 from stablernn.atomic_files import write_bytes
 from stablernn.data import ForecastData
-from stablernn.training.evaluation.evaluate import Array, Outputs, Scorer
 from stablernn.training.evaluation.metrics import ratio
+from stablernn.training.evaluation.predictors import Array, Outputs
+from stablernn.training.evaluation.scorers import ForecastScorer
 
 Row = dict[str, Any]
 
 
-def by_series(data: ForecastData, scorer: Scorer, outputs: Outputs) -> list[Row]:
+def by_series(data: ForecastData, scorer: ForecastScorer, outputs: Outputs) -> list[Row]:
     """Scores of each series and target over all its windows, with the MAE of the seasonal naive forecast beside them.
 
     Returns:
@@ -36,7 +37,7 @@ def by_series(data: ForecastData, scorer: Scorer, outputs: Outputs) -> list[Row]
     ]
 
 
-def by_step(data: ForecastData, scorer: Scorer, outputs: Outputs) -> list[Row]:
+def by_step(data: ForecastData, scorer: ForecastScorer, outputs: Outputs) -> list[Row]:
     """Scores of each step ahead and target over all windows, with the MAE of the seasonal naive forecast beside them.
 
     Returns:
@@ -54,7 +55,7 @@ def by_step(data: ForecastData, scorer: Scorer, outputs: Outputs) -> list[Row]:
     ]
 
 
-def _scores(scorer: Scorer, outputs: Outputs, naive: Array, **part: slice) -> dict[str, float]:
+def _scores(scorer: ForecastScorer, outputs: Outputs, naive: Array, **part: slice) -> dict[str, float]:
     scores = scorer.part(outputs, **part)
     beside = scorer.part({"mean": naive}, **part)["mae"]
     return {**scores, "seasonal_naive_mae": beside, "relative_mae": ratio(scores["mae"], beside, zero=1.0)}

@@ -23,23 +23,12 @@ _MOST_SERIES, _MOST_TARGETS = 4, 4
 _MOST_BARS = 30
 
 
-def plot_data(path: Path, data: ClassificationData | ForecastData | StepData) -> None:
-    """Draws data into a PNG file.
+def plot_classes(path: Path, data: ClassificationData) -> None:
+    """Draw the share of each class in each split, and the first sequences of the first classes, into a PNG file.
 
     Raises:
         CheckpointError: If the file cannot be written.
     """
-    if isinstance(data, ClassificationData):
-        figure = _draw_classes(data)
-    elif isinstance(data, ForecastData):
-        figure = _draw_series(data)
-    else:
-        figure = _draw_steps(data)
-    _save(figure, path)
-
-
-def _draw_classes(data: ClassificationData) -> Figure:
-    """Share of each class in each split, and the first sequences of the first classes."""
     shown = min(len(data.labels), _MOST_CLASSES)
     rows = -(-shown // 2)
     figure = Figure(figsize=(11, max(4.0, 1.9 * rows)), layout="constrained")
@@ -60,27 +49,31 @@ def _draw_classes(data: ClassificationData) -> Figure:
         axes.tick_params(labelsize=8)
     more = "" if shown == len(data.labels) else f" of {shown} of {len(data.labels)} classes"
     right.suptitle(f"first training sequences{more}: {data.features[0]} over steps", x=0.01, ha="left", fontsize=10)
-    return figure
+    _save(figure, path)
 
 
 def _balance(axes: Axes, data: ClassificationData) -> None:
     _style(axes, f"{data.name}: share of each class")
-    present = [(word, data.split(word)) for word in SPLITS if word != "test" or data.test is not None]
-    place = np.arange(len(data.labels))
-    height = 0.8 / len(present)
-    for number, (word, split) in enumerate(present):
+    splits = data.splits()
+    positions = np.arange(len(data.labels))
+    height = 0.8 / len(splits)
+    for number, (name, split) in enumerate(splits.items()):
         share = np.bincount(split.y, minlength=len(data.labels)) / max(len(split), 1)
-        label = f"{word} ({len(split):,})"
-        axes.barh(place + (number - (len(present) - 1) / 2) * height, share, height, color=_SHADES[word], label=label)
+        offset = (number - (len(splits) - 1) / 2) * height
+        axes.barh(positions + offset, share, height, color=_SHADES[name], label=f"{name} ({len(split):,})")
     if len(data.labels) <= _MOST_BARS:
-        axes.set_yticks(place, data.labels)
+        axes.set_yticks(positions, data.labels)
     axes.invert_yaxis()
     axes.set_xlabel("share of the split")
     axes.legend(frameon=False, fontsize=9)
 
 
-def _draw_series(data: ForecastData) -> Figure:
-    """The first series, each target in a panel, splits shaded."""
+def plot_series(path: Path, data: ForecastData) -> None:
+    """Draw the first series, each target in a panel, with shaded splits, into a PNG file.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+    """
     panels = [(series, target) for series in data.series[:_MOST_SERIES] for target in data.targets[:_MOST_TARGETS]]
     panels = panels[: max(_MOST_SERIES, _MOST_TARGETS)]
     figure = Figure(figsize=(11, 1.2 + 2.1 * len(panels)), layout="constrained")
@@ -100,7 +93,7 @@ def _draw_series(data: ForecastData) -> Figure:
     hidden = len(data.series) * len(data.targets) - len(panels)
     if hidden:
         figure.supxlabel(f"and {hidden} more", fontsize=9, color=GREY)
-    return figure
+    _save(figure, path)
 
 
 def _mark_missing(axes: Axes, times: npt.NDArray[Any], values: npt.NDArray[np.float32]) -> None:
@@ -118,8 +111,12 @@ def _mark_missing(axes: Axes, times: npt.NDArray[Any], values: npt.NDArray[np.fl
         )
 
 
-def _draw_steps(data: StepData) -> Figure:
-    """Lengths of the sequences of each split, and the first training sequence."""
+def plot_steps(path: Path, data: StepData) -> None:
+    """Draw the lengths of the sequences of each split, and the first training sequence, into a PNG file.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+    """
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _style(left, f"{data.name}: steps of a sequence")
@@ -144,7 +141,7 @@ def _draw_steps(data: StepData) -> Figure:
         right.plot(first, linewidth=1, label=data.features)
         right.legend(frameon=False, fontsize=9)
     right.set_xlabel("step")
-    return figure
+    _save(figure, path)
 
 
 def _times(stamps: npt.NDArray[Any]) -> npt.NDArray[Any]:

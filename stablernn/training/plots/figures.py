@@ -18,8 +18,9 @@ from stablernn.plotting import (
     plot_reliability,
     plot_stability,
 )
-from stablernn.training.evaluation.evaluate import Outputs, Scorer
 from stablernn.training.evaluation.metrics import classification_metrics, confusion_matrix, reliability, seasonal_naive
+from stablernn.training.evaluation.predictors import Outputs
+from stablernn.training.evaluation.scorers import ClassificationScorer
 
 
 def draw_curves(folder: Path, records: Sequence[dict[str, Any]], headline: str, best_epoch: int, run: str) -> None:
@@ -34,24 +35,15 @@ def draw_curves(folder: Path, records: Sequence[dict[str, Any]], headline: str, 
         plot_stability(folder / "stability.png", certified, best_epoch=best_epoch, title=run)
 
 
-def draw_predictions(
-    folder: Path,
-    data: ClassificationData | ForecastData,
-    scorer: Scorer,
-    outputs: Outputs,
-    levels: Sequence[float],
-    split: str,
-) -> None:
-    """``confusion.png`` and ``reliability.png`` of a split, or ``forecast.png`` of its last window."""
-    if isinstance(data, ClassificationData):
-        draw_confusion(folder / "confusion.png", data, scorer, outputs, split)
-        draw_reliability(folder / "reliability.png", data, scorer, outputs, split)
-        return
+def draw_last_window(path: Path, data: ForecastData, split: str, outputs: Outputs, levels: Sequence[float]) -> None:
+    """Draw the last window of a split, of whose windows these are the outputs."""
     last = {name: values[-1] for name, values in outputs.items()}
-    draw_forecast(folder / "forecast.png", data, split, len(data.windows(split)) - 1, last, levels)
+    draw_forecast(path, data, split, len(data.windows(split)) - 1, last, levels)
 
 
-def draw_confusion(path: Path, data: ClassificationData, scorer: Scorer, outputs: Outputs, split: str) -> None:
+def draw_confusion(
+    path: Path, data: ClassificationData, scorer: ClassificationScorer, outputs: Outputs, split: str
+) -> None:
     """The confusion matrix of a split."""
     predicted = outputs["probabilities"].argmax(axis=1)
     counts = confusion_matrix(predicted, scorer.truth, len(scorer.classes))
@@ -60,7 +52,9 @@ def draw_confusion(path: Path, data: ClassificationData, scorer: Scorer, outputs
     plot_confusion(path, counts, scorer.classes, title=title)
 
 
-def draw_reliability(path: Path, data: ClassificationData, scorer: Scorer, outputs: Outputs, split: str) -> None:
+def draw_reliability(
+    path: Path, data: ClassificationData, scorer: ClassificationScorer, outputs: Outputs, split: str
+) -> None:
     """Stated probabilities of a split against the share that is right; nothing where one is not finite."""
     probabilities = outputs["probabilities"]
     if np.isfinite(probabilities).all():
