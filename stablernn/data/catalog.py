@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.named import cifar, fsdd, memory, mnist, polyphonic, series, text, timit
 from stablernn.data.named.entry import OPTIONS, DatasetInfo, NamedData, Request, check_variant
 from stablernn.data.named.fetch import located
 from stablernn.data.sequences import wrong_features
 from stablernn.data.types import ForecastData
-from stablernn.data.windows import Int64Array, SplitName
 
 BUNDLED = Path(__file__).parent / "bundled"
 

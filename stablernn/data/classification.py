@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.messages import counted, listing
 from stablernn.data.sequences import NO_LABEL, Sequences, in_order, pad, regular_step, sorted_labels, time_steps
 from stablernn.data.splits import stratified_validation
 from stablernn.data.types import ClassificationData, Notes, SequenceSplit, add_notes
-from stablernn.data.windows import Float32Array, Int64Array, SplitName
 
 # How a file gets labels, by its ending.
 _ADD_LABELS = {

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, Timestamps
 from stablernn.data.forecasting.channels_as_series import CHANNEL, split_series
 from stablernn.data.forecasting.covariates import Covariates, calendar_channels, calendar_values
 from stablernn.data.load import TASKS, read_sequences
@@ -20,8 +21,7 @@ from stablernn.data.readers.tables import ID_COLUMN, TIME_COLUMN, OpenTable, Tab
 from stablernn.data.sequences import pad, time_steps, wrong_features
 from stablernn.data.time.frequency import Frequency, infer_frequency, parse_frequency
 from stablernn.data.time.regular_grid import to_grid
-from stablernn.data.types import Notes, Series, Timestamps, steps_between
-from stablernn.data.windows import Float32Array, Int64Array
+from stablernn.data.types import Notes, Series, steps_between
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array
 from stablernn.data.messages import counted, listing, quoted
 from stablernn.data.types import Notes
-from stablernn.data.windows import Float32Array, Int64Array
 
 #: Words that stand for a label that is not there.
 NO_LABEL = ("", "?", "nan", "NaN")

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, Samples
 from stablernn.data.types import Notes, check_split
-from stablernn.data.windows import Float32Array, Int64Array, Samples
 
 Output = Literal["categorical", "bernoulli", "real"]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
+from stablernn.data.arrays import SPLITS, Samples
 from stablernn.data.check import DataReport, Finding, check_data
 from stablernn.data.messages import counted
 from stablernn.data.step_data import StepData, StoredSteps
-from stablernn.data.windows import SPLITS, Samples
 from stablernn.errors import StableRNNError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.run import Data, create_model, data_options, prepared

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stablernn.data.arrays import Float32Array
 from stablernn.data.check._report import Column, Findings, Role
 from stablernn.data.check._values import channel_figures, content_hash, figures_as_columns, warn_of_figures
 from stablernn.data.messages import counted, listing, quoted
 from stablernn.data.sequences import NO_LABEL, Sequences, sorted_labels
 from stablernn.data.types import ClassificationData, Notes
-from stablernn.data.windows import Float32Array
 
 #: The largest class this many times as large as the smallest is worth a word.
 _UNBALANCED = 5

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from stablernn.data.arrays import Float32Array
 from stablernn.data.check._report import Column, Findings, Role
 from stablernn.data.check._values import channel_figures, content_hash, figures_as_columns, warn_of_figures
 from stablernn.data.forecasting.covariates import calendar_channels
 from stablernn.data.messages import counted, listing, stamp_text
 from stablernn.data.types import ForecastData, Notes, Series
-from stablernn.data.windows import Float32Array
 
 #: Unexplained share of a column's variance below which it is the other one in another unit.
 _SAME = 1e-6

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from stablernn import errors
+from stablernn.data.arrays import Int64Array, Timestamps
 from stablernn.data.check._report import Column, Findings, Kind, Role
 from stablernn.data.messages import counted, listing, quoted, stamp_text
 from stablernn.data.readers.table_chunks import column_names, first_row, frames
@@ -18,8 +19,7 @@ from stablernn.data.readers.tables import _MISSING, TIME_COLUMN, _clean
 from stablernn.data.readers.timestamps import dates, reads_otherwise, time_text
 from stablernn.data.sequences import Resolution, finite_float32
 from stablernn.data.time.numeric_timestamps import UNIX_NS, ambiguous_numbers, resemblance, unix_instants
-from stablernn.data.types import Notes, Timestamps
-from stablernn.data.windows import Int64Array
+from stablernn.data.types import Notes
 
 _PARTS_OF_TIME = ("year", "month", "day", "hour", "minute", "second")
 #: With fewer columns than this, rows are no series.

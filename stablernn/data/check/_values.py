@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stablernn.data.arrays import Float32Array, Int64Array
 from stablernn.data.check._report import Column, Findings, Role
 from stablernn.data.messages import counted, listing
-from stablernn.data.windows import Float32Array, Int64Array
 
 #: Robust deviations from the median beyond which a value is more likely a mistake than a measurement. Mean and standard
 #: deviation would not do: a code such as -999 moves them towards itself.

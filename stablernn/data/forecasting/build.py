@@ -9,12 +9,13 @@ from typing import Any, cast
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Timestamps
 from stablernn.data.fingerprint import Part, fingerprint
 from stablernn.data.forecasting.covariates import Covariates
 from stablernn.data.messages import counted, listing, stamp_text
 from stablernn.data.readers.tables import OpenTable, Table
 from stablernn.data.time.regular_grid import to_grid
-from stablernn.data.types import ForecastData, Series, Timestamps, add_notes, lengths_of_time
+from stablernn.data.types import ForecastData, Series, add_notes, lengths_of_time
 
 #: The target when none is named and the table has this column.
 TARGET_COLUMN = "y"

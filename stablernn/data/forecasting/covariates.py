@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.types import Series, Timestamps
-from stablernn.data.windows import Float32Array
+from stablernn.data.arrays import Float32Array, Timestamps
+from stablernn.data.types import Series
 
 _DAY = 86_400.0
 #: Length and beginning of each period in seconds since 1970-01-01T00:00Z, a Thursday: weeks begin on Monday.

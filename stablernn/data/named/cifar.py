@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, SplitName
 from stablernn.data.named.assemble import labelled
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.places import MIB, DataFile
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import SPLITS, Float32Array, Int64Array, SplitName
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEPS = 1000

@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from stablernn import errors
+from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.places import DataFile, presence, verified
 from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData
-from stablernn.data.windows import Int64Array, SplitName
 
 DatasetTask = Literal["classify", "forecast", "predict-next"]
 NamedData = ClassificationData | ForecastData | StepData

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, SplitName
 from stablernn.data.named.assemble import labelled
 from stablernn.data.named.audio import BINS, log_magnitudes, read_speech, scaled
 from stablernn.data.named.entry import DatasetInfo, Request
@@ -18,7 +19,6 @@ from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.places import DataFile, check
 from stablernn.data.sequences import pad
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import Float32Array, Int64Array, SplitName
 
 _NAME = re.compile(r"(?:.*/)?recordings/(\d)_([a-z]+)_(\d+)\.wav")
 _COMMIT = "26eb9aaf76e81b692f806f9140c2d2777410d7a1"

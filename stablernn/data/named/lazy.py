@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from stablernn.data.arrays import Float32Array, Int64Array, Samples
 from stablernn.data.step_data import MOST_NUMBERS
 from stablernn.data.types import SequenceSplit
-from stablernn.data.windows import Float32Array, Int64Array, Samples
 
 
 class LazySplit(SequenceSplit):

@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.step_data import StepData
-from stablernn.data.windows import SPLITS, Float32Array, Int64Array, Samples, SplitName
 
 #: Symbols to be remembered in the copy task, and how many kinds of them there are.
 SYMBOLS, KINDS = 10, 8

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array
 from stablernn.data.named.assemble import labelled
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.permutations import permutation
 from stablernn.data.named.places import DataFile
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import Float32Array, Int64Array
 
 Pixels = npt.NDArray[np.uint8]
 

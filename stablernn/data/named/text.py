@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS
 from stablernn.data.messages import quoted
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.step_data import StepData, StoredSteps
-from stablernn.data.windows import SPLITS
 
 #: What stands for the end of a line.
 END = "<eos>"

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS, Float32Array, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.messages import listing
 from stablernn.data.named.audio import BINS, SILENCE, log_magnitudes, read_speech
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.step_data import StepData, StoredSteps
-from stablernn.data.windows import SPLITS, Float32Array, SplitName
 
 # Two men and a woman of each of the eight dialect regions.
 _CORE = """

@@ -9,16 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Float64Array
 from stablernn.data.messages import counted, quoted
 from stablernn.data.readers.paths import read_text
-from stablernn.data.readers.ucr_tsv import (
-    Float64Array,
-    allowed_label,
-    as_float32,
-    numbered_lines,
-    numbers,
-    without_padding,
-)
+from stablernn.data.readers.ucr_tsv import allowed_label, as_float32, numbered_lines, numbers, without_padding
 from stablernn.data.sequences import Sequences, channel_names, plain_words
 
 _NUMERIC = ("numeric", "real", "integer")

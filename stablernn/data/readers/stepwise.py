@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.messages import listing, quoted
 from stablernn.data.readers.npz import read_arrays, read_lengths, read_numbers
@@ -18,7 +19,6 @@ from stablernn.data.readers.paths import read_text
 from stablernn.data.sequences import channel_names
 from stablernn.data.step_data import NO_TARGET, Output, StepData, StoredSteps
 from stablernn.data.types import Notes
-from stablernn.data.windows import SplitName
 
 Array = npt.NDArray[Any]
 

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, Timestamps
 from stablernn.data.messages import listing, quoted, stamp_text
 from stablernn.data.readers.paths import TABLES, ending
 from stablernn.data.readers.spilling_array import Budget, GrowingArray
@@ -23,8 +24,7 @@ from stablernn.data.readers.table_chunks import column_names, first_row, frames
 from stablernn.data.readers.timestamps import BadTime, TimeColumn, dates, reads_otherwise, time_text
 from stablernn.data.sequences import Resolution, finite_float32
 from stablernn.data.time.numeric_timestamps import ambiguous_numbers, check_stamps, resemblance
-from stablernn.data.types import Notes, Series, Timestamps
-from stablernn.data.windows import Float32Array, Int64Array
+from stablernn.data.types import Notes, Series
 
 ID_COLUMN = "unique_id"
 TIME_COLUMN = "ds"

@@ -8,9 +8,9 @@ from typing import NamedTuple, cast
 import numpy as np
 import polars as pl
 
+from stablernn.data.arrays import Timestamps
 from stablernn.data.readers.spilling_array import Budget, GrowingArray
 from stablernn.data.time.numeric_timestamps import UNIX_NS, unix_instants
-from stablernn.data.types import Timestamps
 
 _EARLIEST, _LATEST = np.datetime64("1678-01-01", "us"), np.datetime64("2262-01-01", "us")
 _FORMATS = (

@@ -12,10 +12,11 @@ import numpy as np
 import polars as pl
 
 from stablernn import errors
+from stablernn.data.arrays import Float64Array
 from stablernn.data.messages import counted, quoted
 from stablernn.data.readers.paths import read_text
 from stablernn.data.readers.timestamps import dates
-from stablernn.data.readers.ucr_tsv import Float64Array, allowed_label, as_float32, is_number, numbered_lines, numbers
+from stablernn.data.readers.ucr_tsv import allowed_label, as_float32, is_number, numbered_lines, numbers
 from stablernn.data.sequences import Sequences, channel_names, plain_words
 
 _TRUE_FALSE = {"true": True, "false": False}

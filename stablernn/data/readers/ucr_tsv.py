@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array
 from stablernn.data.messages import listing, quoted
 from stablernn.data.readers.paths import read_text
 from stablernn.data.sequences import (
@@ -18,7 +19,6 @@ from stablernn.data.sequences import (
     finite_float32,
     plain_words,
 )
-from stablernn.data.windows import Float32Array
 
 Float64Array = npt.NDArray[np.float64]
 

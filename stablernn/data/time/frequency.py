@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.types import Timestamps
-from stablernn.data.windows import Int64Array
+from stablernn.data.arrays import Int64Array, Timestamps
 
 Kind = Literal["fixed", "business", "month", "month-end", "index"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.windows import Int64Array
+from stablernn.data.arrays import Int64Array
 
 Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "step"]
 STAMPS: tuple[Stamps, ...] = get_args(Stamps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stablernn.data.windows import Samples
+from stablernn.data.arrays import Samples
 from stablernn.training.evaluation.evaluate import BATCH_SIZE, Predictor, Scorer, Source, predict
 from stablernn.training.evaluation.metrics import label_metrics
 

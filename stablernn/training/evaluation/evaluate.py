@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stablernn.cells import cached_weights
 from stablernn.data import ClassificationData, ForecastData
+from stablernn.data.arrays import Samples
 from stablernn.data.sequences import are_names
-from stablernn.data.windows import Samples
 from stablernn.errors import DataError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.evaluation.baselines import Baselines

@@ -23,7 +23,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from stablernn.cells import recommended_training
 from stablernn.certificates.projection import project
-from stablernn.data.windows import Samples, WindowSet
+from stablernn.data.arrays import Samples
+from stablernn.data.windows import WindowSet
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
 from stablernn.training.batches.losses import Batch, PredictNextTask, Task, task_for
