@@ -79,7 +79,7 @@ class Target:
             stablernn.errors.DataError: If it does not fit.
         """
         from stablernn.data import ForecastData
-        from stablernn.data.prediction_inputs import other_steps
+        from stablernn.data.prediction_inputs import step_mismatch_error
         from stablernn.data.readers.paths import is_table
         from stablernn.data.time.frequency import parse_frequency
         from stablernn.training import load_run_data
@@ -94,7 +94,7 @@ class Target:
         data = load_run_data(config, source, features=self.features, targets=self.targets)
         own = data.frequency if isinstance(data, ForecastData) else None
         if own and self.frequency and not parse_frequency(own).has_steps_of(parse_frequency(self.frequency)):
-            raise other_steps(f"'{data.name}'", own, self.frequency)
+            raise step_mismatch_error(f"'{data.name}'", own, self.frequency)
         return data
 
     def _check_files(self) -> None:

@@ -14,13 +14,14 @@ from stablernn.data.arrays import Float32Array, Int64Array, Timestamps
 from stablernn.data.forecasting.channels_as_series import CHANNEL, split_series
 from stablernn.data.forecasting.covariates import Covariates, calendar_channels, calendar_values
 from stablernn.data.load import TASKS, read_sequences
-from stablernn.data.messages import counted, listing
-from stablernn.data.readers.labelled_tables import LABEL_COLUMN, read_labelled
-from stablernn.data.readers.paths import TABLES, Task, require_task
-from stablernn.data.readers.tables import ID_COLUMN, TIME_COLUMN, OpenTable, Table, open_table, unknown_column
-from stablernn.data.sequences import pad, time_steps, wrong_features
+from stablernn.data.messages import format_names, pluralize
+from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN
+from stablernn.data.readers.labelled_tables import read_labelled
+from stablernn.data.readers.paths import TABLE_FORMATS, Task, require_task
+from stablernn.data.readers.tables import OpenTable, Table, open_table, unknown_column_error
+from stablernn.data.sequences import compute_dt, pad_sequences, wrong_features_error
 from stablernn.data.time.frequency import Frequency, infer_frequency, parse_frequency
-from stablernn.data.time.regular_grid import to_grid
+from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes, Series, steps_between
 
 
@@ -34,14 +35,14 @@ class InputSet:
         lengths: int64 (samples,).
         ids: The series' names; of files that have none the position in the file, from 0.
         y: Classification: the label words of the file, where it has them. Else None.
-        ds: Forecast: time stamps of each context, (length,) each. Else empty.
+        ds: Forecast: timestamps of each context, (length,) each. Else empty.
         frequency: Forecast: word of the time grid; None when it is irregular or not known.
         notes: What was counted, filled or left alone, as JSON types.
         dt: float32 (samples, time), the time from the step before in units of the model's regular step; None when it
             takes none.
         static: Forecast: float32 (samples, s), what is constant for a series; None where the model takes nothing such.
         future: Forecast: float32 (samples, horizon, f), what is known of the steps to forecast; None as above.
-        ahead: Forecast: time stamps of the rows that say so, (horizon,) each; empty where nothing does.
+        ahead: Forecast: timestamps of the rows that say so, (horizon,) each; empty where nothing does.
     """
 
     task: Task
@@ -61,13 +62,13 @@ class InputSet:
         return len(self.lengths)
 
     def future_ds(self, sample: int, horizon: int) -> Timestamps:
-        """The time stamps of the ``horizon`` steps behind a series.
+        """The timestamps of the ``horizon`` steps behind a series.
 
-        Those of the file where it says what is known of them. Else, where time stamps are irregular, the series' median
+        Those of the file where it says what is known of them. Else, where timestamps are irregular, the series' median
         interval is the step.
 
         Returns:
-            (horizon,) datetime64[ns], or int64 for series with integer time stamps.
+            (horizon,) datetime64[ns], or int64 for series with integer timestamps.
 
         Raises:
             DataError: If the series has a single row and no frequency is known.
@@ -79,7 +80,7 @@ class InputSet:
             return parse_frequency(self.frequency).at(ds[-1], np.arange(1, horizon + 1, dtype=np.int64))
         if len(ds) < 2:
             raise errors.DataError(
-                f"Series '{self.ids[sample]}' has one row and no frequency is known, so its next time stamps are not. "
+                f"Series '{self.ids[sample]}' has one row and no frequency is known, so its next timestamps are not. "
                 "Give the frequency."
             )
         step = int(np.median(np.diff(ds).astype(np.int64)))
@@ -115,11 +116,11 @@ def read_inputs(
             model does not know are named in ``notes["ignored_columns"]``. Files of sequences must have as many
             features; where they name them, these names.
         id_column: Tables: column that tells series apart.
-        time_column: Tables: column of time stamps.
+        time_column: Tables: column of timestamps.
         context_length: Forecast: the last so many steps of each series are kept; all when omitted. A shorter series is
             taken as it is and counted in ``notes["short_contexts"]``.
         frequency: Forecast: word of the time grid; inferred when omitted.
-        time_step: The model's regular step, in the unit of the file's time stamps (seconds of dates); None when the
+        time_step: The model's regular step, in the unit of the file's timestamps (seconds of dates); None when the
             model takes no times.
         label_column: Classification: column of a table with the labels, if it has them.
         future: Forecast: features that are known in advance. The rows behind the last one in which any other feature
@@ -132,7 +133,7 @@ def read_inputs(
             model's own column is read as it is.
         targets: Forecast: features that are forecast, of which a context must hold a value; when omitted any feature
             that is not known in advance will do.
-        stamps: Tables: what whole numbers in the column of time stamps are, as for :func:`load_data`.
+        stamps: Tables: what whole numbers in the column of timestamps are, as for :func:`load_data`.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -161,7 +162,7 @@ def read_inputs(
 def _read_sequences(
     path: Path, features: Sequence[str], time_step: float | None, label_column: str, columns: dict[str, Any]
 ) -> InputSet:
-    if require_task(path, "classify") in TABLES:
+    if require_task(path, "classify") in TABLE_FORMATS:
         opened = open_table(path, **columns)
         _check_columns(opened, features, [name for name in opened.columns if name != label_column])
         sequences = read_labelled(
@@ -173,7 +174,7 @@ def _read_sequences(
         raise errors.DataError(
             f"'{path.name}' has no array 't', and the model was trained with the time of each step. Add it."
         )
-    x, lengths = pad(sequences.values)
+    x, lengths = pad_sequences(sequences.values)
     return InputSet(
         task="classify",
         x=x,
@@ -183,7 +184,7 @@ def _read_sequences(
         ds=(),
         frequency=None,
         notes={"sequences": len(x), "missing_values": int(np.isnan(x).sum()), **sequences.notes},
-        dt=None if time_step is None or sequences.times is None else time_steps(sequences.times, time_step),
+        dt=None if time_step is None or sequences.times is None else compute_dt(sequences.times, time_step),
     )
 
 
@@ -199,9 +200,9 @@ def _read_contexts(
 ) -> InputSet:
     series, grid, notes = table.series, None, Notes()
     if time_step is None:
-        series, grid, notes = to_grid(table.name, table.series, frequency)
+        series, grid, notes = align_to_grid(table.name, table.series, frequency)
         _check_frequency(table, grid, notes)
-    word = grid.word if grid else None
+    word = grid.alias if grid else None
     past, rows = _parted(table, series, covariates, horizon) if covariates.columns else (series, ())
     if rows:
         notes["future_values_missing"] = sum(int(np.isnan(one.values).sum()) for one in rows)
@@ -214,11 +215,11 @@ def _read_contexts(
     for one in past:
         if np.isnan(one.values[kept, columns]).all():
             raise errors.DataError(
-                f"'{table.name}': series '{one.unique_id}' has no value of {listing(needed)} in its last "
-                f"{counted(len(one.ds[kept]), 'step')}, so there is nothing to forecast from. Leave the series out, or "
-                "end it with a row that has one."
+                f"'{table.name}': series '{one.unique_id}' has no value of {format_names(needed)} in its last "
+                f"{pluralize(len(one.ds[kept]), 'step')}, so there is nothing to forecast from. Leave the series out, "
+                "or end it with a row that has one."
             )
-    x, lengths = pad([one.values[kept] for one in past])
+    x, lengths = pad_sequences([one.values[kept] for one in past])
     found = InputSet(
         task="forecast",
         x=x,
@@ -257,10 +258,10 @@ def _check_frequency(table: Table, grid: Frequency | None, notes: Notes) -> None
         # Of three rows two gaps may be alike by chance.
         own = infer_frequency(one.ds) if len(one.ds) > 3 else None
         if own is not None and not own.has_steps_of(grid):
-            raise other_steps(f"'{table.name}': series '{one.unique_id}'", own.word, grid.word)
+            raise step_mismatch_error(f"'{table.name}': series '{one.unique_id}'", own.alias, grid.alias)
 
 
-def other_steps(what: str, own: str, trained: str) -> errors.DataError:
+def step_mismatch_error(what: str, own: str, trained: str) -> errors.DataError:
     """The error for series in steps of another length than the model's."""
     return errors.DataError(
         f"{what} is in steps of '{own}', and the model was trained on steps of '{trained}'. Give it in those; a step "
@@ -288,12 +289,13 @@ def _parted(
         if not end:
             raise errors.DataError(
                 f"'{table.name}': series '{one.unique_id}' has no row with a value of "
-                f"{listing([table.channels[i] for i in observed])}, so there is no past to forecast from."
+                f"{format_names([table.channels[i] for i in observed])}, so there is no past to forecast from."
             )
         if len(one.ds) - end < horizon:
             raise errors.DataError(
-                f"'{table.name}': series '{one.unique_id}' has {counted(len(one.ds) - end, 'row')} behind its last "
-                f"observation, {horizon} are needed, one for each step to forecast, with {listing(covariates.columns)}."
+                f"'{table.name}': series '{one.unique_id}' has {pluralize(len(one.ds) - end, 'row')} behind its last "
+                f"observation, {horizon} are needed, one for each step to forecast, with "
+                f"{format_names(covariates.columns)}."
             )
         ahead = slice(end, end + horizon)
         past.append(replace(one, ds=one.ds[:end], values=one.values[:end]))
@@ -318,6 +320,6 @@ def _model_columns(
 def _check_columns(opened: OpenTable, wanted: Sequence[str], columns: Sequence[str]) -> None:
     missing = [name for name in wanted if name not in columns]
     if missing and len(columns) == len(wanted):
-        raise unknown_column(opened.path, missing[0], columns)
+        raise unknown_column_error(opened.path, missing[0], columns)
     if missing:
-        raise wrong_features(opened.path.name, columns, wanted)
+        raise wrong_features_error(opened.path.name, columns, wanted)

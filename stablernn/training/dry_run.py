@@ -13,7 +13,7 @@ from torch import Tensor
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.arrays import SPLITS, Samples
 from stablernn.data.check import DataReport, Finding, check_data
-from stablernn.data.messages import counted
+from stablernn.data.messages import pluralize
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import StableRNNError
 from stablernn.nn.models import SequenceModel
@@ -67,7 +67,7 @@ def _small_set(config: Config, data: Data) -> tuple[Finding, ...]:
     if not remedies:
         return ()
     text = (
-        f"Only {counted(len(data.validation), 'sequence')} of {len(data.train) + len(data.validation)} can validate, "
+        f"Only {pluralize(len(data.validation), 'sequence')} of {len(data.train) + len(data.validation)} can validate, "
         f"each of them {1 / len(data.validation):.1%} of the accuracy. Train several networks and on all "
         f"sequences: {' '.join(remedies)}."
     )

@@ -26,7 +26,7 @@ from stablernn.data import ClassificationData, ForecastData, load_data
 from stablernn.data.catalog import is_dataset
 from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn.data.readers.paths import is_table
-from stablernn.data.sequences import are_names
+from stablernn.data.sequences import has_feature_names
 from stablernn.data.split_merging import class_weights, without_validation
 from stablernn.data.step_data import StepData
 from stablernn.data.time.frequency import parse_frequency
@@ -152,7 +152,7 @@ def load_run_data(
                 options.pop(key)
     # Where columns were made into series, the model's one channel is none of the file's.
     melted = config.data.channels_as_series
-    if features and not melted and (config.task.name != "classify" or are_names(features)):
+    if features and not melted and (config.task.name != "classify" or has_feature_names(features)):
         options["channels"] = features
     if targets and not melted and config.task.name == "forecast":
         options["target"] = targets

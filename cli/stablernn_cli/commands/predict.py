@@ -134,10 +134,10 @@ def _sample_rows(
 ) -> tuple[list[str], Rows, int, dict[str, Any]]:
     """Columns and rows of a classification or a forecast, of how many samples, and what was counted."""
     from stablernn.data import read_inputs
-    from stablernn.data.readers.paths import TABLES, ending
+    from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
     from stablernn.training import predict as run
 
-    if ending(Path(source)) not in TABLES:
+    if detect_format(Path(source)) not in TABLE_FORMATS:
         _check_unnamed(named)
     columns: dict[str, Any] = _columns(model)
     columns |= {option: column for option, column in named.items() if column is not None}

@@ -24,10 +24,10 @@ def read(model: Target, source: str) -> StepFile:
     Raises:
         stablernn.errors.DataError: If the file is not one of sequences, or does not fit the model.
     """
-    from stablernn.data.readers.stepwise import read_steps, require_steps
+    from stablernn.data.readers.stepwise import read_steps, require_step_file
     from stablernn.errors import DataError
 
-    found = read_steps(require_steps(Path(source)), model.features, for_model=True)
+    found = read_steps(require_step_file(Path(source)), model.features, for_model=True)
     if found.tokens != model.tokens:
         kinds = ("numbers", "tokens")
         raise DataError(f"'{found.name}' holds {kinds[found.tokens]}, {model.name} expects {kinds[model.tokens]}.")

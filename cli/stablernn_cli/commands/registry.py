@@ -322,9 +322,9 @@ def data_notes(notes: Mapping[str, Any]) -> str | None:
     words = {"partial": "only in part, missing or short:", "unchecked": "with no published checksum to hold against:"}
     parts = [f"{words[key]} {', '.join(notes[key])}" for key in words if key in notes]
     if "counts" in notes:
-        from stablernn.data.notes import in_words
+        from stablernn.data.notes import format_counts
 
-        parts.append(in_words(notes["counts"]))
+        parts.append(format_counts(notes["counts"]))
     return f"Data: {'; '.join(parts)}." if parts else None
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Float64Array
-from stablernn.data.messages import counted, quoted
+from stablernn.data.messages import pluralize, quote
 from stablernn.data.readers.paths import read_text
-from stablernn.data.readers.ucr_tsv import allowed_label, as_float32, numbered_lines, numbers, without_padding
-from stablernn.data.sequences import Sequences, channel_names, plain_words
+from stablernn.data.readers.ucr_tsv import check_label, numbered_lines, parse_numbers, strip_padding, to_float32
+from stablernn.data.sequences import Sequences, default_channel_names, plain_labels
 
 _NUMERIC = ("numeric", "real", "integer")
 _ATTRIBUTE = re.compile(r"""@attribute\s+('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)\s*(.*)""", re.IGNORECASE)
@@ -55,29 +55,29 @@ def read_arff(path: Path) -> Sequences:
         fields = _fields(path, number, line)
         if said.labels is not None:
             label = _plain(fields.pop()) if len(fields) > 1 else ""
-            labels.append(allowed_label(path, number, label, said.labels, "its attribute"))
+            labels.append(check_label(path, number, label, said.labels, "its attribute"))
         channels = _channels(path, number, fields) if said.relational else [fields]
         for channel in channels:
             if len(channel) != said.steps:
                 raise errors.DataError(
-                    f"'{path.name}' line {number} has {counted(len(channel), 'value')} where its attributes are "
+                    f"'{path.name}' line {number} has {pluralize(len(channel), 'value')} where its attributes are "
                     f"{said.steps}."
                 )
         if values and len(channels) != values[0].shape[1]:
             raise errors.DataError(
-                f"'{path.name}' line {number} has {counted(len(channels), 'channel')}, the rows before have "
+                f"'{path.name}' line {number} has {pluralize(len(channels), 'channel')}, the rows before have "
                 f"{values[0].shape[1]}."
             )
-        whole = np.stack([numbers(path, number, channel) for channel in channels], axis=1)
-        values.append(without_padding(path, number, whole))
+        whole = np.stack([parse_numbers(path, number, channel) for channel in channels], axis=1)
+        values.append(strip_padding(path, number, whole))
         cut += len(whole) - len(values[-1])
     return Sequences(
         name=path.name,
-        values=as_float32(path, values),
-        labels=plain_words(path.name, labels) if said.labels is not None else None,
-        features=channel_names(values[0].shape[1]),
+        values=to_float32(path, values),
+        labels=plain_labels(path.name, labels) if said.labels is not None else None,
+        features=default_channel_names(values[0].shape[1]),
         notes={"trailing_missing_cut": cut} if cut else {},
-        places=tuple(f"line {number}" for number, _ in rows),
+        locations=tuple(f"line {number}" for number, _ in rows),
     )
 
 
@@ -125,7 +125,7 @@ def _declare(path: Path, number: int, line: str, said: _Header, in_relation: boo
         said.labels = [_plain(word) for word in _FIELD.findall(kind[1:-1]) if word]
     else:
         raise errors.DataError(
-            f"'{path.name}' line {number}: an attribute of type {quoted(kind)} does not belong here. A file of series "
+            f"'{path.name}' line {number}: an attribute of type {quote(kind)} does not belong here. A file of series "
             "has numeric ones, or one relational one of these, and at the end the class in braces."
         )
     return in_relation
@@ -143,7 +143,7 @@ def _channels(path: Path, number: int, fields: list[str]) -> list[list[str]]:
     field = fields[0]
     if len(fields) != 1 or field[:1] not in ("'", '"'):
         raise errors.DataError(
-            f"'{path.name}' line {number} must have all channels in one pair of quotes, got {quoted(field)}."
+            f"'{path.name}' line {number} must have all channels in one pair of quotes, got {quote(field)}."
         )
     return [channel.split(",") for channel in field[1:-1].replace("\\r", "").split("\\n")]
 

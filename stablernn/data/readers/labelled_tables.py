@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from stablernn.data.readers.tables import ID_COLUMN, TIME_COLUMN, open_table
-from stablernn.data.sequences import Sequences, plain_words
-from stablernn.data.time.regular_grid import to_grid
+from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN
+from stablernn.data.readers.tables import open_table
+from stablernn.data.sequences import Sequences, plain_labels
+from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes, lengths_of_time
 
-LABEL_COLUMN = "label"
 #: Counts of a table that those of its sequences do not say.
 _KEPT = (
     *("rows", "blank_rows_skipped", "short_rows", "ignored_columns", "gap_steps_filled", "irregular_intervals"),
@@ -32,7 +32,7 @@ def read_labelled(
 ) -> Sequences:
     """Reads a long table as sequences with names and, where it has a column of them, labels.
 
-    Rows that are missing on a regular time grid become steps without values, as for forecasting. Where time stamps lie
+    Rows that are missing on a regular time grid become steps without values, as for forecasting. Where timestamps lie
     on no grid, rows are steps and the result says when they were.
 
     Args:
@@ -53,15 +53,15 @@ def read_labelled(
     table = opened.read(channels, label=label_column if has_labels else None)
     series, counts = table.series, Notes()
     if not timed:
-        series, grid, counts = to_grid(path.name, table.series, None)
+        series, grid, counts = align_to_grid(path.name, table.series, None)
         timed = timed is None and grid is None and any(len(one.ds) > 1 for one in series)
     return Sequences(
         name=path.name,
         values=[one.values for one in series],
-        labels=plain_words(path.name, table.labels) if table.labels is not None else None,
+        labels=plain_labels(path.name, table.labels) if table.labels is not None else None,
         features=table.channels,
         notes={word: found for word, found in {**table.notes, **counts}.items() if word in _KEPT and found},
         times=[np.cumsum([0.0, *lengths_of_time(np.diff(one.ds))]) for one in series] if timed else None,
         names=tuple(one.unique_id for one in series),
-        places=tuple(f"series '{one.unique_id}'" for one in series),
+        locations=tuple(f"series '{one.unique_id}'" for one in series),
     )

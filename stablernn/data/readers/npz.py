@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.messages import counted, listing
+from stablernn.data.messages import format_names, pluralize
 from stablernn.data.readers.paths import read_bytes
-from stablernn.data.sequences import Sequences, channel_names, check_resolution, finite_float32
+from stablernn.data.sequences import Sequences, check_resolution, default_channel_names, finite_float32
 from stablernn.data.types import Notes
 
 _KEYS = ("x", "y", "lengths", "features", "t", "mask")
@@ -42,16 +42,17 @@ def read_npz(path: Path) -> Sequences:
     arrays = read_arrays(path)
     if "x" not in arrays:
         raise errors.DataError(
-            f"'{path.name}' has no array 'x' (samples, time, features); its arrays: {listing(list(arrays)) or 'none'}."
+            f"'{path.name}' has no array 'x' (samples, time, features); its arrays: "
+            f"{format_names(list(arrays)) or 'none'}."
         )
     present = _mask(path, arrays["mask"], arrays["x"]) if "mask" in arrays else None
     x = read_numbers(path, arrays["x"], present)
-    names = channel_names(x.shape[2])
+    names = default_channel_names(x.shape[2])
     if "features" in arrays:
         given = _vector(path, arrays, "features", x.shape[2]).tolist()
         names = tuple(_text(path, f"features[{index}]", name) for index, name in enumerate(given))
         if len(set(names)) < len(names):
-            raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({listing(names)}). Rename one.")
+            raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({format_names(names)}). Rename one.")
     lengths = read_lengths(path, arrays, x)
     labels = _labels(path, _vector(path, arrays, "y", len(x))) if "y" in arrays else None
     ignored = sorted(set(arrays) - set(_KEYS))
@@ -66,7 +67,7 @@ def read_npz(path: Path) -> Sequences:
         features=names,
         notes=notes,
         times=_times(path, arrays["t"], x.shape[:2], lengths) if "t" in arrays else None,
-        places=tuple(f"y[{index}]" for index in range(len(x))),
+        locations=tuple(f"y[{index}]" for index in range(len(x))),
     )
 
 
@@ -122,8 +123,8 @@ def _check_size(path: Path, key: str, content: bytes) -> None:
     needed, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
     if needed > there and not dtype.hasobject:
         raise errors.DataError(
-            f"'{path.name}': the array '{key}' says that it is {dtype} {shape}, which takes {counted(needed, 'byte')}, "
-            f"and has {there}. The file is damaged; write it again."
+            f"'{path.name}': the array '{key}' says that it is {dtype} {shape}, which takes "
+            f"{pluralize(needed, 'byte')}, and has {there}. The file is damaged; write it again."
         )
 
 

@@ -15,7 +15,7 @@ from stablernn import errors
 Task = Literal["classify", "forecast"]
 
 #: What each ending can be read for.
-ENDINGS: dict[str, tuple[Task, ...]] = {
+FORMAT_TASKS: dict[str, tuple[Task, ...]] = {
     ".npz": ("classify",),
     ".ts": ("classify",),
     ".tsv": ("classify",),
@@ -24,7 +24,9 @@ ENDINGS: dict[str, tuple[Task, ...]] = {
     ".parquet": ("forecast", "classify"),
 }
 #: Endings of tables: a row for each step of a series.
-TABLES = (".csv", ".parquet")
+TABLE_FORMATS = (".csv", ".parquet")
+#: Ending of texts, which are read by characters.
+TEXT_FORMAT = ".txt"
 
 # The formats that are not text are compressed already.
 _BINARY = (".npz", ".parquet")
@@ -32,7 +34,7 @@ _PACKED = {".gz": "gzip", ".xz": "xz"}
 _BLOCK_BYTES = 1 << 22
 
 #: Bytes at the beginning of a file by which its kind is told.
-KIND_BYTES = 64
+SIGNATURE_BYTES = 64
 _KINDS = (
     (b"\x1f\x8b", "gzip"),
     (b"\xfd7zXZ\x00", "xz"),
@@ -47,7 +49,7 @@ _KIND_OF_ENDING = {".npz": "zip", ".parquet": "Parquet", ".gz": "gzip", ".xz": "
 _CONTROL = frozenset(range(32)) - frozenset(b"\t\n\r\f")
 
 
-def ending(path: Path) -> str:
+def detect_format(path: Path) -> str:
     """The ending that tells the format, without ``.gz`` or ``.xz``.
 
     Raises:
@@ -55,7 +57,7 @@ def ending(path: Path) -> str:
     """
     plain = _unpacked(path.name.lower())
     found = Path(plain).suffix
-    if found not in ENDINGS or (found in _BINARY and plain != path.name.lower()):
+    if found not in FORMAT_TASKS or (found in _BINARY and plain != path.name.lower()):
         raise errors.DataError(
             f"'{path.name}' has no ending that is read. Known are .npz, .parquet, .ts, .tsv, .arff and .csv; "
             "the last four also with .gz or .xz behind them."
@@ -63,9 +65,14 @@ def ending(path: Path) -> str:
     return found
 
 
+def is_text_file(path: Path) -> bool:
+    """Return True if a file is read as text, by characters."""
+    return _unpacked(path.name.lower()).endswith(TEXT_FORMAT)
+
+
 def is_table(source: str | Path) -> bool:
     """Return True if a file has the ending of a table; False for the name of a dataset."""
-    return Path(_unpacked(Path(source).name.lower())).suffix in TABLES
+    return Path(_unpacked(Path(source).name.lower())).suffix in TABLE_FORMATS
 
 
 def require_task(path: Path, task: Task) -> str:
@@ -74,15 +81,15 @@ def require_task(path: Path, task: Task) -> str:
     Raises:
         DataError: If the file is for another task or no reader takes it.
     """
-    found = ending(path)
-    if task not in ENDINGS[found]:
-        allowed = ", ".join(word for word, tasks in ENDINGS.items() if task in tasks)
-        raise errors.DataError(f"'{path.name}' is for task '{ENDINGS[found][0]}'; task '{task}' reads {allowed}.")
+    found = detect_format(path)
+    if task not in FORMAT_TASKS[found]:
+        allowed = ", ".join(word for word, tasks in FORMAT_TASKS.items() if task in tasks)
+        raise errors.DataError(f"'{path.name}' is for task '{FORMAT_TASKS[found][0]}'; task '{task}' reads {allowed}.")
     return found
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_file(path: Path) -> Iterator[IO[bytes]]:
     """The file's bytes, decompressed if its name ends in ``.gz`` or ``.xz``.
 
     Raises:
@@ -94,7 +101,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     packing = _PACKED.get(path.suffix.lower())
     try:
         with path.open("rb") as raw:
-            refuse_other_kind(path, raw.read(KIND_BYTES))
+            check_signature(path, raw.read(SIGNATURE_BYTES))
         with _unpacking(path, packing) as file:
             yield file
     except FileNotFoundError as error:
@@ -109,32 +116,32 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file, see :func:`opened`.
+    """The whole file, see :func:`open_file`.
 
     Raises:
         UnknownNameError: If there is no such file.
-        DataError: If it is empty, or as for :func:`opened`.
+        DataError: If it is empty, or as for :func:`open_file`.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         content = file.read()
     if not content.strip():
-        raise empty(path)
+        raise empty_file_error(path)
     return content
 
 
-def empty(path: Path) -> errors.DataError:
+def empty_file_error(path: Path) -> errors.DataError:
     """The error for a file in which nothing stands."""
     return errors.DataError(f"'{path.name}' is empty. Write it again, or give another file.")
 
 
-def refuse_other_kind(path: Path, begin: bytes) -> None:
+def check_signature(path: Path, begin: bytes) -> None:
     """Refuse a file whose first bytes are those of another kind of file than its name says.
 
     Raises:
         DataError: If they are, with what to do.
     """
     name, kind = path.name, path.suffix.lower()
-    if kind not in (*ENDINGS, *_PACKED, ".txt") or not begin:
+    if kind not in (*FORMAT_TASKS, *_PACKED, TEXT_FORMAT) or not begin:
         return
     expected = _KIND_OF_ENDING.get(kind, "text")
     found = next((word for magic, word in _KINDS if begin.startswith(magic)), None)
@@ -168,10 +175,10 @@ def read_text(path: Path) -> str:
         UnknownNameError: If there is no such file.
         DataError: If it is not text, or as for :func:`read_bytes`.
     """
-    return plain_lines(decoded(path, read_bytes(path)))
+    return normalize_newlines(decode_text(path, read_bytes(path)))
 
 
-def text_blocks(path: Path) -> Iterator[str]:
+def read_text_blocks(path: Path) -> Iterator[str]:
     """The file as :func:`read_text` gives it, in pieces of some megabytes that end at the end of a line.
 
     A line break inside quotes ends none: a piece holds whole rows of a CSV file.
@@ -181,7 +188,7 @@ def text_blocks(path: Path) -> Iterator[str]:
         DataError: If it is not text, or as for :func:`read_bytes`.
     """
     rest, at, held, begun = b"", 0, "", False
-    with opened(path) as file:
+    with open_file(path) as file:
         more = True
         while more:
             block = file.read(_BLOCK_BYTES)
@@ -189,17 +196,17 @@ def text_blocks(path: Path) -> Iterator[str]:
                 block += file.read(1)
             rest, more = rest + block, bool(block)
             end = _end_of_rows(rest) if more else len(rest)
-            held += plain_lines(decoded(path, rest[:end], at))
+            held += normalize_newlines(decode_text(path, rest[:end], at))
             rest, at = rest[end:], at + end
             begun = begun or bool(held.strip())
             if begun and held:
                 yield held
                 held = ""
     if not begun:
-        raise empty(path)
+        raise empty_file_error(path)
 
 
-def decoded(path: Path, content: bytes, at: int = 0) -> str:
+def decode_text(path: Path, content: bytes, at: int = 0) -> str:
     """UTF-8 bytes, which begin ``at`` so many bytes of the file, as text; a byte order mark is left out.
 
     Raises:
@@ -214,14 +221,14 @@ def decoded(path: Path, content: bytes, at: int = 0) -> str:
         ) from error
 
 
-def plain_lines(text: str) -> str:
+def normalize_newlines(text: str) -> str:
     """The text with lines ended by ``\\n``, whatever system wrote it."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def companion_test(path: Path) -> Path | None:
+def find_test_file(path: Path) -> Path | None:
     """The ``NAME_TEST`` file in the folder of a ``NAME_TRAIN`` file, plain or packed; None when there is none."""
-    kind = ending(path)
+    kind = detect_format(path)
     stem = _unpacked(path.name).removesuffix(kind)
     if not stem.endswith("_TRAIN"):
         return None

@@ -13,29 +13,22 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.arrays import SplitName
 from stablernn.data.fingerprint import fingerprint
-from stablernn.data.messages import listing, quoted
+from stablernn.data.messages import format_names, quote
 from stablernn.data.readers.npz import read_arrays, read_lengths, read_numbers
-from stablernn.data.readers.paths import read_text
-from stablernn.data.sequences import channel_names
+from stablernn.data.readers.paths import is_text_file, read_text
+from stablernn.data.sequences import default_channel_names
 from stablernn.data.step_data import NO_TARGET, Output, StepData, StoredSteps
 from stablernn.data.types import Notes
 
 Array = npt.NDArray[Any]
 
-TEXT = ".txt"
-_PACKED = ("", ".gz", ".xz")
 _LOOKED_AT = 4096
 """Characters at the beginning by which a table is told from a text."""
 _KEYS = ("x", "y", "lengths", "features", "outputs")
 _HEADLINES: dict[Output, str] = {"categorical": "nll", "bernoulli": "nll", "real": "mse"}
 
 
-def is_text(path: Path) -> bool:
-    """Whether a file is read as text, by characters."""
-    return any(path.name.lower().endswith(TEXT + packed) for packed in _PACKED)
-
-
-def require_steps(path: Path) -> Path:
+def require_step_file(path: Path) -> Path:
     """The path, if its ending is one of those that are read for the task 'predict-next'.
 
     Raises:
@@ -43,12 +36,12 @@ def require_steps(path: Path) -> Path:
     """
     if path.is_dir():
         raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
-    if not is_text(path) and path.suffix.lower() != ".npz":
+    if not is_text_file(path) and path.suffix.lower() != ".npz":
         raise errors.DataError(f"'{path.name}' is not for task 'predict-next', which reads .txt and .npz.")
     return path
 
 
-def refuse_table(path: Path) -> None:
+def check_not_table(path: Path) -> None:
     """Refuse a text that is a table of numbers, unless the user says that it is to be read by characters.
 
     Raises:
@@ -111,7 +104,7 @@ def read_steps(path: Path, features: Sequence[str] | None = None, *, for_model: 
         UnknownNameError: If there is no such file.
         DataError: If the content cannot be used, or does not fit ``features``.
     """
-    return _read_text(path, features, for_model) if is_text(path) else _read_npz(path, features, for_model)
+    return _read_text(path, features, for_model) if is_text_file(path) else _read_npz(path, features, for_model)
 
 
 def load_steps(
@@ -141,8 +134,8 @@ def load_steps(
     later = None if test is None else read_steps(test, found.features)
     if later is not None and (later.output, later.outputs) != (found.output, found.outputs):
         raise errors.DataError(
-            f"'{later.name}' answers {listing(later.outputs)} ({later.output}), '{found.name}' "
-            f"{listing(found.outputs)} ({found.output}); both must answer the same."
+            f"'{later.name}' answers {format_names(later.outputs)} ({later.output}), '{found.name}' "
+            f"{format_names(found.outputs)} ({found.output}); both must answer the same."
         )
     continuous = len(found.steps) == 1
     parts = _by_time if continuous else _by_draw
@@ -231,7 +224,7 @@ def _read_text(path: Path, vocabulary: Sequence[str] | None, for_model: bool) ->
     strange = [character for character in characters if character not in place]
     if strange:
         raise errors.DataError(
-            f"'{path.name}' has the character {quoted(strange[0])}, which the model was not trained on; it knows "
+            f"'{path.name}' has the character {quote(strange[0])}, which the model was not trained on; it knows "
             f"{len(names)} characters."
         )
     tokens = np.array([place[character] for character in characters], dtype=np.int64)[numbers]
@@ -255,7 +248,7 @@ def _read_npz(path: Path, expected: Sequence[str] | None, for_model: bool) -> St
     if "x" not in arrays:
         raise errors.DataError(
             f"'{path.name}' has no array 'x' (samples, time, features), or (samples, time) of tokens; its arrays: "
-            f"{listing(list(arrays)) or 'none'}."
+            f"{format_names(list(arrays)) or 'none'}."
         )
     given = arrays["x"]
     tokens = given.ndim == 2 and given.dtype.kind in "iu"
@@ -315,15 +308,15 @@ def _named(
     elif expected is not None:
         names = tuple(expected)
     else:
-        names = tuple(map(str, range(count))) if tokens else channel_names(count)
+        names = tuple(map(str, range(count))) if tokens else default_channel_names(count)
     if len(set(names)) < len(names) or (len(names) < count if tokens else len(names) != count):
         least = "at least " if tokens else ""
         raise errors.DataError(
-            f"'{path.name}': '{key}' must name {least}{count} different ones, got {listing(names)} ({len(names)})."
+            f"'{path.name}': '{key}' must name {least}{count} different ones, got {format_names(names)} ({len(names)})."
         )
     if expected is not None and names != tuple(expected):
         raise errors.DataError(
-            f"'{path.name}' has the inputs {listing(names)} ({len(names)}), the model was trained with "
-            f"{listing(expected)} ({len(expected)})."
+            f"'{path.name}' has the inputs {format_names(names)} ({len(names)}), the model was trained with "
+            f"{format_names(expected)} ({len(expected)})."
         )
     return names

@@ -12,8 +12,14 @@ from pathlib import Path
 import polars as pl
 
 from stablernn import errors
-from stablernn.data.messages import counted, listing, quoted
-from stablernn.data.readers.paths import KIND_BYTES, empty, ending, refuse_other_kind, text_blocks
+from stablernn.data.messages import format_names, pluralize, quote
+from stablernn.data.readers.paths import (
+    SIGNATURE_BYTES,
+    check_signature,
+    detect_format,
+    empty_file_error,
+    read_text_blocks,
+)
 
 # Cells of a piece: enough to be fast, few enough for a small machine.
 _CELLS = 1 << 21
@@ -26,24 +32,24 @@ _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _DECIMAL_COMMA = re.compile(r"\d,\d")
 
 
-def first_row(path: Path) -> int:
+def first_row_number(path: Path) -> int:
     """Number of the first row of data."""
-    return _FIRST_ROW[ending(path)]
+    return _FIRST_ROW[detect_format(path)]
 
 
-def column_names(path: Path) -> list[str]:
+def read_column_names(path: Path) -> list[str]:
     """The names of a table's columns.
 
     Raises:
         UnknownNameError: If there is no such file.
         DataError: If it is not a table.
     """
-    if ending(path) == ".csv":
-        return _header(path, next(text_blocks(path)))[0]
+    if detect_format(path) == ".csv":
+        return _header(path, next(read_text_blocks(path)))[0]
     return list(_parquet(path).collect_schema())
 
 
-def frames(path: Path, columns: Sequence[str], counts: Counter[str] | None = None) -> Iterator[pl.DataFrame]:
+def read_chunks(path: Path, columns: Sequence[str], counts: Counter[str] | None = None) -> Iterator[pl.DataFrame]:
     """The rows of a table in their order, at least these columns of them; cells of a CSV file are text.
 
     Args:
@@ -54,14 +60,14 @@ def frames(path: Path, columns: Sequence[str], counts: Counter[str] | None = Non
     Raises:
         DataError: If the file is not a whole table, or has no rows.
     """
-    return _csv_frames(path, counts) if ending(path) == ".csv" else _parquet_frames(path, columns)
+    return _csv_frames(path, counts) if detect_format(path) == ".csv" else _parquet_frames(path, columns)
 
 
 def _csv_frames(path: Path, counts: Counter[str] | None) -> Iterator[pl.DataFrame]:
     names: list[str] = []
     head = ""
     rows = 0
-    for text in text_blocks(path):
+    for text in read_text_blocks(path):
         body = text
         if not names:
             names, head = _header(path, text)
@@ -129,15 +135,15 @@ def _no_rows(path: Path, names: Sequence[str], body: str, before: int, error: Ex
         for cells in reader:
             if len(cells) > len(names):
                 return errors.DataError(
-                    f"'{path.name}' row {row} has {counted(len(cells), 'cell')}, the header has "
-                    f"{counted(len(names), 'column')} ({listing(names)}). Name all columns in the first row, put cells "
-                    "that hold commas in quotes, and write decimals by points."
+                    f"'{path.name}' row {row} has {pluralize(len(cells), 'cell')}, the header has "
+                    f"{pluralize(len(names), 'column')} ({format_names(names)}). Name all columns in the first row, "
+                    "put cells that hold commas in quotes, and write decimals by points."
                 )
             row, line = row + 1, reader.line_num
     except csv.Error:
         return errors.DataError(
             f"'{path.name}' row {row} has a quote that is not closed, or not at the end of its cell: "
-            f"{quoted(body.split(chr(10))[line])}. Close it, or remove it."
+            f"{quote(body.split(chr(10))[line])}. Close it, or remove it."
         )
     reason = (str(error).splitlines() or ["no reason given"])[0]
     return errors.DataError(f"'{path.name}' is not a CSV file with one header row ({reason}). Write it again.")
@@ -149,9 +155,9 @@ def _parquet(path: Path) -> pl.LazyFrame:
     if not path.is_file():
         raise errors.UnknownNameError(f"No file '{path}'. Check the path.")
     if not path.stat().st_size:
-        raise empty(path)
+        raise empty_file_error(path)
     with path.open("rb") as file:
-        refuse_other_kind(path, file.read(KIND_BYTES))
+        check_signature(path, file.read(SIGNATURE_BYTES))
     try:
         scan = pl.scan_parquet(path, glob=False)
         scan.collect_schema()
@@ -166,7 +172,8 @@ def _parquet_frames(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame
         rows = int(_parquet(path).select(pl.len()).collect().item())
         if not rows:
             raise errors.DataError(
-                f"'{path.name}' has no rows; its columns are {listing(columns)}. Add a row for each series and time."
+                f"'{path.name}' has no rows; its columns are {format_names(columns)}. Add a row for each series and "
+                "time."
             )
         piece = max(_FEWEST_ROWS, _CELLS // len(columns))
         for first in range(0, rows, piece):

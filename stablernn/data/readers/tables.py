@@ -1,6 +1,6 @@
 """Reads series from tables: long (a row for each series and time) and wide (a column for each channel) alike.
 
-Both are one format: a column of time stamps, perhaps a column of series names, and columns of numbers.
+Both are one format: a column of timestamps, perhaps a column of series names, and columns of numbers.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ import polars as pl
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, Timestamps
-from stablernn.data.messages import listing, quoted, stamp_text
-from stablernn.data.readers.paths import TABLES, ending
+from stablernn.data.messages import format_names, format_timestamp, quote
+from stablernn.data.options import ID_COLUMN, TIME_COLUMN
+from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
 from stablernn.data.readers.spilling_array import Budget, GrowingArray
-from stablernn.data.readers.table_chunks import column_names, first_row, frames
-from stablernn.data.readers.timestamps import BadTime, TimeColumn, dates, reads_otherwise, time_text
+from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
+from stablernn.data.readers.timestamps import BadTime, TimeColumn, date_format_advice, normalize_times, parse_dates
 from stablernn.data.sequences import Resolution, finite_float32
-from stablernn.data.time.numeric_timestamps import ambiguous_numbers, check_stamps, resemblance
+from stablernn.data.time.numeric_timestamps import ambiguous_numbers_error, check_stamps, find_resemblance
 from stablernn.data.types import Notes, Series
 
-ID_COLUMN = "unique_id"
-TIME_COLUMN = "ds"
-
 #: Cells that mean "no value", besides the empty one; in the column of names they are names.
-_MISSING = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
+MISSING_CELLS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 _NO_WORD = -1
 # Rows that are looked at together, where all at once would take as much memory again as the table itself.
 _BLOCK_ROWS = 1 << 20
@@ -42,7 +40,7 @@ class Table:
 
     Attributes:
         name: The file's name, for messages.
-        series: In order of first appearance; time stamps ascend.
+        series: In order of first appearance; timestamps ascend.
         channels: Names of the columns of numbers.
         notes: Counts of rows, of cells without a value, of rows without anything.
         labels: A word a series, empty where it has none; None where no column of words was asked for.
@@ -62,10 +60,10 @@ class OpenTable:
     Attributes:
         path: The file.
         names: All columns, in the order of the file.
-        columns: The columns that are neither time stamps nor series names.
-        time_name: The column of time stamps.
+        columns: The columns that are neither timestamps nor series names.
+        time_name: The column of timestamps.
         id_name: The column of series names; None without one.
-        stamps: What whole numbers are in the column of time stamps; None where nobody said.
+        stamps: What whole numbers are in the column of timestamps; None where nobody said.
     """
 
     path: Path
@@ -87,20 +85,20 @@ class OpenTable:
 
         Raises:
             UnknownNameError: If a column does not exist.
-            DataError: If a cell is no finite number, a time stamp is none, or comes twice or too early, or a series
+            DataError: If a cell is no finite number, a timestamp is none, or comes twice or too early, or a series
                 has two values where it must have one.
         """
         others = (*static, *(() if label is None else (label,)))
         for name in (*(channels or ()), *others):
             if name not in self.columns:
-                raise unknown_column(self.path, name, self.columns)
+                raise unknown_column_error(self.path, name, self.columns)
         names = tuple(channels or (name for name in self.columns if name not in others))
         if not names:
-            raise errors.DataError(f"'{self.path.name}' has no column of numbers besides {listing(self.names)}.")
+            raise errors.DataError(f"'{self.path.name}' has no column of numbers besides {format_names(self.names)}.")
         rows = _Rows(self, names, tuple(static), label)
         used = [self.time_name, *([self.id_name] if self.id_name else []), *names, *others]
         counts: Counter[str] = Counter()
-        for frame in frames(self.path, list(dict.fromkeys(used)), counts):
+        for frame in read_chunks(self.path, list(dict.fromkeys(used)), counts):
             rows.add(frame)
         table = rows.table()
         return replace(table, notes={**table.notes, **counts})
@@ -114,7 +112,7 @@ def open_table(
     Args:
         path: The file. Columns of CSV are separated by commas, the first row names them.
         id_column: Names the series; without such a column (and with the default name) the file is one series.
-        time_column: Time stamps: ISO dates (``2024-01-31``, ``2024-01-31 13:00``, also with ``/``, ``T``, a zone),
+        time_column: Timestamps: ISO dates (``2024-01-31``, ``2024-01-31 13:00``, also with ``/``, ``T``, a zone),
             months (``2024-01``, ``202401``) or other integers. Where the default name is missing, the first column is
             taken if it holds dates.
         stamps: What integers are: Unix times in seconds (``unix-s``) or milliseconds (``unix-ms``), dates without
@@ -125,13 +123,14 @@ def open_table(
         UnknownNameError: If the file, or a column that was named, does not exist, or ``stamps`` is none of these.
         DataError: If the file is no table, or has no column of times.
     """
-    check_stamps(stamps)
-    if ending(path) not in TABLES:
-        raise errors.DataError(f"'{path.name}' is not a table; tables are {' and '.join(TABLES)}.")
-    names = column_names(path)
+    if stamps is not None:
+        check_stamps(stamps)
+    if detect_format(path) not in TABLE_FORMATS:
+        raise errors.DataError(f"'{path.name}' is not a table; tables are {' and '.join(TABLE_FORMATS)}.")
+    names = read_column_names(path)
     time_name = _time_column(path, names, time_column)
     if id_column not in names and id_column != ID_COLUMN:
-        raise unknown_column(path, id_column, names)
+        raise unknown_column_error(path, id_column, names)
     id_name = id_column if id_column in names else None
     columns = tuple(name for name in names if name not in (time_name, id_name))
     if "" in columns:
@@ -140,25 +139,25 @@ def open_table(
     return OpenTable(path, tuple(names), columns, time_name, id_name, stamps)
 
 
-def unknown_column(path: Path, name: str, columns: Sequence[str]) -> errors.UnknownNameError:
+def unknown_column_error(path: Path, name: str, columns: Sequence[str]) -> errors.UnknownNameError:
     """The error for a column that was asked for and is not in the file."""
-    return errors.unknown("column", name, columns, f"'{path.name}' has {listing(columns)}.")
+    return errors.unknown("column", name, columns, f"'{path.name}' has {format_names(columns)}.")
 
 
 def _time_column(path: Path, names: Sequence[str], name: str) -> str:
     if name in names:
         return name
     if name != TIME_COLUMN:
-        raise unknown_column(path, name, names)
-    first = next(iter(frames(path, [names[0]])))[names[0]]
-    words = time_text(first)
-    if len(first) and dates(words).null_count() < len(first):
+        raise unknown_column_error(path, name, names)
+    first = next(iter(read_chunks(path, [names[0]])))[names[0]]
+    words = normalize_times(first)
+    if len(first) and parse_dates(words).null_count() < len(first):
         return names[0]
     some = words.drop_nulls().head(1)
-    advice = reads_otherwise(str(some[0])) if len(some) and some.dtype == pl.String else ""
+    advice = date_format_advice(str(some[0])) if len(some) and some.dtype == pl.String else ""
     raise errors.DataError(
         f"'{path.name}' has no column '{TIME_COLUMN}' and its first column '{names[0]}' does not hold dates. "
-        f"{advice or f'Name the time column; there are {listing(names)}.'}"
+        f"{advice or f'Name the time column; there are {format_names(names)}.'}"
     )
 
 
@@ -187,8 +186,8 @@ class _Rows:
     def add(self, frame: pl.DataFrame) -> None:
         """Take in the next rows."""
         opened = self._opened
-        text = time_text(frame[opened.time_name])
-        if text.null_count() or (text.dtype == pl.String and text.is_in(["", *_MISSING]).any()):
+        text = normalize_times(frame[opened.time_name])
+        if text.null_count() or (text.dtype == pl.String and text.is_in(["", *MISSING_CELLS]).any()):
             text, frame = self._without_blank(text, frame)
         self._seen += len(frame)
         wrong = self._times.add(text)
@@ -256,22 +255,22 @@ class _Rows:
         where = f"'{self._path.name}' row {self._row(wrong.position)}, column '{self._opened.time_name}'"
         if wrong.mixes_zones:
             return errors.DataError(
-                f"{where}: some times have a zone and some have none, {quoted(wrong.text)} unlike those before it. "
+                f"{where}: some times have a zone and some have none, {quote(wrong.text)} unlike those before it. "
                 "Write all of them with a zone, or all without."
             )
         if not wrong.text:
             return errors.DataError(f"{where} is empty; each row needs its time. Add it, or remove the row.")
         if wrong.is_out_of_range:
             return errors.DataError(
-                f"{where}: {quoted(wrong.text)} is no time of the years 1678 to 2261 by data.stamps="
+                f"{where}: {quote(wrong.text)} is no time of the years 1678 to 2261 by data.stamps="
                 f"{self._opened.stamps}. Set data.stamps (--stamps) to what the numbers are."
             )
-        advice = reads_otherwise(wrong.text) or (
+        advice = date_format_advice(wrong.text) or (
             "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:00, or integers."
             if self._opened.stamps != "yyyymmdd"
             else "With data.stamps=yyyymmdd times are dates from 1678 to 2261 as 20240131 or 2024-01-31."
         )
-        return errors.DataError(f"{where}: {quoted(wrong.text)} is not a time. {advice}")
+        return errors.DataError(f"{where}: {quote(wrong.text)} is not a time. {advice}")
 
     def _coded(self, cells: pl.Series, known: dict[str, int]) -> Any:
         """A number for each word, as of :func:`_codes`."""
@@ -290,7 +289,7 @@ class _Rows:
         """The rows in which anything stands; the others are counted."""
         empty = pl.Series([True] * len(frame))
         for name in frame.columns:
-            words = _clean(frame[name], () if name == self._opened.id_name else _MISSING)
+            words = strip_cells(frame[name], () if name == self._opened.id_name else MISSING_CELLS)
             empty &= words.is_null()
         found = np.flatnonzero(empty.to_numpy())
         self._blank += (found + self._seen + len(self._blank)).tolist()
@@ -299,12 +298,12 @@ class _Rows:
     def _row(self, index: int) -> int:
         """Number in the file of a row that was taken in."""
         before = np.array(self._blank, dtype=np.int64) - np.arange(len(self._blank))
-        return first_row(self._path) + index + int(np.searchsorted(before, index, side="right"))
+        return first_row_number(self._path) + index + int(np.searchsorted(before, index, side="right"))
 
     def _numbers(self, cells: pl.Series, first: int, resolution: Resolution | None) -> Float32Array:
         """The cells as float32; ``first`` rows came before them."""
         where = f"column '{cells.name}'"
-        cleaned = _clean(cells, _MISSING)
+        cleaned = strip_cells(cells, MISSING_CELLS)
         if not (cleaned.dtype.is_numeric() or cleaned.dtype in (pl.String, pl.Boolean, pl.Null)):
             raise errors.DataError(
                 f"'{self._path.name}' {where} holds {str(cells.dtype).lower()}, not numbers. "
@@ -315,7 +314,7 @@ class _Rows:
         if wrong.any():
             index = int(np.argmax(wrong))
             raise errors.DataError(
-                f"'{self._path.name}' row {self._row(first + index)}, {where}: {quoted(str(cleaned[index]))} is not a "
+                f"'{self._path.name}' row {self._row(first + index)}, {where}: {quote(str(cleaned[index]))} is not a "
                 "number. Correct it, leave it empty if the value is missing, or name the columns to read by 'channels'."
             )
         values = found.fill_null(float("nan")).to_numpy()
@@ -330,9 +329,9 @@ class _Rows:
             return
         for start, end in zip(starts, ends, strict=True):
             numbers = cast(Int64Array, ds[start:end])
-            reading = resemblance(numbers)
+            reading = find_resemblance(numbers)
             if reading is not None:
-                raise ambiguous_numbers(self._path.name, self._opened.time_name, int(numbers[0]), reading)
+                raise ambiguous_numbers_error(self._path.name, self._opened.time_name, int(numbers[0]), reading)
 
     def _check_ascending(self, ds: Timestamps, order: Int64Array | None, ends: Int64Array, names: list[str]) -> None:
         index = _first_late(ds, ends)
@@ -340,7 +339,7 @@ class _Rows:
             return
         earlier, later = (self._row(int(i if order is None else order[i])) for i in (index, index + 1))
         whose = f" of series '{names[int(np.searchsorted(ends, index, side='right'))]}'" if self._ids else ""
-        stamp = stamp_text(ds[index + 1])
+        stamp = format_timestamp(ds[index + 1])
         if ds[index + 1] == ds[index]:
             raise errors.DataError(
                 f"'{self._path.name}' has the time {stamp}{whose} twice, in rows {earlier} and {later}. "
@@ -348,7 +347,7 @@ class _Rows:
             )
         raise errors.DataError(
             f"'{self._path.name}' is not sorted by time: row {later}{whose} has {stamp} "
-            f"after {stamp_text(ds[index])} in row {earlier}. Sort the rows."
+            f"after {format_timestamp(ds[index])} in row {earlier}. Sort the rows."
         )
 
     def _constant(
@@ -407,7 +406,7 @@ class _Rows:
         )
 
 
-def _clean(cells: pl.Series, missing: Sequence[str]) -> pl.Series:
+def strip_cells(cells: pl.Series, missing: Sequence[str]) -> pl.Series:
     """Words without outer blanks, null where there is no value; numbers as they are."""
     if cells.dtype in (pl.Categorical, pl.Enum):
         cells = cells.cast(pl.String)
@@ -420,7 +419,7 @@ def _clean(cells: pl.Series, missing: Sequence[str]) -> pl.Series:
 
 def _codes(cells: pl.Series, known: dict[str, int]) -> Any:
     """A number for each word, new ones added to those known; -1 where there is none."""
-    words = _clean(cells, ()).cast(pl.String)
+    words = strip_cells(cells, ()).cast(pl.String)
     distinct = words.drop_nulls().unique(maintain_order=True)
     for word in distinct:
         known.setdefault(word, len(known))

@@ -1,4 +1,4 @@
-"""Time stamps from text: ISO dates and their relatives."""
+"""Timestamps from text: ISO dates and their relatives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LARGEST_MONTH = 999_999
 _DAY_OR_MONTH_FIRST = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}\b.*")
 
 
-def dates(cells: pl.Series) -> pl.Series:
+def parse_dates(cells: pl.Series) -> pl.Series:
     """Text as dates in UTC, in microseconds; null where a cell is none or nanoseconds could not hold it.
 
     Read are ``2024-01-31``, ``2024-01-31 13:00``, also with seconds and their fractions, ``/``, ``T`` or a zone;
@@ -34,7 +34,7 @@ def dates(cells: pl.Series) -> pl.Series:
     return _dates_and_zones(cells)[0]
 
 
-def reads_otherwise(cell: str) -> str:
+def date_format_advice(cell: str) -> str:
     """What to do about a cell that is no date: a sentence where it seems to be one, with the day or month first."""
     if _DAY_OR_MONTH_FIRST.fullmatch(cell):
         return "Write dates with the year first, then month and day, as 2024-01-31."
@@ -42,9 +42,9 @@ def reads_otherwise(cell: str) -> str:
 
 
 def _dates_and_zones(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Dates as of :func:`dates`, and which of the cells have a zone."""
+    """Dates as of :func:`parse_dates`, and which of the cells have a zone."""
     if cells.dtype != pl.String:
-        return in_range(cells), pl.repeat(False, len(cells), eager=True)
+        return mask_out_of_range(cells), pl.repeat(False, len(cells), eager=True)
     some = cells.drop_nulls().head(1)
     usual = next((form for form in _FORMATS if _parsed(some, form).drop_nulls().len()), None)
     found = pl.Series([None] * len(cells), dtype=pl.Datetime("us")) if usual is None else _parsed(cells, usual)
@@ -54,7 +54,7 @@ def _dates_and_zones(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
         # What is not written as the first cell is; most files have none of it, and these words take their time.
         others, with_zone = _slowly(cells.filter(rest))
         found, zoned = found.scatter(rest.arg_true(), others), zoned.scatter(rest.arg_true(), with_zone)
-    return in_range(found), zoned
+    return mask_out_of_range(found), zoned
 
 
 def _slowly(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
@@ -78,15 +78,15 @@ def _parsed(text: pl.Series, form: str) -> pl.Series:
     return parsed.dt.replace_time_zone(None) if "z" in form else parsed
 
 
-def in_range(found: pl.Series) -> pl.Series:
+def mask_out_of_range(found: pl.Series) -> pl.Series:
     """Dates in microseconds, null where nanoseconds could not hold them."""
     stamps = found.to_physical()
     held = (stamps >= int(_EARLIEST.astype(np.int64))) & (stamps < int(_LATEST.astype(np.int64)))
     return pl.select(pl.when(held).then(found).otherwise(None)).to_series()
 
 
-def time_text(cells: pl.Series) -> pl.Series:
-    """A column of times for :func:`dates` and :class:`TimeColumn`: dates as they are, all else as text."""
+def normalize_times(cells: pl.Series) -> pl.Series:
+    """A column of times for :func:`parse_dates` and :class:`TimeColumn`: dates as they are, all else as text."""
     if cells.dtype == pl.Date:
         return cells.cast(pl.Datetime("us"))
     if isinstance(cells.dtype, pl.Datetime):
@@ -98,7 +98,7 @@ def time_text(cells: pl.Series) -> pl.Series:
 
 
 class BadTime(NamedTuple):
-    """A cell that cannot be a time stamp of its column.
+    """A cell that cannot be a timestamp of its column.
 
     Attributes:
         position: Of the cell, from the first piece on.
@@ -114,7 +114,7 @@ class BadTime(NamedTuple):
 
 
 class TimeColumn:
-    """Time stamps that come in pieces: dates if all of them are, else integers if all of them are.
+    """Timestamps that come in pieces: dates if all of them are, else integers if all of them are.
 
     What integers are follows from ``stamps``, see :mod:`stablernn.data.time.numeric_timestamps`. Without it days of
     eight digits stay integers, for the caller to refuse, and months of six digits are dates.
@@ -137,7 +137,7 @@ class TimeColumn:
         self._no_date: BadTime | None = None
 
     def add(self, cells: pl.Series) -> BadTime | None:
-        """Take in the next cells, as :func:`time_text` gives them.
+        """Take in the next cells, as :func:`normalize_times` gives them.
 
         Returns:
             The first cell that is no date, once neither dates nor integers are possible, or that mixes zones; None
@@ -190,7 +190,7 @@ class TimeColumn:
         return self._dates is None or self._stamps is not None or self._largest > _LARGEST_MONTH
 
     def whole(self) -> tuple[Timestamps, bool]:
-        """All time stamps, datetime64[ns] or int64, and whether they are instants, in UTC; to be asked once."""
+        """All timestamps, datetime64[ns] or int64, and whether they are instants, in UTC; to be asked once."""
         if self.are_integers:
             assert self._integers is not None
             integers = self._integers.whole()

@@ -13,11 +13,11 @@ import polars as pl
 
 from stablernn import errors
 from stablernn.data.arrays import Float64Array
-from stablernn.data.messages import counted, quoted
+from stablernn.data.messages import pluralize, quote
 from stablernn.data.readers.paths import read_text
-from stablernn.data.readers.timestamps import dates
-from stablernn.data.readers.ucr_tsv import allowed_label, as_float32, is_number, numbered_lines, numbers
-from stablernn.data.sequences import Sequences, channel_names, plain_words
+from stablernn.data.readers.timestamps import parse_dates
+from stablernn.data.readers.ucr_tsv import check_label, is_number, numbered_lines, parse_numbers, to_float32
+from stablernn.data.sequences import Sequences, default_channel_names, plain_labels
 
 _TRUE_FALSE = {"true": True, "false": False}
 _FLAGS = ("timestamps", "missing", "univariate", "equallength", "targetlabel")
@@ -96,12 +96,12 @@ def read_ts(path: Path) -> Sequences:
         notes["header_contradicted"] = wrong
     return Sequences(
         name=path.name,
-        values=as_float32(path, rows.values),
-        labels=plain_words(path.name, rows.labels) if said.labels is not None else None,
-        features=channel_names(rows.values[0].shape[1]),
+        values=to_float32(path, rows.values),
+        labels=plain_labels(path.name, rows.labels) if said.labels is not None else None,
+        features=default_channel_names(rows.values[0].shape[1]),
         notes=notes,
         times=rows.times if stamped else None,
-        places=tuple(f"line {number}" for number, _ in lines),
+        locations=tuple(f"line {number}" for number, _ in lines),
     )
 
 
@@ -138,16 +138,16 @@ def _read_header(path: Path) -> tuple[_Header, list[tuple[int, str]]]:
 def _label(path: Path, number: int, word: str, allowed: list[str]) -> str:
     if word not in allowed and "," in word:
         raise errors.DataError(
-            f"'{path.name}' line {number} ends without a label: its last field is {quoted(word)}. It seems to be cut "
+            f"'{path.name}' line {number} ends without a label: its last field is {quote(word)}. It seems to be cut "
             "off; complete or remove it."
         )
-    return allowed_label(path, number, word, allowed, "@classLabel")
+    return check_label(path, number, word, allowed, "@classLabel")
 
 
 def _flag(path: Path, key: str, word: str) -> bool:
     if word.lower() not in _TRUE_FALSE:
         raise errors.DataError(
-            f"'{path.name}': @{_WRITTEN.get(key, key)} must be followed by true or false, got {quoted(word)}."
+            f"'{path.name}': @{_WRITTEN.get(key, key)} must be followed by true or false, got {quote(word)}."
         )
     return _TRUE_FALSE[word.lower()]
 
@@ -155,7 +155,7 @@ def _flag(path: Path, key: str, word: str) -> bool:
 def _count(path: Path, key: str, word: str) -> int:
     if not re.fullmatch(r"\d{1,9}", word):
         raise errors.DataError(
-            f"'{path.name}': @{_WRITTEN.get(key, key)} must be followed by a whole number, got {quoted(word)}."
+            f"'{path.name}': @{_WRITTEN.get(key, key)} must be followed by a whole number, got {quote(word)}."
         )
     return int(word)
 
@@ -168,7 +168,7 @@ def _check_no_label(path: Path, number: int, fields: Sequence[str], said: _Heade
     )
     if channels and "," not in last and (one_more or not is_number(last)):
         raise errors.DataError(
-            f"'{path.name}' line {number} seems to end with a label, {quoted(last)}, and no @classLabel says so. Say "
+            f"'{path.name}' line {number} seems to end with a label, {quote(last)}, and no @classLabel says so. Say "
             "'@classLabel true' and the classes above '@data'."
         )
 
@@ -177,7 +177,7 @@ def _check_channels(path: Path, number: int, found: int, said: _Header, before: 
     if before is not None:
         if found != before:
             raise errors.DataError(
-                f"'{path.name}' line {number} has {counted(found, 'channel')}, the rows before have {before}."
+                f"'{path.name}' line {number} has {pluralize(found, 'channel')}, the rows before have {before}."
             )
         return
     if not found:
@@ -185,17 +185,18 @@ def _check_channels(path: Path, number: int, found: int, said: _Header, before: 
     count = next((said.counts[key] for key in ("dimensions", "dimension") if key in said.counts), None)
     if count is not None and found != count:
         raise errors.DataError(
-            f"'{path.name}' line {number} has {counted(found, 'channel')}, @dimensions says {count}. "
+            f"'{path.name}' line {number} has {pluralize(found, 'channel')}, @dimensions says {count}. "
             "Correct one of them."
         )
     if said.flags.get("univariate") and found != 1:
         raise errors.DataError(
-            f"'{path.name}' line {number} has {counted(found, 'channel')}, @univariate says true. Correct one of them."
+            f"'{path.name}' line {number} has {pluralize(found, 'channel')}, @univariate says true. Correct one of "
+            "them."
         )
 
 
 def _add_plain(path: Path, number: int, fields: Sequence[str], rows: _Rows) -> None:
-    channels = [numbers(path, number, field.split(",")) for field in fields]
+    channels = [parse_numbers(path, number, field.split(",")) for field in fields]
     length = max(len(channel) for channel in channels)
     values = np.full((length, len(channels)), np.nan)
     for index, channel in enumerate(channels):
@@ -213,12 +214,12 @@ def _add_stamped(path: Path, number: int, fields: Sequence[str], rows: _Rows) ->
         if not pairs or "".join(_STAMPED.split(field)[::3]).strip():
             raise errors.DataError(
                 f"'{path.name}' line {number}: channel {index} must be pairs (stamp,value), as @timeStamps says, "
-                f"got {quoted(field)}."
+                f"got {quote(field)}."
             )
         times.append(_seconds(path, number, [stamp.strip() for stamp, _ in pairs]))
-        channels.append(numbers(path, number, [value for _, value in pairs]))
+        channels.append(parse_numbers(path, number, [value for _, value in pairs]))
         if (np.diff(times[-1]) < 0).any():
-            raise errors.DataError(f"'{path.name}' line {number}: time stamps must never fall. Sort the steps by time.")
+            raise errors.DataError(f"'{path.name}' line {number}: timestamps must never fall. Sort the steps by time.")
     if all(np.array_equal(one, times[0]) for one in times):
         rows.values.append(np.stack(channels, axis=1))
         rows.times.append(times[0])
@@ -228,7 +229,7 @@ def _add_stamped(path: Path, number: int, fields: Sequence[str], rows: _Rows) ->
     for index, (one, channel) in enumerate(zip(times, channels, strict=True)):
         if len(np.unique(one)) < len(one):
             raise errors.DataError(
-                f"'{path.name}' line {number}: channel {index} has a time stamp twice, and the channels have different "
+                f"'{path.name}' line {number}: channel {index} has a timestamp twice, and the channels have different "
                 "ones, so its values cannot be matched."
             )
         values[np.searchsorted(shared, one), index] = channel
@@ -238,15 +239,15 @@ def _add_stamped(path: Path, number: int, fields: Sequence[str], rows: _Rows) ->
 
 
 def _seconds(path: Path, number: int, stamps: Sequence[str]) -> Float64Array:
-    """Time stamps as numbers: as they stand, dates as seconds since 1970."""
+    """Timestamps as numbers: as they stand, dates as seconds since 1970."""
     cells = pl.Series(stamps, dtype=pl.String)
     found = cells.cast(pl.Float64, strict=False)
     if not found.is_finite().fill_null(False).all():
-        found = dates(cells).cast(pl.Int64) / 1e6
+        found = parse_dates(cells).cast(pl.Int64) / 1e6
     if found.null_count():
         cell = stamps[int(np.argmax(found.is_null().to_numpy()))]
         raise errors.DataError(
-            f"'{path.name}' line {number}: the time stamp {quoted(cell)} is neither a number nor a date as 2024-01-31 "
+            f"'{path.name}' line {number}: the timestamp {quote(cell)} is neither a number nor a date as 2024-01-31 "
             "or 2024-01-31 13:00:00."
         )
     return found.to_numpy()

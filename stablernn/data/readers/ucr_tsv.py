@@ -9,15 +9,15 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array
-from stablernn.data.messages import listing, quoted
+from stablernn.data.messages import format_names, quote
 from stablernn.data.readers.paths import read_text
 from stablernn.data.sequences import (
     NO_LABEL,
     Sequences,
-    channel_names,
     check_resolution,
+    default_channel_names,
     finite_float32,
-    plain_words,
+    plain_labels,
 )
 
 Float64Array = npt.NDArray[np.float64]
@@ -40,17 +40,17 @@ def read_tsv(path: Path) -> Sequences:
     _check_tabs(path, rows[:2])
     for number, line in rows:
         label, *cells = line.split("\t")
-        sequence = without_padding(path, number, numbers(path, number, cells)[:, None])
+        sequence = strip_padding(path, number, parse_numbers(path, number, cells)[:, None])
         cut += len(cells) - len(sequence)
         values.append(sequence)
         labels.append(label.strip())
     return Sequences(
         name=path.name,
-        values=as_float32(path, values),
-        labels=plain_words(path.name, labels),
-        features=channel_names(1),
+        values=to_float32(path, values),
+        labels=plain_labels(path.name, labels),
+        features=default_channel_names(1),
         notes={"trailing_missing_cut": cut} if cut else {},
-        places=tuple(f"line {number}" for number, _ in rows),
+        locations=tuple(f"line {number}" for number, _ in rows),
     )
 
 
@@ -65,7 +65,7 @@ def _check_tabs(path: Path, rows: list[tuple[int, str]]) -> None:
                 )
     if others and not any(map(is_number, first.split("\t"))) and all(map(is_number, others[0][1].split("\t")[1:])):
         raise errors.DataError(
-            f"'{path.name}' line {number} holds names and no values ({quoted(first)}). A .tsv file has no header; "
+            f"'{path.name}' line {number} holds names and no values ({quote(first)}). A .tsv file has no header; "
             "remove the line."
         )
 
@@ -76,7 +76,7 @@ def numbered_lines(text: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def without_padding(path: Path, number: int, sequence: Float64Array) -> Float64Array:
+def strip_padding(path: Path, number: int, sequence: Float64Array) -> Float64Array:
     """The sequence (length, channels) of a line up to the last step at which any channel has a value.
 
     Raises:
@@ -88,7 +88,7 @@ def without_padding(path: Path, number: int, sequence: Float64Array) -> Float64A
     return sequence[: len(sequence) - int(np.argmax(present[::-1]))]
 
 
-def allowed_label(path: Path, number: int, label: str, allowed: list[str], where: str) -> str:
+def check_label(path: Path, number: int, label: str, allowed: list[str], where: str) -> str:
     """The label of a line, if it is among those that the header lists ``where``.
 
     Raises:
@@ -96,13 +96,13 @@ def allowed_label(path: Path, number: int, label: str, allowed: list[str], where
     """
     if allowed and label not in (*allowed, *NO_LABEL):
         raise errors.DataError(
-            f"'{path.name}' line {number} has the label {quoted(label)}, {where} allows {listing(allowed)}. Correct "
-            "one of them."
+            f"'{path.name}' line {number} has the label {quote(label)}, {where} allows {format_names(allowed)}. "
+            "Correct one of them."
         )
     return label
 
 
-def as_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
+def to_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
     """The sequences (length, channels) in single precision.
 
     Raises:
@@ -112,7 +112,7 @@ def as_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
     return [sequence.astype(np.float32) for sequence in values]
 
 
-def numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
+def parse_numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
     """The cells of one line, which float32 can hold; NaN for ``?`` and ``NaN``.
 
     Python's ``1_000`` and digits of other scripts are no numbers.
@@ -126,7 +126,7 @@ def numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
         position, cell = next((i, cell) for i, cell in enumerate(cells, start=1) if not is_number(cell))
         advice = "decimals are written with a point" if "," in cell else "a missing one is '?' or 'NaN'"
         raise errors.DataError(
-            f"'{path.name}' line {number}, value {position}: {quoted(cell)} is not a number; {advice}."
+            f"'{path.name}' line {number}, value {position}: {quote(cell)} is not a number; {advice}."
         ) from None
     finite_float32(values, lambda index: f"'{path.name}' line {number}, value {index[0] + 1}")
     return values

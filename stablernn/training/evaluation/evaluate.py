@@ -14,7 +14,7 @@ from torch import Tensor
 from stablernn.cells import cached_weights
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.data.arrays import Samples
-from stablernn.data.sequences import are_names
+from stablernn.data.sequences import has_feature_names
 from stablernn.errors import DataError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.evaluation.baselines import Baselines
@@ -235,7 +235,7 @@ def _check_features(data: Data, expected: tuple[str, ...]) -> None:
             f"({', '.join(expected)})."
         )
     # Sequences without names of their own can only be told apart by their position.
-    named = isinstance(data, ForecastData) or (are_names(found) and are_names(expected))
+    named = isinstance(data, ForecastData) or (has_feature_names(found) and has_feature_names(expected))
     if named and found != expected:
         raise DataError(
             f"'{data.name}' was loaded with the features {', '.join(found)}, the model expects {', '.join(expected)}. "
