@@ -1,4 +1,4 @@
-"""Reads ``.tsv``, the text format of the UCR archive, and has what readers of archives' text have in common."""
+"""``.tsv``, the text format of the UCR archive, and helpers that readers of archives' text share."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Float64Array = npt.NDArray[np.float64]
 
 
 def read_tsv(path: Path) -> Sequences:
-    """Reads a UCR ``.tsv`` file: a row a sequence, the label first, then its values, separated by tabs.
+    """Read a UCR ``.tsv`` file: one sequence per row, the label first, then its values, separated by tabs.
 
-    Sequences of unequal length are padded with NaN behind their end in this archive, so missing values at the end of a
-    row are taken for padding; ``notes["trailing_missing_cut"]`` counts them.
+    This archive pads sequences of unequal length with NaN, so missing values at the end of a row are taken for padding;
+    ``notes["trailing_missing_cut"]`` counts them.
 
     Raises:
         DataError: If a cell is no number, a row has no values, or nothing is in the file.
@@ -35,13 +35,13 @@ def read_tsv(path: Path) -> Sequences:
     """
     values: list[Float64Array] = []
     labels: list[str] = []
-    cut = 0
-    rows = numbered_lines(read_text(path))
+    num_cut = 0
+    rows = number_lines(read_text(path))
     _check_tabs(path, rows[:2])
     for number, line in rows:
         label, *cells = line.split("\t")
         sequence = strip_padding(path, number, parse_numbers(path, number, cells)[:, None])
-        cut += len(cells) - len(sequence)
+        num_cut += len(cells) - len(sequence)
         values.append(sequence)
         labels.append(label.strip())
     return Sequences(
@@ -49,7 +49,7 @@ def read_tsv(path: Path) -> Sequences:
         values=to_float32(path, values),
         labels=plain_labels(path.name, labels),
         features=default_channel_names(1),
-        notes={"trailing_missing_cut": cut} if cut else {},
+        notes={"trailing_missing_cut": num_cut} if num_cut else {},
         locations=tuple(f"line {number}" for number, _ in rows),
     )
 
@@ -70,17 +70,17 @@ def _check_tabs(path: Path, rows: list[tuple[int, str]]) -> None:
         )
 
 
-def numbered_lines(text: str) -> list[tuple[int, str]]:
-    """The lines that are not blank, numbered from 1."""
-    # Not splitlines(), which also ends lines at form feeds and other separators that no editor counts.
+def number_lines(text: str) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, numbered from 1."""
+    # Not splitlines(), which also ends lines at form feeds and other separators that editors do not count.
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def strip_padding(path: Path, number: int, sequence: Float64Array) -> Float64Array:
-    """The sequence (length, channels) of a line up to the last step at which any channel has a value.
+    """Return the sequence (length, channels) of a line up to the last step at which any channel has a value.
 
     Raises:
-        DataError: If none has.
+        DataError: If no step has one.
     """
     present = np.asarray(np.isfinite(sequence).any(axis=1))
     if not present.any():
@@ -89,10 +89,10 @@ def strip_padding(path: Path, number: int, sequence: Float64Array) -> Float64Arr
 
 
 def check_label(path: Path, number: int, label: str, allowed: list[str], where: str) -> str:
-    """The label of a line, if it is among those that the header lists ``where``.
+    """Return the label of a line, if it is among those that the header lists ``where``.
 
     Raises:
-        DataError: If the header lists some, and not this one.
+        DataError: If the header lists others only.
     """
     if allowed and label not in (*allowed, *NO_LABEL):
         raise errors.DataError(
@@ -103,7 +103,7 @@ def check_label(path: Path, number: int, label: str, allowed: list[str], where: 
 
 
 def to_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
-    """The sequences (length, channels) in single precision.
+    """Return the sequences (length, channels) in single precision.
 
     Raises:
         DataError: If a channel's differences would be lost.
@@ -113,7 +113,7 @@ def to_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
 
 
 def parse_numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
-    """The cells of one line, which float32 can hold; NaN for ``?`` and ``NaN``.
+    """Parse the cells of one line, which float32 must be able to hold; NaN for ``?`` and ``NaN``.
 
     Python's ``1_000`` and digits of other scripts are no numbers.
 
@@ -121,27 +121,29 @@ def parse_numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
         DataError: If a cell is no number.
     """
     try:
-        values = np.array([_as_number(cell) for cell in cells])
+        values = np.array([_parse_number(cell) for cell in cells])
     except ValueError:
+        # Only now are cells checked one by one, to name the first that is no number.
         position, cell = next((i, cell) for i, cell in enumerate(cells, start=1) if not is_number(cell))
         advice = "decimals are written with a point" if "," in cell else "a missing one is '?' or 'NaN'"
         raise errors.DataError(
             f"'{path.name}' line {number}, value {position}: {quote(cell)} is not a number; {advice}."
         ) from None
+    # Called for its check, whose error names the value; to_float32 converts all lines later.
     finite_float32(values, lambda index: f"'{path.name}' line {number}, value {index[0] + 1}")
     return values
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a number, or says that one is missing."""
+    """Return True if a cell is a number or marks a missing one."""
     try:
-        _as_number(cell)
+        _parse_number(cell)
     except ValueError:
         return False
     return True
 
 
-def _as_number(cell: str) -> float:
+def _parse_number(cell: str) -> float:
     if "_" in cell or not cell.isascii():
         raise ValueError(cell)
     return float("nan") if cell.strip() == "?" else float(cell)
