@@ -10,7 +10,7 @@ import numpy.typing as npt
 from stablernn import errors
 from stablernn.data.arrays import Float32Array
 from stablernn.data.messages import format_names, quote
-from stablernn.data.readers.paths import read_text
+from stablernn.data.readers.paths import empty_file_error, read_text
 from stablernn.data.sequences import (
     NO_LABEL,
     Sequences,
@@ -37,6 +37,9 @@ def read_tsv(path: Path) -> Sequences:
     labels: list[str] = []
     num_cut = 0
     rows = number_lines(read_text(path))
+    if not rows:
+        # Blank as text and not as bytes: a no-break space, for one.
+        raise empty_file_error(path)
     _check_tabs(path, rows[:2])
     for number, line in rows:
         label, *cells = line.split("\t")
