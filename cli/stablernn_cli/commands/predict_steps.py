@@ -32,7 +32,7 @@ def read(model: Target, source: str) -> StepFile:
         kinds = ("numbers", "tokens")
         raise DataError(f"'{found.name}' holds {kinds[found.tokens]}, {model.name} expects {kinds[model.tokens]}.")
     answers = len(model.labels or model.targets)
-    if found.given and (found.output != model.output or len(found.outputs) > answers):
+    if found.has_targets and (found.output != model.output or len(found.outputs) > answers):
         raise DataError(
             f"'{found.name}' has targets for {len(found.outputs)} outputs ({found.output}), {model.name} answers "
             f"{answers} ({model.output}). Leave out 'y' to get answers alone."
@@ -50,7 +50,7 @@ def step_rows(model: Target, found: StepFile) -> tuple[list[str], Rows]:
     from stablernn.data.step_data import NO_TARGET
 
     rows: Rows = []
-    has_targets = found.given or model.labels == model.features
+    has_targets = found.has_targets or model.labels == model.features
     if model.output == "categorical":
         columns = ["id", "step", "label", "probability", "target", "nll"]
         for number, logits, y in _answers(model, found):
