@@ -100,6 +100,7 @@ def load_named(info: DatasetInfo, options: LoadOptions) -> NamedData:
         DataError: If files are not here and cannot be fetched, or differ from what was published.
     """
     assert info.load is not None
+    # Options are checked before files are fetched, which may take long.
     variant = check_variant(info, options.variant)
     names = options.changed(TASK_OPTIONS)
     if info.task != "forecast":

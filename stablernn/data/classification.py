@@ -75,6 +75,7 @@ def classification_data(
         raise errors.DataError(
             f"'{train.name}' has one sequence for each label, none can be held out for validation. Add sequences."
         )
+    # Of the training file alone, as all statistics of the data.
     step = None if train.times is None else median_time_step(train.times)
     pools: dict[SplitName, tuple[Sequences, Int64Array, Int64Array]] = {
         "train": (train, y, fitted),
@@ -102,6 +103,7 @@ def classification_data(
 def _time_notes(train: Sequences, step: float | None, splits: dict[SplitName, SequenceSplit]) -> Notes:
     if train.times is None:
         return {}
+    # All steps of all sequences are at the same time as the one before.
     if step is None:
         return {"times_that_do_not_pass": True}
     dt = [split.dt for split in splits.values() if split.dt is not None]

@@ -182,6 +182,7 @@ def load_data(
 
 
 def _load(options: LoadOptions) -> NamedData:
+    # These hold for any source, so they are checked before a file is opened.
     if not 0 < options.validation_fraction < 1:
         raise errors.ConfigError(f"validation_fraction must be between 0 and 1, got {options.validation_fraction:g}.")
     if not 0 <= options.seed <= LARGEST_SEED:
@@ -248,11 +249,13 @@ def detect_task(path: Path, task: str | None, label_column: str) -> Task:
         return tasks[0]
     if task in tasks:
         return task
+    # A table serves both tasks; its columns tell which one is meant.
     names = read_column_names(path)
     return "classify" if label_column in names and TARGET_COLUMN not in names else "forecast"
 
 
 def _locate(source: str | Path) -> _Source:
+    # A Path is a file even if a dataset has its name.
     if isinstance(source, str) and is_dataset(source):
         info = dataset_info(source)
         return _Source(info.key, info.file or Path(info.key), info)
@@ -339,6 +342,7 @@ def _load_classification(source: _Source, options: LoadOptions) -> Classificatio
     table_options = options.changed(TABLE_OPTIONS)
     if table_options and not is_table:
         raise errors.ConfigError(f"{table_options[0]} is for tables; '{source.name}' is none.")
+    # The columns of a bundled dataset are known to be there.
     if info is None and is_table:
         _check_labelled(path, options)
     columns = {name: getattr(options, name) for name in TABLE_OPTIONS}
@@ -380,14 +384,17 @@ def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
         raise errors.ConfigError(f"label_column is for classification; '{source.name}' is read for task 'forecast'.")
     table = read_series(_open_table(source.path, options), options)
     if options.channels_as_series and options.target is None:
+        # Each channel becomes a series, so all are forecast but those that are known in advance.
         options = options.with_options(target=tuple(name for name in table.channels if name not in options.future))
     test_path = None
     if options.test is not None:
         test_path = Path(options.test)
     elif source.info is None:
+        # A bundled dataset has a single file.
         test_path = find_test_file(source.path)
     test = None
     if test_path is not None:
+        # The channels of the training file, whatever else the test file has.
         test = read_series(_open_table(test_path, options), options.with_options(channels=table.channels))
     defaults = dict(source.info.settings) if source.info else {}
     if test is not None:

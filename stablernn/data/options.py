@@ -52,7 +52,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(names_as_tuple)]
 
 
 class DataOptions(BaseModel):
-    """How a source is read and split, whatever the task."""
+    """Options of reading and splitting a source that every task has."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -106,7 +106,7 @@ class DataOptions(BaseModel):
 
 
 class LoadOptions(DataOptions):
-    """How a source is read and split for a task."""
+    """Options of reading and splitting a source, with those of the task."""
 
     task: str | None = None
     """classify, forecast or predict-next; None: what the data is for."""

@@ -84,6 +84,7 @@ class InputSet:
                 f"Series '{self.ids[sample]}' has one row and no frequency is known, so its next timestamps are not. "
                 "Give the frequency."
             )
+        # A grid without an alias: the median step is only used to continue the series.
         step = int(np.median(np.diff(ds).astype(np.int64)))
         grid = Frequency("", "fixed" if ds.dtype.kind == "M" else "index", step)
         return grid.at(ds[-1], np.arange(1, horizon + 1, dtype=np.int64))
@@ -157,6 +158,7 @@ def read_inputs(
     table = _read_model_columns(
         open_table(path, **columns), features, covariates, channels_as_series=channels_as_series
     )
+    # Without targets any observed feature makes a context usable.
     required = targets or [name for name in table.channels if name not in covariates.columns]
     inputs = _ModelInputs(features, covariates, required, context_length, horizon or 0, time_step)
     return _read_contexts(table, inputs, frequency)
@@ -214,6 +216,7 @@ def _read_sequences(
 def _read_contexts(table: Table, model: _ModelInputs, frequency: str | None) -> InputSet:
     covariates, context_length = model.covariates, model.context_length
     series, grid, notes = table.series, None, Notes()
+    # A model with times takes rows as they are; any other needs steps of one length.
     if model.time_step is None:
         series, grid, notes = align_to_grid(table.name, table.series, frequency)
         _check_frequency(table, grid, notes)
@@ -223,6 +226,7 @@ def _read_contexts(table: Table, model: _ModelInputs, frequency: str | None) -> 
         past, ahead = _split_at_last_observation(table, series, covariates, model.horizon)
     if ahead:
         notes["future_values_missing"] = sum(int(np.isnan(each.values).sum()) for each in ahead)
+        # Rows beyond the horizon are known, too, but are not forecast.
         used_rows = sum(len(before.ds) + len(after.ds) for before, after in zip(past, ahead, strict=True))
         notes["future_rows_unused"] = sum(len(each.ds) for each in series) - used_rows
     _, past = covariates.with_calendar(table.name, table.channels, past, model.features)
@@ -270,6 +274,7 @@ def _future_values(inputs: InputSet, ahead: Sequence[Series], model: _ModelInput
         parts = [ahead[sample].values] if ahead else []
         if periods:
             parts.append(calendar_values(inputs.future_ds(sample, model.horizon), periods))
+        # (horizon, columns + 2 * periods), the order of ForecastData.future.
         samples.append(np.concatenate(parts, axis=1))
     return np.stack(samples).astype(np.float32)
 

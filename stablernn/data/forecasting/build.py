@@ -51,6 +51,7 @@ def forecast_data(name: str, table: Table, options: LoadOptions, *, test: Table 
     """
     covariates = _check_covariates(name, table, options)
     targets = _select_targets(table, options.target, covariates)
+    # One grid over training and test rows: rows that are missing between the files become steps, too.
     series, grid, notes = align_to_grid(
         table.name, _append_test_rows(table, test, covariates.static), options.frequency
     )
@@ -144,6 +145,7 @@ def _select_targets(table: Table, targets: Sequence[str] | None, covariates: Cov
         if TARGET_COLUMN in table.channels:
             covariates.check_targets((TARGET_COLUMN,))
             return (TARGET_COLUMN,)
+        # With 'y' left out by 'channels', another channel must not become the target unasked.
         is_ignored = TARGET_COLUMN in table.notes.get("ignored_columns", ())
         candidates = tuple(name for name in table.channels if name not in covariates.columns)
         if len(candidates) == 1 and not is_ignored:
@@ -183,6 +185,7 @@ def _append_test_rows(table: Table, test: Table | None, static: Sequence[str]) -
             f"'{test.name}' must continue every series of '{table.name}' and no other; "
             f"series '{min(unmatched)}' is in one of them only."
         )
+    # Rows that overlap with training would be scored although they were learned.
     for series in table.series:
         _check_continues(table.name, series, test.name, later[series.unique_id], static)
     return tuple(
@@ -226,6 +229,7 @@ def _count_test_steps(table: Table, series: Sequence[Series], test_name: str) ->
 
 
 def _default_season_and_horizon(options: LoadOptions, grid: Frequency | None) -> tuple[int, int]:
+    # Without a grid no season follows from the frequency: 1 means none.
     season = options.season if options.season is not None else (grid.season if grid else 1)
     horizon = options.horizon if options.horizon is not None else min(season, _MAX_DEFAULT_HORIZON)
     return season, horizon
@@ -277,6 +281,7 @@ def _default_steps(length: int, options: LoadOptions, season: int, horizon: int)
 
 
 def _check_lengths(name: str, series: Sequence[Series], horizon: int, steps: _WindowSteps) -> None:
+    # One training window with its context and horizon, before both held-out splits.
     needed = horizon + sum(steps)
     short = [each for each in series if len(each.ds) < needed]
     if not short:

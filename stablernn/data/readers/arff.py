@@ -113,6 +113,7 @@ def _read_header(path: Path) -> tuple[_Header, list[tuple[int, str]]]:
 
 def _declare(path: Path, number: int, line: str, header: _Header, in_relation: bool) -> bool:
     """Add one attribute to the header; return True if the next ones are inside the relational one."""
+    # A line that is no attribute has the type "" and is refused below.
     match = _ATTRIBUTE.fullmatch(line)
     kind = match.group(2).strip() if match else ""
     if header.labels is not None:

@@ -138,6 +138,7 @@ def load_steps(
             f"'{test_file.name}' answers {format_names(test_file.outputs)} ({test_file.output}), '{file.name}' "
             f"{format_names(file.outputs)} ({file.output}); both must answer the same."
         )
+    # A single sequence is a running text, whose state is carried over from batch to batch.
     continuous = len(file.steps) == 1
     split_file = _split_by_time if continuous else _split_by_draw
     train, validation, held_out = split_file(file, validation_fraction, seed, with_test=test_file is None)

@@ -222,6 +222,7 @@ class _TableBuilder:
         """Build the series of all rows; to be called once."""
         if not self._num_rows:
             raise errors.DataError(f"'{self._path.name}' has a header but no rows. Add a row for each series and time.")
+        # Only now, since the spread of a column is that of all chunks.
         for name, resolution in self._resolution.items():
             resolution.check(f"'{self._path.name}' column '{name}'")
         ds, is_utc = self._times.finish()
@@ -371,6 +372,7 @@ class _TableBuilder:
             return None
         values = self._static_values.finish()
         grouped = values if order is None else values[order]
+        # fmin and fmax skip NaN: a value in one row of a series is enough.
         low, high = np.fmin.reduceat(grouped, starts), np.fmax.reduceat(grouped, starts)
         for column, name in enumerate(self._static):
             if np.isnan(low[:, column]).any():
