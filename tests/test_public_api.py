@@ -30,6 +30,16 @@ def test_the_library_loads_torch_only_when_it_is_used(package: str) -> None:
     assert run_python(f"import {package}, sys; print('torch' in sys.modules)") == "False"
 
 
+def test_reading_a_table_loads_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("ds,y\n" + "".join(f"{step},{step % 7}\n" for step in range(60)))
+    code = (
+        f"import sys; from stablernn.data import load_data; data = load_data({str(path)!r}, horizon=2); "
+        "print(len(data.windows('test')) > 0, 'torch' in sys.modules)"
+    )
+    assert run_python(code) == "True False"
+
+
 @pytest.mark.parametrize(
     "imports",
     ["import stablernn as srn", "import stablernn as srn, stablernn.export.weights"],

@@ -31,9 +31,9 @@ def data_notes(notes: Mapping[str, Any]) -> str | None:
     labels = {"partial": "only in part, missing or short:", "unchecked": "with no published checksum to compare with:"}
     parts = [f"{labels[key]} {', '.join(notes[key])}" for key in labels if key in notes]
     if "counts" in notes:
-        from stablernn.data.notes import in_words
+        from stablernn.data.notes import format_counts
 
-        parts.append(in_words(notes["counts"]))
+        parts.append(format_counts(notes["counts"]))
     return f"Data: {'; '.join(parts)}." if parts else None
 
 

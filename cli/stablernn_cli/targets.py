@@ -80,7 +80,6 @@ class Target:
             stablernn.errors.DataError: If the data does not fit the model.
         """
         from stablernn.data import ForecastData
-        from stablernn.data.prediction_inputs import other_steps
         from stablernn.data.readers.paths import is_table
         from stablernn.data.time.frequency import parse_frequency
         from stablernn.training import load_run_data
@@ -100,7 +99,7 @@ class Target:
             and self.frequency
             and not parse_frequency(frequency).has_steps_of(parse_frequency(self.frequency))
         ):
-            raise other_steps(f"'{data.name}'", frequency, self.frequency)
+            raise step_mismatch_error(f"'{data.name}'", frequency, self.frequency)
         return data
 
     def _check_training_files(self) -> None:

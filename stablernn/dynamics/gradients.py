@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from stablernn.data.arrays import Samples
 from stablernn.data.step_data import NO_TARGET
-from stablernn.data.windows import Samples
 from stablernn.dynamics.spectra import Layers
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn.nn.models._base import States

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from stablernn.certificates.certificate import Certificate, prove
 from stablernn.data import ClassificationData, ForecastData
+from stablernn.data.arrays import Samples
 from stablernn.data.step_data import StepData
-from stablernn.data.windows import Samples
 from stablernn.dynamics.gradients import Gradients, gradients
 from stablernn.dynamics.lyapunov import LyapunovSpectrum, lyapunov_spectrum
 from stablernn.dynamics.spectra import Layers, Spectra, certified_radius, largest_factors, spectra

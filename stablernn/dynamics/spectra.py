@@ -19,7 +19,7 @@ from torch import Tensor
 from stablernn.bounds.step_bound import FLOAT32, StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import Certificate
-from stablernn.data.windows import Samples
+from stablernn.data.arrays import Samples
 from stablernn.dynamics.lyapunov import tangent_map
 from stablernn.errors import CertificateError
 from stablernn.nn.ensemble import Members

@@ -12,7 +12,7 @@ import torch
 from stablernn.atomic_files import read_json, to_json_types, write_bytes, write_json
 from stablernn.certificates.certificate import KINDS
 from stablernn.data import ClassificationData
-from stablernn.data.load import LARGEST_SEED
+from stablernn.data.options import LARGEST_SEED
 from stablernn.errors import ConfigError, unknown
 from stablernn.reproduce.folder import ROOT, Folder, Run, default_folder
 from stablernn.reproduce.measure import figures, measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stablernn.data.check import DataReport, Finding, check_data
-from stablernn.data.messages import counted
+from stablernn.data.messages import pluralize
 from stablernn.data.step_data import Data
 from stablernn.data.types import ClassificationData
 from stablernn.training.settings.config import Config, data_options
@@ -37,7 +37,7 @@ def _small_set_warnings(config: Config, data: Data) -> tuple[Finding, ...]:
     if not remedies:
         return ()
     text = (
-        f"Only {counted(len(data.validation), 'sequence')} of {len(data.train) + len(data.validation)} can validate, "
+        f"Only {pluralize(len(data.validation), 'sequence')} of {len(data.train) + len(data.validation)} can validate, "
         f"each of them {1 / len(data.validation):.1%} of the accuracy. Train several networks and on all "
         f"sequences: {' '.join(remedies)}."
     )

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stablernn.data.arrays import Samples
 from stablernn.data.check import DataReport, Finding
 from stablernn.data.step_data import Data
-from stablernn.data.windows import Samples
 from stablernn.errors import StableRNNError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.build_model import create_model

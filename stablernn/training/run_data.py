@@ -10,7 +10,7 @@ from typing import Any
 from stablernn.data import load_data
 from stablernn.data.catalog import is_dataset
 from stablernn.data.readers.paths import is_table
-from stablernn.data.sequences import are_names
+from stablernn.data.sequences import has_feature_names
 from stablernn.data.step_data import Data
 from stablernn.training.settings.config import Config, data_options
 from stablernn.training.tasks import task_for
@@ -46,7 +46,7 @@ def load_run_data(
                 options.pop(key)
     # Where columns were made into series, the model's one channel is no column of the file.
     has_column_series = config.data.channels_as_series
-    if features and not has_column_series and (config.task.name != "classify" or are_names(features)):
+    if features and not has_column_series and (config.task.name != "classify" or has_feature_names(features)):
         options["channels"] = features
     if targets and not has_column_series and config.task.name == "forecast":
         options["target"] = targets

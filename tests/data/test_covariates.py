@@ -127,19 +127,19 @@ def test_static_values_of_a_test_file_must_be_the_same(tmp_path: Path) -> None:
         (
             {"future": ["y"]},
             ConfigError,
-            "'y' is a target and stands in future; what is to be forecast is not known in advance. Leave it out of "
+            "'y' is a target and is in future; what is to be forecast is not known in advance. Leave it out of "
             "future.",
         ),
         (
             {"future": ["size"], "static": ["size"]},
             ConfigError,
-            "'size' stands in future and in static; what never changes is static.",
+            "'size' is in future and in static; a column that never changes is static.",
         ),
         ({"future": ["promo", "promo"]}, ConfigError, "future must name each once, got promo, promo."),
         (
             {"channels": ["y", "size"], "static": ["size"]},
             ConfigError,
-            "'size' stands in channels and in static; leave it out of channels.",
+            "'size' is in channels and in static; leave it out of channels.",
         ),
         (
             {"target": "size", "static": ["size"]},
@@ -235,7 +235,7 @@ def test_channels_of_the_calendar_take_the_place_they_are_given(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("header", "sentence"),
     [
-        (None, "calendar needs dates, and 'd.csv' has integers as time stamps. Leave it out."),
+        (None, "calendar needs dates, and 'd.csv' has integers as timestamps. Leave it out."),
         (
             "unique_id,ds,y,calendar_day_sin,wind,size",
             "'d.csv' has a column 'calendar_day_sin', as calendar would make it. Rename it.",

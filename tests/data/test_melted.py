@@ -108,7 +108,7 @@ def test_the_fingerprint_says_which_columns(tmp_path: Path) -> None:
         (
             "ds,a,b,known",
             {"target": ["a", "known"], "future": ["known"]},
-            "'known' is a target and stands in future; what is to be forecast is not known in advance. Leave it out of "
+            "'known' is a target and is in future; what is to be forecast is not known in advance. Leave it out of "
             "future.",
         ),
         (

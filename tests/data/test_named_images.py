@@ -12,7 +12,7 @@ from named_helpers import at_home, batches, idx, images, lay, published
 from stablernn.data import ClassificationData, load_data
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.permutations import permutation
-from stablernn.data.sequences import pad
+from stablernn.data.sequences import pad_sequences
 from stablernn.errors import ConfigError, DataError
 
 
@@ -136,7 +136,9 @@ def test_joined_sequences_may_have_unequal_lengths() -> None:
     def split(lengths: list[int]) -> LazySplit:
         values = [np.full((length, 1), length, np.float32) for length in lengths]
         sizes = np.array(lengths)
-        return LazySplit(lambda i: pad([values[k] for k in i])[0], 0, sizes, sizes % 2, [str(n) for n in lengths])
+        return LazySplit(
+            lambda i: pad_sequences([values[k] for k in i])[0], 0, sizes, sizes % 2, [str(n) for n in lengths]
+        )
 
     both = split([2, 5]).joined(split([3]))
     assert both.gather([2, 0]).x[:, :, 0].tolist() == [[3, 3, 3], [2, 2, 0]]

@@ -15,9 +15,9 @@ import torch
 from stablernn import Classifier, Forecaster, list_cells
 from stablernn.certificates.certificate import certify
 from stablernn.data import load_data
+from stablernn.data.arrays import Samples
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.data.types import SequenceSplit
-from stablernn.data.windows import Samples
 from stablernn.dynamics import report as observed
 from stablernn.dynamics.gradients import Gradients, gradients
 from stablernn.dynamics.plots import plot_gradients, plot_spectrum

@@ -185,11 +185,10 @@ def _predict_samples(
 ) -> Predictions:
     """Return the predictions of a classification or a forecast."""
     from stablernn.data import read_inputs
-    from stablernn.data.readers.paths import TABLES, ending
     from stablernn.training import predict as run
 
     # Other files have no columns to name.
-    if ending(Path(source)) not in TABLES:
+    if detect_format(Path(source)) not in TABLE_FORMATS:
         _reject_table_options(table_options)
     inputs = read_inputs(
         source,

@@ -24,10 +24,10 @@ def read_step_file(model: Target, source: str) -> StepFile:
     Raises:
         stablernn.errors.DataError: If the file does not contain sequences, or does not fit the model.
     """
-    from stablernn.data.readers.stepwise import read_steps, require_steps
+    from stablernn.data.readers.stepwise import read_steps
     from stablernn.errors import DataError
 
-    file = read_steps(require_steps(Path(source)), model.features, for_model=True)
+    file = read_steps(require_step_file(Path(source)), model.features, for_model=True)
     if file.tokens != model.takes_tokens:
         kinds = ("numbers", "tokens")
         raise DataError(
@@ -35,7 +35,7 @@ def read_step_file(model: Target, source: str) -> StepFile:
         )
     outputs = len(model.labels or model.targets)
     # Fewer outputs than the model has are fine: classes may be missing from a file.
-    if file.given and (file.output != model.output or len(file.outputs) > outputs):
+    if file.has_targets and (file.output != model.output or len(file.outputs) > outputs):
         raise DataError(
             f"'{file.name}' has targets for {len(file.outputs)} outputs ({file.output}), {model.name} has "
             f"{outputs} ({model.output}). Remove 'y' to get predictions only."
@@ -55,7 +55,7 @@ def step_rows(model: Target, file: StepFile) -> tuple[list[str], Rows]:
 
     rows: Rows = []
     # Where outputs are the inputs one step on, as in a text, the file itself has the targets.
-    has_targets = file.given or model.labels == model.features
+    has_targets = file.has_targets or model.labels == model.features
     if model.output == "categorical":
         columns = ["id", "step", "label", "probability", "target", "nll"]
         for number, logits, y in _predict(model, file):

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, SplitName
 from stablernn.data.named.assemble import labelled
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.places import MIB, DataFile
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import SPLITS, Float32Array, Int64Array, SplitName
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEPS = 1000
@@ -80,7 +80,7 @@ def load_noise_padded(request: Request) -> ClassificationData:
     The noise of a sequence is its own and always the same, drawn from the seed, the split and its number; the released
     form has one noise for all sequences of all splits.
     """
-    shared = _noise([request.seed]) if request.variant == "released" else None
+    shared = _noise([request.options.seed]) if request.variant == "released" else None
 
     def split(images: npt.NDArray[np.uint8], y: Int64Array, number: int) -> LazySplit:
         def make(indices: Int64Array) -> Float32Array:
@@ -88,7 +88,7 @@ def load_noise_padded(request: Request) -> ClassificationData:
             x[:, :_ROWS] = images[indices].transpose(0, 2, 1, 3).reshape(-1, _ROWS, _ROW)
             x[:, :_ROWS] /= 255
             for row, index in zip(x, indices, strict=True):
-                row[_ROWS:] = shared if shared is not None else _noise([request.seed, number, int(index)])
+                row[_ROWS:] = shared if shared is not None else _noise([request.options.seed, number, int(index)])
             return x
 
         return LazySplit(make, images.nbytes, np.full(len(y), STEPS), y, [str(i) for i in range(len(y))])
@@ -97,7 +97,7 @@ def load_noise_padded(request: Request) -> ClassificationData:
     splits: dict[SplitName, LazySplit] = {name: split(*found[name], SPLITS.index(name)) for name in SPLITS}
     features = [f"{colour}_{column}" for colour in ("red", "green", "blue") for column in range(32)]
     noise = "one for all" if shared is not None else "one a sequence"
-    return labelled(request, LABELS, features, splits, drawn=(request.seed,), notes={"noise": noise})
+    return labelled(request, LABELS, features, splits, drawn=(request.options.seed,), notes={"noise": noise})
 
 
 def _noise(seed: list[int]) -> Float32Array:

@@ -9,17 +9,15 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from stablernn import errors
+from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.places import DataFile, presence, verified
+from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData
-from stablernn.data.windows import Int64Array, SplitName
 
 DatasetTask = Literal["classify", "forecast", "predict-next"]
 NamedData = ClassificationData | ForecastData | StepData
-
-#: The settings of ``data`` that only named datasets have; each dataset takes some of them.
-OPTIONS = ("variant", "partial", "permutation", "length")
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class DatasetInfo:
         files: What it is made of, for those that are not part of this package.
         folders: Where below a data folder its files may lie; the first is where fetched ones go.
         variants: Words that ``data.variant`` takes, the default first; empty: there is one form only.
-        options: Which further settings of ``data`` it takes, see :data:`OPTIONS`.
+        options: Which further settings of ``data`` it takes, see :data:`~stablernn.data.options.NAMED_OPTIONS`.
         load: Makes the dataset; None: its file is read as any file is.
         obtain: For files that may not be fetched: where the user gets them.
     """
@@ -99,23 +97,15 @@ class Request:
         info: The dataset.
         paths: Where each file lies that is here, by its name.
         missing: Names of the files that are not here and that ``partial`` does without.
-        seed: Draws what is drawn.
-        variant: One of ``info.variants``; empty where it has none.
-        permutation: Name of an order of the pixels; None: the dataset's.
-        length: Steps of a sequence; None: the dataset's.
-        partial: Whether a set that is there only in part will do.
-        settings: Those of the task: target, horizon and the like.
+        options: How the dataset is to be loaded.
+        variant: One of ``info.variants``, the default where the options name none; empty where it has none.
     """
 
     info: DatasetInfo
     paths: Mapping[str, Path]
-    missing: tuple[str, ...] = ()
-    seed: int = 0
+    missing: tuple[str, ...]
+    options: LoadOptions
     variant: str = ""
-    permutation: str | None = None
-    length: int | None = None
-    partial: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def content(self, name: str) -> bytes:
         """A file's content, decompressed and equal to what was published.

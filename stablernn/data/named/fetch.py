@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from stablernn import errors
 from stablernn._version import __version__
-from stablernn.data.messages import listing
+from stablernn.data.messages import format_names
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.named.places import (
     COMPRESSIONS,
@@ -79,8 +79,8 @@ def fetch(info: DatasetInfo, *, base: str | None = None, report: Report | None =
     closed = [file.name for file in missing if file.address is None]
     if closed:
         raise errors.DataError(
-            f"'{info.key}' is not fetched for anybody (licence: {info.licence}). {info.obtain} Put {listing(closed)} "
-            f"into {place_to_fetch(info.folders)}."
+            f"'{info.key}' is not fetched for anybody (licence: {info.licence}). {info.obtain} Put "
+            f"{format_names(closed)} into {place_to_fetch(info.folders)}."
         )
     place = place_to_fetch(info.folders)
     fetched: list[Path] = []
@@ -202,9 +202,9 @@ def _is_part(info: DatasetInfo, paths: Mapping[str, Path]) -> bool:
 def _absent(
     info: DatasetInfo, paths: Mapping[str, Path], missing: Sequence[DataFile], reason: str | None
 ) -> errors.DataError:
-    names = listing([file.name for file in missing])
+    names = format_names([file.name for file in missing])
     packed = " (plain, .gz or .xz)" if all(file.packed for file in missing) else ""
-    below = "" if info.folders == (".",) else f", below {listing(info.folders)}"
+    below = "" if info.folders == (".",) else f", below {format_names(info.folders)}"
     state = "is here only in part, without" if paths else "is not here:"
     sentences = [
         f"'{info.key}' {state} {names}{packed}, looked for in {user_folder()} and {cache_folder()}{below}.",

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, SplitName
 from stablernn.data.named.assemble import labelled
 from stablernn.data.named.audio import BINS, log_magnitudes, read_speech, scaled
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.places import DataFile, check
-from stablernn.data.sequences import pad
+from stablernn.data.sequences import pad_sequences
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import Float32Array, Int64Array, SplitName
 
 _NAME = re.compile(r"(?:.*/)?recordings/(\d)_([a-z]+)_(\d+)\.wav")
 _COMMIT = "26eb9aaf76e81b692f806f9140c2d2777410d7a1"
@@ -86,7 +86,7 @@ def _split(part: list[tuple[str, int, Float32Array]]) -> LazySplit:
     names, digits, values = zip(*part, strict=True)
 
     def make(indices: Int64Array) -> Float32Array:
-        return pad([values[index] for index in indices])[0]
+        return pad_sequences([values[index] for index in indices])[0]
 
     held = sum(x.nbytes for x in values)
     return LazySplit(make, held, np.array([len(x) for x in values], np.int64), np.array(digits, np.int64), names)

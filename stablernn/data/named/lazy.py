@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stablernn.data.step_data import MOST_NUMBERS
+from stablernn.data.arrays import Float32Array, Int64Array, Samples
+from stablernn.data.step_data import MAX_NUMBERS
 from stablernn.data.types import SequenceSplit
-from stablernn.data.windows import Float32Array, Int64Array, Samples
 
 
 class LazySplit(SequenceSplit):
@@ -75,9 +75,9 @@ class LazySplit(SequenceSplit):
         return self._each(np.arange(len(self)))
 
     def for_scaling(self) -> list[Float32Array]:
-        """All sequences or, where they are more than :data:`MOST_NUMBERS` numbers, as many as that drawn from them."""
+        """All sequences or, where they are more than :data:`MAX_NUMBERS` numbers, as many as that drawn from them."""
         numbers = self._make(np.arange(1)).shape[2] * int(self.lengths.sum())
-        count = min(len(self), max(1, len(self) * MOST_NUMBERS // numbers))
+        count = min(len(self), max(1, len(self) * MAX_NUMBERS // numbers))
         # Drawn, not counted off: the images of MNIST alternate between two sources, of 6 % different brightness.
         return self._each(np.sort(np.random.RandomState(0).permutation(len(self))[:count]))
 

@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.step_data import StepData
-from stablernn.data.windows import SPLITS, Float32Array, Int64Array, Samples, SplitName
 
 #: Symbols to be remembered in the copy task, and how many kinds of them there are.
 SYMBOLS, KINDS = 10, 8
@@ -98,7 +98,8 @@ class AddingSplit(_Generated):
 def load_copy(request: Request) -> StepData:
     delay = _length(request, least=1)
     train, validation, test = (
-        CopySplit(COUNTS[split], delay + 2 * SYMBOLS, (request.seed, number)) for number, split in enumerate(SPLITS)
+        CopySplit(COUNTS[split], delay + 2 * SYMBOLS, (request.options.seed, number))
+        for number, split in enumerate(SPLITS)
     )
     symbols = ("blank", *(str(kind) for kind in range(1, KINDS + 1)), "marker")
     return StepData(
@@ -114,14 +115,14 @@ def load_copy(request: Request) -> StepData:
         headline="loss",
         answer_steps=SYMBOLS,
         notes=_notes(request, delay, copy_baseline(delay)),
-        fingerprint=fingerprint(["named", "copy", delay, request.seed]),
+        fingerprint=fingerprint(["named", "copy", delay, request.options.seed]),
     )
 
 
 def load_adding(request: Request) -> StepData:
     length = _length(request, least=2)
     train, validation, test = (
-        AddingSplit(COUNTS[split], length, (request.seed, number)) for number, split in enumerate(SPLITS)
+        AddingSplit(COUNTS[split], length, (request.options.seed, number)) for number, split in enumerate(SPLITS)
     )
     return StepData(
         name="adding",
@@ -135,12 +136,12 @@ def load_adding(request: Request) -> StepData:
         continuous=False,
         headline="mse",
         notes=_notes(request, length, ADDING_BASELINE),
-        fingerprint=fingerprint(["named", "adding", length, request.seed]),
+        fingerprint=fingerprint(["named", "adding", length, request.options.seed]),
     )
 
 
 def _length(request: Request, least: int) -> int:
-    length = request.length or request.info.settings["length"]
+    length = request.options.length or request.info.settings["length"]
     if length < least:
         raise errors.ConfigError(f"length of '{request.info.key}' must be {least} or more, got {length}.")
     return length
@@ -150,7 +151,7 @@ def _notes(request: Request, length: int, baseline: float) -> dict[str, object]:
     return {
         "sequences": dict(COUNTS),
         "length": length,
-        "seed": request.seed,
+        "seed": request.options.seed,
         "memoryless_baseline": baseline,
     }
 

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array
 from stablernn.data.named.assemble import labelled
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.permutations import permutation
 from stablernn.data.named.places import DataFile
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import Float32Array, Int64Array
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -58,11 +58,11 @@ def read_idx(name: str, content: bytes) -> Pixels:
 
 def load(request: Request, *, labels: tuple[str, ...]) -> ClassificationData:
     """Images as sequences of their pixels, in rows of so many as ``length`` leaves to a step."""
-    steps = request.length or request.info.settings.get("length", PIXELS)
-    if request.length is not None and steps not in ROWS:
+    steps = request.options.length or request.info.settings.get("length", PIXELS)
+    if request.options.length is not None and steps not in ROWS:
         raise errors.ConfigError(f"length of '{request.info.key}' must be {ROWS[0]} or {ROWS[1]}, got {steps}.")
     raw = request.variant == "released"
-    word = request.permutation or ("torch-12008" if raw else "urnn")
+    word = request.options.permutation or ("torch-12008" if raw else "urnn")
     order = permutation(word, PIXELS) if "permutation" in request.info.options else np.arange(PIXELS)
 
     def split(images: Pixels, y: Int64Array, first: int) -> LazySplit:

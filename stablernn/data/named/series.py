@@ -12,7 +12,7 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.forecasting.build import forecast_data, read_series
-from stablernn.data.messages import quoted
+from stablernn.data.messages import quote
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.readers.tables import Table, open_table
@@ -29,27 +29,27 @@ def load_ett(request: Request) -> ForecastData:
     """Twenty months of a transformer; the rows behind them are not used, as in the papers."""
     (file,) = request.info.files
     request.content(file.name)
-    settings = {"target": ("OT",), **request.info.settings, **request.settings}
-    table = read_series(open_table(request.paths[file.name], time_column="date"), settings)
+    options = request.options.with_defaults({"target": ("OT",), **request.info.settings})
+    table = read_series(open_table(request.paths[file.name], time_column="date"), options)
     (series,) = table.series
     used = sum(ETT_ROWS[request.info.key[3]])
     kept = replace(series, unique_id=request.info.key, ds=series.ds[:used], values=series.values[:used])
     left_out = len(series.ds) - len(kept.ds)
     shortened = Table(table.name, (kept,), table.channels, {**table.notes, "rows_left_out": left_out})
-    return forecast_data(request.info.key, shortened, **settings)
+    return forecast_data(request.info.key, shortened, options)
 
 
 def load_m4(request: Request) -> ForecastData:
     """414 series of 700 to 960 hours and the 48 hours behind each; hours are counted from 1, as no dates are known."""
-    settings = {**request.info.settings, **request.settings}
-    if tuple(settings.pop("channels", ("y",))) != ("y",) or settings.keys() & {"future", "static"}:
+    options = request.options.with_defaults(request.info.settings)
+    if options.channels not in (None, ("y",)) or options.future or options.static:
         raise errors.ConfigError("The series of 'm4-hourly' have the one channel 'y' and nothing beside it.")
     known = read_m4(M4_TRAIN, request.content(M4_TRAIN))
     later = read_m4(M4_TEST, request.content(M4_TEST))
     first = {one.unique_id: len(one.ds) for one in known}
     continued = tuple(Series(one.unique_id, one.ds + first.get(one.unique_id, 0), one.values) for one in later)
     table, test = (Table(name, series, ("y",), {}) for name, series in ((M4_TRAIN, known), (M4_TEST, continued)))
-    return forecast_data(request.info.key, table, test=test, **settings)
+    return forecast_data(request.info.key, table, options.with_options(channels=None), test=test)
 
 
 def read_m4(name: str, content: bytes) -> tuple[Series, ...]:
@@ -74,7 +74,7 @@ def _numbers(name: str, row: int, cells: list[str]) -> Any:
     try:
         return np.array(cells, np.float32)[:, None]
     except ValueError as error:
-        raise errors.DataError(f"'{name}' row {row} has a cell that is no number ({quoted(str(error))}).") from error
+        raise errors.DataError(f"'{name}' row {row} has a cell that is no number ({quote(str(error))}).") from error
 
 
 def _ett(key: str, checksum: str) -> DatasetInfo:

@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.messages import quoted
+from stablernn.data.arrays import SPLITS
+from stablernn.data.messages import quote
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.step_data import StepData, StoredSteps
-from stablernn.data.windows import SPLITS
 
 #: What stands for the end of a line.
 END = "<eos>"
@@ -39,7 +39,7 @@ def load(request: Request, *, by: str) -> StepData:
         strange = next((token for token in part if token not in number), None)
         if strange is not None:
             raise errors.DataError(
-                f"'{file.name}' has {quoted(strange)}, which is not in '{request.info.files[0].name}'; a model cannot "
+                f"'{file.name}' has {quote(strange)}, which is not in '{request.info.files[0].name}'; a model cannot "
                 "say what it never sees."
             )
         tokens = np.fromiter((number[token] for token in part), kind, len(part))

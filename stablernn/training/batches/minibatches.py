@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stablernn.data.arrays import Int64Array, Samples
 from stablernn.data.step_data import NO_TARGET, StepSplit
-from stablernn.data.windows import Int64Array, Samples
 from stablernn.training.batches.losses import Batch
 
 Array = npt.NDArray[Any]

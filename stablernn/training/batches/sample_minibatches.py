@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stablernn.data.windows import Int64Array, Samples, SampleSource, WindowSet
+from stablernn.data.arrays import Int64Array, Samples
+from stablernn.data.windows import SampleSource, WindowSet
 from stablernn.training.batches.losses import Batch
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
 

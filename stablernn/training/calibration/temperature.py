@@ -10,8 +10,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from stablernn.cells import cached_weights
+from stablernn.data.arrays import Samples
 from stablernn.data.types import SequenceSplit
-from stablernn.data.windows import Samples, WindowSet, evenly
+from stablernn.data.windows import WindowSet, batch_evenly_spaced
 from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training.calibration.conformal import conformal_offsets
 
@@ -80,7 +81,7 @@ def fit_offsets(model: Forecaster, windows: WindowSet) -> dict[str, Any]:
     most = max(_LEAST_WINDOWS, MOST_NUMBERS // model.offsets.numel())
     truths, quantiles, scales = [], [], []
     with torch.no_grad(), cached_weights(model):
-        for chosen in evenly(windows, most, _BATCH):
+        for chosen in batch_evenly_spaced(windows, most, _BATCH):
             samples = windows.gather(chosen)
             truth, spread, scale = _scaled(model, samples)
             truths.append(truth)

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn.data import ClassificationData
+from stablernn.data.arrays import Samples
 from stablernn.data.types import SequenceSplit
-from stablernn.data.windows import Samples
 from stablernn.training.evaluation.metrics import label_metrics
 
 Float64Array = npt.NDArray[np.float64]

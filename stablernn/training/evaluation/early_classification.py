@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stablernn.data.windows import Samples, SampleSource
+from stablernn.data.arrays import Samples
+from stablernn.data.windows import SampleSource
 from stablernn.training.evaluation.metrics import label_metrics
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.scorers import ClassificationScorer

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stablernn.cells import cached_weights
-from stablernn.data.messages import counted, listing
+from stablernn.data.messages import format_names, pluralize
 from stablernn.data.step_data import NO_TARGET, StepData, StepSplit
 from stablernn.errors import DataError
 from stablernn.nn.models.predictor import target_frequencies
@@ -106,7 +106,7 @@ class StepScorer:
         for part, answers in follow(predictor, self.source, len(data.outputs), continuous=data.continuous):
             if answers.shape[2] != len(data.outputs):
                 raise DataError(
-                    f"'{data.name}' has {counted(len(data.outputs), 'output')}, the model answers {answers.shape[2]}."
+                    f"'{data.name}' has {pluralize(len(data.outputs), 'output')}, the model answers {answers.shape[2]}."
                 )
             totals.add(part, answers)
             for name, answer in baselines.items():
@@ -146,8 +146,8 @@ def evaluate_steps(
     for kind, found, expected in (("inputs", data.features, features), ("outputs", data.outputs, outputs)):
         if expected is not None and tuple(expected) != found:
             raise DataError(
-                f"'{data.name}' has the {kind} {listing(found)} ({len(found)}), the model was trained with "
-                f"{listing(expected)} ({len(expected)})."
+                f"'{data.name}' has the {kind} {format_names(found)} ({len(found)}), the model was trained with "
+                f"{format_names(expected)} ({len(expected)})."
             )
     scorer = StepScorer(data, split)
     if not scorer.samples:

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn.data import ForecastData, Samples
+from stablernn.data.arrays import Timestamps
 from stablernn.data.forecasting.covariates import calendar_channels, calendar_values
 from stablernn.data.time.frequency import Frequency, parse_frequency
-from stablernn.data.types import Timestamps, lengths_of_time
+from stablernn.data.types import lengths_of_time
 from stablernn.errors import ConfigError, DataError
 from stablernn.training.evaluation.metrics import ratio
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Array, Continuing, further_inputs

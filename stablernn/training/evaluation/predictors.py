@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from stablernn.cells import cached_weights
-from stablernn.data.windows import Samples, SampleSource
+from stablernn.data.arrays import Samples
+from stablernn.data.windows import SampleSource
 from stablernn.nn.models import SequenceModel
 
 Array = npt.NDArray[Any]

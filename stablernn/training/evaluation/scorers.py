@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stablernn.data.messages import counted
-from stablernn.data.sequences import are_names
+from stablernn.data.arrays import Samples
+from stablernn.data.messages import pluralize
+from stablernn.data.sequences import has_feature_names
 from stablernn.data.types import ClassificationData, ForecastData
-from stablernn.data.windows import Samples, SampleSource
+from stablernn.data.windows import SampleSource
 from stablernn.errors import DataError
 from stablernn.training.evaluation.metrics import (
     classification_metrics,
@@ -166,7 +167,7 @@ class ForecastScorer(SampleScorer):
         if mean.shape != self.truth.shape:
             raise DataError(
                 f"'{self._data.name}' was loaded for a horizon of {self.truth.shape[1]} and "
-                f"{counted(self.truth.shape[2], 'target')}, the model answers {mean.shape[1]} and {mean.shape[2]}."
+                f"{pluralize(self.truth.shape[2], 'target')}, the model answers {mean.shape[1]} and {mean.shape[2]}."
             )
         scores: Scores = {**self.part(outputs)}
         # 0/0 is 1: a forecast without error equals a naive one without error.
@@ -248,11 +249,11 @@ def check_features(data: ClassificationData | ForecastData, expected: Sequence[s
     features = data.features
     if len(features) != len(expected):
         raise DataError(
-            f"'{data.name}' has {counted(len(features), 'feature')}, the model expects {len(expected)} "
+            f"'{data.name}' has {pluralize(len(features), 'feature')}, the model expects {len(expected)} "
             f"({', '.join(expected)})."
         )
     # Sequences without names of their own can only be told apart by their position.
-    is_named = by_name or (are_names(features) and are_names(expected))
+    is_named = by_name or (has_feature_names(features) and has_feature_names(expected))
     if is_named and features != tuple(expected):
         raise DataError(
             f"'{data.name}' was loaded with the features {', '.join(features)}, the model expects "

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from stablernn.data.arrays import Float32Array
 from stablernn.data.types import ForecastData
-from stablernn.data.windows import Float32Array, WindowSet, evenly
+from stablernn.data.windows import WindowSet
 from stablernn.nn.models import Forecaster
 from stablernn.training.evaluation.metrics import seasonal_scale
 from stablernn.training.loop.ridge_skip import skip_samples
@@ -48,7 +49,7 @@ def choose_context(data: ForecastData, strength: float) -> ForecastData:
     if len(candidates) < 2:
         return data
     windows = data.windows("validation")
-    sample = np.concatenate(list(evenly(windows, VALIDATION_WINDOWS, _BATCH)))
+    sample = np.concatenate(list(batch_evenly_spaced(windows, VALIDATION_WINDOWS, _BATCH)))
     origins = np.array(windows.origins, dtype=np.int64)[sample]
     errors = [_errors(replace(data, context_length=steps), windows, sample, strength) for steps in candidates]
     # A window without any value in the unit of its series says nothing of any candidate.

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stablernn.data.arrays import Samples
 from stablernn.data.types import ForecastData
-from stablernn.data.windows import Samples, WindowSet, evenly
+from stablernn.data.windows import WindowSet, batch_evenly_spaced
 from stablernn.nn.models import Forecaster
 from stablernn.training.loop.significance import Float64Array, standard_error
 
@@ -74,7 +75,7 @@ def gate(model: Forecaster, skip: Tensor, windows: WindowSet) -> Gate:
     """
     assert model.skip is not None
     trained = model.skip.weight.detach().clone()
-    batches = list(evenly(windows, GATE_WINDOWS, _BATCH))
+    batches = list(batch_evenly_spaced(windows, GATE_WINDOWS, _BATCH))
     shares = _SHARES if model.head_kind == "direct" else _SHARES[[0, -1]]
     # Sums over the observed values of each window, (windows, shares), and how many these are.
     with torch.no_grad():
@@ -165,6 +166,6 @@ def set_share(model: Forecaster, skip: Tensor, trained: Tensor, share: float) ->
 
 def skip_samples(windows: WindowSet, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield contexts and truths of at most so many windows, in batches, as :meth:`Forecaster.fit_skip` takes them."""
-    for numbers in evenly(windows, limit, _BATCH):
+    for numbers in batch_evenly_spaced(windows, limit, _BATCH):
         samples = windows.gather(numbers)
         yield samples.x, samples.y

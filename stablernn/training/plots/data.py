@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stablernn.data import ClassificationData, ForecastData
-from stablernn.data.splits import target_range
+from stablernn.data.arrays import SPLITS
 from stablernn.data.step_data import StepData
-from stablernn.data.windows import SPLITS
+from stablernn.data.windows import target_range
 from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style
 
 _SHADES = {"train": BLUE, "validation": ORANGE, "test": GREEN}

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from stablernn.data.load import LARGEST_SEED
-from stablernn.data.time.numeric_timestamps import Stamps
+from stablernn.data.options import Count, DataOptions, Seed, Share, as_tuple
 
 TaskName = Literal["classify", "forecast", "predict-next"]
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
@@ -21,24 +20,10 @@ ScheduleName = Literal["constant", "cosine", "one-cycle", "step", "plateau"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-# Strict models take no list for a tuple, and YAML has no tuples.
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-# A single name may stand without brackets.
-def _names(value: object) -> object:
-    return (value,) if isinstance(value, str) else _as_tuple(value)
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-Levels = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Levels = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
 
 
 class Section(BaseModel):
@@ -47,54 +32,13 @@ class Section(BaseModel):
     )
 
 
-class DataConfig(Section):
-    """The data, and how its files are read."""
+class DataConfig(DataOptions, Section):
+    """Which data, and how its files are read."""
 
     source: str
     """Name of a dataset or path of a file."""
     test: str | None = None
     """File with the test split; None: what the source itself brings."""
-    target: Names | None = None
-    """Column or columns to forecast; None: 'y', or the only one there is."""
-    id_column: str = "unique_id"
-    """Column that names the series."""
-    time_column: str = "ds"
-    """Column with the timestamps."""
-    stamps: Stamps | None = None
-    """Meaning of whole numbers in the column of timestamps: Unix times in seconds or milliseconds, dates without
-    separators, or numbers of steps; None: numbers of steps, refused where they look like one of the others."""
-    label_column: str = "label"
-    """Column of a table with the class of each series."""
-    channels: Names | None = None
-    """Inputs of the model, in this order: columns of a table, None for all with numbers; or features of sequences."""
-    future: Names = ()
-    """Columns that are known in advance; their past is seen, too."""
-    static: Names = ()
-    """Columns of numbers with one value for each series."""
-    calendar: Annotated[tuple[Literal["day", "week", "year"], ...], BeforeValidator(_names)] = ()
-    """Periods whose phase at each step is an input of a forecast."""
-    frequency: str | None = None
-    """Frequency alias of the time grid, such as 'h' or 'W'; None: inferred from the data."""
-    validation_steps: Count | None = None
-    """Steps of each series that validate a forecast; None: by validation_fraction."""
-    test_steps: Count | None = None
-    """Steps at the end of each series that test a forecast; None: by validation_fraction."""
-    validation_fraction: Share = 0.2
-    """Share held out of the training sequences, or of the shortest series for each split."""
-    channels_as_series: bool = False
-    """Make each column of a wide table a series of its own, all of one model."""
-    window_stride: Count = 1
-    """Steps from a training window to the next, for long series."""
-    seed: Seed = 0
-    """Seed of the draw of the validation sequences, and of the sequences that a named dataset generates."""
-    variant: str | None = None
-    """Form in which a named dataset is used, such as 'released'; None: its default, see docs/datasets.md."""
-    partial: bool = False
-    """Accept a named dataset of which only a part has been downloaded."""
-    permutation: str | None = None
-    """Order of the pixels of 'pmnist', such as 'nnrnn' or 'torch-12008'; None: 'urnn'."""
-    length: Count | None = None
-    """Steps of a sequence of 'mnist-rows', 'copy' or 'adding'; None: the dataset's."""
 
 
 class TaskConfig(Section):

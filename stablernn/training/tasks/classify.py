@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from stablernn.cells import StableCell
+from stablernn.data.arrays import Samples
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import Samples
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Classifier, SequenceModel
 from stablernn.training.batches.augmentation import Augmentation

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from stablernn.cells import StableCell
+from stablernn.data.arrays import Samples
 from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn.data.types import ForecastData
-from stablernn.data.windows import Samples
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn.training.batches.losses import ForecastObjective, Objective

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from stablernn.cells import StableCell
+from stablernn.data.arrays import Samples
 from stablernn.data.step_data import StepData
-from stablernn.data.windows import Samples
 from stablernn.errors import ConfigError
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn.training.batches.losses import Objective, PredictNextObjective

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from stablernn.cells import StableCell
+from stablernn.data.arrays import Samples
 from stablernn.data.step_data import Data
-from stablernn.data.windows import Samples
 from stablernn.nn.models import NetworkOptions, SequenceModel
 from stablernn.training.batches.losses import Objective
 from stablernn.training.batches.minibatches import Minibatches
