@@ -80,6 +80,7 @@ class Target:
             stablernn.errors.DataError: If the data does not fit the model.
         """
         from stablernn.data import ForecastData
+        from stablernn.data.prediction_inputs import step_mismatch_error
         from stablernn.data.readers.paths import is_table
         from stablernn.data.time.frequency import parse_frequency
         from stablernn.training import load_run_data

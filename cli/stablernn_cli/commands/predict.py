@@ -185,6 +185,7 @@ def _predict_samples(
 ) -> Predictions:
     """Return the predictions of a classification or a forecast."""
     from stablernn.data import read_inputs
+    from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
     from stablernn.training import predict as run
 
     # Other files have no columns to name.

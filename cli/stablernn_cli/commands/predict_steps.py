@@ -24,7 +24,7 @@ def read_step_file(model: Target, source: str) -> StepFile:
     Raises:
         stablernn.errors.DataError: If the file does not contain sequences, or does not fit the model.
     """
-    from stablernn.data.readers.stepwise import read_steps
+    from stablernn.data.readers.stepwise import read_steps, require_step_file
     from stablernn.errors import DataError
 
     file = read_steps(require_step_file(Path(source)), model.features, for_model=True)

@@ -12,7 +12,7 @@ import torch
 
 from stablernn.data.arrays import Float32Array
 from stablernn.data.types import ForecastData
-from stablernn.data.windows import WindowSet
+from stablernn.data.windows import WindowSet, batch_evenly_spaced
 from stablernn.nn.models import Forecaster
 from stablernn.training.evaluation.metrics import seasonal_scale
 from stablernn.training.loop.ridge_skip import skip_samples
