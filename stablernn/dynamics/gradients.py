@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stablernn.data.step_data import NO_TARGET
 from stablernn.data.windows import Samples
-from stablernn.dynamics.spectra import Layers
+from stablernn.dynamics.spectra import LayerDynamics
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn.nn.models._base import States
 
@@ -48,7 +48,7 @@ class Gradients:
         return {"sequences": len(self.ratios), **{name: _quantiles(values) for name, values in found.items()}}
 
 
-def gradients(model: SequenceModel, layers: Layers, samples: Samples, truth: Array) -> Gradients:
+def gradients(model: SequenceModel, layers: LayerDynamics, samples: Samples, truth: Array) -> Gradients:
     """Back through time, in float64.
 
     Args:
@@ -74,7 +74,7 @@ def gradients(model: SequenceModel, layers: Layers, samples: Samples, truth: Arr
     return Gradients(back[ended] / back[ended, :1])
 
 
-def _kept(model: SequenceModel, outputs: Tensor, layers: Layers) -> States:
+def _kept(model: SequenceModel, outputs: Tensor, layers: LayerDynamics) -> States:
     """What the readout holds after the last step."""
     if model.readout == "last":
         return ()

@@ -15,7 +15,7 @@ from matplotlib.patches import Circle
 from matplotlib.ticker import MaxNLocator
 
 from stablernn.dynamics.gradients import Gradients
-from stablernn.dynamics.report import Observed
+from stablernn.dynamics.report import DynamicsReport
 from stablernn.dynamics.spectra import Spectra
 from stablernn.plotting import BLACK, BLUE, GREY, ORANGE, _save, _style
 
@@ -28,7 +28,7 @@ _SMALLEST_SHARE = 1e-18
 """Gradient norms below this are drawn there: what is smaller than float64's rounding says nothing."""
 
 
-def draw_observed(folder: Path, observed: Observed, title: str) -> list[Path]:
+def draw_report(folder: Path, observed: DynamicsReport, title: str) -> list[Path]:
     """``jacobian_spectrum.png`` and ``gradient_norms.png``, as far as there is something to draw; what was written.
 
     Args:

@@ -19,7 +19,7 @@ from stablernn.data.step_data import StepData
 from stablernn.data.windows import Samples
 from stablernn.dynamics.gradients import Gradients, gradients
 from stablernn.dynamics.lyapunov import LyapunovSpectrum, lyapunov_spectrum
-from stablernn.dynamics.spectra import Layers, Spectra, certified_radius, largest_factors, spectra
+from stablernn.dynamics.spectra import LayerDynamics, Spectra, certified_radius, largest_step_factors, spectra
 from stablernn.errors import DataError
 from stablernn.nn.models import SequenceModel
 from stablernn.training.batches.minibatches import streams
@@ -38,14 +38,14 @@ MOST_WARM_UP = 64
 
 
 @dataclass(frozen=True)
-class Observed:
+class DynamicsReport:
     """What was seen on some sequences of a split.
 
     Attributes:
         certificate: What is proved, for comparison.
         spectra: Of the Jacobians; None where the state is longer than :data:`LONGEST`.
         radius: What is proved of the modulus of every eigenvalue; None where nothing is.
-        factors: By how much single steps stretched a difference at most, see :func:`largest_factors`.
+        factors: By how much single steps stretched a difference at most, see :func:`largest_step_factors`.
         lyapunov: The exponents.
         gradients: On their way back through time.
         sequences: How many were followed.
@@ -76,13 +76,13 @@ class Observed:
         }
 
 
-def observe(
+def observe_dynamics(
     model: SequenceModel,
     data: ClassificationData | ForecastData | StepData,
     split: str = "test",
     *,
     labels: Sequence[str] | None = None,
-) -> Observed:
+) -> DynamicsReport:
     """Certify a model, and follow its layers along sequences of a split.
 
     Args:
@@ -96,15 +96,15 @@ def observe(
         DataError: If the split is empty.
         CertificateError: If a weight or a state is not finite.
     """
-    samples, truth = chosen_samples(data, split, MOST_STEPS * model.patches.stride, labels)
-    certificate, layers = prove(model), Layers(model, samples)
+    samples, truth = select_samples(data, split, MOST_STEPS * model.patches.stride, labels)
+    certificate, layers = prove(model), LayerDynamics(model, samples)
     states, size = layers.trajectory(), len(layers.directions)
     found, factors = None, []
     if size <= LONGEST:
         jacobians = layers.jacobians(states, max(16, min(MOST_JACOBIANS, int(MOST_JACOBIANS * (128 / size) ** 3))))
-        found, factors = spectra(jacobians, layers.step_size), largest_factors(jacobians, layers, certificate)
+        found, factors = spectra(jacobians, layers.step_size), largest_step_factors(jacobians, layers, certificate)
     longest = int(layers.lengths.max())
-    return Observed(
+    return DynamicsReport(
         certificate=certificate,
         spectra=found,
         radius=certified_radius(layers, certificate),
@@ -124,7 +124,7 @@ def observe(
     )
 
 
-def chosen_samples(
+def select_samples(
     data: ClassificationData | ForecastData | StepData, split: str, most: int, labels: Sequence[str] | None = None
 ) -> tuple[Samples, Array]:
     """Evenly spread sequences of a split, cut to so many samples, and what is to be said of them.

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stablernn.bounds.step_bound import FLOAT32, StepBound
+from stablernn.bounds.step_bound import FLOAT32_EPSILON, StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import Certificate
 from stablernn.data.windows import Samples
 from stablernn.dynamics.lyapunov import tangent_map
 from stablernn.errors import CertificateError
-from stablernn.nn.ensemble import Members
+from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import StableRNN, valid_steps
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn.nn.models._base import States
@@ -48,7 +48,7 @@ class Block:
     places: tuple[Array, ...]
 
 
-class Layers:
+class LayerDynamics:
     """A model's recurrent layers along given sequences, as a map of one flat float64 state.
 
     Args:
@@ -72,7 +72,7 @@ class Layers:
         self.lengths = torch.full((len(features),), features.shape[1]) if groups is None else groups
         self.dt = None if dt is None else dt.double()
         self.entered: States = tuple(tensor.double() for tensor in entered)
-        self.rnn: Members = alike.rnn.double()
+        self.rnn: Ensemble = alike.rnn.double()
         self._sizes = [size for _, size in self.rnn.state_roles()]
         names = [name for cell in self.rnn.cells for name in cell.state_names]
         ends = np.cumsum(self._sizes)
@@ -204,7 +204,7 @@ class Spectra:
     def document(self) -> dict[str, Any]:
         """The figures as JSON types; docs/evaluation.md says what each means."""
         moduli = np.abs(self.eigenvalues)
-        rounding = moduli.shape[1] * FLOAT32
+        rounding = moduli.shape[1] * FLOAT32_EPSILON
         real = None if self.step_size is None else (np.real(self.eigenvalues) - 1) / self.step_size
         return {
             "samples": len(self.eigenvalues),
@@ -238,7 +238,7 @@ def spectra(jacobians: Tensor, step_size: float | None = None) -> Spectra:
     )
 
 
-def largest_factors(jacobians: Tensor, layers: Layers, certificate: Certificate) -> list[dict[str, Any]]:
+def largest_step_factors(jacobians: Tensor, layers: LayerDynamics, certificate: Certificate) -> list[dict[str, Any]]:
     """By how much single steps stretched a difference at most, layer by layer in the norm of the certificate.
 
     Returns:
@@ -258,7 +258,7 @@ def largest_factors(jacobians: Tensor, layers: Layers, certificate: Certificate)
     return found
 
 
-def certified_radius(layers: Layers, certificate: Certificate) -> float | None:
+def certified_radius(layers: LayerDynamics, certificate: Certificate) -> float | None:
     """What is proved of the modulus of every eigenvalue; None where not all of the state is covered."""
     bounds = [bound for stack in certificate.stacks for bound in stack.bounds]
     if layers.dt is not None:

@@ -12,7 +12,7 @@ from stablernn.cells import StableCell, State
 from stablernn.nn.layers import StableRNN
 
 
-class Members(nn.Module):
+class Ensemble(nn.Module):
     """Independent stacks of recurrent layers over one input; their outputs stand side by side.
 
     Nothing is shared, so that training them at once is training each of them alone, in the same order of samples.

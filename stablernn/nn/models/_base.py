@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, did_you_mean
-from stablernn.nn.ensemble import Members
+from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import check_tensor, group_parameters, valid_steps
 from stablernn.nn.preprocessing import Patches, Scaling, create_scaling
 
@@ -123,7 +123,7 @@ class SequenceModel(nn.Module):
         )
         stride = patch_size if patch_stride is None else patch_stride
         self.patches = Patches(self.scaling, patch_size, stride, end_aligned=self.task == "forecast")
-        self.rnn = Members(
+        self.rnn = Ensemble(
             members,
             cell,
             self.patches.output_size,
