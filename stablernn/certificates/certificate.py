@@ -96,6 +96,7 @@ class Certificate:
         """
         if self.max_dt is not None and any(len(stack.bounds) > 1 for stack in self.stacks):
             return None
+        # Of one layer the share does not depend on how far apart the starts are.
         times = [
             stack.settling_time(share, stack.diameters if len(stack.bounds) > 1 else None) for stack in self.stacks
         ]
@@ -239,6 +240,7 @@ def prove(module: nn.Module, *, stored: bool = True) -> Certificate:
         ]
         first += len(names)
     tolerance = max(cell.hidden_size for cell in cells) * FLOAT32_EPSILON
+    # Every state tensor has a ball.
     is_bounded = len(balls) == first - prefix
     return Certificate(
         kind=_kind(proved, tolerance, is_bounded),
@@ -301,7 +303,7 @@ def _max_dt(module: nn.Module) -> float | None:
 
 
 def _proved(value: float) -> float | None:
-    """Return None for a bound that is not finite, which JSON has no number for."""
+    """Return a bound, None if it is not finite."""
     return value if math.isfinite(value) else None
 
 

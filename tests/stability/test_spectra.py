@@ -18,7 +18,7 @@ from stablernn.data import load_data
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.data.types import SequenceSplit
 from stablernn.data.windows import Samples
-from stablernn.dynamics import report as observed
+from stablernn.dynamics import report
 from stablernn.dynamics.gradients import Gradients, gradients
 from stablernn.dynamics.plots import plot_gradients, plot_spectrum
 from stablernn.dynamics.report import observe_dynamics, select_samples
@@ -306,8 +306,8 @@ class TestObserve:
             select_samples(data, "test", 512, names[:-1])
 
     def test_of_a_long_state_the_leading_exponents_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(observed, "LONGEST", 19)
-        monkeypatch.setattr(observed, "EXPONENTS", ((18, 18), (19, 17)))
+        monkeypatch.setattr(report, "MAX_STATE_SIZE", 19)
+        monkeypatch.setattr(report, "EXPONENTS", ((18, 18), (19, 17)))
         torch.manual_seed(0)
         models = {size: Classifier("rnn", 1, 10, size).eval() for size in (18, 19, 20)}
         found = {size: observe_dynamics(model, load_data("digits", task="classify")) for size, model in models.items()}

@@ -23,13 +23,13 @@ _MAX_EXPONENTS = 5
 def observe_stability(
     output: Output, text: str, target: Target, data: ClassificationData | ForecastData | StepData, split: Split
 ) -> dict[str, Any]:
-    """Certify and observe_dynamics a model; plots go into the run, or with the report into a record of the version.
+    """Certify and observe a model; plots go into the run, or with the report into a record of the version.
 
     Args:
         output: Prints where the report is stored.
         text: TARGET as it was typed.
         target: The same, opened.
-        data: Data to observe_dynamics the model on.
+        data: Data to observe the model on.
         split: Split of the data.
 
     Returns:
