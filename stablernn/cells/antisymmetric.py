@@ -77,7 +77,7 @@ class AntisymmetricRNNCell(StableCell):
         max |1 + step_size lambda| <= 1 holds at every state if step_size <= 2 gamma / (gamma^2 + ||W - W^T||^2), and
         never for gamma = 0. Neither bounds a trajectory, along which the Jacobian changes: even if both hold, inputs
         that saturate two units in turn drive two states apart exponentially, however near they were
-        (``tests/stability/test_false_claims.py``). Certificates list the criterion as a condition and do not use it.
+        (``tests/bounds/test_false_claims.py``). Certificates list the criterion as a condition and do not use it.
 
     Args:
         input_size: Features per time step.

@@ -153,7 +153,7 @@ class LipschitzRNNCell(SymmetricSkewCell):
         Theorem 1 is about the differential equation: it is globally exponentially stable if sym(A) is negative
         definite, W is nonsingular and (a) the smallest singular value of sym(A) is above the largest of W. The paper's
         alternative (b), sym(W) negative and A^T W + W^T A positive definite, holds for a symmetric W
-        (``skew_weight=0``) and fails for others in general: ``tests/stability/test_false_claims.py``. Where theorem 1
+        (``skew_weight=0``) and fails for others in general: ``tests/bounds/test_false_claims.py``. Where theorem 1
         holds, the Euler step can still explode: with ``step_size linear_damping = 2.5`` it multiplies the state by
         about -1.5.
 

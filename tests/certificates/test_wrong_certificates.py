@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from stability.probe import checked, violations
-from stability.specimens import drawn, proved
-from stability.trajectories import Stack, checked_module, checked_stack
+from bounds.specimens import drawn, proved
+from bounds.step_search import checked, violations
+from certificates.trajectory_search import Stack, checked_module, checked_stack
 from stablernn import StableRNN, create_cell
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell

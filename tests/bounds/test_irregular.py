@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability.probe import exact, size_of
+from bounds.step_search import exact, size_of
 from stablernn import StableRNN, create_cell, list_cells
 from stablernn.bounds.lure import lure_rate
 from stablernn.bounds.step_bound import StepBound

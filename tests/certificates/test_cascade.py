@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stability.probe import size_of
+from bounds.step_search import size_of
 from stablernn import StableRNN
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell

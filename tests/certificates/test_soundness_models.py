@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from stability.probe import Seen, violations
-from stability.specimens import OPTIONS, extreme, trained
-from stability.trajectories import checked_module
+from bounds.specimens import OPTIONS, extreme, trained
+from bounds.step_search import Seen, violations
+from certificates.trajectory_search import checked_module
 from stablernn import Classifier, Forecaster, StableRNN, list_cells
 from stablernn.certificates.certificate import certify
 from stablernn.errors import ConfigError

@@ -12,8 +12,8 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from stability.probe import exact, farthest, reached, size_of, worst_gain, worst_rate
-from stability.test_soundness import SLACK, drawn
+from bounds.step_search import exact, farthest, reached, size_of, worst_gain, worst_rate
+from bounds.test_soundness import SLACK, drawn
 from stablernn import create_cell
 from stablernn.cells._complex import steepest_slopes
 from stablernn.cells._float64 import float64

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stability.probe import (
+from bounds.step_search import (
     NOISE,
     Seen,
     displaced,
@@ -379,7 +379,7 @@ def _norm_of(proved: Cascade, rate: float) -> tuple[float, list[float]]:
 
 
 def _inside(cell: StableCell, bound: Any, state: list[Tensor], flags: State) -> State:
-    """:func:`stability.probe.pulled`, with the flags that were reached."""
+    """:func:`bounds.step_search.pulled`, with the flags that were reached."""
     held = pulled(cell, bound, state, 1)
     return tuple(
         flag if name == "started" else part for name, part, flag in zip(cell.state_names, held, flags, strict=True)
