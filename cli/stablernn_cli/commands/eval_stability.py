@@ -35,25 +35,27 @@ def observe_stability(
     Returns:
         ``stability``; for a run also ``plots``, for a version ``records``.
     """
-    from stablernn.dynamics.plots import draw_observed
-    from stablernn.dynamics.report import observe
+    from stablernn.dynamics.plots import draw_report
+    from stablernn.dynamics.report import observe_dynamics
     from stablernn.export.weights import weights_digest
 
     # The torch model, also for a version: Jacobians and gradients need it.
     model = open_weights(target.name)[1]
-    observation = observe(model, data, split, labels=target.labels or None if data.task == "classify" else None)
+    observation = observe_dynamics(
+        model, data, split, labels=target.labels or None if data.task == "classify" else None
+    )
     document: dict[str, Any] = {"stability": observation.document()}
     title = f"{data.name}, {split}"
     # A run's plots are part of it; a version never changes, so its report is attached to it.
     if is_run(text):
-        document["plots"] = [str(path) for path in draw_observed(Path(text) / "plots", observation, title)]
+        document["plots"] = [str(path) for path in draw_report(Path(text) / "plots", observation, title)]
         return document
     with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as name:
         folder = Path(name)
         # The digest ties the record to the weights that were observed.
         report = {"weights": weights_digest(model), "data": data.name, "split": split, **document["stability"]}
         (folder / "stability.json").write_text(json.dumps(plain(report), indent=2) + "\n", encoding="utf-8")
-        draw_observed(folder / "plots", observation, title)
+        draw_report(folder / "plots", observation, title)
         document["records"] = record_report(output, target.name, "stability", folder)
     return document
 

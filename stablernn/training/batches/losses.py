@@ -126,7 +126,7 @@ class ForecastObjective(Objective):
             # A recursive head answers one step from each state that it is rolled out to.
             parts = [
                 _quantile_loss(model, state, batch.y[:, step : step + 1], covariates)
-                for step, (state, covariates) in enumerate(model.rolled_out(final, **batch.covariates))
+                for step, (state, covariates) in enumerate(model.roll_out(final, **batch.covariates))
             ]
             loss, count = (torch.stack(numbers).sum() for numbers in zip(*parts, strict=True))
         # A batch may have no observed target at all.

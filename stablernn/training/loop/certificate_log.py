@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from stablernn.bounds.linalg import norm_above
-from stablernn.bounds.step_bound import float64
+from stablernn.bounds.linalg import norm_upper_bound
+from stablernn.cells._float64 import float64
 from stablernn.certificates.certificate import KINDS, Certificate, prove
 from stablernn.certificates.projection import certified_kind
 from stablernn.errors import CertificateError, TrainingError
@@ -133,5 +133,5 @@ def _norms(model: SequenceModel, certificate: Certificate) -> dict[str, float]:
         prefix = (f"member {member} " if members > 1 else "") + (f"layer {depth} " if layers > 1 else "")
         # Raised by cells without one recurrent matrix.
         with suppress(NotImplementedError):
-            norms[f"{prefix}norm_W"] = norm_above(float64(cell.recurrent_matrix()))
+            norms[f"{prefix}norm_W"] = norm_upper_bound(float64(cell.recurrent_matrix()))
     return norms

@@ -18,11 +18,11 @@ from stablernn.data import load_data
 from stablernn.data.arrays import Samples
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.data.types import SequenceSplit
-from stablernn.dynamics import report as observed
+from stablernn.dynamics import report
 from stablernn.dynamics.gradients import Gradients, gradients
 from stablernn.dynamics.plots import plot_gradients, plot_spectrum
-from stablernn.dynamics.report import chosen_samples, observe
-from stablernn.dynamics.spectra import Layers, certified_radius, largest_factors, spectra
+from stablernn.dynamics.report import observe_dynamics, select_samples
+from stablernn.dynamics.spectra import LayerDynamics, certified_radius, largest_step_factors, spectra
 from stablernn.errors import CertificateError, DataError
 from stablernn.nn.models import SequenceModel, SequencePredictor
 
@@ -51,7 +51,7 @@ def positive_scalar(factor: float, readout: str) -> SequenceModel:
 class TestLayers:
     @pytest.mark.parametrize("key", KEYS)
     def test_the_jacobian_of_every_cell_is_that_of_differences(self, key: str) -> None:
-        layers = Layers(classifier(key), samples())
+        layers = LayerDynamics(classifier(key), samples())
         states = layers.trajectory()
         jacobians = layers.jacobians(states, 21)
         assert jacobians.shape == (21, len(layers.directions), len(layers.directions))
@@ -67,8 +67,8 @@ class TestLayers:
     @pytest.mark.parametrize("depth", [1, 2])
     def test_no_step_stretches_more_than_is_certified(self, key: str, depth: int) -> None:
         model = classifier(key, 6, num_layers=depth)
-        layers, certificate = Layers(model, samples()), certify(model)
-        rows = largest_factors(layers.jacobians(layers.trajectory(), 21), layers, certificate)
+        layers, certificate = LayerDynamics(model, samples()), certify(model)
+        rows = largest_step_factors(layers.jacobians(layers.trajectory(), 21), layers, certificate)
         proved = [bound for stack in certificate.stacks for bound in stack.bounds]
         assert [row["norm"] for row in rows] == [bound.norm for bound in proved if bound.norm is not None]
         for row, bound in zip(rows, (bound for bound in proved if bound.norm is not None), strict=True):
@@ -76,7 +76,7 @@ class TestLayers:
 
     def test_the_jacobian_of_the_lipschitz_cell_in_closed_form(self) -> None:
         model = classifier("lipschitz", 5)
-        layers = Layers(model, samples(batch=1, time=3))
+        layers = LayerDynamics(model, samples(batch=1, time=3))
         states = layers.trajectory()
         cell = model.rnn.cells[0]
         linear, recurrent = cell.linear_matrix().detach().double(), cell.recurrent_matrix().detach().double()
@@ -101,7 +101,7 @@ class TestLayers:
     def test_the_trajectory_ends_where_the_model_does(self, key: str, options: dict[str, Any]) -> None:
         model, given = classifier(key, **options), samples(time=9)
         given = given._replace(lengths=np.array([9, 4, 7]))
-        layers = Layers(model, given)
+        layers = LayerDynamics(model, given)
         states = layers.trajectory()
         final = model.final_state(torch.from_numpy(given.x), torch.from_numpy(given.lengths))
         first = len(model.patches.state_roles())
@@ -112,17 +112,17 @@ class TestLayers:
     def test_steps_of_irregular_time_are_as_long_as_they_are(self) -> None:
         model = classifier("lipschitz", max_dt=2.5)
         dt = np.array([[1, 0, 2.5]], dtype=np.float32)
-        layers = Layers(model, samples(batch=1, time=3)._replace(dt=dt))
+        layers = LayerDynamics(model, samples(batch=1, time=3)._replace(dt=dt))
         jacobians = layers.jacobians(layers.trajectory(), 3)
         assert jacobians[1].numpy() == pytest.approx(np.eye(4))
         assert layers.step_size is None
-        assert largest_factors(jacobians, layers, certify(model)) == []
+        assert largest_step_factors(jacobians, layers, certify(model)) == []
 
     def test_the_circle_of_a_certificate_is_around_every_eigenvalue_or_there_is_none(self) -> None:
         radii = {}
         for key in ("exprnn", "ren", "cornn", "gru_d", "lstm"):
             model = classifier(key)
-            layers = Layers(model, samples())
+            layers = LayerDynamics(model, samples())
             radii[key] = certified_radius(layers, certify(model))
             found = spectra(layers.jacobians(layers.trajectory(), 21))
             assert radii[key] is None or found.radii.max() <= radii[key]
@@ -131,7 +131,8 @@ class TestLayers:
 
     def test_counters_and_flags_are_no_directions(self) -> None:
         counts = {
-            key: len(Layers(classifier(key), samples()).directions) for key in ("gru_d", "urnn", "lru", "sr_lstm")
+            key: len(LayerDynamics(classifier(key), samples()).directions)
+            for key in ("gru_d", "urnn", "lru", "sr_lstm")
         }
         assert counts == {"gru_d": 4, "urnn": 8, "lru": 8, "sr_lstm": 4 + 4 + 16}
 
@@ -140,7 +141,7 @@ class TestLayers:
         with torch.no_grad():
             model.rnn.cells[0].weight_hh.fill_(1e30)
         with pytest.raises(CertificateError, match=r"^The state of the layers is not finite on these sequences"):
-            Layers(model, samples(time=40)).trajectory()
+            LayerDynamics(model, samples(time=40)).trajectory()
 
 
 class TestSpectra:
@@ -177,7 +178,7 @@ class TestGradients:
         model, factor = positive_scalar(0.75, readout), 0.75
         given = samples(batch=2, time=6)._replace(lengths=np.array([6, 4]))
         given = given._replace(x=np.abs(given.x).cumsum(axis=1))
-        found = gradients(model, Layers(model, given), given, given.y)
+        found = gradients(model, LayerDynamics(model, given), given, given.y)
         back = np.arange(6)
         # Inputs grow, so that the largest state is the last one.
         expected = (1 - factor ** (back + 1)) / (1 - factor) if readout == "mean" else factor**back
@@ -193,7 +194,7 @@ class TestGradients:
 
     def test_are_those_of_going_on_from_the_state_in_the_middle(self) -> None:
         model, given = classifier("lstm", num_layers=2), samples(batch=2)
-        found = gradients(model, Layers(model, given), given, given.y)
+        found = gradients(model, LayerDynamics(model, given), given, given.y)
         exactly, x = classifier("lstm", num_layers=2).double(), torch.from_numpy(given.x).double()
         first = len(exactly.patches.state_roles())
         norms = []
@@ -213,13 +214,13 @@ class TestGradients:
         y = np.zeros((2, 7), dtype=np.int64)
         y[1, -1] = -1
         given = given._replace(y=y)
-        assert gradients(model, Layers(model, given), given, y).document()["sequences"] == 1
+        assert gradients(model, LayerDynamics(model, given), given, y).document()["sequences"] == 1
 
 
 class TestObserve:
     def test_of_a_classifier(self) -> None:
         torch.manual_seed(0)
-        found = observe(Classifier("gru", 1, 10, 6).eval(), load_data("digits", task="classify"))
+        found = observe_dynamics(Classifier("gru", 1, 10, 6).eval(), load_data("digits", task="classify"))
         document = found.document()
         assert set(document) == {"certificate", "empirical"}
         empirical = document["empirical"]
@@ -238,7 +239,7 @@ class TestObserve:
         data = load_data("co2", task="forecast", horizon=3, context_length=700)
         torch.manual_seed(0)
         model = Forecaster("lstm", 1, 3, 4, head=head, num_layers=2, scaling="context", window=52).eval()
-        found, cut = observe(model, data), chosen_samples(data, "test", 512)[0]
+        found, cut = observe_dynamics(model, data), select_samples(data, "test", 512)[0]
         assert found.steps == 16 * 512
         assert found.spectra is not None
         assert found.spectra.eigenvalues.shape == (256, 16)
@@ -271,7 +272,7 @@ class TestObserve:
             fingerprint="sha256:0",
         )
         torch.manual_seed(0)
-        found = observe(SequencePredictor("gru", 2, 2, 4, output=output).eval(), data)
+        found = observe_dynamics(SequencePredictor("gru", 2, 2, 4, output=output).eval(), data)
         assert (found.sequences, found.steps) == (4, sum(lengths))
         assert found.gradients.ratios.shape == (4, 12)
 
@@ -293,23 +294,23 @@ class TestObserve:
             fingerprint="sha256:0",
         )
         torch.manual_seed(0)
-        found = observe(SequencePredictor("gru", 5, 5, 4, tokens=True, embedding_size=3).eval(), data)
+        found = observe_dynamics(SequencePredictor("gru", 5, 5, 4, tokens=True, embedding_size=3).eval(), data)
         assert (found.sequences, found.steps) == (16, 399)
 
     def test_classes_are_found_by_name(self) -> None:
         data = load_data("digits", task="classify")
         names = data.labels[::-1]
-        straight, turned = (chosen_samples(data, "test", 512, labels)[1] for labels in (None, names))
+        straight, turned = (select_samples(data, "test", 512, labels)[1] for labels in (None, names))
         assert (turned == 9 - straight).all()
         with pytest.raises(DataError, match=r"^'digits' has the class '0', which the model does not know\.$"):
-            chosen_samples(data, "test", 512, names[:-1])
+            select_samples(data, "test", 512, names[:-1])
 
     def test_of_a_long_state_the_leading_exponents_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(observed, "LONGEST", 19)
-        monkeypatch.setattr(observed, "EXPONENTS", ((18, 18), (19, 17)))
+        monkeypatch.setattr(report, "MAX_STATE_SIZE", 19)
+        monkeypatch.setattr(report, "EXPONENTS", ((18, 18), (19, 17)))
         torch.manual_seed(0)
         models = {size: Classifier("rnn", 1, 10, size).eval() for size in (18, 19, 20)}
-        found = {size: observe(model, load_data("digits", task="classify")) for size, model in models.items()}
+        found = {size: observe_dynamics(model, load_data("digits", task="classify")) for size, model in models.items()}
         assert [len(one.lyapunov.exponents) for one in found.values()] == [18, 17, 16]
         assert [one.spectra is None for one in found.values()] == [False, False, True]
         assert found[20].document()["empirical"]["jacobian"] is None
@@ -318,7 +319,7 @@ class TestObserve:
         data = load_data("digits", task="classify")
         empty = replace(data, test=SequenceSplit(data.train.x[:0], data.train.lengths[:0], data.train.y[:0], ()))
         with pytest.raises(DataError, match=r"^The split 'test' of 'digits' is empty\. Choose another split\.$"):
-            chosen_samples(empty, "test", 512)
+            select_samples(empty, "test", 512)
 
 
 class TestPictures:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bounds.step_search import checked
 from cells.test_reference import VARIANTS
-from stability.probe import checked
 from stablernn import Classifier, create_cell, list_cells
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell, cell_info

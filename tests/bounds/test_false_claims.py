@@ -16,7 +16,7 @@ from scipy.integrate import solve_ivp
 from scipy.linalg import expm, null_space
 
 from stablernn import create_cell
-from stablernn.bounds.continuous import theorem_1, theorem_1_holds
+from stablernn.bounds.continuous import theorem_1_conditions, theorem_1_holds
 from stablernn.certificates.certificate import certify
 
 Vector = npt.NDArray[np.float64]
@@ -37,7 +37,7 @@ class TestTheoremOneOfTheEquationAndTheStep:
         linear, recurrent = (
             matrix().detach().double().numpy() for matrix in (cell.linear_matrix, cell.recurrent_matrix)
         )
-        assert theorem_1_holds(theorem_1(linear, recurrent))
+        assert theorem_1_holds(theorem_1_conditions(linear, recurrent))
 
         def velocity(h: Vector) -> Vector:
             return linear @ h + np.tanh(recurrent @ h)
@@ -112,7 +112,7 @@ class TestTheoremOneCaseB:
         assert np.linalg.eigvalsh(whole).min() < -20
 
     def test_it_does_not_count(self) -> None:
-        conditions = theorem_1(self.A, self.W)
+        conditions = theorem_1_conditions(self.A, self.W)
         assert [condition.holds for condition in conditions] == [True, True, False, True, True, False]
         assert conditions[-1].name == "theorem 1 (b), not in the paper: largest entry of abs(W - W^T)"
         assert not theorem_1_holds(conditions)
@@ -120,7 +120,7 @@ class TestTheoremOneCaseB:
     def test_it_counts_where_the_recurrent_matrix_is_symmetric(self) -> None:
         linear = np.array([[-0.1, 0.05], [-0.05, -0.2]])
         recurrent = np.array([[-3.0, 1.0], [1.0, -2.0]])
-        conditions = theorem_1(linear, recurrent)
+        conditions = theorem_1_conditions(linear, recurrent)
         assert [condition.holds for condition in conditions] == [True, True, False, True, True, True]
         assert theorem_1_holds(conditions)
         # The Lyapunov function of the proof decreases along the difference of two solutions under one input.
@@ -139,7 +139,7 @@ class TestTheoremOneCaseB:
 
     def test_symmetry_by_a_hair_is_not_symmetry(self) -> None:
         recurrent = np.array([[-3.0, 1.0], [np.nextafter(1.0, 2), -2.0]])
-        assert not theorem_1_holds(theorem_1(-0.1 * np.eye(2), recurrent))
+        assert not theorem_1_holds(theorem_1_conditions(-0.1 * np.eye(2), recurrent))
 
     def test_units_of_different_steps_do_not_count_for_it(self) -> None:
         cell = create_cell("noisy_rnn", 1, 2, skew_weight=0.0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stability.test_soundness import drawn
+from bounds.test_soundness import drawn
 from stablernn import Classifier, Forecaster, StableRNN, create_cell
 from stablernn.certificates.certificate import KINDS, certify
 from stablernn.errors import CertificateError, ConfigError

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from stability.probe import checked, violations
-from stability.specimens import drawn, proved
-from stability.trajectories import Stack, checked_module, checked_stack
+from bounds.specimens import drawn, proved
+from bounds.step_search import checked, violations
+from certificates.trajectory_search import Stack, checked_module, checked_stack
 from stablernn import StableRNN, create_cell
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.cascade import cascade
-from stablernn.certificates.certificate import FORGOTTEN, certify
+from stablernn.certificates.certificate import SETTLED_SHARE, certify
 
 NEAR = (
     "antisymmetric", "dtriv", "eunn", "exprnn", "fc_urnn", "identity_rnn", "indrnn", "kru", "lru", "lvf_mid",
@@ -137,7 +137,9 @@ class TestTrajectories:
         built = slow(depth)
         proved, share = cascade(built.cells), (0.8, 0.65)[depth - 1]
         first, *others = proved.bounds
-        found = wrong(built, given=share * proved.given, bounds=(replace(first, gain=share * first.gain), *others))
+        found = wrong(
+            built, input_gains=share * proved.input_gains, bounds=(replace(first, gain=share * first.gain), *others)
+        )
         assert {"gain over any time", "largest gain", "gap", "gain on the state of layer 0"} <= found
 
     def test_what_layers_make_of_one_another(self) -> None:
@@ -149,8 +151,8 @@ class TestTrajectories:
 
     def test_steps_after_which_a_start_is_forgotten(self) -> None:
         built = slow()
-        steps = cascade(built.cells).forgotten_after(0.05)
-        assert FORGOTTEN < 0.05
+        steps = cascade(built.cells).settling_time(0.05)
+        assert SETTLED_SHARE < 0.05
         assert steps is not None
         # What is left then is 0.05 at most, and not the share that is claimed.
         assert wrong(built, steps=steps) == {"share remembered"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from stability.probe import exact, farthest, size_of, worst_gain, worst_rate
+from bounds.step_search import exact, farthest, size_of, worst_gain, worst_rate
 from stablernn import create_cell
 from stablernn.bounds.continuous import theorem_1_holds
 from stablernn.cells import StableCell

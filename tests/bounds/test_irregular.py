@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability.probe import exact, size_of
+from bounds.step_search import exact, size_of
 from stablernn import StableRNN, create_cell, list_cells
-from stablernn.bounds.lure import sector_rate
+from stablernn.bounds.lure import lure_rate
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import certify
@@ -179,13 +179,13 @@ class TestLongestStep:
         cell = drawn("lipschitz_rk2", "small", linear_damping=0.4)
         longest = self.longest(cell, "largest_midpoint_step")
         cell.step_size = longest
-        step = cell.sector()
+        step = cell.lure_system()
         assert step is not None
-        assert sector_rate(step) <= 1
+        assert lure_rate(step) <= 1
         cell.step_size = 1.06 * longest
-        beyond = cell.sector()
+        beyond = cell.lure_system()
         assert beyond is not None
-        assert sector_rate(beyond) > 1
+        assert lure_rate(beyond) > 1
 
     def test_of_units_with_steps_of_their_own_it_is_a_share(self) -> None:
         cell = drawn("noisy_rnn", "small", linear_damping=0.4)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stability.probe import size_of
+from bounds.step_search import size_of
 from stablernn import StableRNN
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell
@@ -126,9 +126,9 @@ class TestTrajectories:
         allowed = apart(*starts).numpy()
         given = (one - other).norm(dim=-1).numpy()
         for time in range(TIME):
-            output = allowed @ proved.output + proved.passed * given[:, time]
+            output = allowed @ proved.output + proved.feedthrough * given[:, time]
             assert ((first - second)[:, time].norm(dim=-1).numpy() <= output * (1 + 1e-6)).all()
-            allowed = allowed @ proved.step.T + given[:, [time]] * proved.given
+            allowed = allowed @ proved.step.T + given[:, [time]] * proved.input_gains
             assert (apart(seen[time + 1], others[time + 1]).numpy() <= allowed * (1 + 1e-6)).all()
 
 
@@ -173,13 +173,13 @@ class TestComparisonSystem:
             assert not proved.is_contracting
             assert (proved.rate, proved.total_gain()) == (math.inf, math.inf)
             assert proved.gains(3)[0] == math.inf
-            assert proved.forgotten_after(0.1) is None
+            assert proved.settling_time(0.1) is None
 
     def test_what_a_rate_of_1_keeps_is_summed_up_but_never_forgotten(self) -> None:
         proved = cascade([Leaky(1.0, 0.5, 1.0, 0.0)])
         assert proved.gains(10) == pytest.approx((0.5 * math.sqrt(10), 5.0), rel=1e-9)
         assert proved.total_gain() == math.inf
-        assert proved.forgotten_after(0.5) is None
+        assert proved.settling_time(0.5) is None
 
 
 def compared(rates: tuple[float, ...], gains: tuple[float, ...]) -> Cascade:
@@ -213,29 +213,29 @@ class TestForgetting:
         self, rates: tuple[float, ...], gains: tuple[float, ...], share: float
     ) -> None:
         proved = compared(rates, gains)
-        steps = proved.forgotten_after(share)
+        steps = proved.settling_time(share)
         assert steps is not None
         assert steps == last_above(proved, share) + 1
 
     def test_of_one_layer_it_is_the_logarithm(self) -> None:
         proved = compared((0.75,), (1.0,))
-        assert proved.forgotten_after(1e-3) == math.ceil(math.log(1e-3) / math.log(0.75))
+        assert proved.settling_time(1e-3) == math.ceil(math.log(1e-3) / math.log(0.75))
 
     def test_too_slow_a_decay_is_not_waited_for(self) -> None:
-        assert compared((1 - 1e-12,), (1.0,)).forgotten_after(1e-3) is None
+        assert compared((1 - 1e-12,), (1.0,)).settling_time(1e-3) is None
 
     def test_what_comes_up_again_from_below_is_not_forgotten(self) -> None:
         # The last layer forgets at once; what the first holds comes through the second, weakly and late.
         proved = compared((0.98, 0.98, 0.1), (1.0, 0.518, 1.94e-5))
-        steps = proved.forgotten_after(1e-3)
+        steps = proved.settling_time(1e-3)
         assert steps is not None
         assert last_above(proved, 1e-3) == 134
         assert steps > 134
 
     def test_it_can_begin_anywhere_in_the_balls(self) -> None:
         proved = compared((0.9, 0.5), (1.0, 1.0))
-        far = proved.forgotten_after(1e-3, np.array([100.0, 1.0]))
-        near = proved.forgotten_after(1e-3, np.array([1e-3, 1.0]))
+        far = proved.settling_time(1e-3, np.array([100.0, 1.0]))
+        near = proved.settling_time(1e-3, np.array([1e-3, 1.0]))
         assert far is not None
         assert near is not None
         effect = np.array([100.0, 1.0])
@@ -246,7 +246,7 @@ class TestForgetting:
         assert near < far
 
     def test_states_without_bounds_are_not_told_of(self) -> None:
-        assert compared((0.5,), (1.0,)).forgotten_after(1e-3, np.array([math.inf])) is None
+        assert compared((0.5,), (1.0,)).settling_time(1e-3, np.array([math.inf])) is None
 
 
 class TestGap:
@@ -257,28 +257,28 @@ class TestGap:
         wrong = torch.zeros(1, 800, 1, dtype=torch.float64)
         wrong[:, :steps] = 1
         worst = float(run(cells, wrong)[0].abs().max())
-        assert cascade(cells).gap_error(steps) == pytest.approx(worst, rel=1e-8)
+        assert cascade(cells).missing_data_error(steps) == pytest.approx(worst, rel=1e-8)
 
     def test_what_comes_up_after_the_gap_counts(self) -> None:
         # The second layer goes on rising on what the first still holds.
         proved = compared((0.99, 0.99), (1.0, 1.0))
-        during = float(proved.passed)
-        assert proved.gap_error(1) > 10 * during
+        during = float(proved.feedthrough)
+        assert proved.missing_data_error(1) > 10 * during
 
     def test_it_grows_to_the_gain_over_any_time(self) -> None:
         proved = cascade(LEAKY)
-        costs = [proved.gap_error(steps) for steps in (1, 10, 100, 10_000)]
+        costs = [proved.missing_data_error(steps) for steps in (1, 10, 100, 10_000)]
         assert costs == sorted(costs)
         assert costs[-1] == pytest.approx(proved.total_gain(), rel=1e-6)
 
     def test_where_differences_last_so_does_the_cost(self) -> None:
         proved = cascade([Leaky(1.0, 0.5, 1.0, 0.0)])
-        assert proved.gap_error(10) == pytest.approx(5.0)
-        assert cascade([Leaky(1.0 + 1e-7, 0.5, 1.0, 0.0)]).gap_error(10) == math.inf
-        assert cascade([Leaky(1.0 + 1e-7, 0.5, 1.0, 0.0)]).gap_error(10, tolerance=1e-6) == pytest.approx(
+        assert proved.missing_data_error(10) == pytest.approx(5.0)
+        assert cascade([Leaky(1.0 + 1e-7, 0.5, 1.0, 0.0)]).missing_data_error(10) == math.inf
+        assert cascade([Leaky(1.0 + 1e-7, 0.5, 1.0, 0.0)]).missing_data_error(10, tolerance=1e-6) == pytest.approx(
             5.0 * (1 + 1e-7) ** 100_000
         )
-        assert cascade([Leaky(1.0, 0.5, 1.0, 0.0)] * 2).gap_error(10) == math.inf
+        assert cascade([Leaky(1.0, 0.5, 1.0, 0.0)] * 2).missing_data_error(10) == math.inf
 
 
 class TestWeights:

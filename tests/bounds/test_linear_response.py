@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stablernn import StableRNN, create_cell
-from stablernn.bounds.linear_response import Response
+from stablernn.bounds.linear_response import ImpulseResponse
 from stablernn.cells import StableCell
 from stablernn.certificates.cascade import Cascade, cascade
 
@@ -33,8 +33,8 @@ def impulse(cell: StableCell, steps: int) -> Tensor:
     return torch.stack(effects)
 
 
-def response(cell: StableCell) -> Response:
-    found = cell.step_bound().response
+def response(cell: StableCell) -> ImpulseResponse:
+    found = cell.step_bound().impulse_response
     assert found is not None
     return found
 
@@ -52,7 +52,7 @@ def test_the_norms_are_those_of_the_impulse_response(hidden: int, features: int)
 def test_the_last_output_moves_by_no_more_and_by_as_much(steps: int) -> None:
     cell = drawn()
     matrix = torch.cat([*impulse(cell, steps)], dim=1)
-    assert response(cell).last(steps) == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-4)
+    assert response(cell).last_output_gain(steps) == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-4)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 60])
@@ -63,14 +63,14 @@ def test_all_outputs_move_by_no_more_and_almost_as_much(steps: int) -> None:
         [effects[row - column] if row >= column else 0 * effects[0] for column in range(steps)] for row in range(steps)
     ]
     exact = float(torch.linalg.matrix_norm(torch.cat([torch.cat(row, dim=1) for row in blocks]), 2))
-    assert exact * (1 - 1e-4) <= response(cell).every(steps) <= 1.6 * exact
+    assert exact * (1 - 1e-4) <= response(cell).all_outputs_gain(steps) <= 1.6 * exact
 
 
 def test_the_sum_over_any_time() -> None:
     cell = drawn(max_radius=0.97)
     exact = float(torch.linalg.matrix_norm(impulse(cell, 3000), 2).sum())
-    assert exact * (1 - 1e-4) <= response(cell).total <= 1.1 * exact
-    assert replace(response(cell), poles=np.full(6, 1.0 + 0j)).total == np.inf
+    assert exact * (1 - 1e-4) <= response(cell).total_gain <= 1.1 * exact
+    assert replace(response(cell), poles=np.full(6, 1.0 + 0j)).total_gain == np.inf
 
 
 def test_no_search_finds_an_output_that_moves_further() -> None:
@@ -94,9 +94,11 @@ def test_no_search_finds_an_output_that_moves_further() -> None:
 
 def test_it_is_tighter_than_a_rate_and_two_norms() -> None:
     cell = drawn(64)
-    plain = replace(cell.step_bound(), response=None)
+    plain = replace(cell.step_bound(), impulse_response=None)
     proved = cascade([cell])
-    without = Cascade((plain,), *(getattr(proved, name) for name in ("step", "given", "output", "passed", "widths")))
+    without = Cascade(
+        (plain,), *(getattr(proved, name) for name in ("step", "input_gains", "output", "feedthrough", "diameters"))
+    )
     assert proved.gains(100)[0] < 0.3 * without.gains(100)[0]
     assert proved.gains(100)[1] < 0.5 * without.gains(100)[1]
     assert proved.total_gain() < 0.5 * without.total_gain()

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from stability.probe import Seen, violations
-from stability.specimens import OPTIONS, extreme, trained
-from stability.trajectories import checked_module
+from bounds.specimens import OPTIONS, extreme, trained
+from bounds.step_search import Seen, violations
+from certificates.trajectory_search import checked_module
 from stablernn import Classifier, Forecaster, StableRNN, list_cells
 from stablernn.certificates.certificate import certify
 from stablernn.errors import ConfigError
-from stablernn.nn.ensemble import Members
+from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.models import SequenceModel
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ def test_of_models(key: str, options: str) -> None:
 def test_of_a_forecaster_and_of_members_alone() -> None:
     torch.manual_seed(0)
     check(shrunk(Forecaster("rnn", 1, 4, 6, num_layers=2), 0.4))
-    check(shrunk(Members(2, "fastrnn", 2, 5, 2), 0.5))
+    check(shrunk(Ensemble(2, "fastrnn", 2, 5, 2), 0.5))
 
 
 @pytest.mark.parametrize("key", CONTRACTING)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from stability.probe import SLACK, Seen, checked, violations
-from stability.specimens import (
+from bounds.specimens import (
     DRAWS,
     EXTREMES,
     OPTIONS,
@@ -25,7 +24,8 @@ from stability.specimens import (
     proved,
     trained,
 )
-from stability.trajectories import checked_module
+from bounds.step_search import SLACK, Seen, checked, violations
+from certificates.trajectory_search import checked_module
 from stablernn import create_cell, list_cells
 from stablernn.cells import StableCell
 from stablernn.certificates.certificate import KINDS, certify

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stability.probe import Seen, violations
-from stability.trajectories import checked_module
+from bounds.step_search import Seen, violations
+from certificates.trajectory_search import checked_module
 from stablernn import StableRNN, list_cells
 from stablernn.cells import cell_info
 from stablernn.certificates.certificate import certify

@@ -12,11 +12,11 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from stability.probe import exact, farthest, reached, size_of, worst_gain, worst_rate
-from stability.test_soundness import SLACK, drawn
+from bounds.step_search import exact, farthest, reached, size_of, worst_gain, worst_rate
+from bounds.test_soundness import SLACK, drawn
 from stablernn import create_cell
-from stablernn.bounds.step_bound import float64
 from stablernn.cells._complex import steepest_slopes
+from stablernn.cells._float64 import float64
 from stablernn.certificates.certificate import certify
 from stablernn.parametrizations import complex_modrelu
 
@@ -116,7 +116,7 @@ class TestExactCases:
     def test_without_coupling_oscillators_forget_as_their_spring_and_damping_do(self) -> None:
         cell = filled("cornn", 1, 3)
         bound = cell.step_bound()
-        radius = float(np.abs(np.linalg.eigvals(cell.sector().F)).max())
+        radius = float(np.abs(np.linalg.eigvals(cell.lure_system().F)).max())
         assert radius == pytest.approx(math.sqrt(0.75), rel=1e-9)
         assert radius <= bound.rate <= 1.02 * radius
         assert bound.covers == ("hidden", "velocity")
@@ -127,7 +127,7 @@ class TestExactCases:
     def test_the_balls_of_an_oscillator_are_reached(self, step_size: float, stiffness: float, damping: float) -> None:
         options = {"step_size": step_size, "stiffness": stiffness, "damping": damping}
         cell = filled("cornn", 1, 1, options=options, weight_ih=100.0)
-        matrix, push = cell.sector().F, cell.sector().G[:, 0]
+        matrix, push = cell.lure_system().F, cell.lure_system().G[:, 0]
         responses = np.stack([np.linalg.matrix_power(matrix, power) @ push for power in range(6000)])
         for place, ball in enumerate(cell.step_bound().balls):
             assert (ball.state, ball.norm) == (cell.state_names[place], "linf")
@@ -279,7 +279,7 @@ class TestTightness:
         cell: Any = create_cell("cornn", 1, 8, step_size=0.3, stiffness=2.0, damping=0.5)
         for parameter in cell.parameters():
             torch.nn.init.normal_(parameter, std=0.01)
-        assert np.linalg.norm(cell.sector().F, 2) > 1.1
+        assert np.linalg.norm(cell.lure_system().F, 2) > 1.1
         assert cell.step_bound().norm == "weighted-l2"
         assert cell.step_bound().rate < 0.95
 

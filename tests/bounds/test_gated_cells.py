@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability.probe import exact, farthest, worst_gain, worst_rate
-from stability.test_soundness import SLACK, drawn
+from bounds.step_search import exact, farthest, worst_gain, worst_rate
+from bounds.test_soundness import SLACK, drawn
 from stablernn import Classifier, create_cell
 from stablernn.bounds.gated import largest_bend, largest_gated, largest_mix
 from stablernn.bounds.step_bound import StepBound

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stablernn import StableRNN, create_cell
 from stablernn.certificates.certificate import certify
-from stablernn.certificates.quantization import FORMATS, Format, StorageBound, rounded
+from stablernn.certificates.quantization import FORMATS, Format, QuantizationErrorBound, quantize
 from stablernn.nn.models import Classifier
 
 DAMPED = {"linear_damping": 0.5}
@@ -58,8 +58,8 @@ def farthest(one: StableRNN, other: StableRNN, size: float, searches: int = 8) -
     return worst
 
 
-def bound_of(built: StableRNN, form: Format) -> StorageBound:
-    found = certify(built).stored[form]
+def bound_of(built: StableRNN, form: Format) -> QuantizationErrorBound:
+    found = certify(built).quantization[form]
     assert found is not None
     return found
 
@@ -72,7 +72,7 @@ def bound_of(built: StableRNN, form: Format) -> StorageBound:
 @pytest.mark.parametrize("key", CONTRACTING)
 def test_no_output_comes_further_away(key: str, layers: int, form: Format) -> None:
     built = contracting(key, layers)
-    bound, short = bound_of(built, form), rounded(built, form)
+    bound, short = bound_of(built, form), quantize(built, form)
     for size in (0.1, 3.0, 100.0):
         assert farthest(built, short, size) <= bound.error + bound.error_per_input * size + 1e-12
 
@@ -80,7 +80,7 @@ def test_no_output_comes_further_away(key: str, layers: int, form: Format) -> No
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_bound_is_close_where_nothing_saturates(form: Format) -> None:
     built = contracting("identity_rnn")
-    bound, short = bound_of(built, form), rounded(built, form)
+    bound, short = bound_of(built, form), quantize(built, form)
     smaller = replace(bound, error_per_input=0.3 * bound.error_per_input)
     assert farthest(built, short, 10.0) > smaller.error + 10 * smaller.error_per_input
 
@@ -88,23 +88,23 @@ def test_the_bound_is_close_where_nothing_saturates(form: Format) -> None:
 def test_a_rounded_copy_contracts_at_the_rate_given() -> None:
     built = contracting("lipschitz")
     for form in FORMATS:
-        again = certify(rounded(built, form))
+        again = certify(quantize(built, form))
         assert again.rate == pytest.approx(bound_of(built, form).rate, rel=1e-5)
 
 
 def test_what_the_formats_hold() -> None:
     cell = create_cell("rnn", 5, 7)
     weight: Tensor = cell.get_parameter("weight_hh").detach()
-    half = rounded(cell, "float16").get_parameter("weight_hh").detach()
+    half = quantize(cell, "float16").get_parameter("weight_hh").detach()
     assert torch.equal(half, half.half().float())
     assert float((half / weight - 1).abs().max()) <= 2**-11
-    whole = rounded(cell, "int8").get_parameter("weight_hh").detach()
+    whole = quantize(cell, "int8").get_parameter("weight_hh").detach()
     scale = weight.abs().amax(dim=1, keepdim=True) / 127
     levels = whole / scale
     assert torch.allclose(levels, levels.round(), atol=1e-4)
     assert float(levels.abs().max()) == pytest.approx(127)
     assert float(((whole - weight) / scale).abs().max()) <= 0.5001
-    assert torch.equal(rounded(cell, "int8").get_parameter("bias_ih"), cell.get_parameter("bias_ih"))
+    assert torch.equal(quantize(cell, "int8").get_parameter("bias_ih"), cell.get_parameter("bias_ih"))
     assert not torch.equal(whole, weight)
 
 
@@ -112,7 +112,7 @@ def test_rows_of_zeros_stay() -> None:
     cell = create_cell("rnn", 2, 3)
     with torch.no_grad():
         cell.get_parameter("weight_hh")[1] = 0
-    assert not rounded(cell, "int8").get_parameter("weight_hh")[1].any()
+    assert not quantize(cell, "int8").get_parameter("weight_hh")[1].any()
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_numbers_beyond_the_format_prove_nothing() -> None:
 def test_the_worst_member_counts() -> None:
     torch.manual_seed(0)
     model = Classifier("lipschitz", 2, 2, 4, members=2, cell_options=DAMPED).eval()
-    stored = certify(model).stored["int8"]
-    alone = [certify(stack).stored["int8"] for stack in model.rnn.stacks]
+    stored = certify(model).quantization["int8"]
+    alone = [certify(stack).quantization["int8"] for stack in model.rnn.stacks]
     assert stored is not None
     assert stored.error == max(one.error for one in alone if one is not None)
     assert stored.error_per_input == max(one.error_per_input for one in alone if one is not None)

@@ -57,7 +57,7 @@ def test_no_step_is_called_proved_whose_linear_part_expands(key: str) -> None:
                 parameter.mul_(1e-6)
     figures = cell.step_bound().figures
     (longest,) = (value for name, value in figures.items() if name.startswith("largest"))
-    step = cell.sector()
+    step = cell.lure_system()
     assert step is not None
     unit = np.eye(16)
     length = longest if key == "noisy_rnn" else longest / cell.step_size
@@ -73,7 +73,7 @@ def test_a_gap_counts_what_rounding_lets_grow() -> None:
         cell.get_parameter("weight_ih").fill_(1.0)
     certificate = certify(cell)
     assert certificate.kind == "non-expansive"
-    cost = certificate.gap_error(1)
+    cost = certificate.missing_data_error(1)
     assert cost is not None
     assert cost >= 4 * float(cell.get_parameter("weight_hh")[0, 0]) ** 100_000
 

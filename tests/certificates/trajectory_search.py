@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stability.probe import (
+from bounds.step_search import (
     NOISE,
     Seen,
     displaced,
@@ -26,7 +26,7 @@ from stablernn import StableRNN
 from stablernn.cells import StableCell
 from stablernn.cells._base import State
 from stablernn.certificates.cascade import Cascade
-from stablernn.certificates.certificate import FORGOTTEN, Certificate, certify
+from stablernn.certificates.certificate import SETTLED_SHARE, Certificate, certify
 from stablernn.nn.models import SequenceModel
 
 GOALS = ("approach", "share remembered", "gain on the last output", "gain on all outputs", "gap", "largest gain")
@@ -164,7 +164,7 @@ def checked_stack(
         proved: Of them.
         rate: By which a step multiplies a difference in the norm of the layers.
         gain: Of the inputs on the outputs over any time; None for none.
-        forgotten: Steps after which the share ``FORGOTTEN`` of a difference is left; None for none.
+        forgotten: Steps after which the share ``SETTLED_SHARE`` of a difference is left; None for none.
         gap: How far off outputs can be by ``GAP`` inputs, each of which is off by 1; None for none.
         state_gains: Of the inputs on the states of each layer over any time.
         steps: Of the trajectories.
@@ -197,7 +197,7 @@ def checked_stack(
         if value is not None
     ]
     if forgotten is not None and bool(search.late.any()):
-        seen.append(Seen("share remembered", FORGOTTEN, worst["share remembered"]))
+        seen.append(Seen("share remembered", SETTLED_SHARE, worst["share remembered"]))
     return seen
 
 
@@ -314,7 +314,7 @@ class _Search:
         left = (outputs * self.late).amax(dim=1)
         if len(self.sizes) > 1:
             # Of several layers the share is of what any two starts within the balls can do.
-            at_once = left.new_tensor(max(float(self.proved.output @ self.proved.widths), 1e-300))
+            at_once = left.new_tensor(max(float(self.proved.output @ self.proved.diameters), 1e-300))
         else:
             at_once = before[at[1]] * float(self.proved.output.sum())
         return torch.cat(
@@ -379,7 +379,7 @@ def _norm_of(proved: Cascade, rate: float) -> tuple[float, list[float]]:
 
 
 def _inside(cell: StableCell, bound: Any, state: list[Tensor], flags: State) -> State:
-    """:func:`stability.probe.pulled`, with the flags that were reached."""
+    """:func:`bounds.step_search.pulled`, with the flags that were reached."""
     held = pulled(cell, bound, state, 1)
     return tuple(
         flag if name == "started" else part for name, part, flag in zip(cell.state_names, held, flags, strict=True)
