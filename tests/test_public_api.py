@@ -56,7 +56,7 @@ def test_export_can_be_called_in_either_order_of_imports(imports: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "imports", ["", "import stablernn.training.evaluation.evaluate; "], ids=["first", "after its module"]
+    "imports", ["", "import stablernn.training.evaluate_data; "], ids=["first", "after its module"]
 )
 def test_evaluate_of_training_is_the_function_in_either_order_of_imports(imports: str) -> None:
     code = f"{imports}from stablernn.training import evaluate; from stablernn import training; "
@@ -104,7 +104,7 @@ def test_the_server_keeps_the_old_name_of_an_open_model_and_warns() -> None:
     import stablernn_server
     from stablernn_runtime import ServedModel
 
-    with pytest.warns(DeprecationWarning, match=r"OnnxModel is stablernn_runtime\.ServedModel now"):
+    with pytest.warns(DeprecationWarning, match=r"OnnxModel is now stablernn_runtime\.ServedModel"):
         assert stablernn_server.OnnxModel is ServedModel
 
 
