@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stablernn.certificates.certificate import Certificate, prove
 from stablernn.data import ClassificationData, ForecastData
+from stablernn.data.segments import streams
 from stablernn.data.step_data import StepData
 from stablernn.data.windows import Samples
 from stablernn.dynamics.gradients import Gradients, gradients
@@ -22,7 +23,6 @@ from stablernn.dynamics.lyapunov import LyapunovSpectrum, lyapunov_spectrum
 from stablernn.dynamics.spectra import Layers, Spectra, certified_radius, largest_factors, spectra
 from stablernn.errors import DataError
 from stablernn.nn.models import SequenceModel
-from stablernn.training.batches.minibatches import streams
 
 Array = npt.NDArray[Any]
 

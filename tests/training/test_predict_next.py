@@ -16,20 +16,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stablernn.data.segments import count_targets, segments, streams
 from stablernn.data.step_data import NO_TARGET, Output, StepData, StoredSteps
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.nn.models import SequencePredictor
 from stablernn.training import Progress, TorchPredictor, load_config, train
 from stablernn.training.batches.losses import PredictNextObjective
-from stablernn.training.batches.minibatches import (
-    SegmentMinibatches,
-    count_segment_minibatches,
-    count_targets,
-    segments,
-    streams,
-)
+from stablernn.training.batches.minibatches import SegmentMinibatches, count_segment_minibatches
 from stablernn.training.build_model import create_model
-from stablernn.training.evaluation.evaluate_predict_next import NUMBERS, StepScorer, evaluate_steps, follow
+from stablernn.training.evaluation.evaluate_predict_next import StepScorer, evaluate_steps
+from stablernn.training.evaluation.stepwise import NUMBERS, follow
 from stablernn.training.loop.optim import build_optimizer, build_schedule
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.settings.config import Config, TrainingConfig
