@@ -359,8 +359,8 @@ def test_carried_state_equals_one_long_run(monkeypatch: pytest.MonkeyPatch) -> N
     """A text of one stream in stretches of a few steps has the scores of the whole at once."""
     data = running(60)
     model = fitted(data)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.STREAMS", 1)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 7)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.STREAMS", 1)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 7)
     parts = list(follow(TorchPredictor(model), data.test, 4, continuous=True))
     assert [part.x.shape[1] for part, _ in parts] == [7] * 8 + [3]
     with torch.no_grad():
@@ -373,8 +373,8 @@ def test_stretches_and_batches_do_not_move_a_score(output: Output, monkeypatch: 
     data = frames(output=output)
     predictor = TorchPredictor(fitted(data))
     whole = evaluate_steps(predictor, data)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.ROWS", 2)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 3)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.ROWS", 2)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 3)
     assert flat(evaluate_steps(predictor, data)) == pytest.approx(flat(whole), rel=1e-5)
 
 
@@ -428,7 +428,7 @@ def test_the_naive_answer_holds_the_last_observed_value_from_stretch_to_stretch(
     y = np.full((5, 2), 1.0, np.float32)
     split = StoredSteps([x], [y])
     data = replace(frames(), train=split, validation=split, test=split)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 2)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 2)
     scores = evaluate_steps(TorchPredictor(fitted(data)), data)
     expected = [0, 16, 0, 25, 0, 25, 0, 25, 1, 25]
     assert scores["naive"]["mse"] == pytest.approx(np.mean(expected))
