@@ -103,6 +103,23 @@ class Workplace:
         )
 
 
+def run_alone(workplace: Workplace, *arguments: object) -> tuple[Result, bool]:
+    """Run a command in a fresh interpreter; also return True if it imported torch."""
+    code = (
+        "import sys; from stablernn_cli.main import run; code = run(sys.argv[1:]);"
+        "print('torch' in sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=workplace.folder,
+        env=os.environ | workplace.environment,
+        capture_output=True,
+        text=True,
+    )
+    *lines, has_torch = process.stderr.splitlines()
+    return Result(process.returncode, process.stdout, "\n".join(lines)), has_torch == "True"
+
+
 def republish(
     workplace: Workplace, ref: str, files: Mapping[str, bytes | None] | None = None, **fields: object
 ) -> Version:

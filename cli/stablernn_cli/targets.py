@@ -195,8 +195,7 @@ def _open_run(path: Path, device: Device) -> Target:
 def _open_version(version: Version, device: Device) -> Target:
     """Open a version's graphs with ONNX Runtime, with the settings in its lineage."""
     from stablernn.errors import ConfigError
-    from stablernn.training.loaded_run import with_stamps_of_training
-    from stablernn.training.settings.load import validate
+    from stablernn.training.settings.load import validate, with_stamps_of_training
     from stablernn_runtime import ServedModel
 
     manifest = version.manifest

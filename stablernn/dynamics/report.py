@@ -16,13 +16,13 @@ import numpy.typing as npt
 from stablernn.certificates.certificate import Certificate, prove
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.data.arrays import Samples
+from stablernn.data.segments import streams
 from stablernn.data.step_data import StepData
 from stablernn.dynamics.gradients import Gradients, gradients
 from stablernn.dynamics.lyapunov import LyapunovSpectrum, lyapunov_spectrum
 from stablernn.dynamics.spectra import LayerDynamics, Spectra, certified_radius, largest_step_factors, spectra
 from stablernn.errors import DataError
 from stablernn.nn.models import SequenceModel
-from stablernn.training.batches.minibatches import streams
 
 Array = npt.NDArray[Any]
 

@@ -24,8 +24,9 @@ from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.noise import KINDS, Values, noise_curve
 from stablernn.robustness.settings import NORMS, Norm, Settings
 from stablernn.training.batches.losses import Batch
-from stablernn.training.evaluation.predictors import BATCH_SIZE, TorchPredictor
+from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import ClassificationScorer, open_classification
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 
 Array = npt.NDArray[Any]
 Stage = Callable[[str], AbstractContextManager[Any]]

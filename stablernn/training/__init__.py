@@ -11,7 +11,8 @@ from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
     from stablernn.training.evaluate_data import evaluate
-    from stablernn.training.evaluation.predictors import Predictor, TorchPredictor, predict
+    from stablernn.training.evaluation.predictors import Predictor, predict
+    from stablernn.training.evaluation.torch_predictor import TorchPredictor
     from stablernn.training.loaded_run import LoadedRun, load_run
     from stablernn.training.loop.trainer import Progress
     from stablernn.training.run_data import load_run_data
@@ -40,7 +41,7 @@ __getattr__, __dir__ = lazy_names(
         "LoadedRun": "loaded_run",
         "Predictor": "evaluation.predictors",
         "Progress": "loop.trainer",
-        "TorchPredictor": "evaluation.predictors",
+        "TorchPredictor": "evaluation.torch_predictor",
         "evaluate": "evaluate_data",
         "load_config": "settings.load",
         "load_run": "loaded_run",

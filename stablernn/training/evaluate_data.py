@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from stablernn.data.step_data import Data
-from stablernn.training.evaluation.evaluate_predict_next import StepPredictor
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor
 from stablernn.training.evaluation.scorers import PredictorNames
+from stablernn.training.evaluation.stepwise import StepPredictor
 from stablernn.training.tasks import task_for
 
 

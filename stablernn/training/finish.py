@@ -12,7 +12,7 @@ from stablernn.atomic_files import to_json_types, write_json
 from stablernn.certificates.certificate import prove
 from stablernn.data.types import score_notes
 from stablernn.errors import TrainingError
-from stablernn.training.evaluation.predictors import TorchPredictor
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loaded_run import Summary
 from stablernn.training.loop.certificate_log import check_certified, proved_in_short
 from stablernn.training.loop.trainer import Trainer

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.atomic_files import read_json
-from stablernn.data.readers.paths import is_table
 from stablernn.data.step_data import Data
-from stablernn.data.time.frequency import parse_frequency
 from stablernn.errors import CheckpointError
 from stablernn.nn.models import SequenceModel, build_model
-from stablernn.training.evaluation.predictors import TorchPredictor
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.checkpoint import load_checkpoint
 from stablernn.training.run_data import load_run_data, locate_files
 from stablernn.training.run_directory import RunDirectory
 from stablernn.training.settings.config import Config
-from stablernn.training.settings.load import load_config
+from stablernn.training.settings.load import load_config, with_stamps_of_training
 
 Summary = dict[str, Any]
 
@@ -96,18 +94,3 @@ def stored_settings(directory: RunDirectory) -> Config:
     # data.json is written before config.yaml, so a run has one.
     stored = load_config(directory.config).as_stored()
     return with_stamps_of_training(stored, read_json(directory.data).get("frequency"))
-
-
-def with_stamps_of_training(stored: Config, frequency: str | None) -> Config:
-    """Return stored settings that say how whole numbers were read as times, even if they were written before that key.
-
-    Days written as YYYYMMDD were taken for dates then; such numbers are refused now unless ``data.stamps`` names them.
-
-    Args:
-        stored: The settings of a run or of a registry version.
-        frequency: Frequency alias of its data; None where there is none.
-    """
-    is_calendar = frequency is not None and parse_frequency(frequency).kind != "index"
-    if "stamps" in stored.data.model_fields_set or not is_calendar or not is_table(stored.data.source):
-        return stored
-    return stored.model_copy(update={"data": stored.data.model_copy(update={"stamps": "yyyymmdd"})})

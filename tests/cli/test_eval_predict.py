@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cli_helpers import HORIZON, STEPS, Workplace, write_load
+from cli_helpers import HORIZON, STEPS, Workplace, run_alone, write_load
 from stablernn.data import ClassificationData, load_data
 from stablernn.training.evaluation.metrics import classification_metrics
 
@@ -111,6 +111,16 @@ def test_predict_gives_what_eval_scores_for_forecasts(workplace: Workplace, targ
     )
     scored = evaluate(predictor, data, "test", quantiles=(0.1, 0.5, 0.9))
     assert float(np.mean(errors)) == pytest.approx(scored["mae"], rel=1e-6)
+
+
+@pytest.mark.parametrize("target", ["digits", "load"])
+def test_predict_of_a_version_loads_no_torch(workplace: Workplace, target: str) -> None:
+    # Ten sequences of 64 steps with one feature.
+    np.savez(workplace.path("digits.npz"), x=np.linspace(0, 16, 640, dtype=np.float32).reshape(10, 64, 1))
+    predict = ("-q", "predict", target, "--input", {"digits": "digits.npz", "load": "load.csv"}[target])
+    result, has_torch = run_alone(workplace, *predict)
+    assert (result.code, result.err, has_torch) == (0, "", False)
+    assert result.out == workplace.ok(*predict).out
 
 
 def test_a_shorter_horizon_cuts_the_forecast(trained: Workplace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from cli_helpers import Workplace
+from cli_helpers import Workplace, run_alone
 from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, readme, render, serving
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
@@ -88,19 +87,9 @@ def test_lists_load_nothing_heavy(command: str) -> None:
 
 
 def test_registry_commands_load_no_torch(trained: Workplace) -> None:
-    code = (
-        "import sys; from stablernn_cli.main import run; run(sys.argv[1:]);"
-        "print('torch' in sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "-q", "registry", "list", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | trained.environment,
-    )
-    assert '"digits"' in done.stdout
-    assert done.stderr.strip() == "False"
+    result, has_torch = run_alone(trained, "-q", "registry", "list", "--json")
+    assert '"digits"' in result.out
+    assert (result.code, result.err, has_torch) == (0, "", False)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -16,20 +16,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stablernn.data.segments import count_targets, segments, streams
 from stablernn.data.step_data import NO_TARGET, Output, StepData, StoredSteps
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.nn.models import SequencePredictor
 from stablernn.training import Progress, TorchPredictor, load_config, train
 from stablernn.training.batches.losses import PredictNextObjective
-from stablernn.training.batches.minibatches import (
-    SegmentMinibatches,
-    count_segment_minibatches,
-    count_targets,
-    segments,
-    streams,
-)
+from stablernn.training.batches.minibatches import SegmentMinibatches, count_segment_minibatches
 from stablernn.training.build_model import create_model
-from stablernn.training.evaluation.evaluate_predict_next import NUMBERS, StepScorer, evaluate_steps, follow
+from stablernn.training.evaluation.evaluate_predict_next import StepScorer, evaluate_steps
+from stablernn.training.evaluation.stepwise import NUMBERS, follow
 from stablernn.training.loop.optim import build_optimizer, build_schedule
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.settings.config import Config, TrainingConfig
@@ -363,8 +359,8 @@ def test_carried_state_equals_one_long_run(monkeypatch: pytest.MonkeyPatch) -> N
     """A text of one stream in stretches of a few steps has the scores of the whole at once."""
     data = running(60)
     model = fitted(data)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.STREAMS", 1)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 7)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.STREAMS", 1)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 7)
     parts = list(follow(TorchPredictor(model), data.test, 4, continuous=True))
     assert [part.x.shape[1] for part, _ in parts] == [7] * 8 + [3]
     with torch.no_grad():
@@ -377,8 +373,8 @@ def test_stretches_and_batches_do_not_move_a_score(output: Output, monkeypatch: 
     data = frames(output=output)
     predictor = TorchPredictor(fitted(data))
     whole = evaluate_steps(predictor, data)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.ROWS", 2)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 3)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.ROWS", 2)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 3)
     assert flat(evaluate_steps(predictor, data)) == pytest.approx(flat(whole), rel=1e-5)
 
 
@@ -432,7 +428,7 @@ def test_the_naive_answer_holds_the_last_observed_value_from_stretch_to_stretch(
     y = np.full((5, 2), 1.0, np.float32)
     split = StoredSteps([x], [y])
     data = replace(frames(), train=split, validation=split, test=split)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 2)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 2)
     scores = evaluate_steps(TorchPredictor(fitted(data)), data)
     expected = [0, 16, 0, 25, 0, 25, 0, 25, 1, 25]
     assert scores["naive"]["mse"] == pytest.approx(np.mean(expected))

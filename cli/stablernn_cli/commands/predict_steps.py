@@ -86,7 +86,7 @@ def _predict(model: Target, file: StepFile) -> Iterator[tuple[int, Array, Array]
     """Yield the number of each sequence, its outputs in float64, (steps, outputs), and its targets, (steps,)."""
     import numpy as np
 
-    from stablernn.training.evaluation.evaluate_predict_next import follow
+    from stablernn.training.evaluation.stepwise import follow
 
     steps = file.steps
     outputs = len(model.labels or model.targets)

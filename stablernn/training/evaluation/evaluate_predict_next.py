@@ -4,70 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from stablernn.cells import cached_weights
 from stablernn.data.messages import format_names, pluralize
-from stablernn.data.step_data import NO_TARGET, StepData, StepSplit
+from stablernn.data.segments import Segment
+from stablernn.data.step_data import NO_TARGET, StepData
 from stablernn.errors import DataError
 from stablernn.nn.models.predictor import target_frequencies
 from stablernn.nn.preprocessing import Scaling
-from stablernn.training.batches.minibatches import Segment, segments, streams
-from stablernn.training.evaluation.predictors import Array, Outputs, TorchPredictor
-
-STREAMS = 10
-"""Parallel streams in which a running text is scored, each from the zero state."""
-ROWS = 64
-"""Sequences that are scored at once."""
-LONGEST = 1000
-"""Steps of a stretch at most; fewer where the answers of so many would take more than `NUMBERS`."""
-NUMBERS = 2**22
-
-
-class StepPredictor(Protocol):
-    """Anything that answers stretches of sequences from a state on, such as a model by torch or by ONNX Runtime."""
-
-    def run_sequence(self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None) -> Outputs:
-        """Outputs after every step, ``logits`` or ``mean`` (batch, time, outputs), and the states behind the last."""
-        ...
-
-    def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The states among the outputs, under the names by which they enter."""
-        ...
-
-
-def follow(
-    predictor: StepPredictor, split: StepSplit, outputs: int, *, continuous: bool
-) -> Iterator[tuple[Segment, Array]]:
-    """Every sequence of a split in stretches, the state carried on, with the answers at their steps.
-
-    Args:
-        predictor: What answers.
-        split: The sequences.
-        outputs: Numbers of an answer.
-        continuous: Whether the split is one running text; it is then cut into :data:`STREAMS` parallel ones.
-
-    Returns:
-        A stretch and the logits or means, (rows, steps, outputs); of a row only its ``lengths`` first steps count.
-    """
-    steps = min(LONGEST, max(1, NUMBERS // (ROWS * outputs)))
-    lengths = np.asarray(split.lengths)
-    order = np.argsort(-lengths, kind="stable")
-    with cached_weights(predictor.model) if isinstance(predictor, TorchPredictor) else nullcontext():
-        for start in range(0, 1 if continuous else len(order), ROWS):
-            rows = order[start : start + ROWS]
-            samples = streams(split, STREAMS) if continuous else split.gather(rows)
-            numbers = np.arange(len(samples.lengths)) if continuous else rows
-            state: Mapping[str, Array] | None = None
-            for part in segments(samples, numbers, steps):
-                going = None if state is None else {name: value[: len(part.x)] for name, value in state.items()}
-                found = predictor.run_sequence(part.x, part.lengths, going)
-                state = predictor.next_state(found)
-                yield part, found["mean" if "mean" in found else "logits"]
+from stablernn.training.evaluation.predictors import Array
+from stablernn.training.evaluation.stepwise import StepPredictor, follow
 
 
 class StepScorer:

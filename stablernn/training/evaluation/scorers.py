@@ -25,7 +25,8 @@ from stablernn.training.evaluation.metrics import (
     seasonal_naive,
     seasonal_scale,
 )
-from stablernn.training.evaluation.predictors import BATCH_SIZE, Array, Outputs, Predictor, TorchPredictor, predict
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Array, Outputs, Predictor, predict
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 
 Scores = dict[str, Any]
 """Scores by name, and those of baselines below the baseline's name, as JSON types."""

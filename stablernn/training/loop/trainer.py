@@ -23,8 +23,8 @@ from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
 from stablernn.training.batches.losses import Objective
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
-from stablernn.training.evaluation.predictors import TorchPredictor
 from stablernn.training.evaluation.scorers import Scorer
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.certificate_log import StabilityLog
 from stablernn.training.loop.checkpoint import Checkpoint, optimizer_state, restore_optimizer
 from stablernn.training.loop.optim import Plateau, build_optimizer, build_schedule

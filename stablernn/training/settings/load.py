@@ -12,6 +12,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from stablernn.data.readers.paths import is_table
+from stablernn.data.time.frequency import parse_frequency
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.training.settings.config import (
     Config,
@@ -89,6 +91,21 @@ def validate(tree: Mapping[str, Any]) -> Config:
         # An unknown key explains why another is missing: a mistyped one is both.
         first = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
         raise ConfigError(_format_validation_error(first)) from None
+
+
+def with_stamps_of_training(stored: Config, frequency: str | None) -> Config:
+    """Return stored settings that say how whole numbers were read as times, even if they were written before that key.
+
+    Days written as YYYYMMDD were taken for dates then; such numbers are refused now unless ``data.stamps`` names them.
+
+    Args:
+        stored: The settings of a run or of a registry version.
+        frequency: Frequency alias of its data; None where there is none.
+    """
+    is_calendar = frequency is not None and parse_frequency(frequency).kind != "index"
+    if "stamps" in stored.data.model_fields_set or not is_calendar or not is_table(stored.data.source):
+        return stored
+    return stored.model_copy(update={"data": stored.data.model_copy(update={"stamps": "yyyymmdd"})})
 
 
 class _Loader(yaml.SafeLoader):

@@ -23,7 +23,7 @@ from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.calibration.temperature import fit_temperature
 from stablernn.training.evaluation.baselines import Baselines
-from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, TorchPredictor, predict
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.scorers import (
     ClassificationScorer,
     PredictorNames,
@@ -31,6 +31,7 @@ from stablernn.training.evaluation.scorers import (
     Scores,
     open_classification,
 )
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_constant
 from stablernn.training.plots.data import plot_classes
 from stablernn.training.plots.figures import draw_confusion, draw_reliability

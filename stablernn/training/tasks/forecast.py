@@ -21,8 +21,9 @@ from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.calibration.temperature import fit_offsets
 from stablernn.training.evaluation.metrics import mirrored
-from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, TorchPredictor, predict
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.scorers import ForecastScorer, PredictorNames, Scorer, Scores, open_forecast
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
 from stablernn.training.loop.context_length import choose_context
 from stablernn.training.loop.ridge_skip import fit_forecaster, gate

@@ -16,9 +16,11 @@ from stablernn.errors import ConfigError
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn.training.batches.losses import Objective, PredictNextObjective
 from stablernn.training.batches.minibatches import Minibatches, SegmentMinibatches, count_segment_minibatches
-from stablernn.training.evaluation.evaluate_predict_next import StepPredictor, StepScorer, evaluate_steps
-from stablernn.training.evaluation.predictors import BATCH_SIZE, TorchPredictor
+from stablernn.training.evaluation.evaluate_predict_next import StepScorer, evaluate_steps
+from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer, Scores
+from stablernn.training.evaluation.stepwise import StepPredictor
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
 from stablernn.training.plots.data import plot_steps
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig

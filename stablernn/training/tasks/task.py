@@ -16,8 +16,9 @@ from stablernn.data.step_data import Data
 from stablernn.nn.models import NetworkOptions, SequenceModel
 from stablernn.training.batches.losses import Objective
 from stablernn.training.batches.minibatches import Minibatches
-from stablernn.training.evaluation.predictors import BATCH_SIZE, TorchPredictor
+from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer, Scores
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults
