@@ -102,7 +102,7 @@ class DataOptions(BaseModel):
     permutation: str | None = None
     """Order of the pixels of 'pmnist', such as 'nnrnn' or 'torch-12008'; None: 'urnn'."""
     length: Count | None = None
-    """Steps of a sequence of 'mnist-rows', 'copy' or 'adding'; None: the dataset's."""
+    """Steps of a sequence of a named dataset that has no fixed length; None: its default, see docs/datasets.md."""
 
 
 class LoadOptions(DataOptions):
