@@ -124,7 +124,7 @@ def test_two_lazy_splits_may_be_joined(digits: dict[str, bytes]) -> None:
     data = loaded("mnist")
     assert isinstance(data.train, LazySplit)
     assert isinstance(data.validation, LazySplit)
-    both = data.train.joined(data.validation)
+    both = data.train.merged(data.validation)
     assert both.ids == data.train.ids + data.validation.ids
     np.testing.assert_array_equal(both.x, np.concatenate([data.train.x, data.validation.x]))
     np.testing.assert_array_equal(both.gather([20, 3]).x[0], data.validation.gather([8]).x[0])
@@ -140,7 +140,7 @@ def test_joined_sequences_may_have_unequal_lengths() -> None:
             lambda i: pad_sequences([values[k] for k in i])[0], 0, sizes, sizes % 2, [str(n) for n in lengths]
         )
 
-    both = split([2, 5]).joined(split([3]))
+    both = split([2, 5]).merged(split([3]))
     assert both.gather([2, 0]).x[:, :, 0].tolist() == [[3, 3, 3], [2, 2, 0]]
     assert [len(one) for one in both.sequences()] == [2, 5, 3]
 
