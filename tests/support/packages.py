@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "stablernn": ROOT / "stablernn",
     "stablernn_registry": ROOT / "registry" / "stablernn_registry",
