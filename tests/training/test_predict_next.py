@@ -29,7 +29,7 @@ from stablernn.training.batches.minibatches import (
     streams,
 )
 from stablernn.training.build_model import create_model
-from stablernn.training.evaluation.evaluate_predict_next import NUMBERS, StepScorer, evaluate_steps, follow
+from stablernn.training.evaluation.evaluate_predict_next import NUMBERS, StepScorer, evaluate_steps, predict_segments
 from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.loop.optim import build_optimizer, build_schedule
 from stablernn.training.loop.trainer import Trainer
@@ -366,7 +366,7 @@ def test_carried_state_equals_one_long_run(monkeypatch: pytest.MonkeyPatch) -> N
     model = fitted(data)
     monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.STREAMS", 1)
     monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 7)
-    parts = list(follow(TorchPredictor(model), data.test, 4, continuous=True))
+    parts = list(predict_segments(TorchPredictor(model), data.test, 4, continuous=True))
     assert [part.x.shape[1] for part, _ in parts] == [7] * 8 + [3]
     with torch.no_grad():
         whole = model(torch.from_numpy(data.test.gather([0]).x)).numpy()
@@ -463,7 +463,7 @@ def test_scores_of_nothing_are_missing() -> None:
 
 def test_answers_of_many_classes_come_in_short_stretches() -> None:
     data = running(3000)
-    parts = follow(TorchPredictor(fitted(data)), data.test, NUMBERS // 64, continuous=True)
+    parts = predict_segments(TorchPredictor(fitted(data)), data.test, NUMBERS // 64, continuous=True)
     assert next(iter(parts))[0].x.shape == (10, 1)
 
 

@@ -200,7 +200,7 @@ def quantile_metrics(quantiles: Array, truth: Array, levels: Sequence[float]) ->
         scores[f"pinball_{level:g}"] = float(np.mean(np.maximum(level * error, (level - 1) * error)))
     if scores:
         scores["crps"] = 2 * sum(scores.values()) / len(scores)
-    for lower, upper in mirrored(levels):
+    for lower, upper in symmetric_levels(levels):
         inside = (q[:, lower] <= y) & (y <= q[:, upper])
         # A comparison with NaN is False: a missing quantile would count as a value outside of the interval.
         is_missing = np.isnan(q[:, lower]) | np.isnan(q[:, upper])
@@ -211,7 +211,7 @@ def quantile_metrics(quantiles: Array, truth: Array, levels: Sequence[float]) ->
     return scores
 
 
-def mirrored(levels: Sequence[float]) -> list[tuple[int, int]]:
+def symmetric_levels(levels: Sequence[float]) -> list[tuple[int, int]]:
     """Return the positions of the levels a and 1 - a, for each a below one half whose mirror image is a level too."""
     return [
         (lower, upper)

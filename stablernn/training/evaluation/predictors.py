@@ -1,4 +1,4 @@
-"""Predictors and their outputs on a source: a torch model, an exported graph or anything else that answers."""
+"""Predictors, such as torch models and exported graphs, and their outputs on a source of samples."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ BATCH_SIZE = 256
 
 
 class Predictor(Protocol):
-    """Anything that answers a batch of sequences in raw units."""
+    """Anything that predicts a batch of sequences in raw units."""
 
     def run_numpy(self, x: Array, lengths: Array | None = None, *, dt: Array | None = None) -> Outputs:
-        """Outputs for ``x`` (batch, time, features) float32, of which the first ``lengths`` (batch,) steps count.
+        """Return the outputs for a batch of sequences.
 
         Args:
-            x: Raw units, NaN where a value is missing.
-            lengths: All steps count when omitted.
+            x: (batch, time, features) float32 in raw units, NaN for a missing value.
+            lengths: (batch,), steps of each sequence before its padding; all steps if omitted.
             dt: (batch, time) float32, the time from the step before, for models that take it.
 
         Returns:
-            ``probabilities`` (batch, classes), or ``mean`` (batch, horizon, targets) and, where the model has them,
+            ``probabilities`` (batch, classes), or ``mean`` (batch, horizon, targets) and, if the model has them,
             ``quantiles`` (batch, horizon, targets, levels).
         """
         ...
 
 
 class StateName(NamedTuple):
-    """One tensor of a model's state: the name by which it enters and leaves, and what it is."""
+    """Names of one tensor of a model's state, as an input and as an output, and its role."""
 
     input: str
     output: str
@@ -48,10 +48,15 @@ class StateName(NamedTuple):
 
 
 class TorchPredictor:
-    """A torch model as a predictor: evaluation mode, no gradients, on the device where the model is.
+    """A torch model as a predictor: in evaluation mode, without gradients, on the device of the model.
+
+    Args:
+        model: Model to run.
 
     Attributes:
         model: The model.
+        input_name: Name of its input, ``x`` or ``tokens``.
+        patch_stride: Samples between two steps of the layers.
         states: Names of its states, as in an exported graph.
     """
 
@@ -62,39 +67,41 @@ class TorchPredictor:
         roles = [role for role, _ in model.state_roles()]
         self.states = [StateName(f"state_{n}", f"state_{n}_out", role) for n, role in enumerate(roles)]
 
-    def run_numpy(self, x: Array, lengths: Array | None = None, **further: Array | None) -> Outputs:
-        return self._run(x, lengths, None, further)[0]
+    def run_numpy(self, x: Array, lengths: Array | None = None, **optional: Array | None) -> Outputs:
+        return self._run(x, lengths, None, optional)[0]
 
     def run_sequence(
         self,
         x: Array,
         lengths: Array | None = None,
         state: Mapping[str, Array] | None = None,
-        **further: Array | None,
+        **optional: Array | None,
     ) -> Outputs:
-        """:meth:`run_numpy` from a state on, with the state after the last step among the outputs.
+        """Run from a state on, and return the outputs with the state after the last step among them.
 
         Args:
-            x: As :meth:`run_numpy` takes it.
-            lengths: Likewise.
-            state: What :meth:`next_state` gave; zeros when omitted.
-            further: What else the model takes: ``dt``, ``static``, ``future``.
+            x: As for :meth:`run_numpy`.
+            lengths: As for :meth:`run_numpy`.
+            state: State from :meth:`next_state`; zeros if omitted.
+            optional: Optional inputs of the model: ``dt``, ``static``, ``future``.
         """
-        given = None if state is None else tuple(self._tensor(state[name.input]) for name in self.states)
-        outputs, final = self._run(x, lengths, given, further)
+        initial = None if state is None else tuple(self._tensor(state[name.input]) for name in self.states)
+        outputs, final = self._run(x, lengths, initial, optional)
         return outputs | {name.output: _numpy(value) for name, value in zip(self.states, final, strict=True)}
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The states among the outputs, under the names by which they enter."""
+        """Return the states among the outputs, by their names as inputs."""
         return {name.input: outputs[name.output] for name in self.states}
 
     def _run(
-        self, x: Array, lengths: Array | None, state: tuple[Tensor, ...] | None, further: Mapping[str, Array | None]
+        self, x: Array, lengths: Array | None, state: tuple[Tensor, ...] | None, optional: Mapping[str, Array | None]
     ) -> tuple[Outputs, tuple[Tensor, ...]]:
-        options: dict[str, Any] = {name: self._tensor(value) for name, value in further.items() if value is not None}
+        options: dict[str, Any] = {name: self._tensor(value) for name, value in optional.items() if value is not None}
+        # A trainer scores its model between two epochs, so the mode is restored below.
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad():
+            # Tokens are indices of a vocabulary, all other inputs are numbers.
             outputs, final = self.model.run(
                 self._tensor(x, np.int64 if self.model.input_name == "tokens" else np.float32),
                 None if lengths is None else self._tensor(lengths, np.int64),
@@ -113,37 +120,38 @@ def _numpy(value: Tensor) -> Array:
     return np.asarray(value.cpu().numpy())
 
 
-class Continuing(Protocol):
-    """A predictor that can go on from the state in which a sequence left it."""
+class StatefulPredictor(Protocol):
+    """A predictor that can continue from the state after a sequence."""
 
     @property
     def states(self) -> Sequence[Any]:
-        """What has ``input``, ``output`` and ``role`` for each tensor of the state."""
+        """Names of each tensor of the state, with ``input``, ``output`` and ``role`` as in :class:`StateName`."""
         ...
 
     @property
     def patch_stride(self) -> int:
-        """Samples after which the state moves on."""
+        """Samples between two steps of the state."""
         ...
 
     def run_sequence(
-        self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None, **further: Array
+        self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None, **optional: Array
     ) -> Outputs: ...
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]: ...
 
 
 def predict(predictor: Predictor, source: SampleSource, *, batch_size: int = BATCH_SIZE) -> Outputs:
-    """The predictor's outputs for every sample of a source, in order."""
+    """Return the predictor's outputs for every sample of a source, in order; empty for an empty source."""
     parts: list[Outputs] = []
+    # Constrained weights are computed once for all batches, as they do not change in between.
     with cached_weights(predictor.model) if isinstance(predictor, TorchPredictor) else nullcontext():
         for start in range(0, len(source), batch_size):
             batch = source.gather(np.arange(start, min(start + batch_size, len(source))))
-            parts.append(predictor.run_numpy(batch.x, batch.lengths, **further_inputs(batch)))
+            parts.append(predictor.run_numpy(batch.x, batch.lengths, **optional_inputs(batch)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def further_inputs(batch: Samples) -> dict[str, Array]:
-    """What samples bring beside values and lengths, by name: ``dt``, ``static``, ``future``, as far as they have it."""
-    found = batch._asdict()
-    return {name: value for name, value in found.items() if name not in ("x", "lengths", "y") and value is not None}
+def optional_inputs(batch: Samples) -> dict[str, Array]:
+    """Return the inputs of samples in addition to values and lengths, by name: those of ``dt, static, future``."""
+    fields = batch._asdict()
+    return {name: value for name, value in fields.items() if name not in ("x", "lengths", "y") and value is not None}
