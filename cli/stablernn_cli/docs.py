@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stablernn.training.evaluation.metric_catalog import TASKS, Task, metrics_of
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
@@ -168,6 +169,11 @@ def serving(text: str) -> str:
     return _fill_tables(text, "docs/serving.md", {"settings": _settings_table()})
 
 
+def evaluation(text: str) -> str:
+    """Return docs/evaluation.md with its tables of metrics regenerated."""
+    return _fill_tables(text, "docs/evaluation.md", {f"metrics of {task}": _metrics_table(task) for task in TASKS})
+
+
 def _fill_tables(text: str, page: str, tables: Mapping[str, Iterable[str]]) -> str:
     for name, lines in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
@@ -194,6 +200,14 @@ def _settings_table() -> Iterator[str]:
         default = "" if field.default in (None, ()) else str(field.default)
         rows.append((f"`STABLERNN_{name.upper()}`", field.description or "", default))
     return _table(("variable", "meaning", "default"), rows)
+
+
+def _metrics_table(task: Task) -> Iterator[str]:
+    rows = [
+        (f"`{metric.name}`", metric.formula, metric.unit, metric.better or "", metric.undefined, metric.source)
+        for metric in metrics_of(task)
+    ]
+    return _table(("metric", "formula", "unit", "better", "0/0 and x/0", "source"), rows)
 
 
 def _cells_table() -> Iterator[str]:
@@ -233,6 +247,8 @@ def main() -> None:
     # Pages written by hand, of which only the tables are generated.
     serving_page = root / "docs" / "serving.md"
     serving_page.write_text(serving(serving_page.read_text(encoding="utf-8")), encoding="utf-8")
+    evaluation_page = root / "docs" / "evaluation.md"
+    evaluation_page.write_text(evaluation(evaluation_page.read_text(encoding="utf-8")), encoding="utf-8")
     readme_page = root / "README.md"
     readme_page.write_text(readme(readme_page.read_text(encoding="utf-8"), root), encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import typer
 
 from cli_helpers import Workplace, run_alone
-from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, readme, render, serving
+from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, evaluation, readme, render, serving
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
@@ -86,6 +87,18 @@ def test_lists_load_nothing_heavy(command: str) -> None:
     assert done.stderr.splitlines()[-1] == "0 []"
 
 
+def test_the_direction_of_a_metric_in_a_policy_loads_no_torch(empty: Workplace) -> None:
+    code = (
+        "import sys; from stablernn_cli.main import run; code = run(sys.argv[1:]);"
+        "print(code, 'torch' in sys.modules, file=sys.stderr)"
+    )
+    policy = ("registry", "policy", "set", "--metric", "mae", "--worse-by", "0", "--why", "w", "--json")
+    environment = os.environ | empty.environment
+    done = subprocess.run([sys.executable, "-c", code, "-q", *policy], capture_output=True, text=True, env=environment)
+    assert '"better": "lower"' in done.stdout
+    assert done.stderr.splitlines()[-1] == "0 False"
+
+
 def test_registry_commands_load_no_torch(trained: Workplace) -> None:
     result, has_torch = run_alone(trained, "-q", "registry", "list", "--json")
     assert '"digits"' in result.out
@@ -130,6 +143,8 @@ def test_the_documentation_is_current() -> None:
     assert (root / "docs" / "configuration.md").read_text(encoding="utf-8") == configuration_page(), "run `make docs`"
     served = (root / "docs" / "serving.md").read_text(encoding="utf-8")
     assert served == serving(served), "run `make docs`"
+    evaluated = (root / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    assert evaluated == evaluation(evaluated), "run `make docs`"
     page = (root / "README.md").read_text(encoding="utf-8")
     assert page == readme(page, root), "run `make docs`"
 

@@ -16,7 +16,7 @@ from stablernn.training import TorchPredictor, evaluate, predict
 from stablernn.training.evaluation import scorers
 from stablernn.training.evaluation.baselines import Baselines
 from stablernn.training.evaluation.metrics import classification_metrics, seasonal_naive
-from stablernn.training.evaluation.predictors import further_inputs
+from stablernn.training.evaluation.predictors import optional_inputs
 from stablernn.training.evaluation.scorers import ClassificationScorer, ForecastScorer, Subset
 
 
@@ -364,7 +364,7 @@ def test_what_samples_bring_reaches_the_predictor() -> None:
     predict(Looks(), Source(), batch_size=2)
     assert [sorted(further) for further in seen] == [["future", "static"]] * 2
     np.testing.assert_array_equal(seen[1]["static"], [[2]])
-    assert further_inputs(Source().gather(np.array([0]))._replace(static=None)).keys() == {"future"}
+    assert optional_inputs(Source().gather(np.array([0]))._replace(static=None)).keys() == {"future"}
 
 
 def test_the_ridge_classifier_is_fitted_for_final_scores_only(

@@ -25,7 +25,8 @@ from stablernn.training.batches.losses import PredictNextObjective
 from stablernn.training.batches.minibatches import SegmentMinibatches, count_segment_minibatches
 from stablernn.training.build_model import create_model
 from stablernn.training.evaluation.evaluate_predict_next import StepScorer, evaluate_steps
-from stablernn.training.evaluation.stepwise import NUMBERS, follow
+from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.evaluation.stepwise import NUMBERS, predict_segments
 from stablernn.training.loop.optim import build_optimizer, build_schedule
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.settings.config import Config, TrainingConfig
@@ -329,7 +330,7 @@ def test_a_few_symbols_are_copied() -> None:
     )
     ours.fit()
     ours.load_best()
-    assert ours.objective.mode == "max"
+    assert direction(ours.objective.headline) == "higher"
     assert evaluate_steps(TorchPredictor(model), data)["accuracy"] > 0.9
 
 
@@ -361,7 +362,7 @@ def test_carried_state_equals_one_long_run(monkeypatch: pytest.MonkeyPatch) -> N
     model = fitted(data)
     monkeypatch.setattr("stablernn.training.evaluation.stepwise.STREAMS", 1)
     monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 7)
-    parts = list(follow(TorchPredictor(model), data.test, 4, continuous=True))
+    parts = list(predict_segments(TorchPredictor(model), data.test, 4, continuous=True))
     assert [part.x.shape[1] for part, _ in parts] == [7] * 8 + [3]
     with torch.no_grad():
         whole = model(torch.from_numpy(data.test.gather([0]).x)).numpy()
@@ -458,7 +459,7 @@ def test_scores_of_nothing_are_missing() -> None:
 
 def test_answers_of_many_classes_come_in_short_stretches() -> None:
     data = running(3000)
-    parts = follow(TorchPredictor(fitted(data)), data.test, NUMBERS // 64, continuous=True)
+    parts = predict_segments(TorchPredictor(fitted(data)), data.test, NUMBERS // 64, continuous=True)
     assert next(iter(parts))[0].x.shape == (10, 1)
 
 

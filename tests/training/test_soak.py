@@ -173,7 +173,7 @@ def test_where_no_ball_is_proved_the_reason_is_told() -> None:
     model = Forecaster("unicornn", 2, 2, 4).eval()
     model.fit_scaling(data.training_values())
     got = soak(TorchPredictor(model), data, certificate=certify(model).document())
-    reason = "the certificate, of kind 'none', knows no ball in which a state stays"
+    reason = "the certificate, of kind 'none', has no ball in which a state stays"
     assert (got["bound"], got["bound_reason"]) == (None, reason)
     assert soak(TorchPredictor(model), data)["bound_reason"] == "no certificate was given"
 

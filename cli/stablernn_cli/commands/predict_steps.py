@@ -86,14 +86,14 @@ def _predict(model: Target, file: StepFile) -> Iterator[tuple[int, Array, Array]
     """Yield the number of each sequence, its outputs in float64, (steps, outputs), and its targets, (steps,)."""
     import numpy as np
 
-    from stablernn.training.evaluation.stepwise import follow
+    from stablernn.training.evaluation.stepwise import predict_segments
 
     steps = file.steps
     outputs = len(model.labels or model.targets)
     parts: dict[int, list[Array]] = {}
     # Not cut into parallel streams: each sequence is run from its beginning, as in the file.
     # The stretches of the sequences of a batch come interleaved.
-    for part, answers in follow(model.predictor, steps, outputs, continuous=False):
+    for part, answers in predict_segments(model.predictor, steps, outputs, continuous=False):
         for row, length, answer in zip(part.rows, part.lengths, answers, strict=True):
             parts.setdefault(int(row), []).append(answer[:length].astype(np.float64))
     for number in sorted(parts):

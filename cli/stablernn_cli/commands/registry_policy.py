@@ -22,11 +22,6 @@ logger = logging.getLogger(__name__)
 
 # Values of --clear: the rules by their option, and all of them.
 _RULES = ("kind", "max-parity", "metric", "model-signature", "all")
-# Common metrics by their direction of improvement, for which --better may be omitted.
-_HIGHER_IS_BETTER = frozenset({"accuracy", "macro_f1", "roc_auc"})
-_LOWER_IS_BETTER = frozenset(
-    {"log_loss", "ece", "mse", "mae", "rmse", "mase", "smape", "wape", "crps", "bpc", "perplexity", "nll", "loss"}
-)
 
 
 @app.command()
@@ -210,13 +205,15 @@ def _check(changes: Mapping[str, Any], dropped: AbstractSet[str], why: str) -> N
 
 
 def _direction(metric: str) -> str:
-    """Return the direction of improvement of a common metric."""
-    if metric in _HIGHER_IS_BETTER:
-        return "higher"
-    # One pinball loss for each quantile level.
-    if metric in _LOWER_IS_BETTER or metric.startswith("pinball_"):
-        return "lower"
-    raise UsageError(f"The direction of improvement of '{metric}' is not known. Add --better higher or --better lower.")
+    """Return the direction of improvement of a metric that has one and is in the catalog."""
+    from stablernn.training.evaluation.metric_catalog import direction
+
+    better = direction(metric)
+    if better is None:
+        raise UsageError(
+            f"The direction of improvement of '{metric}' is not known. Add --better higher or --better lower."
+        )
+    return better
 
 
 def _entry_document(entry: PolicyEntry, policy: Policy) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +41,9 @@ class Objective(ABC):
 
     Attributes:
         headline: Validation metric by which early stopping and the best checkpoint choose.
-        mode: ``max`` if larger values of the headline are better, ``min`` if smaller ones are.
     """
 
     headline: str
-    mode: Literal["max", "min"]
 
     @abstractmethod
     def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
@@ -75,7 +73,6 @@ class ClassifyObjective(Objective):
     """
 
     headline = "accuracy"
-    mode = "max"
 
     def __init__(
         self,
@@ -112,8 +109,6 @@ class ForecastObjective(Objective):
         headline: ``mae`` or ``mase``.
     """
 
-    mode = "min"
-
     def __init__(self, headline: str = "mae") -> None:
         self.headline = headline
 
@@ -146,7 +141,6 @@ class PredictNextObjective(Objective):
 
     def __init__(self, headline: str) -> None:
         self.headline = headline
-        self.mode: Literal["max", "min"] = "max" if headline == "accuracy" else "min"
 
     def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
         return self.advance(model, batch, None)[0]

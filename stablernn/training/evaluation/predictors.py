@@ -22,18 +22,18 @@ BATCH_SIZE = 256
 
 
 class Predictor(Protocol):
-    """Anything that answers a batch of sequences in raw units."""
+    """Anything that predicts a batch of sequences in raw units."""
 
     def run_numpy(self, x: Array, lengths: Array | None = None, *, dt: Array | None = None) -> Outputs:
-        """Outputs for ``x`` (batch, time, features) float32, of which the first ``lengths`` (batch,) steps count.
+        """Return the outputs for a batch of sequences.
 
         Args:
-            x: Raw units, NaN where a value is missing.
-            lengths: All steps count when omitted.
+            x: (batch, time, features) float32 in raw units, NaN for a missing value.
+            lengths: (batch,), steps of each sequence before its padding; all steps if omitted.
             dt: (batch, time) float32, the time from the step before, for models that take it.
 
         Returns:
-            ``probabilities`` (batch, classes), or ``mean`` (batch, horizon, targets) and, where the model has them,
+            ``probabilities`` (batch, classes), or ``mean`` (batch, horizon, targets) and, if the model has them,
             ``quantiles`` (batch, horizon, targets, levels).
         """
         ...
@@ -48,33 +48,33 @@ class CachesWeights(Protocol):
         ...
 
 
-class Continuing(Protocol):
-    """A predictor that can go on from the state in which a sequence left it."""
+class StatefulPredictor(Protocol):
+    """A predictor that can continue from the state after a sequence."""
 
     @property
     def states(self) -> Sequence[Any]:
-        """What has ``input``, ``output`` and ``role`` for each tensor of the state."""
+        """Names of each tensor of the state, with ``input``, ``output`` and ``role`` as in :class:`StateName`."""
         ...
 
     @property
     def patch_stride(self) -> int:
-        """Samples after which the state moves on."""
+        """Samples between two steps of the state."""
         ...
 
     def run_sequence(
-        self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None, **further: Array
+        self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None, **optional: Array
     ) -> Outputs: ...
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]: ...
 
 
 def predict(predictor: Predictor, source: SampleSource, *, batch_size: int = BATCH_SIZE) -> Outputs:
-    """The predictor's outputs for every sample of a source, in order."""
+    """Return the predictor's outputs for every sample of a source, in order; empty for an empty source."""
     parts: list[Outputs] = []
     with cached_weights(predictor):
         for start in range(0, len(source), batch_size):
             batch = source.gather(np.arange(start, min(start + batch_size, len(source))))
-            parts.append(predictor.run_numpy(batch.x, batch.lengths, **further_inputs(batch)))
+            parts.append(predictor.run_numpy(batch.x, batch.lengths, **optional_inputs(batch)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
@@ -84,7 +84,7 @@ def cached_weights(predictor: object) -> AbstractContextManager[None]:
     return predictor.cached_weights() if isinstance(predictor, CachesWeights) else nullcontext()
 
 
-def further_inputs(batch: Samples) -> dict[str, Array]:
-    """What samples bring beside values and lengths, by name: ``dt``, ``static``, ``future``, as far as they have it."""
-    found = batch._asdict()
-    return {name: value for name, value in found.items() if name not in ("x", "lengths", "y") and value is not None}
+def optional_inputs(batch: Samples) -> dict[str, Array]:
+    """Return the inputs of samples in addition to values and lengths, by name: those of ``dt, static, future``."""
+    fields = batch._asdict()
+    return {name: value for name, value in fields.items() if name not in ("x", "lengths", "y") and value is not None}

@@ -35,7 +35,7 @@ class StepPredictor(Protocol):
         ...
 
 
-def follow(
+def predict_segments(
     predictor: StepPredictor, split: StepSplit, outputs: int, *, continuous: bool
 ) -> Iterator[tuple[Segment, Array]]:
     """Run a predictor over every sequence of a split in segments, the state carried from each to the next.

@@ -11,6 +11,7 @@ import numpy as np
 
 from stablernn.data.types import ClassificationData
 from stablernn.training.batches.losses import Objective
+from stablernn.training.evaluation.metric_catalog import direction
 
 _LEAST_PROBABILITY = 1.2e-7
 """As in the log loss of :func:`stablernn.training.evaluation.metrics.classification_metrics`."""
@@ -62,7 +63,7 @@ def compare_with_baseline(scores: Mapping[str, Any], objective: Objective) -> Co
     """
     name = next((name for name in _TRIVIAL_ANSWERS if name in scores), None)
     metric = objective.headline
-    if name is None or objective.mode == "max":
+    if name is None or direction(metric) == "higher":
         return None
     value = scores[name].get(metric)
     if value is None or not math.isfinite(value):

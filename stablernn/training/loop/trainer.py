@@ -23,6 +23,7 @@ from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import SequenceModel, States
 from stablernn.training.batches.losses import Objective
 from stablernn.training.batches.minibatches import Minibatch, Minibatches
+from stablernn.training.evaluation.metric_catalog import direction
 from stablernn.training.evaluation.scorers import Scorer
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loop.certificate_log import StabilityLog
@@ -334,7 +335,7 @@ class Trainer:
         if metric is None or not math.isfinite(metric):
             position.stale += 1
             return False
-        sign = 1 if self.objective.mode == "max" else -1
+        sign = 1 if direction(self.objective.headline) == "higher" else -1
         is_exceeded = position.best is None or sign * metric > sign * position.best
         position.stale = 0 if is_exceeded else position.stale + 1
         return is_exceeded or metric == position.best

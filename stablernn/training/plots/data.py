@@ -1,4 +1,4 @@
-"""A picture of data before training: classes and examples, or series with their splits, or sequences step by step."""
+"""Plots of data before training: classes with examples, series with their splits, or sequences step by step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stablernn.data.arrays import SPLITS
 from stablernn.data.step_data import StepData
 from stablernn.data.windows import target_range
 from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style
+from stablernn.training.plots.times import plottable_times
 
 _SHADES = {"train": BLUE, "validation": ORANGE, "test": GREEN}
 _MOST_CLASSES, _EXAMPLES = 6, 5
@@ -75,16 +76,17 @@ def plot_series(path: Path, data: ForecastData) -> None:
         CheckpointError: If the file cannot be written.
     """
     panels = [(series, target) for series in data.series[:_MOST_SERIES] for target in data.targets[:_MOST_TARGETS]]
+    # Both limits together would allow 16 panels.
     panels = panels[: max(_MOST_SERIES, _MOST_TARGETS)]
     figure = Figure(figsize=(11, 1.2 + 2.1 * len(panels)), layout="constrained")
     for axes, (series, target) in zip(np.atleast_1d(figure.subplots(len(panels), 1)).ravel(), panels, strict=True):
         values = series.values[:, data.channels.index(target)]
-        times = _times(series.ds)
+        times = plottable_times(series.ds)
         _style(axes, series.unique_id if len(data.series) > 1 else data.name)
-        for word in SPLITS:
-            start, stop = target_range(len(values), data.validation_steps, data.test_steps, word)
+        for split in SPLITS:
+            start, stop = target_range(len(values), data.validation_steps, data.test_steps, split)
             if stop > start:
-                axes.axvspan(times[start], times[stop - 1], color=_SHADES[word], alpha=0.1, linewidth=0, label=word)
+                axes.axvspan(times[start], times[stop - 1], color=_SHADES[split], alpha=0.1, linewidth=0, label=split)
         axes.plot(times, values, color=BLACK, linewidth=0.7)
         _mark_missing(axes, times, values)
         axes.set_ylabel(target)
@@ -99,7 +101,7 @@ def plot_series(path: Path, data: ForecastData) -> None:
 def _mark_missing(axes: Axes, times: npt.NDArray[Any], values: npt.NDArray[np.float32]) -> None:
     missing = np.flatnonzero(np.isnan(values))
     if len(missing):
-        # Along the lower edge: the data have no height for what is not there.
+        # Along the lower edge of the axes: missing values have no height in units of the data.
         axes.plot(
             times[missing],
             np.zeros(len(missing)),
@@ -120,11 +122,12 @@ def plot_steps(path: Path, data: StepData) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _style(left, f"{data.name}: steps of a sequence")
-    lengths = {word: np.asarray(data.split(word).lengths) for word in SPLITS}
+    lengths = {split: np.asarray(data.split(split).lengths) for split in SPLITS}
+    # The same bins for all splits, so that their shares can be compared.
     edges = np.histogram_bin_edges(np.concatenate(list(lengths.values())), bins=30)
-    for word, found in lengths.items():
-        share = np.full(len(found), 1 / max(len(found), 1))
-        left.hist(found, edges, weights=share, color=_SHADES[word], alpha=0.5, label=f"{word} ({len(found):,})")
+    for split, steps in lengths.items():
+        share = np.full(len(steps), 1 / max(len(steps), 1))
+        left.hist(steps, edges, weights=share, color=_SHADES[split], alpha=0.5, label=f"{split} ({len(steps):,})")
     left.set_ylabel("share of the split")
     left.legend(frameon=False, fontsize=9)
     sample = data.train.gather([0])
@@ -142,8 +145,3 @@ def plot_steps(path: Path, data: StepData) -> None:
         right.legend(frameon=False, fontsize=9)
     right.set_xlabel("step")
     _save(figure, path)
-
-
-def _times(stamps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # matplotlib reads datetimes of microseconds; nanoseconds it takes for plain numbers in some versions.
-    return stamps.astype("datetime64[us]") if stamps.dtype.kind == "M" else stamps

@@ -20,7 +20,7 @@ from stablernn.training.batches.losses import ForecastObjective, Objective
 from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.calibration.temperature import fit_offsets
-from stablernn.training.evaluation.metrics import mirrored
+from stablernn.training.evaluation.metrics import symmetric_levels
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.scorers import ForecastScorer, PredictorNames, Scorer, Scores, open_forecast
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
@@ -162,7 +162,7 @@ class ForecastTask(Task):
             missing = "quantiles"
         elif not len(self.data.windows("validation")):
             missing = "a validation split"
-        elif levels is not None and not mirrored(levels):
+        elif levels is not None and not symmetric_levels(levels):
             if config.training.calibrate:
                 raise ConfigError(
                     "training.calibrate moves two quantiles at once whose levels add up to 1, such as 0.1 and 0.9, and "
