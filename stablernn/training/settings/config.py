@@ -35,9 +35,10 @@ class Section(BaseModel):
 class DataConfig(DataOptions, Section):
     """Which data, and how its files are read."""
 
-    source: str
+    # A file of settings has text, not paths. To narrow the types is sound, since the model is frozen.
+    source: str  # pyright: ignore[reportIncompatibleVariableOverride]
     """Name of a dataset or path of a file."""
-    test: str | None = None
+    test: str | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """File with the test split; None: what the source itself brings."""
 
 
