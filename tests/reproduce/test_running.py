@@ -24,7 +24,7 @@ from stablernn.reproduce.published import TABLES
 from stablernn.reproduce.running import reproduce
 from stablernn.reproduce.states import states
 from stablernn.reproduce.table import FULL, SHORT, ProtocolName, Table
-from stablernn.robustness.attacks import Perturbed, prepared
+from stablernn.robustness.attacks import PerturbedClassifier, differentiable_copy
 from stablernn.training import Progress, load_config, load_run, train
 
 
@@ -312,7 +312,7 @@ def test_in_raw_units_a_network_is_the_same_function_and_a_change_is_one_of_a_pi
     same = in_raw_units(model)
     with torch.no_grad():
         torch.testing.assert_close(same(x, lengths), model(x, lengths), rtol=1e-4, atol=1e-5)
-        with prepared(same) as copied:
-            moved = Perturbed(copied, x, lengths)(torch.full_like(x, 0.05))
+        with differentiable_copy(same) as copied:
+            moved = PerturbedClassifier(copied, x, lengths)(torch.full_like(x, 0.05))
         torch.testing.assert_close(moved, model(x + 0.05, lengths), rtol=1e-4, atol=1e-5)
     assert not torch.equal(model.scaling.scale, same.scaling.scale)

@@ -19,7 +19,7 @@ import tritonclient.http as triton
 from cli_helpers import first_document
 from engine_helpers import KINDS, publish, random_inputs, sequence, zeros
 from server_helpers import Published, torch_answer
-from stablernn.export.parity import SEQUENCE_CAP, _difference, _samples
+from stablernn.export.parity import SEQUENCE_CAP, _max_errors, _split_steps
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import cuda_devices
 
@@ -72,7 +72,7 @@ def test_the_numbers_are_those_of_the_cpu(
     cpu, gpu = ServedModel.load(version, "cpu"), ServedModel.load(version, "cuda", engine=engine)
     inputs, _ = random_inputs(zoo.torch_models[f"{kind}:1"], seed=1)
     expected = sequence(cpu, inputs, zeros(cpu, 5))
-    difference = _difference(expected, sequence(gpu, inputs, zeros(cpu, 5)))[1]
+    difference = _max_errors(expected, sequence(gpu, inputs, zeros(cpu, 5)))[1]
     record_property("max_rel_error", difference)
     print(
         f"{kind} by {engine} on {torch.cuda.get_device_name() if torch.cuda.is_available() else 'a GPU'}: ", difference
@@ -89,12 +89,12 @@ def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, engi
     del inputs["lengths"]
     whole = sequence(gpu, inputs, {})
     states, outputs = zeros(gpu, 5), {}
-    for sample in _samples(model, {name: value for name, value in inputs.items() if name not in known}):
+    for sample in _split_steps(model, {name: value for name, value in inputs.items() if name not in known}):
         outputs = gpu.run(gpu.step, {**sample, **known, **states})
         states = gpu.next_state(outputs)
     if model.every_step:
         whole = {name: value if name in gpu.sequence.state_outputs else value[:, -1] for name, value in whole.items()}
-    assert _difference(whole, outputs)[1] <= TOLERANCE
+    assert _max_errors(whole, outputs)[1] <= TOLERANCE
 
 
 def test_auto_says_what_it_measured(zoo: Published) -> None:
@@ -140,7 +140,7 @@ def test_a_foreign_client_gets_the_numbers_of_the_model(served: tuple[str, str],
         tensors[-1].set_data_from_numpy(inputs[name])
     result = client.infer("classes", tensors)
     expected = torch_answer(zoo.torch_models["classes:1"], inputs["x"], inputs["lengths"])
-    assert _difference(expected, {name: result.as_numpy(name) for name in expected})[1] <= TOLERANCE
+    assert _max_errors(expected, {name: result.as_numpy(name) for name in expected})[1] <= TOLERANCE
     client.close()
 
 

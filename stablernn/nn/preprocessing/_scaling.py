@@ -98,7 +98,7 @@ class Scaling(nn.Module):
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Channels for the first layer from one raw sample ``(batch, F)``, and the next state.
 
-        :class:`stablernn.export.input_stage.Intake` does the same in graphs.
+        :class:`stablernn.export.input_stage.InputStage` does the same in graphs.
         """
         (held,) = state
         observed = ~torch.isnan(x)
