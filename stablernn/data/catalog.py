@@ -13,7 +13,7 @@ import numpy as np
 from stablernn import errors
 from stablernn.data.named import cifar, fsdd, memory, mnist, polyphonic, series, text, timit
 from stablernn.data.named.entry import OPTIONS, DatasetInfo, NamedData, Request, check_variant
-from stablernn.data.named.fetch import located
+from stablernn.data.named.fetch import locate_files
 from stablernn.data.sequences import wrong_features
 from stablernn.data.types import ForecastData
 from stablernn.data.windows import Int64Array, SplitName
@@ -136,7 +136,7 @@ def load_named(
     if column is not None:
         raise errors.ConfigError(f"{column} is for files; the columns of '{info.key}' are known.")
     partial = bool(options.get("partial", False))
-    paths, missing = located(info, partial=partial)
+    paths, missing = locate_files(info, partial=partial)
     data = info.load(
         Request(
             info,

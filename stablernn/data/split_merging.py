@@ -41,7 +41,7 @@ def class_weights(data: ClassificationData) -> Tensor:
 
 def _joined(first: SequenceSplit, second: SequenceSplit) -> SequenceSplit:
     if isinstance(first, LazySplit) and isinstance(second, LazySplit):
-        return first.joined(second)
+        return first.concatenate(second)
     one, two = (split.gather(np.arange(len(split))) for split in (first, second))
     return SequenceSplit(
         np.concatenate([one.x, two.x]),

@@ -353,7 +353,7 @@ def test_partial_data_has_another_fingerprint(colours: dict[str, bytes], tmp_pat
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"\0" * 3074, "'b' must be made of records of 3073 bytes, got 3074 bytes."),
+        (b"\0" * 3074, "'b' must consist of records of 3073 bytes, got 3074 bytes."),
         (b"\x0b" + b"\0" * 3072, "'b' has the class 11; classes are 0 to 9."),
     ],
 )

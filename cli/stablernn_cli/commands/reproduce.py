@@ -13,7 +13,7 @@ from stablernn_cli.output import JsonOption, Output
 
 app = typer.Typer(help="Train published tables again", no_args_is_help=True)
 
-# As stablernn.reproduce.published has them, whose import is too slow for a program that only prints its help.
+# As stablernn.reproduce.published_tables has them, whose import is too slow for a program that only prints its help.
 TABLES = {
     "robustness": "Attacked accuracy and curvature, MNIST in rows",
 }
@@ -124,7 +124,7 @@ def _reproduce(
     with output.status("Loading ..."):
         from torch import device
 
-        from stablernn.reproduce.running import reproduce
+        from stablernn.reproduce.run_protocol import reproduce
         from stablernn.reproduce.table import FULL, SHORT
         from stablernn.training.loop.environment import environment
     if not short and (environment(device("cpu"))["commit"] or "").endswith("-dirty"):
@@ -156,8 +156,8 @@ def _seeds(text: str) -> list[int]:
 
 
 def _show(output: Output, results: Mapping[str, Any]) -> None:
-    from stablernn.reproduce.published import published_table
-    from stablernn.reproduce.render import header, lines, notes, title
+    from stablernn.reproduce.published_tables import published_table
+    from stablernn.reproduce.rendering import header, lines, notes, title
 
     table = published_table(results["table"])
     output.text(f"{table.paper}, {table.source}: {table.title}")
