@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/soundness.py
 
 writes ``benchmarks/results/soundness.json`` and prints the table of docs/stability.md. The searches are those of
-``tests/stability``, which fail where more is found than is proved; here it is shown how much less.
+``tests/bounds`` and ``tests/certificates``, which fail where more is found than is proved; here it is shown how much
+less.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from stability.probe import Seen, checked  # noqa: E402
-from stability.specimens import certifiable, digits, trained  # noqa: E402
-from stability.trajectories import checked_module  # noqa: E402
+from bounds.specimens import certifiable, digits, trained  # noqa: E402
+from bounds.step_search import Seen, checked  # noqa: E402
+from certificates.trajectory_search import checked_module  # noqa: E402
 from stablernn import list_cells  # noqa: E402
 from stablernn.certificates.certificate import certify  # noqa: E402
 from stablernn.nn.models import SequenceModel  # noqa: E402

@@ -13,7 +13,7 @@ import torch
 
 from exports import keep_in
 
-pytest_plugins = ["cpu_report"]
+pytest_plugins = ["cpu_report", "published_models"]
 
 # The suite's workers share the cores, and equality to the bit is promised on one thread.
 torch.set_num_threads(1)

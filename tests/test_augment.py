@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stablernn.nn.models import Classifier
 from stablernn.training.batches.augmentation import Augmentation
-from stablernn.training.batches.losses import Batch, ClassifyTask
+from stablernn.training.batches.losses import Batch, ClassifyObjective
 
 MEAN, SCALE = torch.tensor([5.0, -1.0]), torch.tensor([2.0, 0.1])
 
@@ -119,7 +119,7 @@ def trained_on(scaling: str, x: torch.Tensor, augmentation: Augmentation | None,
     model.fit_scaling([*x.numpy()])
     torch.manual_seed(1)
     batch = Batch(x, torch.full((len(x),), x.shape[1]), torch.arange(len(x)) % 2)
-    return ClassifyTask(augmentation=augmentation).loss(model, batch).detach()
+    return ClassifyObjective(augmentation=augmentation).loss(model, batch).detach()
 
 
 def test_logarithms_are_what_is_changed_where_a_model_takes_them() -> None:
@@ -147,7 +147,7 @@ def test_label_smoothing_and_class_weights_are_those_of_cross_entropy() -> None:
     batch = Batch(x, torch.full((6,), 4), y)
     share = torch.log_softmax(logits, dim=1)
     nearest = -share[torch.arange(6), y]
-    smooth = ClassifyTask(label_smoothing=0.3).loss(model, batch)
+    smooth = ClassifyObjective(label_smoothing=0.3).loss(model, batch)
     torch.testing.assert_close(smooth, (0.7 * nearest + 0.3 * -share.mean(dim=1)).mean())
-    weighted = ClassifyTask(class_weights=weights).loss(model, batch)
+    weighted = ClassifyObjective(class_weights=weights).loss(model, batch)
     torch.testing.assert_close(weighted, (weights[y] * nearest).sum() / weights[y].sum())

@@ -25,9 +25,19 @@ def test_importing_it_loads_no_torch(package: str) -> None:
     assert run_python(code) == "[]"
 
 
-@pytest.mark.parametrize("package", ["stablernn", "stablernn.data"])
+@pytest.mark.parametrize("package", ["stablernn", "stablernn.data", "stablernn.training"])
 def test_the_library_loads_torch_only_when_it_is_used(package: str) -> None:
     assert run_python(f"import {package}, sys; print('torch' in sys.modules)") == "False"
+
+
+def test_reading_a_table_loads_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("ds,y\n" + "".join(f"{step},{step % 7}\n" for step in range(60)))
+    code = (
+        f"import sys; from stablernn.data import load_data; data = load_data({str(path)!r}, horizon=2); "
+        "print(len(data.windows('test')) > 0, 'torch' in sys.modules)"
+    )
+    assert run_python(code) == "True False"
 
 
 @pytest.mark.parametrize(
@@ -43,6 +53,16 @@ def test_export_can_be_called_in_either_order_of_imports(imports: str, tmp_path:
     )
     files = "certificate.json config.json parity.json sequence.onnx step.onnx weights.safetensors"
     assert run_python(code) == f"model folder formats steps {files}"
+
+
+@pytest.mark.parametrize(
+    "imports", ["", "import stablernn.training.evaluate_data; "], ids=["first", "after its module"]
+)
+def test_evaluate_of_training_is_the_function_in_either_order_of_imports(imports: str) -> None:
+    code = f"{imports}from stablernn.training import evaluate; from stablernn import training; "
+    assert run_python(f"{code}print(evaluate.__name__, callable(training.evaluate), 'evaluate' in dir(training))") == (
+        "evaluate True True"
+    )
 
 
 def test_public_names_and_modules_are_found_when_asked_for() -> None:
@@ -70,11 +90,21 @@ def test_modules_that_have_moved_keep_their_old_names_and_warn(old: str, new: st
     assert run_python(f"from {old} import {name} as a; from {new} import {name} as b; print(a is b)") == "True"
 
 
+def test_a_module_that_was_split_keeps_its_old_name_and_warns() -> None:
+    code = "import warnings; warnings.simplefilter('error'); from stablernn.training.run import create_model"
+    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "DeprecationWarning: stablernn.training.run is stablernn.training.build_model, " in refused.stderr
+    for module, name in (("build_model", "create_model"), ("run_directory", "RunDirectory"), ("train_model", "train")):
+        same = f"from stablernn.training.run import {name} as a; from stablernn.training.{module} import {name} as b"
+        assert run_python(f"{same}; print(a is b)") == "True"
+    assert run_python("import stablernn.training.run as run; print(hasattr(run, 'nothing'))") == "False"
+
+
 def test_the_server_keeps_the_old_name_of_an_open_model_and_warns() -> None:
     import stablernn_server
     from stablernn_runtime import ServedModel
 
-    with pytest.warns(DeprecationWarning, match=r"OnnxModel is stablernn_runtime\.ServedModel now"):
+    with pytest.warns(DeprecationWarning, match=r"OnnxModel is now stablernn_runtime\.ServedModel"):
         assert stablernn_server.OnnxModel is ServedModel
 
 

@@ -1,4 +1,4 @@
-"""`python -m stablernn_cli` is `stablernn`, also where the script is not on the path."""
+"""Entry point of `python -m stablernn_cli`, for environments whose scripts are not on the path."""
 
 from __future__ import annotations
 

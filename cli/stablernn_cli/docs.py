@@ -1,7 +1,6 @@
-"""Writes the files that are generated from the code: pages of ``docs/``, tables of ``README.md``, and
-catalogs of cells and datasets.
+"""Generator of pages of ``docs/``, of tables in ``README.md`` and of the catalogs of cells and datasets.
 
-``python -m stablernn_cli.docs`` in the repository (``make docs``); tests fail when either is out of date.
+Run as ``python -m stablernn_cli.docs`` in the repository (``make docs``); a test fails when a file is out of date.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stablernn.training.evaluation.metric_catalog import TASKS, Task, metrics_of
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
@@ -26,7 +26,7 @@ _HEAD = """# Command line
 Written by `make docs` from the help texts; do not edit by hand.
 
 Exit codes: 0 done; 1 the work failed or its content is bad; 2 the command line is wrong (an unknown command, option,
-cell, dataset or reference); 3 a check said no (`registry verify`, a refused alias); 130 stopped by Ctrl-C. Errors are
+cell, dataset or reference); 3 a check refused (`registry verify`, a refused alias); 130 stopped by Ctrl-C. Errors are
 one sentence on stderr. With `--json` a command prints one JSON document on stdout and nothing else there; progress and
 notes go to stderr.
 """
@@ -38,32 +38,33 @@ Written by `make docs` from the catalog; do not edit by hand. `stablernn cells l
 print the same. What "stable" means for each of them, with conditions and counterexamples, is in
 [stability.md](stability.md); where other code differs, in [compared.md](compared.md).
 
-Every cell trains, exports to ONNX and TorchScript, and is served. Vectors are columns, `.*` multiplies units, `N` is
-`hidden_size`. Each has two presets of options and training settings: `practical`, ours, the default, and `paper`, the
-published values where they are known. Options are set by `--set model.cell_options.NAME=VALUE`.
+Every cell trains, exports to ONNX and TorchScript, and is served. Vectors are columns, `.*` is the elementwise product,
+`N` is `hidden_size`. Each cell has two presets of options and training settings: `practical`, the default, tuned for
+this library, and `paper`, the published values where they are known. Options are set by
+`--set model.cell_options.NAME=VALUE`.
 """
 
 
 def cells_catalog() -> str:
-    """Return the facts about all cells as the file that ``stablernn cells`` reads."""
+    """Return the file with the facts about all cells, which ``stablernn cells`` reads."""
     from stablernn.cells import cell_info, list_cells
 
     return json.dumps([cell_info(key).facts() for key in list_cells()], indent=1, allow_nan=False) + "\n"
 
 
 def datasets_catalog() -> str:
-    """Return the facts about all named datasets as the file that ``stablernn data list`` reads."""
+    """Return the file with the facts about all named datasets, which ``stablernn data list`` reads."""
     from stablernn.data import list_datasets
 
     return json.dumps([info.facts() for info in list_datasets()], indent=1, ensure_ascii=False) + "\n"
 
 
 def cells_page() -> str:
-    """The page of all cells."""
-    return "".join([_CELLS_HEAD, "\n", *_overview(), *_sections()])
+    """Return the page of all cells."""
+    return "".join([_CELLS_HEAD, "\n", *_cells_overview(), *_cell_sections()])
 
 
-def _overview() -> Iterator[str]:
+def _cells_overview() -> Iterator[str]:
     rows = [
         (
             f"[`{info.key}`](#{info.key})",
@@ -78,7 +79,7 @@ def _overview() -> Iterator[str]:
     return _table(("cell", "year", "family", "irregular time", "exports to", "guarantee"), rows)
 
 
-def _sections() -> Iterator[str]:
+def _cell_sections() -> Iterator[str]:
     for info in _by_year():
         yield f"\n## `{info.key}`\n\n{info.title[0].upper()}{info.title[1:]}. {info.paper}.\n\n"
         yield f"    {info.equation}\n\nGuarantee: {info.guarantee}.\n\n"
@@ -89,7 +90,7 @@ def _sections() -> Iterator[str]:
         rows += [(f"training `{name}`", *(_value(preset.get(name)) for preset in settings)) for name in names]
         yield from _table(("option", "practical", "paper"), rows)
         if info.paper_source:
-            yield f"\nOf `paper`: {info.paper_source}\n"
+            yield f"\nSource of `paper`: {info.paper_source}\n"
 
 
 def _value(value: object) -> str:
@@ -103,11 +104,11 @@ def _by_year() -> list[CellInfo]:
 
 
 def render() -> str:
-    """The page of all commands."""
-    return _HEAD + "".join(_pages(typer.main.get_command(app), "stablernn"))
+    """Return the page of all commands."""
+    return _HEAD + "".join(_command_sections(typer.main.get_command(app), "stablernn"))
 
 
-def _pages(command: Any, path: str) -> Iterator[str]:
+def _command_sections(command: Any, path: str) -> Iterator[str]:
     yield f"\n## `{path}`\n\n"
     yield f"{_help(command)}\n"
     yield from _parameters(command)
@@ -117,10 +118,12 @@ def _pages(command: Any, path: str) -> Iterator[str]:
         for name, child in commands.items():
             yield f"| `{path} {name}` | {_help(child).splitlines()[0]} |\n"
     for name, child in commands.items():
-        yield from _pages(child, f"{path} {name}")
+        # Groups first list their commands, which follow with a section each.
+        yield from _command_sections(child, f"{path} {name}")
 
 
 def _help(command: Any) -> str:
+    # Paragraphs on one line, as Markdown wants them.
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     lines = [" ".join(paragraph.split("\n")) for paragraph in paragraphs]
     return "\n\n".join(_example(line) for line in lines)
@@ -128,48 +131,57 @@ def _help(command: Any) -> str:
 
 def _example(line: str) -> str:
     example = line.removeprefix("Example: ")
+    # Indented by four spaces, which Markdown shows as code.
     return line if example == line else f"    {example}"
 
 
 def _parameters(command: Any) -> Iterator[str]:
-    rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    rows = [_option_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     if rows:
         yield "\n| option | default | |\n| --- | --- | --- |\n"
         yield from rows
 
 
-def _row(parameter: Any) -> str:
+def _option_row(parameter: Any) -> str:
     is_option = parameter.param_type_name == "option"
     name = ", ".join([*parameter.opts, *parameter.secondary_opts]) if is_option else parameter.display_name_raw
     default = parameter.default
-    shown = "" if default in (None, False, (), []) or callable(default) else f"`{default}`"
-    needed = "required" if parameter.required else shown
+    # A flag's default is off; a computed default is stated in the text.
+    default_text = "" if default in (None, False, (), []) or callable(default) else f"`{default}`"
+    requirement = "required" if parameter.required else default_text
     text = " ".join((parameter.help or "").split()).replace("|", "\\|")
-    return f"| `{name}` | {needed} | {text} |\n"
+    return f"| `{name}` | {requirement} | {text} |\n"
 
 
 def readme(text: str, root: Path) -> str:
-    """The README with its tables written again.
+    """Return the README with its tables regenerated.
 
     Args:
-        text: The README as it is.
+        text: The current README.
         root: The repository.
     """
-    return _filled(text, "README.md", {"cells": _cells(), "commands": _commands(), "measured": _measured(root)})
+    tables = {"cells": _cells_table(), "commands": _commands_table(), "measured": _measured_table(root)}
+    return _fill_tables(text, "README.md", tables)
 
 
 def serving(text: str) -> str:
-    """docs/serving.md with its table of settings written again."""
-    return _filled(text, "docs/serving.md", {"settings": _settings()})
+    """Return docs/serving.md with its table of settings regenerated."""
+    return _fill_tables(text, "docs/serving.md", {"settings": _settings_table()})
 
 
-def _filled(text: str, page: str, tables: Mapping[str, Iterable[str]]) -> str:
+def evaluation(text: str) -> str:
+    """Return docs/evaluation.md with its tables of metrics regenerated."""
+    return _fill_tables(text, "docs/evaluation.md", {f"metrics of {task}": _metrics_table(task) for task in TASKS})
+
+
+def _fill_tables(text: str, page: str, tables: Mapping[str, Iterable[str]]) -> str:
     for name, lines in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, opened, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (opened and closed):
-            raise ValueError(f"{page} has no place for the table '{name}': {begin.strip()} ... {end}.")
+        # The comments that mark a table stay; everything between them is replaced.
+        before, begin_mark, remainder = text.partition(begin)
+        _, end_mark, after = remainder.partition(end)
+        if not (begin_mark and end_mark):
+            raise ValueError(f"{page} has no marks for the table '{name}': {begin.strip()} ... {end}.")
         text = before + begin + "".join(lines) + end + after
     return text
 
@@ -180,7 +192,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
         yield f"| {' | '.join(cells)} |\n"
 
 
-def _settings() -> Iterator[str]:
+def _settings_table() -> Iterator[str]:
     from stablernn_server import Settings
 
     rows = []
@@ -190,43 +202,55 @@ def _settings() -> Iterator[str]:
     return _table(("variable", "meaning", "default"), rows)
 
 
-def _cells() -> Iterator[str]:
+def _metrics_table(task: Task) -> Iterator[str]:
+    rows = [
+        (f"`{metric.name}`", metric.formula, metric.unit, metric.better or "", metric.undefined, metric.source)
+        for metric in metrics_of(task)
+    ]
+    return _table(("metric", "formula", "unit", "better", "0/0 and x/0", "source"), rows)
+
+
+def _cells_table() -> Iterator[str]:
     rows = [(f"[`{info.key}`](docs/cells.md#{info.key})", info.title, info.guarantee) for info in _by_year()]
     return _table(("cell", "what", "guarantee"), rows)
 
 
-def _commands() -> Iterator[str]:
+def _commands_table() -> Iterator[str]:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     rows = [(f"`{name}`", _help(child).splitlines()[0]) for name, child in commands.items()]
     return _table(("command", "what"), rows)
 
 
-def _measured(root: Path) -> Iterator[str]:
-    """One row a cell and dataset: median, range, parameters and seconds over the seeds of the benchmark."""
+def _measured_table(root: Path) -> Iterator[str]:
+    """Yield a row for each cell and dataset: median, range, parameters and seconds over the seeds of the benchmark."""
     runs = json.loads((root / "benchmarks/results/defaults.json").read_text(encoding="utf-8"))["runs"]
     groups: dict[tuple[str, str, str], list[Any]] = {}
     for run in runs:
         groups.setdefault((run["data"], run["cell"], run["figure"]), []).append(run)
     rows = []
-    for (data, cell, figure), found in groups.items():
-        values = [run["value"] for run in found]
+    for (data, cell, figure), seeds in groups.items():
+        values = [run["value"] for run in seeds]
         spread = f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-        seconds = statistics.median(run["seconds"] for run in found)
-        rows.append((data, f"`{cell}`", figure, spread, f"{found[0]['parameters']:,}", f"{seconds:.0f}"))
+        seconds = statistics.median(run["seconds"] for run in seeds)
+        rows.append((data, f"`{cell}`", figure, spread, f"{seeds[0]['parameters']:,}", f"{seconds:.0f}"))
     return _table(("data", "cell", "figure", "test, median (range)", "parameters", "training seconds"), rows)
 
 
 def main() -> None:
+    """Write all generated files of the repository."""
     root = Path(__file__).parents[2]
     (root / "docs" / "cli.md").write_text(render(), encoding="utf-8")
     (root / "docs" / "cells.md").write_text(cells_page(), encoding="utf-8")
     (root / "stablernn" / "cells" / "catalog.json").write_text(cells_catalog(), encoding="utf-8")
     (root / "stablernn" / "data" / "named" / "catalog.json").write_text(datasets_catalog(), encoding="utf-8")
     (root / "docs" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
-    served = root / "docs" / "serving.md"
-    served.write_text(serving(served.read_text(encoding="utf-8")), encoding="utf-8")
-    page = root / "README.md"
-    page.write_text(readme(page.read_text(encoding="utf-8"), root), encoding="utf-8")
+    # Pages written by hand, of which only the tables are generated.
+    serving_page = root / "docs" / "serving.md"
+    serving_page.write_text(serving(serving_page.read_text(encoding="utf-8")), encoding="utf-8")
+    evaluation_page = root / "docs" / "evaluation.md"
+    evaluation_page.write_text(evaluation(evaluation_page.read_text(encoding="utf-8")), encoding="utf-8")
+    readme_page = root / "README.md"
+    readme_page.write_text(readme(readme_page.read_text(encoding="utf-8"), root), encoding="utf-8")
 
 
 if __name__ == "__main__":

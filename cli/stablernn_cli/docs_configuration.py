@@ -1,4 +1,4 @@
-"""``docs/configuration.md``: every key of the settings, from their docstrings, below a head on where they come from."""
+"""``docs/configuration.md``: every key of the configuration with its description, below an introduction."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _HEAD = """# Configuration
 Written by `make docs` from the code; do not edit by hand.
 
 A run has one tree of settings with the sections `data`, `task`, `model` and `training`. They are set in three places;
-what comes later wins:
+later ones override earlier ones:
 
 1. `--config FILE`, a YAML file with these sections,
-2. options of the command line, which stand for the most used keys,
+2. options of the command line, for the most used keys,
 3. `--set SECTION.KEY=VALUE`, for every key; the value is read as YAML.
 
 ```yaml
@@ -31,48 +31,52 @@ training: {seed: 1}
 stablernn train --config load.yaml --hidden-size 32 --set training.weight_decay=0.01
 ```
 
-An option and a `--set` that say different things of one key are an error, and so is a key that does not exist. `1e-3`
-is a number; `yes`, `no`, `on` and `off` are words. `null` takes back what a file says, where the default is empty.
-`epochs` takes the place of a file's `max_steps`, and the other way round.
+An option and a `--set` with different values for one key are an error, and so is a key that does not exist. `1e-3` is a
+number; `yes`, `no`, `on` and `off` are strings. `null` resets a key of the file whose default is empty. `epochs`
+replaces a file's `max_steps`, and vice versa.
 
-**An empty default, None in the text, means "what is recommended for this cell and this data".** A run stores what it
-took in the `config.yaml` of its directory; what is empty there, too, is off or belongs to another task.
-`stablernn data check SOURCE` says what would be taken before anything is trained, `stablernn cells show CELL` what the
-cell recommends.
+**An empty default, None in the text, means "the value recommended for this cell and this data".** A run stores the
+values that it used in the `config.yaml` of its directory; a key that is empty there too is off or belongs to another
+task. `stablernn data check SOURCE` shows the values before anything is trained, `stablernn cells show CELL` the
+recommendations of the cell.
 
-## What is recommended
+## Recommended values
 
-Learning rate, optimizer, schedule and the like come from the cell ([cells.md](cells.md)); where it says nothing they
+Learning rate, optimizer, schedule and the like come from the cell ([cells.md](cells.md)); if it has none, they
 """
 
-_BETWEEN = """
-The rest goes by task and data, with the preset `practical`. Formulas and sources are in
-[classification.md](classification.md) and [forecasting.md](forecasting.md), what comes of it beside other methods in
+_BEFORE_TABLES = """
+All others depend on task and data, with the preset `practical`. Formulas and sources are in
+[classification.md](classification.md) and [forecasting.md](forecasting.md), comparisons with other methods in
 [accuracy.md](accuracy.md).
 """
 
-_BEHIND = """
-The gate is not a setting: it is there with a linear skip and a validation split. A recursive head goes sample by
+_AFTER_TABLES = """
+The gate is not a setting: it applies with a linear skip and a validation split. A recursive head works sample by
 sample: `standard` scaling, no patches, no skip, unless they are set.
 
 The preset `paper` recommends none of this: one sample a step, the last output, standard scores, no skip, no
-augmentation, no warm-up, and the cell's own length of training. The task `predict-next` has recommendations of its own
+augmentation, no warm-up, and the cell's own length of training. The task `predict-next` has its own recommendations
 ([predict_next.md](predict_next.md)).
 """
 
-_WORDS: dict[Any, str] = {str: "word", int: "whole number", float: "number", bool: "`true`, `false`"}
+_TYPE_NAMES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "`true`, `false`"}
 
 
 def configuration_page() -> str:
-    """The page of all settings."""
+    """Return the page of all settings."""
     from stablernn.training.settings.config import DataConfig, ModelConfig, TaskConfig, TrainingConfig
-    from stablernn.training.settings.resolve import FALLBACK, FALLBACK_LR
+    from stablernn.training.settings.defaults import FALLBACK, FALLBACK_LR, FALLBACK_OPTIMIZER
 
-    fallback = {**FALLBACK, "lr": FALLBACK_LR[FALLBACK["optimizer"]]}
-    parts = [_HEAD, f"are {', '.join(f'`{key}` {value}' for key, value in fallback.items())}.\n", _BETWEEN]
-    for title, rows in (("To classify", _to_classify()), ("To forecast", _to_forecast())):
+    fallback = {**FALLBACK, "lr": FALLBACK_LR[FALLBACK_OPTIMIZER]}
+    parts = [_HEAD, f"are {', '.join(f'`{key}` {value}' for key, value in fallback.items())}.\n", _BEFORE_TABLES]
+    for title, rows in (
+        ("To classify", _classification_rows()),
+        ("To forecast", _forecast_rows()),
+    ):
         parts += [f"\n### {title}\n\n", *_table(("what", "value", "why"), rows)]
-    parts.append(_BEHIND)
+    parts.append(_AFTER_TABLES)
+    # Defaults and descriptions come from the models that validate the settings, so they cannot be out of date.
     sections: dict[str, type[BaseModel]] = {
         "data": DataConfig,
         "task": TaskConfig,
@@ -80,12 +84,12 @@ def configuration_page() -> str:
         "training": TrainingConfig,
     }
     for name, section in sections.items():
-        parts += [f"\n## `{name}`\n\n{(section.__doc__ or '').strip()}\n\n", *_keys(name, section)]
+        parts += [f"\n## `{name}`\n\n{(section.__doc__ or '').strip()}\n\n", *_key_rows(name, section)]
     return "".join(parts)
 
 
-def _to_classify() -> list[tuple[str, str, str]]:
-    from stablernn.training.settings.defaults import (
+def _classification_rows() -> list[tuple[str, str, str]]:
+    from stablernn.training.tasks.classify import (
         AUGMENTATION,
         HEAD_DROPOUT,
         LABEL_SMOOTHING,
@@ -94,84 +98,89 @@ def _to_classify() -> list[tuple[str, str, str]]:
         PATCHES,
     )
 
-    steps = PATCHES["classify"]
+    # Numbers are read from the code; only the reasons are written here.
     return [
         (
             "`patch_stride`",
-            f"the longest training sequence over {steps}, rounded",
-            f"the layers take about {steps} steps, however long a sequence is: gradients reach its beginning, and "
-            "training is as much faster",
+            f"the longest training sequence over {PATCHES}, rounded",
+            f"the layers take about {PATCHES} steps for a sequence of any length: gradients reach its beginning, and "
+            "training is faster by the same factor",
         ),
-        ("`patch_size`", f"{PATCH_STEPS} strides", "neighbouring steps share samples, so that no shape is cut in two"),
-        ("`patch_embedding`", "`hidden_size`", "the cell sees features of a patch and not its raw samples"),
+        ("`patch_size`", f"{PATCH_STEPS} strides", "neighboring steps overlap, so that no shape is cut in two"),
+        ("`patch_embedding`", "`hidden_size`", "the cell sees features of a patch instead of its raw samples"),
         (
             "`readout`",
             "`all`",
-            "what tells classes apart may lie at the end (last), everywhere (mean) or in one place (max)",
+            "the feature that separates classes may be at the end (last), everywhere (mean) or in one place (max)",
         ),
-        ("`head_dropout`", f"{HEAD_DROPOUT['classify']}", "the head reads three numbers a unit, of few sequences"),
-        ("`scaling`", "`standard`", "how large values are is often what tells classes apart"),
-        ("`label_smoothing`", f"{LABEL_SMOOTHING}", "few labels are learned with too much certainty otherwise"),
+        (
+            "`head_dropout`",
+            f"{HEAD_DROPOUT}",
+            "the head has three inputs for each unit, and few sequences to learn from",
+        ),
+        ("`scaling`", "`standard`", "classes often differ in the level of their values"),
+        ("`label_smoothing`", f"{LABEL_SMOOTHING}", "a model of few labels is overconfident otherwise"),
         (
             ", ".join(f"`{key}`" for key in AUGMENTATION),
             ", ".join(f"{value}" for value in AUGMENTATION.values()),
-            "a small set is learned by heart otherwise; `time_warp` is 0 where the time of steps is known",
+            "a small set is memorized otherwise; `time_warp` is 0 if the steps have times",
         ),
         ("`batch_size`", "the cell's, at most a quarter of the sequences, at least 8", "small sets need steps"),
-        ("`epochs`", f"the cell's, at least as many as make {LEAST_STEPS} steps", "likewise"),
-        ("`calibrate`", "true: one temperature", "networks are surer than they are right"),
+        ("`epochs`", f"the cell's, at least as many as make {LEAST_STEPS} steps", "as above"),
+        ("`calibrate`", "true: one temperature", "networks are overconfident"),
     ]
 
 
-def _to_forecast() -> list[tuple[str, str, str]]:
-    from stablernn.training.settings.defaults import FORECAST_STEPS, MOST_WINDOWS_A_STEP, PATCHES
+def _forecast_rows() -> list[tuple[str, str, str]]:
+    from stablernn.training.tasks.forecast import MAX_STEPS, MIN_STEPS, MOST_WINDOWS_A_STEP, PATCHES
 
     return [
         (
             "`scaling`",
-            "`context`; `standard` where a `model.season` of yours does not fit twice into the context",
+            "`context`; `standard` if `model.season` is set and does not fit twice into the context",
             "series differ in level and spread, and drift",
         ),
-        ("`season`", "the data's where it fits twice into the context, else 1", "its change is the unit of errors"),
+        ("`season`", "the data's if it fits twice into the context, else 1", "its change is the unit of errors"),
         (
             "`log`",
-            "true where all values are positive and the largest is 10 times the smallest or more",
-            "levels that differ by factors have seasons that do so, too",
+            "true if all values are positive and the largest is at least 10 times the smallest",
+            "where levels differ by factors, so do seasonal swings",
         ),
         ("`skip`", "`linear` with the scaling `context`", "a linear map of the context is hard to beat on many series"),
         (
             "`patch_size`, `patch_stride`",
-            f"the divisor of the context nearest to the context over {PATCHES['forecast']}, both",
+            f"the divisor of the context nearest to the context over {PATCHES}, both",
             "as above",
         ),
-        ("`readout`", "`last`", "where a series is now matters most for what comes next"),
-        ("`warm_up`", "one context", "a stream is longer than a context; its state must be one that training knew"),
-        ("`skip_lr`", "a thirtieth of `lr`", "the skip begins at its solution"),
+        ("`readout`", "`last`", "the present of a series matters most for its future"),
+        ("`warm_up`", "one context", "a stream is longer than a context; training must have seen states like its own"),
+        ("`skip_lr`", "a thirtieth of `lr`", "the skip starts at its solution"),
         (
             "`batch_size`",
-            f"the cell's, or a thirty-second of the windows where that is more, at most {MOST_WINDOWS_A_STEP}",
+            f"the cell's, or a thirty-second of the windows if that is more, at most {MOST_WINDOWS_A_STEP}",
             "overlapping windows differ little",
         ),
         (
             "`epochs`",
-            f"5, but from {FORECAST_STEPS[0]} to {FORECAST_STEPS[1]:,} steps",
-            "likewise",
+            f"5, but from {MIN_STEPS} to {MAX_STEPS:,} steps",
+            "as above",
         ),
-        ("gate", "on", "layers that are not better than the linear skip by more than noise do harm later"),
-        ("`calibrate`", "true: conformal offsets", "an interval of 80 % is to hold 80 %"),
+        ("gate", "on", "layers that do not improve on the linear skip by more than noise do harm on new data"),
+        ("`calibrate`", "true: conformal offsets", "an 80 % interval should cover 80 %"),
     ]
 
 
-def _keys(name: str, section: type[BaseModel]) -> Iterator[str]:
-    from stablernn_cli.commands.train import KEYS
+def _key_rows(name: str, section: type[BaseModel]) -> Iterator[str]:
+    from stablernn_cli.config_options import KEYS, flag
 
-    flags = {key: f"`--{option.replace('_', '-')}`" for option, key in KEYS.items()}
+    flags = {key: f"`{flag(option)}`" for option, key in KEYS.items()}
+    # With the extras, which hold the ranges of numbers.
     hints = get_type_hints(section, include_extras=True)
     rows = [
         (
             f"`{key}`",
             flags.get(f"{name}.{key}", ""),
-            _values(hints[key]),
+            _allowed_values(hints[key]),
             _default(field),
             " ".join((field.description or "").split()),
         )
@@ -187,35 +196,39 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "needed"
+        return "required"
     value = field.get_default(call_default_factory=True)
+    # The empty default, which the introduction explains.
     if value is None or value == {}:
         return ""
     return "none" if value == () else _code(value)
 
 
-def _values(hint: Any) -> str:
-    """What a setting may be, in words."""
+def _allowed_values(hint: Any) -> str:
+    """Return the values that a type allows, as text."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(_values(part) for part in parts if part is not type(None))
+        # None is the empty default, which the page explains once.
+        return " or ".join(_allowed_values(part) for part in parts if part is not type(None))
     if origin is Literal:
         return ", ".join(map(_code, parts))
     if origin is tuple:
-        words = {str: "words", float: "numbers"}
-        return f"list of {words.get(parts[0]) or _values(parts[0])}"
+        plurals = {str: "strings", float: "numbers"}
+        return f"list of {plurals.get(parts[0]) or _allowed_values(parts[0])}"
     if origin is dict:
         return "names and values"
     if origin is Annotated:
-        return _values(parts[0]) + _range([rule for field in parts[1:] for rule in getattr(field, "metadata", ())])
-    return _WORDS[hint]
+        return _allowed_values(parts[0]) + _range(
+            [rule for field in parts[1:] for rule in getattr(field, "metadata", ())]
+        )
+    return _TYPE_NAMES[hint]
 
 
 def _range(rules: Iterable[object]) -> str:
-    """Between which values a number lies."""
-    words = {"ge": "{:,} or more", "gt": "above {:,}", "le": "at most {:,}", "lt": "below {:,}"}
-    said = [text.format(getattr(rule, key)) for rule in rules for key, text in words.items() if hasattr(rule, key)]
-    return f", {', '.join(said)}" if said else ""
+    """Return the range of a number as text, empty without one."""
+    formats = {"ge": "{:,} or more", "gt": "above {:,}", "le": "at most {:,}", "lt": "below {:,}"}
+    bounds = [text.format(getattr(rule, key)) for rule in rules for key, text in formats.items() if hasattr(rule, key)]
+    return f", {', '.join(bounds)}" if bounds else ""
 
 
 def _code(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What the command line raises itself, and which exit code every error of the three packages gets."""
+"""Errors of the command line, and the exit codes of the errors of all packages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ FAILED = 1
 USAGE = 2
 REFUSED = 3
 INTERRUPTED = 130
-"""The exit code of a program that was stopped by Ctrl-C: 128 + SIGINT."""
+"""Exit code of a program that was stopped by Ctrl-C: 128 + SIGINT."""
 
 
 class CommandError(Exception):
-    """A sentence for the user and the exit code that goes with it."""
+    """An error whose text is a sentence for the user, with the exit code of the program."""
 
     def __init__(self, message: str, exit_code: int = FAILED) -> None:
         super().__init__(message)
@@ -20,21 +20,21 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError, ValueError):
-    """Something in the command line itself is wrong."""
+    """An error in the command line itself."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, USAGE)
 
 
 class Reported(CommandError):
-    """The command has already shown what is wrong; only the exit code is left to give."""
+    """An error that the command has reported already; only the exit code is left to set."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("", exit_code)
 
 
-# The first row that fits wins. Modules are named and not imported: a class can only have been raised if its module is
-# loaded already, and loading stablernn.errors would bring torch into the server process.
+# The first matching row wins, so subclasses stand before their bases. Modules are named and not imported: a class can
+# only have been raised if its module is loaded already, and a serving process does not load stablernn.
 _EXIT_CODES: tuple[tuple[str, str, int], ...] = (
     ("stablernn.errors", "ConfigError", USAGE),
     ("stablernn.errors", "UnknownNameError", USAGE),
@@ -51,7 +51,7 @@ _EXIT_CODES: tuple[tuple[str, str, int], ...] = (
 
 
 def exit_code_of(error: Exception) -> int | None:
-    """The exit code of an error whose text is meant for the user; None for any other exception."""
+    """Return the exit code of an error whose text is meant for the user; None for any other exception."""
     if isinstance(error, CommandError):
         return error.exit_code
     for module, name, code in _EXIT_CODES:

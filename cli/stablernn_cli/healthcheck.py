@@ -1,7 +1,7 @@
-"""`python -m stablernn_cli.healthcheck`: asks the server of this container whether it is ready; exit code 0 or 1.
+"""Health check of a container, `python -m stablernn_cli.healthcheck`: exit code 0 if its server is ready, else 1.
 
-It speaks to the port of ``STABLERNN_PORT`` itself, past any proxy that the environment names, and by https where
-``STABLERNN_TLS_CERT_FILE`` is set. It loads nothing but the standard library, since it runs every few seconds.
+It connects to the port of ``STABLERNN_PORT`` directly, without the proxy of the environment, and by https if
+``STABLERNN_TLS_CERT_FILE`` is set. It loads only the standard library, since it runs every few seconds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import http.client
 import os
 import sys
 
+# Below the 5 s that the HEALTHCHECK of the image allows.
 _TIMEOUT_SECONDS = 4.0
 
 
 def is_ready() -> bool:
-    """Whether the server on this machine answers that it is ready."""
+    """Return True if the server on this machine answers that it is ready."""
     port = int(os.environ.get("STABLERNN_PORT") or 8080)
     connection = _connection(port)
     try:
@@ -33,7 +34,7 @@ def _connection(port: int) -> http.client.HTTPConnection:
     import ssl
 
     context = ssl.create_default_context()
-    # The certificate is for the name that clients use, which is not this address.
+    # The certificate is for the name that clients use, not for this address.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return http.client.HTTPSConnection("127.0.0.1", port, timeout=_TIMEOUT_SECONDS, context=context)

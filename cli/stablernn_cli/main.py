@@ -1,4 +1,4 @@
-"""The app: global options, the commands, and what becomes of an error."""
+"""The app: global options, the commands, and the reporting of errors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from stablernn_cli.commands import (
     predict,
     quickstart,
     registry,
+    registry_policy,
     reproduce,
     serve,
     train,
 )
 from stablernn_cli.errors import FAILED, INTERRUPTED, Reported, exit_code_of
 from stablernn_cli.output import Globals
-from stablernn_cli.usage import folded, usage_sentence
+from stablernn_cli.usage import help_text, usage_sentence
 
 MAIN_JOB = "The main job"
 LOOKING = "Looking around"
@@ -54,14 +55,15 @@ app.add_typer(reproduce.app, name="reproduce", rich_help_panel=LOOKING)
 app.command("doctor", rich_help_panel=LOOKING)(doctor.doctor)
 app.command("quickstart", rich_help_panel=LOOKING)(quickstart.quickstart)
 
-for group in (app, registry.app, cells.app, data.app, reproduce.app):
+# Typer would print the line breaks of the docstrings; the commands of `registry policy` are a group of their own.
+for group in (app, registry.app, registry_policy.app, cells.app, data.app, reproduce.app):
     for command in group.registered_commands:
         if command.callback is not None:
-            command.help = folded(command.callback)
+            command.help = help_text(command.callback)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from stablernn_cli.version import installed_version
 
         print(f"stablernn {installed_version() or 'from a checkout that is not installed'}")
@@ -72,10 +74,10 @@ def _print_version(wanted: bool) -> None:
 def stablernn(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks of errors, and what the libraries log.")
+        bool, typer.Option("--debug", help="Show tracebacks of errors and the libraries' log messages.")
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr; only the answer and errors.")
@@ -83,38 +85,40 @@ def stablernn(
 ) -> None:
     """Train, evaluate, export, register and serve stable recurrent networks.
 
-    Exit codes: 0 done; 1 the work failed or its content is bad; 2 the command line is wrong; 3 a check said no;
+    Exit codes: 0 done; 1 the work failed or its content is bad; 2 the command line is wrong; 3 a check refused;
     130 stopped by Ctrl-C.
     """
     import logging
 
+    # The same object that `run` reads after an error.
     options = context.ensure_object(Globals)
     options.debug = debug
     options.quiet = quiet
+    # `force`: an imported library may have configured the root logger already.
     level = logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", stream=sys.stderr, force=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line and exit the process with its code."""
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code. An error becomes one sentence on stderr."""
+    """Run the command line and return its exit code; an error is printed as one sentence on stderr."""
     options = Globals()
     try:
         code = app(args=arguments, prog_name="stablernn", standalone_mode=False, obj=options)
     except typer.TyperException as error:
         # Without a command, typer has already printed the help.
         if type(error).__name__ != "NoArgsIsHelpError":
-            _say(usage_sentence(error, sys.argv[1:] if arguments is None else arguments))
+            _print_error(usage_sentence(error, sys.argv[1:] if arguments is None else arguments))
         return error.exit_code
     except typer.Abort:
-        _say("Stopped.")
+        _print_error("Stopped.")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our stdout has seen enough. Python would complain about the flush at exit otherwise.
+        # The reader of stdout has closed it, as `head` does. Python would report the failing flush at exit otherwise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -122,41 +126,42 @@ def run(arguments: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        return _failure(error)
+        return _report(error)
     if code == INTERRUPTED:
-        _say("Stopped.")
+        _print_error("Stopped.")
     return code if isinstance(code, int) else 0
 
 
-def _failure(error: Exception) -> int:
+def _report(error: Exception) -> int:
+    """Print the sentence for an error and return its exit code."""
     code = exit_code_of(error)
     if isinstance(error, Reported):
         return error.exit_code
     if code is not None:
-        _say(str(error))
+        _print_error(str(error))
         return code
-    if isinstance(error, ModuleNotFoundError) and _is_foreign(error.name):
-        _say(
-            f"This installation has no '{error.name}', which this command needs. A serving image holds what 'serve' "
-            "and 'registry' need, no more; elsewhere, install stablernn again with its dependencies. "
+    if isinstance(error, ModuleNotFoundError) and _is_third_party(error.name):
+        _print_error(
+            f"This installation has no '{error.name}', which this command needs. A serving image has only what "
+            "'serve' and 'registry' need; elsewhere, install stablernn again with its dependencies. "
             "See 'stablernn doctor'."
         )
         return FAILED
     if isinstance(error, OSError):
-        where = f" '{error.filename}'" if error.filename else ""
-        _say(f"The file system refused{where}: {error.strerror or error}.")
+        path = f" '{error.filename}'" if error.filename else " a file"
+        _print_error(f"Cannot access{path}: {error.strerror or error}.")
         return FAILED
-    _say(
-        f"This is a fault of stablernn, not yours: {type(error).__name__}: {error}. "
+    _print_error(
+        f"This is a bug in stablernn: {type(error).__name__}: {error}. "
         "Run it again as `stablernn --debug ...` and report the traceback."
     )
     return FAILED
 
 
-def _is_foreign(module: str | None) -> bool:
-    """Whether a whole package of others is missing, and not a part of ours or of one that is there."""
+def _is_third_party(module: str | None) -> bool:
+    """True if a whole third-party package is missing, not a module of an installed package or of stablernn."""
     return module is not None and "." not in module and not module.startswith("stablernn")
 
 
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     print(f"Error: {sentence}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and names of the panels in which help shows them."""
+"""Options and arguments that several commands share, and the names of the panels in which help shows them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ logger = logging.getLogger(__name__)
 
 Device = Literal["auto", "cpu", "cuda"]
 Split = Literal["train", "validation", "test"]
-# As stablernn_registry.certificates has it, whose import is too slow for a program that only prints its help.
+# Same as stablernn_registry.documents.certificates.Kind, whose import is too slow for printing the help.
 Kind = Literal["contracting", "non-expansive", "bounded", "none"]
+# Same as stablernn.data.time.numeric_timestamps.Stamps, for the same reason.
+Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "step"]
+
+KIND_METAVAR = f"[{'|'.join(get_args(Kind))}]"
+"""Values of ``--require`` in the help; typer cannot list them, since the option has a parser of its own."""
+
+DATA_PANEL = "Data"
+MODEL_PANEL = "Model"
+TRAINING_PANEL = "Training"
 
 
 def parse_kind(text: str) -> Kind:
-    """Return the kind of certificate that ``--require`` asks for; a withdrawn one becomes what it means now.
+    """Return the kind of certificate for ``--require``; the withdrawn kind is replaced by the one it counts as.
 
     Raises:
-        typer.BadParameter: If it is no kind.
+        typer.BadParameter: If there is no such kind.
     """
-    from stablernn_registry.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE
+    from stablernn_registry.documents.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE
 
     if text == WITHDRAWN_KIND:
         logger.warning(WITHDRAWN_SENTENCE)
@@ -34,21 +43,35 @@ def parse_kind(text: str) -> Kind:
 
 
 def complete_kind(incomplete: str) -> list[str]:
-    """Return the kinds that begin with what was typed, for completion in the shell."""
+    """Return the kinds that start with the typed text, for shell completion."""
     return [kind for kind in get_args(Kind) if kind.startswith(incomplete)]
 
 
-KIND_METAVAR = f"[{'|'.join(get_args(Kind))}]"
-"""How help shows the values of ``--require``: a parser of our own hides them from typer."""
+CertifyRequireOption = Annotated[
+    Kind | None,
+    typer.Option(
+        "--require",
+        parser=parse_kind,
+        metavar=KIND_METAVAR,
+        autocompletion=complete_kind,
+        help="Exit with code 3 unless at least this is proved.",
+        show_default=False,
+    ),
+]
+PolicyRequireOption = Annotated[
+    Kind | None,
+    typer.Option(
+        "--require",
+        parser=parse_kind,
+        metavar=KIND_METAVAR,
+        autocompletion=complete_kind,
+        help="Weakest accepted kind of certificate.",
+        show_default=False,
+    ),
+]
 
-# As stablernn.data.time.numeric_timestamps has it, for the same reason.
-Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "step"]
-
-DATA_PANEL = "Data"
-MODEL_PANEL = "Model"
-TRAINING_PANEL = "Training"
-
-DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU where one can be used.")]
+DeviceOption = Annotated[Device, typer.Option(help="Device to compute on; auto uses a GPU if one is available.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 
 TargetArgument = Annotated[
     str,
@@ -62,3 +85,18 @@ RefArgument = Annotated[
     str, typer.Argument(metavar="REF", help="NAME (the highest version), NAME:VERSION or NAME@ALIAS.")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
+
+# Data on which a trained model is scored or drawn: `eval` and `plot`.
+ScoredDataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="Dataset name or file; default: the training data.", show_default=False),
+]
+ScoredStampsOption = Annotated[
+    Stamps | None,
+    typer.Option(
+        "--stamps",
+        help="Meaning of whole numbers as times in --data; default: that of the training data.",
+        show_default=False,
+    ),
+]
+SplitOption = Annotated[Split, typer.Option("--split", help="Split of the data.")]

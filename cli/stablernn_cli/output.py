@@ -1,4 +1,4 @@
-"""Where everything that a command says goes: its answer to stdout, all else to stderr."""
+"""Output of a command: its answer on stdout, notes and progress on stderr."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
-
-# Wide enough that no figure or path is cut where there is no terminal to fit into.
+# Into a pipe or a file no number or path is cut to the width of a terminal.
 _PIPED_WIDTH = 200
 
 
 @dataclass
 class Globals:
-    """The options that stand before the command."""
+    """Options before the command."""
 
     debug: bool = False
     quiet: bool = False
 
 
 class Output:
-    """What one command prints.
+    """Printer of a command's answer, notes and progress.
 
     Args:
-        as_json: Whether the answer is one JSON document instead of tables and text.
-        quiet: Whether notes and progress are left out.
+        as_json: True if the answer is one JSON document instead of tables and text.
+        quiet: True to omit notes and progress.
     """
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
@@ -43,17 +41,17 @@ class Output:
 
     @classmethod
     def of(cls, context: typer.Context, as_json: bool) -> Output:
-        """The output of a command, from its ``--json`` and the global options."""
+        """Return the output of a command, from its ``--json`` and the global options."""
         options = context.find_object(Globals) or Globals()
         return cls(as_json=as_json, quiet=options.quiet)
 
     @property
     def is_live(self) -> bool:
-        """Whether progress may be drawn over itself: somebody watches stderr."""
+        """True if progress may be redrawn in place: stderr is a terminal."""
         return sys.stderr.isatty() and not self.quiet
 
     def note(self, text: str) -> None:
-        """A line on stderr, unless quiet."""
+        """Print a line on stderr, unless quiet."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
@@ -62,15 +60,16 @@ class Output:
         self.note(f"Warning: {text}")
 
     def document(self, value: object) -> None:
-        """One JSON document on stdout. Figures that JSON lacks become null."""
+        """Print one JSON document on stdout. NaN and infinities become null."""
         print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
 
     def text(self, text: str = "") -> None:
-        """A line on stdout."""
+        """Print a line on stdout."""
         print(text, flush=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
-        """A table on stdout; columns that hold only numbers are aligned right."""
+        """Print a table on stdout; columns that hold only numbers are aligned right."""
+        # rich is imported where a table is printed: `--json` and `--help` do without it.
         from rich import box
         from rich.table import Table
 
@@ -85,7 +84,7 @@ class Output:
         self._console().print(grid)
 
     def facts(self, facts: Mapping[str, object], *, title: str | None = None) -> None:
-        """Names and values below each other, on stdout."""
+        """Print names and values, one pair a line, on stdout."""
         from rich.table import Table
         from rich.text import Text
 
@@ -101,7 +100,7 @@ class Output:
 
     @contextmanager
     def status(self, text: str) -> Iterator[None]:
-        """Says what is being done, with a spinner where somebody watches."""
+        """Print what is being done, with a spinner in a terminal."""
         if not self.is_live:
             self.note(text)
             yield
@@ -118,24 +117,25 @@ class Output:
 
 
 def plain(value: object) -> Any:
-    """``value`` in the types of JSON: tuples become lists, paths text, numpy's numbers Python's, NaN None."""
+    """Convert ``value`` to the types of JSON: tuples become lists, paths text, numpy scalars numbers, NaN None."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(element) for key, element in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [plain(item) for item in value]
-    item = getattr(value, "item", None)
-    if item is None:
+        return [plain(element) for element in value]
+    # Scalars of numpy have `item`, which gives the Python number; importing numpy here would slow down every command.
+    to_python = getattr(value, "item", None)
+    if to_python is None:
         return str(value)
     # The text of a float32 is the shortest one that reads back to it, as in CSV and over HTTP.
-    return plain(float(str(value)) if str(getattr(value, "dtype", "")) == "float32" else item())
+    return plain(float(str(value)) if str(getattr(value, "dtype", "")) == "float32" else to_python())
 
 
 def figure(value: object) -> str:
-    """A number as people read it: four significant digits, whole numbers whole."""
+    """Format a number with four significant digits; integers are printed whole."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -143,8 +143,24 @@ def figure(value: object) -> str:
     return str(value)
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a count with its noun, ``1 epoch`` or ``1,200 epochs``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def format_names(names: Sequence[str], at_most: int = 12) -> str:
+    """Join names with commas; a long list is cut and its length added."""
+    text = ", ".join(names[:at_most])
+    return f"{text}, ... ({len(names)})" if len(names) > at_most else text
+
+
+def drop_none(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that have a value."""
+    return {name: value for name, value in facts.items() if value is not None}
+
+
 def _cell(value: object) -> Any:
-    # Text and not markup: brackets in a path or a label are just brackets.
+    # Text and not a markup string: rich would take brackets in a path or a label for styles.
     from rich.text import Text
 
     return Text(figure(value))

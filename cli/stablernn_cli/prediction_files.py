@@ -1,4 +1,4 @@
-"""Files of predictions: CSV, Parquet or JSON lines, by the ending of their name."""
+"""Files of predictions: CSV, Parquet or JSON lines, by the suffix of the file name."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ FORMATS = (".csv", ".parquet", ".jsonl")
 
 
 def check_format(path: Path) -> None:
-    """Raise unless the name of a file says what to write into it.
+    """Check that the suffix of a file is one of :data:`FORMATS`.
 
     Raises:
-        UsageError: Naming the endings there are.
+        UsageError: If it is not.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(
-            f"--output must end in .csv, .parquet or .jsonl, which says what is written, got '{path}'. Choose another "
+            f"--output must end in .csv, .parquet or .jsonl, which selects the format, got '{path}'. Choose another "
             "name."
         )
 
 
 def csv_text(columns: Sequence[str], rows: Rows) -> str:
-    """The rows as CSV with a header."""
+    """Return the rows as CSV with a header."""
     # str of a numpy float32 is the shortest text that reads back to the same number.
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -42,18 +42,21 @@ def csv_text(columns: Sequence[str], rows: Rows) -> str:
 
 
 def write_predictions(path: Path, columns: Sequence[str], rows: Rows) -> None:
-    """Write the rows as the ending of the name says, the whole file or nothing.
+    """Write the rows in the format of the suffix; a file that cannot be written whole is not replaced.
 
     Raises:
-        CommandError: If the folder is not there or cannot be written to.
+        CommandError: If the folder does not exist or cannot be written to.
     """
     encode = {".csv": _csv, ".parquet": _parquet, ".jsonl": _json_lines}[path.suffix.lower()]
     content = encode(columns, rows)
     temporary: str | None = None
+    # In the same folder, so that os.replace is a rename within one file system.
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+        # mkstemp makes files private; the result gets the mode of an ordinary new file. The mask can only be read by
+        # setting it.
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
@@ -81,7 +84,7 @@ def _parquet(columns: Sequence[str], rows: Rows) -> bytes:
         values = [row[index] for row in rows]
         if values and all(isinstance(value, np.generic) for value in values):
             return pl.Series(columns[index], np.array(values))
-        # An empty text stands where there is no number, as CSV has it.
+        # Rows have an empty text in place of a missing number, as CSV needs it; in Parquet it is null.
         return pl.Series(columns[index], [None if value == "" else plain(value) for value in values])
 
     buffer = io.BytesIO()

@@ -32,9 +32,10 @@ def promotion_checks(registry: Registry, alias: str) -> list[Check]:
     results: dict[tuple[str, str], tuple[CheckResult, CheckResult]] = {}
 
     def both(candidate: Version) -> tuple[CheckResult, CheckResult]:
-        # Read the rules each time: if the policy has changed meanwhile, the registry runs the checks again.
+        # Read the rules each time: if the policy has changed in between, the registry runs the checks again.
         rules = registry.policy().rules(alias)
         key = candidate.digest, rules.model_dump_json()
+        # One process computes both results, which are two checks in the log.
         if key not in results:
             try:
                 results[key] = recompute(registry, candidate, rules)
@@ -43,6 +44,7 @@ def promotion_checks(registry: Registry, alias: str) -> list[Check]:
                 results[key] = first, second
         return results[key]
 
+    # The registry also passes the version that the alias points to now, which no check of the files needs.
     def certificate_recomputed(candidate: Version, current: Version | None) -> CheckResult:
         del current
         return both(candidate)[0]
@@ -136,9 +138,10 @@ def _run_isolated(
         answer = _process().ask(request, _bound(SECONDS), int(_bound(MEMORY)))
     except IsolationError as error:
         return [CheckResult(name, False, str(error)) for name in names]
-    for raised in (IntegrityError, StorageError):
-        if raised.__name__ in answer:
-            raise raised(str(answer[raised.__name__]))
+    # Errors of the registry come back by the name of their class.
+    for error_class in (IntegrityError, StorageError):
+        if error_class.__name__ in answer:
+            raise error_class(str(answer[error_class.__name__]))
     return [CheckResult(result["name"], result["ok"], result["detail"]) for result in answer["results"]]
 
 
@@ -147,12 +150,14 @@ def _bound(name: str) -> float:
     try:
         value = float(text) if text else _DEFAULTS[name]
     except ValueError:
+        # No comparison with NaN holds, so it is rejected below.
         value = math.nan
     if not 0 < value < math.inf:
         raise UsageError(f"{name} must be a number above 0, got '{text:.100}'.")
     return value
 
 
+# It uses a process again that has no work, with the modules that this has imported.
 @functools.cache
 def _process() -> IsolatedProcess:
     from stablernn_runtime.isolation import IsolatedProcess

@@ -1,5 +1,6 @@
-"""Computes what the manifest of a version states from the files of the version. Run as a module, it is the process that
-:mod:`stablernn_cli.promotion_checks` asks.
+"""Computation of what a version's manifest states, from the files of the version.
+
+Run as a module, this is the process that :mod:`stablernn_cli.promotion_checks` asks.
 
 The registry stores JSON and the server opens graphs; only here are both compared with the weights.
 """
@@ -43,10 +44,12 @@ def check_graphs(version: Version, rules: PolicyRules | None = None) -> CheckRes
     stated = Signature.model_validate(version.manifest.signature)
     missing = [name for name in GRAPHS if name not in version.manifest.files]
     if missing or stated.sequence is None or stated.step is None:
+        # Versions of other programs may have no graphs; the registry stores any files.
         why = f"the version has no {missing[0]}" if missing else "the manifest has no signature of both graphs"
         return CheckResult(SIGNATURE, not (rules and rules.model_signature), f"nothing to check: {why}")
     for name in version.manifest.files:
         if name in (*GRAPHS, "calibration.json"):
+            # Raises IntegrityError here, which ServedModel.load would report as a model that cannot be served.
             version.read(name)
     from stablernn_runtime import ServedModel
     from stablernn_server import ModelLoadError
@@ -173,7 +176,7 @@ def _detail(error: Exception) -> str:
 
 def _certificate(stored: Mapping[str, Any], fresh: Mapping[str, Any], rules: PolicyRules) -> tuple[bool, str]:
     del rules
-    from stablernn_registry.certificates import WITHDRAWN_KIND
+    from stablernn_registry.documents.certificates import WITHDRAWN_KIND
 
     differences = list(_differences(stored, fresh))
     if differences:
@@ -184,7 +187,7 @@ def _certificate(stored: Mapping[str, Any], fresh: Mapping[str, Any], rules: Pol
 
 
 def _differences(stored: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[str]:
-    from stablernn_registry.certificates import WITHDRAWN_KIND
+    from stablernn_registry.documents.certificates import WITHDRAWN_KIND
 
     # The withdrawn kind was stored, with `holds` true, of models that are computed to be none or bounded now. Norm,
     # rate, states and balls never depended on it. Stronger kinds went before it then as now.

@@ -1,4 +1,4 @@
-"""Reports on published versions, kept beside them in the registry."""
+"""Reports on published versions, stored with them in the registry as records."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ if TYPE_CHECKING:
     from stablernn_registry import Record
 
 
-def keep(output: Output, ref: str, kind: str, folder: Path) -> list[dict[str, Any]]:
-    """Keep a report on a registry version beside it: every file of a folder, as one record.
+def record_report(output: Output, ref: str, kind: str, folder: Path) -> list[dict[str, Any]]:
+    """Store a report on a registry version: every file of a folder, as one record.
 
     Args:
-        output: Is told where it is kept, or why it is not.
+        output: Prints where the record is, or why there is none.
         ref: NAME:VERSION.
-        kind: Of the record.
-        folder: What is kept.
+        kind: Type of the record.
+        folder: Folder of the report.
 
     Returns:
-        The record as ``eval --json`` prints it; nothing where the registry cannot be written.
+        The record as ``eval --json`` prints it; an empty list if the registry cannot be written.
     """
     from stablernn_registry import Registry, StorageError
 
     registry = Registry()
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     try:
-        known = {record.entry.seq for record in registry.records(ref)}
+        # The registry returns the record that is there already if the files are the same.
+        previous = {record.entry.seq for record in registry.records(ref)}
         record = registry.record(ref, kind, files)
     except StorageError as error:
+        # A read-only registry must not hide the scores; if the record was written all the same, the error is another.
         if error.is_done:
             raise
-        output.note(f"Note: this report is shown only and not kept in the registry. {error}")
+        output.note(f"Note: this report is only printed, not stored in the registry. {error}")
         return []
-    done = "Recorded already" if record.entry.seq in known else "Kept"
-    output.note(f"{done} beside {ref} as its record '{kind}'. See `stablernn registry show {ref}`.")
-    return [described(record)]
+    outcome = "Already stored" if record.entry.seq in previous else "Stored"
+    output.note(f"{outcome} with {ref} as its record '{kind}'. See `stablernn registry show {ref}`.")
+    return [record_document(record)]
 
 
-def described(record: Record) -> dict[str, Any]:
-    """A record as ``registry show --json`` and ``eval --json`` print it."""
+def record_document(record: Record) -> dict[str, Any]:
+    """Return a record as ``registry show --json`` and ``eval --json`` print it."""
     entry = record.entry
     return {
         **entry.model_dump(mode="json", include={"seq", "time", "who", "kind", "why"}),

@@ -1,16 +1,17 @@
-"""What `eval` and `predict` work on: a run by torch, or a registry version by ONNX Runtime, behind one face."""
+"""The TARGET of a command: a run, computed by torch, or a registry version, computed by ONNX Runtime."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.errors import CommandError, UsageError
 from stablernn_cli.options import Device, Stamps
+from stablernn_cli.output import format_names
 
 if TYPE_CHECKING:
     from stablernn.data import ClassificationData, ForecastData
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """A trained model with what it has to be told.
+    """A trained model with the facts that are needed to run it on files.
 
     Attributes:
         name: The run directory, or NAME:VERSION.
-        predictor: Answers batches of sequences in raw units.
+        predictor: Computes answers for batches of sequences in raw units.
         task: ``classify``, ``forecast`` or ``predict-next``.
-        features: Names of the inputs, in the model's order; of tokens the vocabulary.
-        labels: Names of classes or switches, in the model's order; empty where numbers are answered.
-        targets: Names of the numbers that are answered; empty for a classification.
+        features: Names of the inputs, in the model's order; for tokens the vocabulary.
+        labels: Names of classes or of binary outputs, in the model's order; empty for a regression.
+        targets: Names of the predicted numbers; empty for a classification.
         horizon: Steps that the model forecasts; None for a classification.
-        context_length: Steps that it looks back on; None for a classification.
+        context_length: Steps before a forecast that the model sees; None for a classification.
         season: Steps of a season; None for a classification.
-        frequency: Word of the time grid; None where there is none.
-        quantiles: Levels that a forecast brings.
+        frequency: Frequency alias of the time grid; None if there is none.
+        quantiles: Levels of the forecast quantiles.
         config: Resolved settings of the training run.
-        fingerprint: Of the data that it was trained on.
-        output: What is said at each step; None for other tasks than ``predict-next``.
+        fingerprint: Fingerprint of the training data.
+        output: Type of the output at each step; None for other tasks than ``predict-next``.
     """
 
     name: str
@@ -58,67 +59,70 @@ class Target:
     output: Output | None = None
 
     @property
-    def tokens(self) -> bool:
-        """Whether inputs are whole numbers that stand for words of a vocabulary."""
+    def takes_tokens(self) -> bool:
+        """True if the inputs are tokens: indices into a vocabulary."""
         return self.predictor.input_name == "tokens"
 
     def load_data(
         self, source: str | None, stamps: Stamps | None = None
     ) -> ClassificationData | ForecastData | StepData:
-        """The data of the training run, or another source read so that it fits the model.
+        """Load the training data, or another source in the form that the model expects.
 
-        Columns are found by name: their order in another file says nothing.
+        Columns are matched by name, in any order.
 
         Args:
-            source: A dataset's name or a file; the data of the training run when omitted.
-            stamps: What whole numbers are as timestamps; as in training when omitted.
+            source: Dataset name or file. Default: the training data.
+            stamps: Meaning of whole numbers as timestamps. Default: as in training.
 
         Raises:
-            UsageError: If the data of the training run is asked for and a file of it is not there, or ``stamps`` is
-                given for a source that is no table.
-            stablernn.errors.DataError: If it does not fit.
+            UsageError: If a file of the training data is missing, or ``stamps`` is set for a source that is not a
+                table.
+            stablernn.errors.DataError: If the data does not fit the model.
         """
         from stablernn.data import ForecastData
-        from stablernn.data.prediction_inputs import other_steps
+        from stablernn.data.prediction_inputs import step_mismatch_error
         from stablernn.data.readers.paths import is_table
         from stablernn.data.time.frequency import parse_frequency
         from stablernn.training import load_run_data
 
         if source is None:
-            self._check_files()
+            self._check_training_files()
         config = self.config
         if stamps is not None:
             if not is_table(source or config.data.source):
                 raise UsageError(f"--stamps is for tables of series, got '{stamps}'. Leave it out.")
             config = config.model_copy(update={"data": config.data.model_copy(update={"stamps": stamps})})
         data = load_run_data(config, source, features=self.features, targets=self.targets)
-        own = data.frequency if isinstance(data, ForecastData) else None
-        if own and self.frequency and not parse_frequency(own).has_steps_of(parse_frequency(self.frequency)):
-            raise other_steps(f"'{data.name}'", own, self.frequency)
+        frequency = data.frequency if isinstance(data, ForecastData) else None
+        # Steps of another length would be forecast without an error, and be wrong.
+        if (
+            frequency
+            and self.frequency
+            and not parse_frequency(frequency).has_steps_of(parse_frequency(self.frequency))
+        ):
+            raise step_mismatch_error(f"'{data.name}'", frequency, self.frequency)
         return data
 
-    def _check_files(self) -> None:
-        """Raises if a file that the model was trained on is not where the settings name it."""
-        from stablernn.training.run import data_files
+    def _check_training_files(self) -> None:
+        """Raise UsageError if a file of the training data is missing."""
+        from stablernn.training.run_data import data_files
 
         for file in map(Path, data_files(self.config).values()):
             if file.exists():
                 continue
-            # A version names files as they were typed at training; a run knows where they lie.
-            where = "is not there any more" if file.is_absolute() else f"is not in the working folder {Path.cwd()}"
+            # A version has the path as it was typed for training; a run has the resolved one.
+            problem = "does not exist any more" if file.is_absolute() else f"is not in the working folder {Path.cwd()}"
             raise UsageError(
-                f"'{self.name}' was trained on the file '{file}', which {where}. Name the data with --data, or "
-                "give the command where the file is."
+                f"'{self.name}' was trained on the file '{file}', which {problem}. Name the data with --data, or run "
+                "the command in the folder of the file."
             )
 
 
 def open_target(text: str, device: Device) -> Target:
-    """The model that a TARGET names.
-
-    A directory with a run in it is that run, anything else a reference.
+    """Load the model that a TARGET names: a directory with a run is that run, anything else a reference.
 
     Raises:
-        UsageError: If it can be neither.
+        UsageError: If it is neither.
         stablernn_registry.RegistryError: If the registry has no such version, or it is damaged.
         stablernn.errors.CheckpointError: If the run cannot be read.
     """
@@ -126,10 +130,10 @@ def open_target(text: str, device: Device) -> Target:
 
 
 def find_version(text: str) -> Version:
-    """The registry version that a TARGET names, which is no run.
+    """Return the registry version that a TARGET names; runs are not considered.
 
     Raises:
-        UsageError: If it is no reference.
+        UsageError: If it is not a reference.
         stablernn_registry.RegistryError: If the registry has no such version, or it is damaged.
     """
     from stablernn_registry import RefError, Registry, UnknownRefError
@@ -138,8 +142,9 @@ def find_version(text: str) -> Version:
     try:
         return registry.get(text)
     except RefError as error:
+        # A text with a slash was meant as a path: the rules for references would not help.
         if _is_path(text):
-            raise UsageError(_no_run(text)) from error
+            raise UsageError(_missing_run_message(text)) from error
         raise UsageError(f"'{text}' is neither a run directory nor a reference. {error}") from error
     except UnknownRefError as error:
         if "@" in text or ":" in text:
@@ -148,11 +153,12 @@ def find_version(text: str) -> Version:
 
 
 def _is_path(text: str) -> bool:
+    """True if a text cannot be a reference but a path."""
     return text.startswith((".", "~")) or "/" in text or "\\" in text
 
 
-def _no_run(text: str) -> str:
-    """Returns the sentence for a path that is not that of a run directory."""
+def _missing_run_message(text: str) -> str:
+    """Return the message about a path that is not a run directory."""
     path = Path(text)
     if path.is_dir():
         problem = f"'{text}' is not a run directory: it has no config.yaml."
@@ -161,21 +167,23 @@ def _no_run(text: str) -> str:
     else:
         problem = f"There is no run directory '{text}'."
     folder = path.parent
+    # The parent may be missing or unreadable too; then there is nothing to suggest.
     try:
         runs = sorted(entry.name for entry in folder.iterdir() if is_run(entry))
     except OSError:
         runs = []
     if runs:
-        return f"{problem} The runs in '{folder}' are: {listed(runs)}."
+        return f"{problem} The runs in '{folder}' are: {format_names(runs)}."
     return f"{problem} Give one that 'stablernn train' wrote, or a version of the registry such as NAME@ALIAS."
 
 
 def is_run(text: str | Path) -> bool:
-    """Whether a path is that of a run directory."""
+    """True if a path is a run directory."""
     return (Path(text) / "config.yaml").is_file()
 
 
 def _open_run(path: Path, device: Device) -> Target:
+    """Load the best checkpoint of a run on a device."""
     from stablernn.training import load_run
     from stablernn.training.loop.device import pick_device
 
@@ -185,35 +193,37 @@ def _open_run(path: Path, device: Device) -> Target:
 
 
 def _open_version(version: Version, device: Device) -> Target:
+    """Open a version's graphs with ONNX Runtime, with the settings in its lineage."""
     from stablernn.errors import ConfigError
-    from stablernn.training.run import with_stamps_of_training
-    from stablernn.training.settings.config import validate
+    from stablernn.training.settings.load import validate, with_stamps_of_training
     from stablernn_runtime import ServedModel
 
     manifest = version.manifest
     lineage = manifest.lineage
     try:
+        # Another program may have published the version, without our settings.
         stored = validate(lineage.get("config") or {}).as_stored()
         config = with_stamps_of_training(stored, manifest.frequency)
     except ConfigError as error:
         raise CommandError(
-            f"'{version.ref}' does not say how its data was read, so it cannot be run on files: {error}"
+            f"'{version.ref}' does not state how its data was read, so it cannot be run on files: {error}"
         ) from error
     facts = {**manifest.model_dump(mode="json"), "fingerprint": (lineage.get("data") or {}).get("fingerprint", "")}
     return _target(version.ref, ServedModel.load(version, device), facts, config)
 
 
 def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[str, Any], config: Config) -> Target:
-    def words(key: str) -> tuple[str, ...]:
+    def names(key: str) -> tuple[str, ...]:
         return tuple(facts.get(key) or ())
 
+    # The data.json of a run and the manifest of a version have the same keys.
     return Target(
         name=name,
         predictor=predictor,
         task=facts["task"],
-        features=words("features"),
-        labels=words("labels"),
-        targets=words("targets"),
+        features=names("features"),
+        labels=names("labels"),
+        targets=names("targets"),
         horizon=facts.get("horizon"),
         context_length=facts.get("context_length"),
         season=facts.get("season"),
@@ -225,14 +235,8 @@ def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[s
     )
 
 
-def listed(names: Sequence[str], at_most: int = 12) -> str:
-    """Names for people, cut where there are many."""
-    shown = ", ".join(names[:at_most])
-    return f"{shown}, ... ({len(names)})" if len(names) > at_most else shown
-
-
-def certified(text: str) -> tuple[str, dict[str, Any]]:
-    """The name of a TARGET and its certificate, computed now from its weights.
+def compute_certificate(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a TARGET and its certificate, computed from its weights.
 
     Raises:
         As :func:`open_target`.
@@ -244,13 +248,14 @@ def certified(text: str) -> tuple[str, dict[str, Any]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UntrainedWarning)
         document = certify(model).document()
+    # No note, which --quiet would hide: a call was left out in training that the guarantee depends on.
     for entry in caught:
         print(f"Warning: {entry.message}", file=sys.stderr, flush=True)
     return name, document
 
 
 def open_weights(text: str) -> tuple[str, SequenceModel]:
-    """The name of a TARGET and its torch model, of a registry version too.
+    """Return the name of a TARGET and its torch model, also for a registry version.
 
     Raises:
         As :func:`open_target`.

@@ -1,10 +1,10 @@
-"""The version of what is installed, found without importing the library (which would import torch)."""
+"""Version of the installed distribution, without importing the library."""
 
 from __future__ import annotations
 
 
 def installed_version() -> str | None:
-    """Version of the installed distribution; None where the packages run from a checkout that is not installed."""
+    """Return the version of the installed distribution; None if the packages run from a checkout only."""
     from importlib import metadata
 
     try:

@@ -1,16 +1,16 @@
-"""A client of the service, for threads and for asyncio: classify, forecast, infer, and streams that survive restarts.
+"""Client of the stablernn server, blocking and for asyncio: classify, forecast, infer, and streams that reconnect.
 
 >>> from stablernn_client import Client
 >>> with Client("http://127.0.0.1:8080") as client:  # doctest: +SKIP
-...     [answer] = client.classify("digits", [0, 0, 5, 13, 9, 1, 0, 0])
-...     print(answer.label)
+...     [result] = client.classify("digits", [0, 0, 5, 13, 9, 1, 0, 0])
+...     print(result.label)
 
-None of the server's own parts is imported: numpy, httpx, websockets and orjson are enough.
+It imports nothing of the server; its only dependencies are numpy, httpx, websockets and orjson.
 """
 
 from __future__ import annotations
 
-from stablernn_client.blocking import Client, Stream, Streams
+from stablernn_client.async_client import AsyncClient, AsyncStream, AsyncStreams
 from stablernn_client.errors import (
     BadRequest,
     Busy,
@@ -30,7 +30,7 @@ from stablernn_client.errors import (
 )
 from stablernn_client.results import Classification, Forecast, StepResult, StepsResult
 from stablernn_client.stream_info import StreamInfo
-from stablernn_client.tasks import AsyncClient, AsyncStream, AsyncStreams
+from stablernn_client.sync_client import Client, Stream, Streams
 
 __all__ = [
     "AsyncClient",

@@ -1,8 +1,8 @@
-"""Streams that go on, to the bit, after a lost connection.
+"""Streams that continue, bit for bit, after a lost connection.
 
-The server's state lives as long as the socket. The client holds what is needed to build it again: the last state
-tokens, and the samples sent since. Both are sent over a new socket before the streams go on, so that no step is lost
-or taken twice.
+The server holds the state only as long as the WebSocket is open. The client holds what is needed to rebuild it: the
+last state tokens, and the samples sent since. Both are sent over a new connection before the streams continue, so that
+no step is lost or taken twice.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from stablernn_client.arrays import Array, Numbers
 from stablernn_client.errors import (
     BadRequest,
     Busy,
@@ -24,40 +25,39 @@ from stablernn_client.errors import (
     NotFound,
     StreamLost,
 )
-from stablernn_client.parts import Part, merged
-from stablernn_client.patience import Patience
-from stablernn_client.results import Array, StepsResult
-from stablernn_client.series import Constants, constants
+from stablernn_client.results import StepsResult
+from stablernn_client.retry import RetryPolicy
 from stablernn_client.state_token import version_of
+from stablernn_client.stream_connection import StreamConnection, open_stream_websocket, stream_lost
 from stablernn_client.stream_info import StreamInfo
-from stablernn_client.tensors import Numbers
-from stablernn_client.transport import Transport
-from stablernn_client.wire import Wire, lost, open_wire
+from stablernn_client.stream_request import StreamRequest, merge_requests
+from stablernn_client.timeseries import StaticCovariates, encode_static
+from stablernn_client.transport.protocols import Transport
 
 TOKEN_EVERY = 32
-"""Steps after which the next state tokens are asked for: more than that are never sent again."""
+"""Steps between requests for state tokens; at most that many are sent again after a lost connection."""
 
-TOKEN_SECONDS = 600.0
-"""Or after that time, for streams with few steps: a token expires."""
+TOKEN_MAX_AGE_SECONDS = 600.0
+"""Age at which state tokens are renewed even after fewer steps, because they expire."""
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 Result = TypeVar("Result")
 
 
 class Channel:
-    """The streams 0 to ``count - 1`` of one socket, which take their steps together.
+    """The streams 0 to ``count - 1`` of one WebSocket at a time, which take their steps together.
 
     Args:
-        transport: How to reach the server.
+        transport: Makes the connections to the server.
         model: NAME, NAME:VERSION or NAME@ALIAS.
-        count: How many streams.
-        tokens: State tokens to go on from, one for each stream; None to begin from zeros.
-        static: What never changes within a single stream that begins, by name.
-        timeout: Seconds that one call may take, reconnecting included.
-        token_every: Steps between state tokens.
+        count: Number of streams.
+        tokens: State tokens to resume, one for each stream; None to start from zero states.
+        static: Static covariates of a single new stream, by name.
+        timeout: Seconds that one call may take, including reconnection.
+        token_every: Steps between requests for state tokens.
 
     Raises:
-        BadRequest: If an argument is out of its range.
+        BadRequest: If an argument is invalid.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Channel:
         *,
         count: int,
         tokens: Sequence[str] | None,
-        static: Constants | None,
+        static: StaticCovariates | None,
         timeout: float,
         token_every: int,
     ) -> None:
@@ -78,192 +78,222 @@ class Channel:
         if tokens is not None and len(tokens) != count:
             raise BadRequest(f"tokens must hold one for each of the {count} streams, got {len(tokens)}.")
         if tokens is not None and static is not None:
-            raise BadRequest("static is given when a stream begins, and its token holds it; leave one of them out.")
-        if not all(token and token.isascii() for token in tokens or ()):
-            raise BadRequest("A state token must be the text that an earlier stream gave, got something else.")
-        versions = {version_of(token) for token in tokens or ()}
-        if len(versions) > 1:
-            names = ", ".join(sorted(version or "an unknown version" for version in versions))
-            raise BadRequest(f"tokens must all be of one version, got {names}; open the streams of each by themselves.")
+            raise BadRequest("static belongs to a new stream, and a state token already holds it; pass only one.")
         self._transport = transport
-        self._model = _reference(model, *versions)
+        self._model = model if tokens is None else _pin_version(model, _common_version(tokens))
         self._count = count
         self._timeout = timeout
         self._token_every = token_every
-        # The first message of the stream carries it, and any state token from then on.
-        self._static = NOTHING if static is None else {"static": constants(static, "static")}
+        # Sent with the first message of the stream; every state token after it holds them.
+        self._static = NO_FIELDS if static is None else {"static": encode_static(static, "static")}
         self._info: StreamInfo | None = None
         self._labels: Array | None = None
-        # What a new socket is brought up to date with. How many steps a token from elsewhere stands for is not known.
+        # A new connection starts from these tokens and steps, and repeats the requests since. The number of steps
+        # that a token from elsewhere stands for is unknown.
         self._tokens = None if tokens is None else list(tokens)
-        # The state at zeros, with which streams that have no later token begin again once their version is not served.
-        self._beginning: str | None = None
         self._steps: Array | None = np.zeros(count, np.int64) if tokens is None else None
-        self._since: list[Part] = []
-        self._kept_at = time.monotonic()
-        # The socket at hand, and what is still to be sent over it.
-        self._wire: Wire | None = None
-        self._behind: list[Part] = []
-        self._is_working = False
+        self._requests_since_tokens: list[StreamRequest] = []
+        self._tokens_time = time.monotonic()
+        # Token of the zero state. Streams without a later one restart from it once their version is no longer served
+        # to new streams.
+        self._initial_token: str | None = None
+        # The current connection, and the requests that it has still to repeat.
+        self._connection: StreamConnection | None = None
+        self._requests_to_repeat: list[StreamRequest] = []
+        self._is_busy = False
 
     @property
     def info(self) -> StreamInfo:
-        """What the server says of the model.
+        """The server's description of the model.
 
         Raises:
-            ClientError: If the stream was never open.
+            ClientError: If the stream was never opened.
         """
         if self._info is None:
             raise ClientError("The stream is not open yet; enter it with `async with`, or take a step first.")
         return self._info
 
     async def open(self) -> StreamInfo:
-        """Connect if it was never done, so that a wrong model or address is known before the first step."""
+        """Connect unless it was done before, so that a wrong model or address shows before the first step."""
         if self._info is None:
-            await self._persist(self._brought_up)
+            await self._retry(self._ensure_connection)
         return self.info
 
     async def step(
-        self, values: Numbers, dt: Numbers | None = None, every: bool = True, beside: Mapping[str, Any] = NOTHING
+        self,
+        values: Numbers,
+        dt: Numbers | None = None,
+        every: bool = True,
+        text_fields: Mapping[str, Any] = NO_FIELDS,
     ) -> StepsResult:
-        """One or several steps of all streams.
+        """Take one or several steps of all streams.
 
         Args:
             values: ``(streams, steps, *sample_shape)``; NaN is a missing value.
             dt: ``(streams, steps, *sample_shape[:-1])``, for models of irregular time.
-            every: Whether every step's outputs come back, or the last one's.
-            beside: What only a text message carries; of a single stream only.
+            every: True to return the outputs of every step, False for those of the last step.
+            text_fields: Fields that only a text message can carry; for a single stream only.
         """
         info = await self.open()
-        begins = self._tokens is None and not self._since
-        part = Part.checked(values, dt, info, self._count, {**beside, **self._static} if begins else beside)
-        steps = part.steps + sum(sent.steps for sent in self._since)
-        want_tokens = steps >= self._token_every or time.monotonic() - self._kept_at >= TOKEN_SECONDS
+        is_first = self._tokens is None and not self._requests_since_tokens
+        fields = {**text_fields, **self._static} if is_first else text_fields
+        request = StreamRequest.check(values, dt, info, self._count, fields)
+        steps = request.steps + sum(sent.steps for sent in self._requests_since_tokens)
+        age = time.monotonic() - self._tokens_time
+        want_tokens = steps >= self._token_every or age >= TOKEN_MAX_AGE_SECONDS
 
-        async def take(patience: Patience) -> StepsResult:
-            wire = await self._brought_up(patience)
-            answer = await wire.send(part, patience, want_tokens=want_tokens, every=every)
-            self._since.append(part)
-            if answer.tokens is not None:
-                self._keep(answer.tokens, answer.steps)
-            return StepsResult(answer.steps, answer.outputs, self._named(answer.outputs))
+        async def send(retry: RetryPolicy) -> StepsResult:
+            connection = await self._ensure_connection(retry)
+            reply = await connection.send(request, retry, want_tokens=want_tokens, every=every)
+            # Only a step with a reply counts as taken; if sending failed, the caller may repeat it.
+            self._requests_since_tokens.append(request)
+            if reply.tokens is not None:
+                self._store_tokens(reply.tokens, reply.steps)
+            return StepsResult(reply.steps, reply.outputs, self._predicted_labels(reply.outputs))
 
-        return await self._persist(take)
+        return await self._retry(send)
 
     async def tokens(self) -> list[str]:
-        """State tokens of the streams as they are now."""
+        """Return the state tokens of the streams as they are now."""
 
-        async def ask(patience: Patience) -> list[str]:
-            wire = await self._brought_up(patience)
-            tokens = [await wire.token_of(stream, patience) for stream in range(self._count)]
-            assert wire.steps is not None
-            self._keep(tokens, wire.steps)
+        async def request(retry: RetryPolicy) -> list[str]:
+            connection = await self._ensure_connection(retry)
+            tokens = [await connection.request_token(stream, retry) for stream in range(self._count)]
+            # Known: it started at zero, or a reply since then has reported it.
+            assert connection.steps is not None
+            self._store_tokens(tokens, connection.steps)
             return tokens
 
-        if self._tokens is not None and not self._since:
+        if self._tokens is not None and not self._requests_since_tokens:
             return list(self._tokens)
-        return await self._persist(ask)
+        return await self._retry(request)
 
     async def close(self) -> None:
-        """Close the socket; the server forgets the streams."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            await wire.close()
+        """Close the connection; the server drops the states."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
-    def _keep(self, tokens: list[str], steps: Array) -> None:
-        """From now on, a new socket begins here."""
-        self._tokens, self._steps, self._since = tokens, steps, []
-        self._kept_at = time.monotonic()
+    def _store_tokens(self, tokens: list[str], steps: Array) -> None:
+        """Make these tokens the state from which a new connection starts."""
+        self._tokens, self._steps, self._requests_since_tokens = tokens, steps, []
+        self._tokens_time = time.monotonic()
 
-    def _named(self, outputs: Mapping[str, Array]) -> Array | None:
+    def _predicted_labels(self, outputs: Mapping[str, Array]) -> Array | None:
         if self._labels is None or "probabilities" not in outputs:
             return None
+        # (streams, steps, classes) -> (streams, steps)
         labels: Array = self._labels[outputs["probabilities"].argmax(-1)]
         return labels
 
-    async def _persist(self, work: Callable[[Patience], Awaitable[Result]]) -> Result:
-        """The result of ``work``, tried again where that can help, until the time is over."""
-        if self._is_working:
-            raise ClientError("A stream takes one step at a time; wait for the one before, or open another stream.")
-        self._is_working = True
-        patience = Patience(self._timeout)
+    async def _retry(self, attempt: Callable[[RetryPolicy], Awaitable[Result]]) -> Result:
+        """Return the result of ``attempt``, which is repeated after failures that may pass until the timeout."""
+        # Two tasks would interleave their messages, and each would read the other's reply.
+        if self._is_busy:
+            raise ClientError("A stream takes one step at a time; wait for the previous one, or open another stream.")
+        self._is_busy = True
+        retry = RetryPolicy(self._timeout)
         try:
             while True:
                 try:
-                    return await work(patience)
+                    return await attempt(retry)
                 except ConnectionFailed as error:
-                    # An address that never answered is likelier wrong than a server on its way back.
+                    # An address that never answered is more likely wrong than a server that is restarting.
                     if self._info is None:
                         raise
                     await self.close()
-                    await self._transport.sleep(patience.pause(error))
+                    await self._transport.sleep(retry.next_delay(error))
                 except (Busy, Deadline) as error:
-                    await self._transport.sleep(patience.pause(error))
+                    await self._transport.sleep(retry.next_delay(error))
                 except Conflict as error:
                     if error.code not in ("duplicate_step", "skipped_step"):
                         raise
-                    # After a failure it may not be known whether a step was taken; a new socket begins from what is.
+                    # After a failure it may be unknown whether a step was taken; a new connection starts from a state
+                    # that is known.
                     await self.close()
-                    await self._transport.sleep(patience.pause(error))
+                    await self._transport.sleep(retry.next_delay(error))
         finally:
-            self._is_working = False
+            self._is_busy = False
 
-    async def _brought_up(self, patience: Patience) -> Wire:
-        """An open socket whose streams are as far as they are here."""
-        if self._wire is not None and self._wire.is_in_flight:
+    async def _ensure_connection(self, retry: RetryPolicy) -> StreamConnection:
+        """Return an open connection whose streams have taken the same steps as here."""
+        # An earlier call gave up before the reply, which would be read as that of the next message.
+        if self._connection is not None and self._connection.is_awaiting_reply:
             await self.close()
-        if self._wire is None:
-            self._wire = await self._connected(patience)
-            self._behind = merged(self._since)
-        while self._behind:
-            await self._wire.send(self._behind[0], patience, want_tokens=False, every=False)
-            del self._behind[0]
-        return self._wire
+        if self._connection is None:
+            self._connection = await self._connect(retry)
+            self._requests_to_repeat = merge_requests(self._requests_since_tokens)
+        # Removed one by one after their replies, so that a retry on the same connection continues with the next.
+        while self._requests_to_repeat:
+            await self._connection.send(self._requests_to_repeat[0], retry, want_tokens=False, every=False)
+            del self._requests_to_repeat[0]
+        return self._connection
 
-    async def _connected(self, patience: Patience) -> Wire:
-        before = self._info
-        if before is None:
-            return await self._first_connected(patience)
-        # A stream goes on with the version that it began with, wherever an alias points by now.
+    async def _connect(self, retry: RetryPolicy) -> StreamConnection:
+        first_info = self._info
+        if first_info is None:
+            return await self._connect_first(retry)
+        # A stream keeps the version that it started with, wherever an alias points by now.
         try:
-            link, info = await open_wire(self._transport, f"{before.model}:{before.version}", patience)
+            websocket, info = await open_stream_websocket(
+                self._transport, f"{first_info.model}:{first_info.version}", retry
+            )
         except NotFound as error:
-            raise lost(error) from error
-        if info.digest != before.digest:
-            await link.close()
+            raise stream_lost(error) from error
+        # The same number with another digest is another model: the registry was replaced.
+        if info.digest != first_info.digest:
+            await websocket.close()
             raise StreamLost(
-                f"The stream cannot go on where it was: {info.model}:{info.version} has the digest {info.digest} "
-                f"now, not {before.digest}. Begin a new stream."
+                f"The stream cannot be resumed: {info.model}:{info.version} now has the digest {info.digest}, "
+                f"not {first_info.digest}. Start a new stream."
             )
         tokens = self._tokens
-        if tokens is None and not info.has_new_streams and self._beginning is not None:
-            tokens = [self._beginning] * self._count
-        return Wire(link, info, tokens, self._steps)
+        if tokens is None and not info.has_new_streams and self._initial_token is not None:
+            tokens = [self._initial_token] * self._count
+        return StreamConnection(websocket, info, tokens, self._steps)
 
-    async def _first_connected(self, patience: Patience) -> Wire:
-        link, info = await open_wire(self._transport, self._model, patience)
+    async def _connect_first(self, retry: RetryPolicy) -> StreamConnection:
+        websocket, info = await open_stream_websocket(self._transport, self._model, retry)
         try:
             if self._count > info.max_streams:
                 raise BadRequest(f"count must be at most {info.max_streams} on this server, got {self._count}.")
             if self._tokens is None and not info.has_new_streams:
                 raise NotFound(
-                    f"The server does not serve version {info.version} of '{info.model}' any more, streams only go on "
-                    f"from their state tokens; begin with '{info.model}' or give the token of a stream.",
+                    f"The server no longer serves version {info.version} of '{info.model}'; streams can only resume "
+                    f"from their state tokens. Start with '{info.model}', or pass the token of a stream.",
                     status=404,
                     code="unknown_model",
                 )
-            wire = Wire(link, info, self._tokens, self._steps)
+            connection = StreamConnection(websocket, info, self._tokens, self._steps)
             if self._tokens is None:
-                self._beginning = await wire.token_of(0, patience)
+                self._initial_token = await connection.request_token(0, retry)
         except BaseException:
-            await link.close()
+            await websocket.close()
             raise
+        # Set last: until here the stream counts as never opened, and a failed connection is not retried.
         self._labels = None if info.labels is None else np.array(info.labels)
         self._info = info
-        return wire
+        return connection
 
 
-def _reference(model: str, version: str | None = None) -> str:
-    """The reference to open a socket by: the version of the state tokens, where it is one of the model."""
+def _common_version(tokens: Sequence[str]) -> str | None:
+    """Return the ``NAME:VERSION`` that all tokens belong to; None if they are not readable as state tokens.
+
+    Raises:
+        BadRequest: If one is not ASCII text, or they belong to several versions.
+    """
+    if not all(token and token.isascii() for token in tokens):
+        raise BadRequest("A state token must be the text returned by an earlier stream, got something else.")
+    versions = {version_of(token) for token in tokens}
+    if len(versions) > 1:
+        names = ", ".join(sorted(version or "an unknown version" for version in versions))
+        raise BadRequest(
+            f"tokens must all be of one version, got {names}; open the streams of each version separately."
+        )
+    return versions.pop()
+
+
+def _pin_version(model: str, version: str | None) -> str:
+    """Return the version of the state tokens if it is one of the requested model, else the model as requested."""
     name = model.partition("@")[0]
     return version if version is not None and version.rpartition(":")[0] == name else model

@@ -1,20 +1,20 @@
-"""What the client raises, and how an answer of the server becomes one of these.
+"""Exceptions of the client, and the conversion of error replies into them.
 
 ClientError
 ├── ConnectionFailed   (ConnectionError)   the server cannot be reached
-│   └── ConnectionLost                     a connection ended before the answer was there
-├── Timeout            (TimeoutError)      no answer within the client's timeout
-├── ProtocolError      (RuntimeError)      an answer that is not one of this service
+│   └── ConnectionLost                     the connection closed before the reply arrived
+├── Timeout            (TimeoutError)      no reply within the client's timeout
+├── ProtocolError      (RuntimeError)      a reply that does not come from this service
 ├── StreamLost         (RuntimeError)      a stream that cannot be restored after a lost connection
-├── BadRequest         (ValueError)        400, or found wrong before it was sent
-├── Unauthorized       (PermissionError)   401: no token, or one that the server does not know
+├── BadRequest         (ValueError)        400, or rejected before it was sent
+├── Unauthorized       (PermissionError)   401: no token, or one unknown to the server
 ├── Forbidden          (PermissionError)   403: the token's role does not suffice
 ├── NotFound           (LookupError)       404: no such model, version or path
-├── Conflict           (RuntimeError)      409: the request does not fit the state that it meets
-├── TooLarge           (ValueError)        413: above a limit of one request
-├── Busy               (RuntimeError)      429 or 503: full, starting or shutting down; ``retry_after`` says when to try
+├── Conflict           (RuntimeError)      409: the request conflicts with the current state
+├── TooLarge           (ValueError)        413: the request exceeds a size limit
+├── Busy               (RuntimeError)      429 or 503: overloaded, starting or shutting down; see ``retry_after``
 ├── Deadline           (TimeoutError)      408 or 504: the server gave up on the request
-└── ServerFault        (RuntimeError)      500: a fault of the server
+└── ServerFault        (RuntimeError)      500: a bug or failure in the server
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import orjson
 
 
 class ClientError(Exception):
-    """Base of everything that the client raises on purpose.
+    """Base class of the client's exceptions.
 
     Attributes:
-        status: HTTP status of the answer; None where there was none.
-        code: The server's code word, such as ``"bad_input"``; None where there was none.
+        status: HTTP status of the reply; None if there was no reply.
+        code: Error code of the server, such as ``"bad_input"``; None if there was no reply.
     """
 
-    def __init__(self, sentence: str, *, status: int | None = None, code: str | None = None) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(message)
         self.status = status
         self.code = code
 
@@ -85,16 +85,16 @@ class TooLarge(ClientError, ValueError):
 
 
 class Busy(ClientError, RuntimeError):
-    """The server takes no more at the moment.
+    """The server accepts no more requests at the moment.
 
     Attributes:
-        retry_after: Seconds after which the server asks to be tried again; None where it did not say.
+        retry_after: Seconds after which the server asks for another attempt; None if it gave no number.
     """
 
     def __init__(
-        self, sentence: str, *, status: int | None = None, code: str | None = None, retry_after: float | None = None
+        self, message: str, *, status: int | None = None, code: str | None = None, retry_after: float | None = None
     ) -> None:
-        super().__init__(sentence, status=status, code=code)
+        super().__init__(message, status=status, code=code)
         self.retry_after = retry_after
 
 
@@ -106,7 +106,7 @@ class ServerFault(ClientError, RuntimeError):
     pass
 
 
-_OF_STATUS: dict[int, type[ClientError]] = {
+_CLASS_BY_STATUS: dict[int, type[ClientError]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
@@ -117,46 +117,50 @@ _OF_STATUS: dict[int, type[ClientError]] = {
 }
 
 
-def error_of(status: int, sentence: str, code: str | None, retry_after: str | None = None) -> ClientError:
-    """The exception for an answer that is an error.
+def error_from_reply(status: int, headers: Mapping[str, str], content: bytes) -> ClientError:
+    """Return the exception for an HTTP reply that is not a success.
 
     Args:
-        status: HTTP status, or the ``status`` of an error on a socket.
-        sentence: The server's sentence.
-        code: The server's code word.
-        retry_after: The header ``Retry-After``.
+        status: HTTP status.
+        headers: Headers by name in lower case.
+        content: Body.
     """
-    if status in (429, 503):
-        return Busy(sentence, status=status, code=code, retry_after=_seconds(retry_after))
-    kind = _OF_STATUS.get(status, BadRequest if status < 500 else ServerFault)
-    return kind(sentence, status=status, code=code)
-
-
-def error_of_answer(status: int, headers: Mapping[str, str], content: bytes) -> ClientError:
-    """The exception for an HTTP answer that is not a success."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
         body = None
     if not isinstance(body, dict) or not isinstance(body.get("error"), str):
-        sentence = f"The server answered with status {status} and no error of this service; check the address."
+        message = f"The server replied with status {status} and no error of this service; check the address."
+        # A proxy in front of the service may be the one that is busy, and may also say when to retry.
         if status in (429, 503):
-            return error_of(status, sentence, None, headers.get("retry-after"))
-        return ProtocolError(sentence, status=status)
-    return error_of(status, body["error"], body.get("code"), headers.get("retry-after"))
+            return _error_for_status(status, message, None, headers.get("retry-after"))
+        return ProtocolError(message, status=status)
+    return _error_for_status(status, body["error"], body.get("code"), headers.get("retry-after"))
 
 
-def error_of_frame(frame: Mapping[str, Any]) -> ClientError:
-    """The exception for an error that came over a socket as ``{"error", "code", "status"}``."""
-    status = frame.get("status")
+def error_from_message(message: Mapping[str, Any]) -> ClientError:
+    """Return the exception for an error that came over a WebSocket as ``{"error", "code", "status"}``."""
+    status = message.get("status")
     if type(status) is not int:
-        return ProtocolError(f"The server sent an error without a status: {frame['error']}")
-    retry_after = frame.get("retry_after")
-    return error_of(status, str(frame["error"]), frame.get("code"), None if retry_after is None else str(retry_after))
+        return ProtocolError(f"The server sent an error without a status: {message['error']}")
+    retry_after = message.get("retry_after")
+    return _error_for_status(
+        status, str(message["error"]), message.get("code"), None if retry_after is None else str(retry_after)
+    )
 
 
-def _seconds(text: str | None) -> float | None:
-    """A number of seconds; the header's other form, a date, is one that this service never sends."""
+def _error_for_status(status: int, message: str, code: str | None, retry_after: str | None) -> ClientError:
+    if status in (429, 503):
+        return Busy(message, status=status, code=code, retry_after=_parse_seconds(retry_after))
+    error_class = _CLASS_BY_STATUS.get(status, BadRequest if status < 500 else ServerFault)
+    return error_class(message, status=status, code=code)
+
+
+def _parse_seconds(text: str | None) -> float | None:
+    """Return the seconds of ``Retry-After``, or None if there are none.
+
+    The header may also be a date, which this service never sends.
+    """
     try:
         seconds = float(text or "")
     except ValueError:

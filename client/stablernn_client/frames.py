@@ -1,4 +1,4 @@
-"""Messages of ``/v1/stream``, as ``docs/http.md`` lays them out: binary frames, and text messages."""
+"""Messages of ``/v1/stream``, binary frames and text, in the layout of ``docs/http.md``."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from typing import Any
 import numpy as np
 import orjson
 
+from stablernn_client.arrays import Array
 from stablernn_client.errors import ProtocolError
-from stablernn_client.parts import Part
-from stablernn_client.results import Array
 from stablernn_client.stream_info import StreamInfo
+from stablernn_client.stream_request import StreamRequest
 
 VERSION = 1
 TOKENS, LAST_ONLY, SEQUENCE, SPACING, RESTORE = 1, 2, 4, 8, 16
 """Flags of a frame."""
 
-_HEAD = struct.Struct("<BBHII")
-_LENGTH = struct.Struct("<I")
-_STEP = np.dtype("<u8")
-_VALUE = np.dtype("<f4")
+# Version, flags, reserved, streams, steps.
+_HEADER = struct.Struct("<BBHII")
+_TOKEN_LENGTH = struct.Struct("<I")
+_STEP_DTYPE = np.dtype("<u8")
+_VALUE_DTYPE = np.dtype("<f4")
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """A decoded answer.
+class StreamReply:
+    """A decoded reply to one message with samples.
 
     Attributes:
-        steps: ``(streams,)``, int64: steps that each stream has taken.
-        outputs: By name, each ``(streams, steps, ...)``.
-        tokens: One for each stream; None where they were not asked for.
+        steps: ``(streams,)``, int64: number of steps each stream has taken.
+        outputs: Arrays by name, each ``(streams, steps, ...)``.
+        tokens: State tokens, one for each stream; None if they were not requested.
     """
 
     steps: Array
@@ -41,89 +42,111 @@ class Answer:
     tokens: list[str] | None
 
 
-def encode(
-    part: Part, *, sequence: Array | None, restore: Sequence[str] | None, want_tokens: bool, last_only: bool
+def encode_frame(
+    request: StreamRequest,
+    *,
+    sequence: Array | None,
+    restore: Sequence[str] | None,
+    want_tokens: bool,
+    last_only: bool,
 ) -> bytes:
-    """A binary frame with one or several steps of the streams 0, 1, ...
+    """Return a binary frame with one or several steps of the streams 0, 1, ...
 
     Args:
-        part: The samples.
-        sequence: ``(streams,)``: number of the first of these samples in its stream, from 1; None where not known.
-        restore: State tokens that the streams go on from; None for as they are.
-        want_tokens: Whether tokens come back.
-        last_only: Whether only the last step's outputs come back.
+        request: The samples.
+        sequence: ``(streams,)``: number of the first of these samples in its stream, from 1; None if unknown.
+        restore: State tokens from which the streams resume; None to continue from their current states.
+        want_tokens: True to request state tokens.
+        last_only: True to request the outputs of the last step only.
     """
-    streams, steps = part.values.shape[:2]
+    streams, steps = request.values.shape[:2]
     flags = TOKENS * want_tokens | LAST_ONLY * last_only
-    parts = [np.arange(streams, dtype="<u4").tobytes()]
+    # The order of the sections is that of docs/http.md: stream numbers, sequence, dt, tokens, values.
+    sections = [np.arange(streams, dtype="<u4").tobytes()]
     if sequence is not None:
         flags |= SEQUENCE
-        parts.append(sequence.astype(_STEP).tobytes())
-    if part.dt is not None:
+        sections.append(sequence.astype(_STEP_DTYPE).tobytes())
+    if request.dt is not None:
         flags |= SPACING
-        parts.append(part.dt.astype(_VALUE).tobytes())
+        sections.append(request.dt.astype(_VALUE_DTYPE).tobytes())
     if restore is not None:
         flags |= RESTORE
         for token in restore:
-            parts += [_LENGTH.pack(len(token)), token.encode("ascii")]
-    values = part.values.astype(part.values.dtype.newbyteorder("<"), copy=False)
-    return b"".join([_HEAD.pack(VERSION, flags, 0, streams, steps), *parts, values.tobytes()])
+            sections += [_TOKEN_LENGTH.pack(len(token)), token.encode("ascii")]
+    # float32 or int64, little-endian on every machine.
+    values = request.values.astype(request.values.dtype.newbyteorder("<"), copy=False)
+    return b"".join([_HEADER.pack(VERSION, flags, 0, streams, steps), *sections, values.tobytes()])
 
 
-def decode(content: bytes, info: StreamInfo, streams: int, steps: int) -> Answer:
-    """The answer to a frame with so many streams, and so many steps of outputs.
+def decode_frame(content: bytes, info: StreamInfo, streams: int, steps: int) -> StreamReply:
+    """Return the reply to a binary frame.
+
+    Args:
+        content: The frame.
+        info: The server's description of the model, with the shapes of its outputs.
+        streams: Expected number of streams.
+        steps: Expected number of steps of the outputs.
 
     Raises:
-        ProtocolError: If it is not that.
+        ProtocolError: If the frame is not that reply.
     """
     try:
-        version, flags, _, got_streams, got_steps = _HEAD.unpack_from(content)
+        version, flags, _, got_streams, got_steps = _HEADER.unpack_from(content)
         if (version, got_streams, got_steps) != (VERSION, streams, steps):
             raise ValueError(f"version {version} with {got_streams} streams and {got_steps} steps")
-        at = _HEAD.size
-        taken = np.frombuffer(content, _STEP, streams, at).astype(np.int64)
-        at += taken.nbytes
+        offset = _HEADER.size
+        stream_steps = np.frombuffer(content, _STEP_DTYPE, streams, offset).astype(np.int64)
+        offset += stream_steps.nbytes
         outputs = {}
         for name, shape in info.outputs.items():
-            array = np.frombuffer(content, _VALUE, streams * steps * prod(shape), at)
+            array = np.frombuffer(content, _VALUE_DTYPE, streams * steps * prod(shape), offset)
+            # Copied, because an array over `bytes` is read-only.
             outputs[name] = array.reshape(streams, steps, *shape).copy()
-            at += array.nbytes
+            offset += array.nbytes
         tokens: list[str] | None = None
         if flags & TOKENS:
             tokens = []
             for _ in range(streams):
-                (length,) = _LENGTH.unpack_from(content, at)
-                at += _LENGTH.size
-                tokens.append(content[at : at + length].decode("ascii"))
-                at += length
-        if at != len(content):
-            raise ValueError(f"{len(content)} bytes where {at} are needed")
+                (length,) = _TOKEN_LENGTH.unpack_from(content, offset)
+                offset += _TOKEN_LENGTH.size
+                tokens.append(content[offset : offset + length].decode("ascii"))
+                offset += length
+        if offset != len(content):
+            raise ValueError(f"{len(content)} bytes where {offset} are needed")
     except (ValueError, struct.error) as error:
-        raise ProtocolError(f"The server answered with a frame that cannot be read: {error}.") from error
-    return Answer(taken, outputs, tokens)
+        # ValueError covers too few bytes for an array and a token that is not ASCII.
+        raise ProtocolError(f"The server replied with an unreadable frame: {error}.") from error
+    return StreamReply(stream_steps, outputs, tokens)
 
 
-def encode_text(part: Part, *, sequence: int | None, want_token: bool, last_only: bool) -> str:
-    """A text message with one or several steps of stream 0, which is the only one; arguments as of :func:`encode`."""
-    message = {"stream": 0, "values": part.values[0], "token": want_token, "every": not last_only, **part.beside}
+def encode_text(request: StreamRequest, *, sequence: int | None, want_token: bool, last_only: bool) -> str:
+    """Return a text message with one or several steps of stream 0, the only stream; see :func:`encode_frame`."""
+    message = {
+        "stream": 0,
+        "values": request.values[0],
+        "token": want_token,
+        "every": not last_only,
+        **request.text_fields,
+    }
     if sequence is not None:
         message["sequence"] = sequence
-    if part.dt is not None:
-        message["dt"] = part.dt[0]
+    if request.dt is not None:
+        message["dt"] = request.dt[0]
     return orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
-def decode_text(message: Mapping[str, Any], info: StreamInfo) -> Answer:
-    """The answer to a text message with samples.
+def decode_text(message: Mapping[str, Any], info: StreamInfo) -> StreamReply:
+    """Return the reply to a text message with samples, for one stream.
 
     Raises:
-        ProtocolError: If it is not that.
+        ProtocolError: If the message is not such a reply.
     """
     try:
         rows = message["outputs"]
+        # (1, steps, ...)
         outputs = {name: np.array([[row[name] for row in rows]], np.float32) for name in info.outputs}
         token = message.get("state_token")
         steps = np.array([message["step"]], np.int64)
-        return Answer(steps, outputs, None if token is None else [str(token)])
+        return StreamReply(steps, outputs, None if token is None else [str(token)])
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"The server answered with a message that cannot be read ({error!r}).") from error
+        raise ProtocolError(f"The server replied with an unreadable message ({error!r}).") from error

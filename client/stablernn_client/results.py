@@ -1,22 +1,19 @@
-"""What the client answers with."""
+"""Results of the client's calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
-Array = NDArray[Any]
+from stablernn_client.arrays import Array
 
 
 @dataclass(frozen=True)
 class Classification:
-    """The classes of one series.
+    """The predicted classes of one series.
 
     Attributes:
         label: The most probable class.
-        probabilities: By class, most probable first; the first ``top_k`` of them.
+        probabilities: Probability by class, most probable first, at most ``top_k`` classes.
     """
 
     label: str
@@ -28,11 +25,11 @@ class Forecast:
     """The forecast of one series, in raw units.
 
     Attributes:
-        mean: ``(horizon, targets)``.
-        quantiles: By level, each ``(horizon, targets)``.
-        start: ISO 8601 time of the first step ahead; None when the series had no start.
-        frequency: Spacing of the steps, or None.
-        targets: Names of what is forecast, in the order of the last axis.
+        mean: Mean forecast, ``(horizon, targets)``.
+        quantiles: Forecast quantiles by level, each ``(horizon, targets)``.
+        start: ISO 8601 time of the first step ahead; None if the series had no start.
+        frequency: Frequency of the steps, or None.
+        targets: Names of the target variables, in the order of the last axis.
     """
 
     mean: Array
@@ -44,11 +41,11 @@ class Forecast:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """What a stream knows after one step.
+    """The output of a stream after one step.
 
     Attributes:
-        step: Steps that the stream has taken, this one included.
-        outputs: By name, such as ``probabilities`` ``(classes,)`` or ``mean`` ``(horizon, targets)``.
+        step: Number of steps the stream has taken, including this one.
+        outputs: Arrays by name, such as ``probabilities`` ``(classes,)`` or ``mean`` ``(horizon, targets)``.
         label: The most probable class; None for models that do not classify.
     """
 
@@ -59,11 +56,11 @@ class StepResult:
 
 @dataclass(frozen=True, eq=False)
 class StepsResult:
-    """What several streams know after one or several steps each.
+    """The outputs of several streams after one or several steps each.
 
     Attributes:
-        steps: ``(streams,)``, int64: steps that each stream has taken, these included.
-        outputs: By name, each ``(streams, steps, ...)``; one step where only the last was asked for.
+        steps: ``(streams,)``, int64: number of steps each stream has taken, including these.
+        outputs: Arrays by name, each ``(streams, steps, ...)``; one step if only the last was requested.
         labels: ``(streams, steps)``, text; None for models that do not classify.
     """
 
@@ -72,14 +69,14 @@ class StepsResult:
     labels: Array | None = None
 
     def of(self, stream: int) -> list[StepResult]:
-        """The steps of one of the streams, one by one."""
-        count = next((output.shape[1] for output in self.outputs.values()), 0)
-        last = int(self.steps[stream])
+        """Return the results of one stream, step by step."""
+        num_steps = next((output.shape[1] for output in self.outputs.values()), 0)
+        last_step = int(self.steps[stream])
         return [
             StepResult(
-                step=last - count + 1 + place,
-                outputs={name: output[stream, place] for name, output in self.outputs.items()},
-                label=None if self.labels is None else str(self.labels[stream, place]),
+                step=last_step - num_steps + 1 + index,
+                outputs={name: output[stream, index] for name, output in self.outputs.items()},
+                label=None if self.labels is None else str(self.labels[stream, index]),
             )
-            for place in range(count)
+            for index in range(num_steps)
         ]

@@ -1,4 +1,4 @@
-"""What the server says of a model when a socket opens."""
+"""The server's description of a model, sent when a WebSocket opens."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ _DTYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype(np.float32), "INT64": np.d
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """The first message of a socket.
+    """The first message of a WebSocket.
 
     Attributes:
-        model: Its name.
+        model: Name of the model.
         version: Its version.
         digest: Digest of the version.
-        sample_shape: Shape of one step's sample.
-        dtype: Of the samples: float32, or int64 for models that follow a text.
-        outputs: Shapes by name, for one step.
-        labels: The classes of a classifier; None for other models.
-        max_streams: The most streams that one socket carries.
-        has_new_streams: Whether streams may begin with this version; if not, they only go on from state tokens.
+        sample_shape: Shape of the sample of one step.
+        dtype: Data type of the samples: float32, or int64 for models of text tokens.
+        outputs: Shapes of the outputs of one step, by name.
+        labels: Class labels of a classifier; None for other models.
+        max_streams: Maximum number of streams on one WebSocket.
+        has_new_streams: True if new streams can start with this version; if False, streams can only resume from state
+            tokens.
     """
 
     model: str
@@ -40,11 +41,11 @@ class StreamInfo:
     has_new_streams: bool
 
     @classmethod
-    def read(cls, message: Mapping[str, Any]) -> StreamInfo:
-        """From the server's first message.
+    def parse(cls, message: Mapping[str, Any]) -> StreamInfo:
+        """Parse the server's first message.
 
         Raises:
-            ProtocolError: If it is not that.
+            ProtocolError: If it is not such a message.
         """
         try:
             return cls(
@@ -53,10 +54,11 @@ class StreamInfo:
                 digest=str(message["digest"]),
                 sample_shape=tuple(int(size) for size in message["sample_shape"]),
                 dtype=_DTYPES[message["datatype"]],
-                outputs={item["name"]: tuple(int(size) for size in item["shape"]) for item in message["outputs"]},
+                outputs={output["name"]: tuple(int(size) for size in output["shape"]) for output in message["outputs"]},
                 labels=None if message["labels"] is None else tuple(message["labels"]),
                 max_streams=int(message["max_streams"]),
                 has_new_streams=bool(message["new_streams"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"The server's first message says not what its streams take ({error!r}).") from error
+            # Also another service's message, which has none of these fields.
+            raise ProtocolError(f"The server's first message does not describe its streams ({error!r}).") from error

@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
-from stablernn_registry.card import model_card
 from stablernn_registry.checks import CheckResult
+from stablernn_registry.documents.card import model_card
+from stablernn_registry.documents.manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
+from stablernn_registry.documents.reports import RobustnessReport
+from stablernn_registry.documents.signature import GraphSignature, Signature, StateSignature, TensorSignature
 from stablernn_registry.errors import (
     AliasError,
     GateRefused,
@@ -22,14 +25,11 @@ from stablernn_registry.errors import (
     UnknownRefError,
 )
 from stablernn_registry.log import AliasEntry, LogEntry, PublishEntry, RecordEntry
-from stablernn_registry.manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
 from stablernn_registry.model_version import ModelInfo, Record, Version
 from stablernn_registry.policy import MetricRule, Policy, PolicyEntry, PolicyRules
 from stablernn_registry.promotion import Check
 from stablernn_registry.refs import Ref, parse_ref
 from stablernn_registry.registry import Registry
-from stablernn_registry.reports import RobustnessReport
-from stablernn_registry.signature import GraphSignature, Signature, StateSignature, TensorSignature
 from stablernn_registry.verify import VerifyReport
 
 __all__ = [

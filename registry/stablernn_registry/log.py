@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from stablernn_registry.documents.manifest import FileEntry, format_validation_error
 from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
-from stablernn_registry.manifest import FileEntry, format_validation_error
 
 # The ``previous`` of the first line.
 INITIAL_HEAD = "0" * 64

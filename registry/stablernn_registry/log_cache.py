@@ -10,8 +10,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from stablernn_registry import log, plain_files
-from stablernn_registry.layout import MAX_LOG_BYTES
+from stablernn_registry import log
+from stablernn_registry.disk import plain_files
+from stablernn_registry.disk.layout import MAX_LOG_BYTES
 from stablernn_registry.log import History
 
 MAX_LINES = 100_000

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from stablernn_registry import atomic_io, plain_files
+from stablernn_registry.disk import atomic_io, plain_files
+from stablernn_registry.disk.layout import Layout
+from stablernn_registry.documents.manifest import FileEntry, Manifest
 from stablernn_registry.errors import RESTORE, IntegrityError, StorageError, UnknownRefError, did_you_mean
-from stablernn_registry.layout import Layout
 from stablernn_registry.log import RecordEntry
-from stablernn_registry.manifest import FileEntry, Manifest
 
 MAX_READ_BYTES = 2**31
 """Maximum size of a file that is read into memory as a whole."""

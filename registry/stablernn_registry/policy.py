@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from stablernn_registry import log
-from stablernn_registry.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE, Kind
+from stablernn_registry.disk.layout import POLICY, Layout
+from stablernn_registry.documents.certificates import REQUIRED_INSTEAD, WITHDRAWN_KIND, WITHDRAWN_SENTENCE, Kind
+from stablernn_registry.documents.manifest import check_text, format_validation_error
 from stablernn_registry.errors import RESTORE, IntegrityError, PolicyError, RefError
-from stablernn_registry.layout import POLICY, Layout
-from stablernn_registry.manifest import check_text, format_validation_error
 from stablernn_registry.refs import check_alias
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Protocol
 
-from stablernn_registry.certificates import KINDS, Kind, current_certificate, format_kind, is_as_strong
 from stablernn_registry.checks import CheckResult
+from stablernn_registry.documents.certificates import KINDS, Kind, current_certificate, format_kind, is_as_strong
 from stablernn_registry.policy import MetricRule, PolicyRules
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ Readers take no lock: a log is always complete, and the files that it names alre
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,18 +20,20 @@ from pathlib import Path
 
 import platformdirs
 
-from stablernn_registry import atomic_io, log
+from stablernn_registry import log
 from stablernn_registry.aliases import move_alias
-from stablernn_registry.errors import AliasError, IntegrityError, ManifestError, PolicyError
-from stablernn_registry.layout import MAX_MANIFEST_BYTES, MAX_POLICY_BYTES, POLICY
-from stablernn_registry.log import AliasEntry, History, LogEntry, PublishEntry, RecordEntry, utc_now
-from stablernn_registry.manifest import (
+from stablernn_registry.authorship import check_force, resolve_who
+from stablernn_registry.disk import atomic_io
+from stablernn_registry.disk.layout import MAX_MANIFEST_BYTES, MAX_POLICY_BYTES, POLICY
+from stablernn_registry.disk.transaction import WriteTarget
+from stablernn_registry.documents.manifest import (
     Manifest,
     ManifestFields,
-    check_text,
     digest_of,
     verify_and_decode,
 )
+from stablernn_registry.errors import AliasError, IntegrityError, ManifestError, PolicyError
+from stablernn_registry.log import AliasEntry, History, LogEntry, PublishEntry, RecordEntry, utc_now
 from stablernn_registry.model_version import ModelInfo, Record, Version, record_label
 from stablernn_registry.policy import ALL_ALIASES, Policy, PolicyEntry, PolicyRules, check_pattern
 from stablernn_registry.promotion import Check
@@ -46,7 +47,6 @@ from stablernn_registry.refs import (
     parse_ref,
 )
 from stablernn_registry.storage import ENVIRONMENT_VARIABLE, Storage, check_sources, stage_files
-from stablernn_registry.transaction import WriteTarget
 from stablernn_registry.verify import Verifier, VerifyReport
 
 
@@ -112,7 +112,7 @@ class Registry:
             IntegrityError: If the model's log is damaged.
         """
         self.check_name(name)
-        who = _resolve_who(who, why)
+        who = resolve_who(who, why)
         manifest_fields = ManifestFields.parse(fields)
         sources = check_sources(files, f"A version needs at least one file, got none for '{name}'.")
         target = self._storage.write_target(name)
@@ -195,7 +195,7 @@ class Registry:
             StorageError, IntegrityError: If the write fails as in :meth:`publish`.
         """
         version = self.get(ref)
-        name, who = version.name, _resolve_who(who, why)
+        name, who = version.name, resolve_who(who, why)
         if not re.fullmatch(log.RECORD_KIND_PATTERN, kind):
             raise ManifestError(
                 f"The kind of a record is a word like 'robustness' (a-z 0-9 -, at most 32, beginning with a letter), "
@@ -315,8 +315,8 @@ class Registry:
         """
         check_alias(alias, check_name(name))
         check_version(version)
-        who = _resolve_who(who, why)
-        _check_force(force, why)
+        who = resolve_who(who, why)
+        check_force(force, why)
         history = self._storage.existing_history(name)
         if alias not in history.moves:
             check_new_alias(alias, name)
@@ -343,8 +343,8 @@ class Registry:
             AliasError: If the alias never pointed elsewhere.
         """
         check_alias(alias, check_name(name))
-        who = _resolve_who(who, why)
-        _check_force(force, why)
+        who = resolve_who(who, why)
+        check_force(force, why)
         self._storage.resolve(Ref(name, alias=alias), self._storage.existing_history(name))
 
         def select_previous(history: History) -> int:
@@ -390,7 +390,7 @@ class Registry:
             StorageError, IntegrityError: If the write fails as in :meth:`publish`.
         """
         check_pattern(alias)
-        who = _resolve_who(who, why)
+        who = resolve_who(who, why)
         if not why.strip():
             raise PolicyError("A change of the policy needs a reason, got none. Give why.")
         policy_rules = None if rules is None else PolicyRules.parse(rules)
@@ -439,32 +439,3 @@ class Registry:
             if history is not None:
                 verifier.check_version_blobs(f"{ref.name}:{self._storage.resolve(ref, history)}")
         return VerifyReport(str(ref or self.root), verifier.checked, tuple(verifier.problems), tuple(verifier.notes))
-
-
-def _check_force(force: bool, why: str | None) -> None:
-    if force and not (why and why.strip()):
-        raise AliasError("A forced move needs a reason, got none. Give why.")
-
-
-def _resolve_who(who: str | None, why: str | None) -> str:
-    """Return the user who acts, by default that of the process.
-
-    Raises:
-        ManifestError: If ``who`` or ``why`` is not text.
-    """
-    for field, value in (("who", who), ("why", why)):
-        try:
-            if not isinstance(value, str | None):
-                raise ValueError(f"it must be text, got {value!r:.100}")
-            check_text(value or "")
-        except ValueError as error:
-            raise ManifestError(f"The log cannot be written: field '{field}': {error}.") from error
-    return who or _process_user()
-
-
-def _process_user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # A container may run under a user ID that no user database has.
-        return f"uid:{os.getuid()}"

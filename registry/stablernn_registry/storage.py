@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
-from stablernn_registry import atomic_io, plain_files
-from stablernn_registry.errors import IntegrityError, ManifestError, StorageError, UnknownRefError, did_you_mean
-from stablernn_registry.layout import (
+from stablernn_registry.disk import atomic_io, plain_files
+from stablernn_registry.disk.layout import (
     FILESYSTEM_FOLDERS,
     MARKER,
     MAX_LOG_BYTES,
@@ -19,13 +18,14 @@ from stablernn_registry.layout import (
     SCHEMA,
     Layout,
 )
+from stablernn_registry.disk.transaction import Writer, WriteTarget
+from stablernn_registry.documents.manifest import FileEntry, check_filenames, verify_and_decode
+from stablernn_registry.errors import IntegrityError, ManifestError, StorageError, UnknownRefError, did_you_mean
 from stablernn_registry.log import History
 from stablernn_registry.log_cache import LogCache
-from stablernn_registry.manifest import FileEntry, check_filenames, verify_and_decode
 from stablernn_registry.model_version import Version, format_names
 from stablernn_registry.policy import POLICY_LABEL, Policy, decode_policy, missing_policy_message
 from stablernn_registry.refs import Ref, is_name
-from stablernn_registry.transaction import Writer, WriteTarget
 
 ENVIRONMENT_VARIABLE = "STABLERNN_REGISTRY"
 _MAX_LISTED_NAMES = 8

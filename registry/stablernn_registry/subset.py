@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from stablernn_registry import atomic_io, log, plain_files
+from stablernn_registry import log
+from stablernn_registry.disk import atomic_io, plain_files
+from stablernn_registry.disk.layout import MARKER, MAX_LOG_BYTES, MAX_MANIFEST_BYTES, Layout
+from stablernn_registry.documents.manifest import FileEntry, verify_and_decode
 from stablernn_registry.errors import StorageError
-from stablernn_registry.layout import MARKER, MAX_LOG_BYTES, MAX_MANIFEST_BYTES, Layout
 from stablernn_registry.log import History
-from stablernn_registry.manifest import FileEntry, verify_and_decode
 from stablernn_registry.model_version import Record, Version
 from stablernn_registry.refs import Ref
 from stablernn_registry.registry import Registry

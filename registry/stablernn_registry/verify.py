@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stablernn_registry import atomic_io, log, plain_files
-from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
-from stablernn_registry.layout import (
+from stablernn_registry import log
+from stablernn_registry.disk import atomic_io, plain_files
+from stablernn_registry.disk.layout import (
     FILESYSTEM_FOLDERS,
     MARKER,
     MAX_LOG_BYTES,
@@ -30,8 +30,9 @@ from stablernn_registry.layout import (
     STAGED_POLICY_NAME,
     Layout,
 )
+from stablernn_registry.documents.manifest import FileEntry, Manifest, verify_and_decode
+from stablernn_registry.errors import RESTORE, IntegrityError, RegistryError
 from stablernn_registry.log import History
-from stablernn_registry.manifest import FileEntry, Manifest, verify_and_decode
 from stablernn_registry.model_version import record_label
 from stablernn_registry.policy import POLICY_LABEL, decode_policy, missing_policy_message
 from stablernn_registry.refs import is_name

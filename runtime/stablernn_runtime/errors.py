@@ -1,7 +1,7 @@
-"""Errors that opening and running a version raise.
+"""Errors of opening and running a version.
 
 ServingError
-├── InputError            (ValueError)     a request that cannot be answered as it stands
+├── InputError            (ValueError)     a request that cannot be answered in this form
 │   ├── BadTokenError                      a state token that was not signed with this key, or was changed
 │   └── ExpiredTokenError                  a state token that has expired
 ├── ConflictError         (RuntimeError)   a request that does not fit the state it meets
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 
 class ServingError(Exception):
-    """Base of everything that this package and the server raise on purpose.
+    """Base class of the errors that this package and the server raise on purpose.
 
     Attributes:
         headers: HTTP headers of the response that reports the error.
@@ -31,45 +31,47 @@ class ServingError(Exception):
 
 
 class InputError(ServingError, ValueError):
-    pass
+    """A request that cannot be answered in this form: a name, a shape or a value does not fit."""
 
 
 class BadTokenError(InputError):
-    pass
+    """A state token that was not signed with this key, or was changed."""
 
 
 class ExpiredTokenError(InputError):
-    pass
+    """A state token that has expired."""
 
 
 class ConflictError(ServingError, RuntimeError):
-    pass
+    """A request that does not fit the state it meets."""
 
 
 class TimeOrderError(ConflictError):
-    pass
+    """A time that does not lie after the one before, or on no regular step."""
 
 
 class MissingStepsError(ConflictError):
-    pass
+    """A time before which regular steps are missing."""
 
 
 class NotReadyError(ServingError, RuntimeError):
+    """A version that is not open yet or is being closed, or a run that was ended."""
+
     headers: Mapping[str, str] = {"Retry-After": "5"}
 
 
 class ModelLoadError(ServingError, RuntimeError):
-    pass
+    """A registry version that cannot be served."""
 
 
 class DeviceError(ServingError, RuntimeError):
-    pass
+    """A device that was asked for and is not there."""
 
 
 class SettingsError(ServingError, ValueError):
-    pass
+    """A setting that does not exist, or a value it cannot take."""
 
 
 def cut(text: str, limit: int = 100) -> str:
-    """Return ``text`` as errors quote it, shortened: a client may have sent megabytes of it."""
+    """Return ``text`` shortened to ``limit`` characters, for errors: a client may have sent megabytes of it."""
     return text if len(text) <= limit else f"{text[:limit]}..."

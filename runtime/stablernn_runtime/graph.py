@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ class Graph:
         signature: Inputs and outputs as the manifest states them.
         inputs: The inputs by name.
         outputs: The outputs by name.
-        session: What runs the graph.
+        session: The session that runs the graph.
         states: The states that the graph takes and gives.
         state_outputs: Names of the outputs that are states.
         guard: The balls in which the certificate says that the states stay.
@@ -46,25 +47,54 @@ class Graph:
         self.ref = ref
         self.last_run = time.monotonic()
 
-    def run(self, feeds: Mapping[str, Array], names: Sequence[str], stop: CancellationToken | None) -> dict[str, Array]:
-        """Return the outputs ``names``, and those that are guarded.
+    def run(
+        self, feeds: Mapping[str, Array], names: Sequence[str], cancellation: CancellationToken | None
+    ) -> dict[str, Array]:
+        """Return the outputs ``names``, and the guarded ones, which are computed whether they are asked for or not.
 
         Args:
             feeds: All inputs, in the shapes and dtypes of the graph.
             names: Names of outputs.
-            stop: Ends the run from another thread.
+            cancellation: Ends the run from another thread.
 
         Raises:
             NotReadyError: If the run was ended.
+            RUNTIME_ERRORS: If it fails.
         """
         names = [*names, *(name for name in self.guarded if name not in names)]
+        # Before the run: a model that is running is in use.
         self.last_run = time.monotonic()
+        options = None if cancellation is None else cancellation.options
         try:
-            values: Sequence[Any] = self.session.run(names, feeds, None if stop is None else stop.options)
+            values: Sequence[Any] = self.session.run(names, feeds, options)
         except RUNTIME_ERRORS as error:
-            if stop is not None and stop.is_set:
+            # ONNX Runtime reports a run that was ended as a failed one.
+            if cancellation is not None and cancellation.is_set:
                 raise NotReadyError(
                     "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
                 ) from error
             raise
+        # Sessions return values only, in the order of the names.
         return dict(zip(names, values, strict=True))
+
+
+def count_row_elements(sequence: Graph, horizon: int) -> tuple[int, int]:
+    """Count the numbers of one sequence in all inputs and outputs of a run.
+
+    Args:
+        sequence: The graph over whole sequences.
+        horizon: Steps ahead of a recursive head, which repeats its answers and future values as often; 1 of any other.
+
+    Returns:
+        The numbers of a sequence of any length, and those of each of its time steps.
+    """
+    fixed = timed = 0
+    for name, tensor in (*sequence.inputs.items(), *sequence.outputs.items()):
+        is_answer = name in sequence.outputs and name not in sequence.state_outputs
+        size = prod(extent for extent in tensor.shape if isinstance(extent, int))
+        size *= horizon if is_answer or name == "future" else 1
+        if "time" in tensor.shape:
+            timed += size
+        else:
+            fixed += size
+    return fixed, timed

@@ -1,12 +1,13 @@
-"""Refuses ONNX graphs that reach outside themselves, hide their content, or run without a bound.
+"""Refuses ONNX graphs that refer to other files, hide their content, or run without a bound.
 
 ONNX Runtime would follow a file name inside a graph, load any operator domain that it was built with, and run a
-``Loop`` for as long as it says. The check reads the protobuf wire format itself, so that the server needs neither the
-`onnx` package nor protobuf. Field numbers are from ``onnx.proto`` (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+``Loop`` as often as the graph says. The check reads the protobuf wire format itself, so that the runtime needs neither
+the `onnx` package nor protobuf. Field numbers are from ``onnx.proto``
+(https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 
-It must never read less in a file than ONNX Runtime does. So a field that is not in the tables below is refused, not
-skipped, and so is a field that comes twice where it may come once: protobuf would merge the two, and what was checked
-apart would be something else together.
+The check must never see less in a file than ONNX Runtime does. So it refuses a field that is not in the tables below
+instead of skipping it, and a field that comes twice where it may come once: protobuf would merge the two into a message
+that was not checked.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 MINIMUM_OPSET = 18
 MAXIMUM_DEPTH = 16  # graphs inside attributes of nodes; ours has three levels
 BODIES = frozenset({"If", "Scan"})
-"""Operators that may hold graphs. An If runs one of them once, a Scan runs its own once for each step of an input."""
+"""Operators that may hold graphs. An If runs one of its graphs once, a Scan runs its graph once a step of an input."""
 ORT_FORMAT = b"ORTM"
 """Bytes 4 to 8 of a model in ONNX Runtime's own flatbuffer format."""
-_LARGEST = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
@@ -147,105 +148,105 @@ _Value = int | memoryview
 _Fields = dict[int, list[_Value]]
 
 
-def check_graph(content: bytes, what: str) -> None:
+def check_graph(content: bytes, label: str) -> None:
     """Raise unless ``content`` is one self-contained ONNX model of standard operators.
 
     Args:
         content: The bytes of the ``.onnx`` file.
-        what: What to call it in the error, such as ``"step.onnx of 'digits:1'"``.
+        label: The graph as the error names it, such as ``"step.onnx of 'digits:1'"``.
 
     Raises:
         ModelLoadError: If it is not an ONNX model, its opset is older than 18, or it has what is not served: external
             data, functions, training information, sparse tensors, other domains, operators with a body except If and
             Scan, a Scan inside a Scan, or a tensor that does not hold as many elements as it states.
     """
-    # Such a file can be protobuf as well, and ONNX Runtime would decide for itself which of the two to read.
+    # A file can be valid in both formats, and ONNX Runtime would decide for itself which of the two to read.
     if content[4:8] == ORT_FORMAT:
         raise ModelLoadError(
-            f"{what} is in ONNX Runtime's own format, which cannot be checked; only ONNX graphs are served."
+            f"{label} is in ONNX Runtime's own format, which cannot be checked; only ONNX graphs are served."
         )
     try:
-        _check_model(memoryview(content), what)
+        _check_model(memoryview(content), label)
     except (IndexError, UnicodeDecodeError, _WireError) as error:
-        raise ModelLoadError(f"{what} is not an ONNX model: its bytes cannot be read as one.") from error
+        raise ModelLoadError(f"{label} is not an ONNX model: its bytes cannot be read as one.") from error
 
 
-def _check_model(content: memoryview, what: str) -> None:
-    fields = _read(content, "model", what)
+def _check_model(content: memoryview, label: str) -> None:
+    fields = _read(content, "model", label)
     if 20 in fields:
-        raise ModelLoadError(f"{what} holds training information; only graphs for inference are served.")
+        raise ModelLoadError(f"{label} holds training information; only graphs for inference are served.")
     if 25 in fields:
-        raise ModelLoadError(f"{what} defines functions of its own; only standard ONNX operators are served.")
+        raise ModelLoadError(f"{label} defines functions of its own; only standard ONNX operators are served.")
     opsets = []
     for message in fields.get(8, ()):
-        operators = _read(_message(message), "operator set", what)
-        _check_domain(_text(operators.get(1)), what)
+        operators = _read(_message(message), "operator set", label)
+        _check_domain(_text(operators.get(1)), label)
         opsets.append(_integer(operators.get(2)))
     if not opsets:
-        raise ModelLoadError(f"{what} is not an ONNX model: it names no opset.")
+        raise ModelLoadError(f"{label} is not an ONNX model: it names no opset.")
     if min(opsets) < MINIMUM_OPSET:
         raise ModelLoadError(
-            f"{what} uses opset {min(opsets)}; opset {MINIMUM_OPSET} or higher is served. Export it again."
+            f"{label} uses opset {min(opsets)}; opset {MINIMUM_OPSET} or higher is served. Export it again."
         )
     for graph in fields.get(7, ()):
-        _check_graph(_message(graph), what, depth=0, in_scan=False)
+        _check_graph(_message(graph), label, depth=0, in_scan=False)
 
 
-def _check_graph(graph: memoryview, what: str, depth: int, in_scan: bool) -> None:
+def _check_graph(graph: memoryview, label: str, depth: int, in_scan: bool) -> None:
     if depth > MAXIMUM_DEPTH:
-        raise ModelLoadError(f"{what} nests graphs deeper than {MAXIMUM_DEPTH} levels.")
-    fields = _read(graph, "graph", what)
+        raise ModelLoadError(f"{label} nests graphs deeper than {MAXIMUM_DEPTH} levels.")
+    fields = _read(graph, "graph", label)
     if 15 in fields:
-        raise _sparse(what)
+        raise _sparse(label)
     for node in fields.get(1, ()):
-        _check_node(_message(node), what, depth, in_scan)
+        _check_node(_message(node), label, depth, in_scan)
     for tensor in fields.get(5, ()):
-        _check_tensor(_message(tensor), what)
+        _check_tensor(_message(tensor), label)
 
 
-def _check_node(node: memoryview, what: str, depth: int, in_scan: bool) -> None:
-    fields = _read(node, "node", what)
+def _check_node(node: memoryview, label: str, depth: int, in_scan: bool) -> None:
+    fields = _read(node, "node", label)
     operator = _text(fields.get(4))
-    _check_domain(_text(fields.get(7)), what)
+    _check_domain(_text(fields.get(7)), label)
     # A trip count of 2^62 takes eight bytes, and nothing in the file or in a request bounds it.
     if operator == "Loop":
         raise ModelLoadError(
-            f"{what} uses the operator 'Loop', whose running time has no bound; use Scan, which runs once a time step."
+            f"{label} uses the operator 'Loop', whose running time has no bound; use Scan, which runs once a time step."
         )
     if operator == "Scan" and in_scan:
-        raise ModelLoadError(f"{what} has a Scan inside a Scan; only one pass over the time steps is served.")
+        raise ModelLoadError(f"{label} has a Scan inside a Scan; only one pass over the time steps is served.")
     for attribute in fields.get(5, ()):
-        parts = _read(_message(attribute), "attribute", what)
+        parts = _read(_message(attribute), "attribute", label)
         if 22 in parts or 23 in parts:
-            raise _sparse(what)
+            raise _sparse(label)
         for tensor in (*parts.get(5, ()), *parts.get(10, ())):
-            _check_tensor(_message(tensor), what)
+            _check_tensor(_message(tensor), label)
         for graph in (*parts.get(6, ()), *parts.get(11, ())):
             if operator not in BODIES:
                 raise ModelLoadError(
-                    f"{what} uses the operator '{cut(operator)}', which has a graph inside; of such operators only "
+                    f"{label} uses the operator '{cut(operator)}', which has a graph inside; of such operators only "
                     f"{' and '.join(sorted(BODIES))} are served."
                 )
-            _check_graph(_message(graph), what, depth + 1, in_scan or operator == "Scan")
+            _check_graph(_message(graph), label, depth + 1, in_scan or operator == "Scan")
 
 
-def _check_tensor(tensor: memoryview, what: str) -> None:
-    fields = _read(tensor, "tensor", what)
+def _check_tensor(tensor: memoryview, label: str) -> None:
+    fields = _read(tensor, "tensor", label)
     if 13 in fields or _integer(fields.get(14)) != 0:
-        raise ModelLoadError(f"{what} refers to external data; only graphs in a single file are served.")
+        raise ModelLoadError(f"{label} refers to external data; only graphs in a single file are served.")
     data_type = _integer(fields.get(2))
     if data_type not in _TYPES:
-        raise ModelLoadError(f"{what} holds a tensor of the type {data_type}, which is none of ONNX's.")
+        raise ModelLoadError(f"{label} holds a tensor of the type {data_type}, which is none of ONNX's.")
     elements = 1
     for size in _integers(fields.get(1, ())):
-        # A negative number is a varint of 2^63 or more.
+        # A negative size is a varint of 2^63 or more.
         elements *= size
-        if size > _LARGEST or elements > _LARGEST:
-            raise ModelLoadError(f"{what} holds a tensor of a size that no memory has.")
+        if size > _MAX_INT64 or elements > _MAX_INT64:
+            raise ModelLoadError(f"{label} holds a tensor of a size that no memory has.")
     bits, typed = _TYPES[data_type]
     stored = [number for number in (_FLOATS, _INT32S, _STRINGS, _INT64S, _RAW, _DOUBLES, _UINT64S) if number in fields]
     if len(stored) > 1 or not set(stored) <= {typed, _RAW} or (data_type == _STRING_TYPE and _RAW in fields):
-        raise ModelLoadError(f"{what} holds a tensor whose data is not of its type.")
+        raise ModelLoadError(f"{label} holds a tensor whose data is not of its type.")
     if data_type == _STRING_TYPE:
         count, needed = len(fields.get(_STRINGS, ())), elements
     elif _RAW in fields:
@@ -253,77 +254,89 @@ def _check_tensor(tensor: memoryview, what: str) -> None:
     else:
         count, needed = _count(fields.get(typed, ()), _TENSOR[typed]), elements
         if bits < 8:
+            # Several elements in a byte.
             needed = -(-elements * bits // 8)
         elif data_type in _COMPLEX:
+            # A real and an imaginary part.
             needed = 2 * elements
     if count != needed:
-        raise ModelLoadError(f"{what} holds a tensor of {elements} elements with the data of another number of them.")
+        raise ModelLoadError(f"{label} holds a tensor of {elements} elements with the data of another number of them.")
 
 
-def _check_domain(domain: str, what: str) -> None:
+def _check_domain(domain: str, label: str) -> None:
     if domain not in STANDARD_DOMAINS:
         raise ModelLoadError(
-            f"{what} uses the operator domain '{cut(domain)}'; only standard ONNX operators are served."
+            f"{label} uses the operator domain '{cut(domain)}'; only standard ONNX operators are served."
         )
 
 
-def _sparse(what: str) -> ModelLoadError:
-    return ModelLoadError(f"{what} holds a sparse tensor, whose size its data does not bound; store it as a dense one.")
+def _sparse(label: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{label} holds a sparse tensor, whose size its data does not bound; store it as a dense one."
+    )
 
 
 class _WireError(ValueError):
-    pass
+    """Bytes that are no message of ONNX."""
 
 
-def _read(message: memoryview, kind: str, what: str) -> _Fields:
+def _read(message: memoryview, kind: str, label: str) -> _Fields:
     """Return the values of a message by field number, in their order.
+
+    Args:
+        message: The bytes of the message.
+        kind: A key of ``_MESSAGES``.
+        label: The graph as errors name it.
 
     Raises:
         ModelLoadError: If it has a field that is not in the table of its kind.
     """
     table, repeated = _MESSAGES[kind], _REPEATED[kind]
     fields: _Fields = {}
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
+    position = 0
+    while position < len(message):
+        tag, position = _varint(message, position)
         number, wire = tag >> 3, tag & 7
         value: _Value
         if wire == _VARINT:
-            value, at = _varint(message, at)
+            value, position = _varint(message, position)
         else:
             if wire == _BYTES:
-                size, at = _varint(message, at)
+                size, position = _varint(message, position)
             elif wire in _SIZES:
                 size = _SIZES[wire]
             else:
                 raise _WireError(f"wire type {wire} is not used by ONNX")
-            if at + size > len(message):
+            if position + size > len(message):
                 raise _WireError("a field is longer than its message")
-            value = message[at : at + size]
-            at += size
+            value = message[position : position + size]
+            position += size
+        # protobuf may pack repeated numbers into one field of bytes.
         is_packed = wire == _BYTES and number in repeated
         if number in table and wire != table[number] and not is_packed:
             raise _WireError(f"field {number} of a {kind} has the wire type {wire}")
         if number in fields and number not in repeated:
             raise _WireError(f"field {number} of a {kind} comes twice")
         fields.setdefault(number, []).append(value)
-    # Last: bytes that are no message at all are said to be that.
+    # Last: bytes that are no message at all get the error for that.
     if unknown := sorted(fields.keys() - table.keys()):
         raise ModelLoadError(
-            f"{what} has a field {unknown[0]} in a {kind} that this server does not know and cannot check. Export it "
+            f"{label} has a field {unknown[0]} in a {kind} that this server does not know and cannot check. Export it "
             "again for an older version of ONNX."
         )
     return fields
 
 
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    """Return the number that begins at ``position``, seven bits a byte from the lowest on, and the position behind."""
     value = shift = 0
     while True:
-        byte = message[at]
-        at += 1
+        byte = message[position]
+        position += 1
         value |= (byte & 0x7F) << shift
+        # The last byte of a number has no high bit.
         if byte < 0x80:
-            return value, at
+            return value, position
         shift += 7
         if shift > 63:
             raise _WireError("a number is longer than 64 bits")
@@ -354,9 +367,9 @@ def _integers(values: Iterable[_Value]) -> Iterable[int]:
         if isinstance(value, int):
             yield value
             continue
-        at = 0
-        while at < len(value):
-            number, at = _varint(value, at)
+        position = 0
+        while position < len(value):
+            number, position = _varint(value, position)
             yield number
 
 
@@ -367,7 +380,7 @@ def _count(values: Iterable[_Value], wire: int) -> int:
         if isinstance(value, int):
             count += 1
         elif wire == _VARINT:
-            # Each number ends with the one byte of it that has no high bit.
+            # Each number ends with its only byte without the high bit.
             count += int(np.count_nonzero(np.frombuffer(value, np.uint8) < 0x80))
         else:
             count += len(value) // (4 if wire == _FIXED32 else 8)

@@ -1,4 +1,4 @@
-"""Recursive heads: the graphs answer one step ahead, and what they answer is their next input until the horizon."""
+"""Recursive heads: the graphs answer one step ahead, and each answer is the next input until the horizon."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Model(Protocol):
         graph: Graph,
         inputs: Mapping[str, Array],
         outputs: Sequence[str] | None = None,
-        stop: CancellationToken | None = None,
+        cancellation: CancellationToken | None = None,
         *,
-        outside: set[str] | None = None,
+        violations: set[str] | None = None,
     ) -> dict[str, Array]:
         """Check the inputs and run one graph."""
         ...
@@ -45,120 +45,132 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Rollout:
-    """How the steps of one model follow from each other.
+    """The steps of a recursive head to its horizon.
 
     Attributes:
         horizon: Steps ahead.
-        targets: Features that the answers are fed back into.
-        known: Features whose values at the steps ahead come with the request.
-        offsets: What calibration adds to the quantiles, ``(horizon, targets, quantiles)``; None without it.
+        target_indices: Features that the answers are fed back into.
+        future_indices: Features whose values at the steps ahead come with the request.
+        offsets: Calibration of the quantiles, which is added to them, ``(horizon, targets, quantiles)``; None without.
     """
 
     horizon: int
-    targets: list[int]
-    known: list[int]
+    target_indices: list[int]
+    future_indices: list[int]
     offsets: Array | None
 
     @classmethod
-    def of(cls, manifest: Manifest, calibration: bytes | None) -> Rollout:
-        """The roll-out of a version.
+    def from_manifest(cls, manifest: Manifest, calibration: bytes | None) -> Rollout:
+        """Return the rollout of a version.
 
         Args:
-            manifest: Of a forecast with a recursive head.
-            calibration: Its ``calibration.json``, where it has one.
+            manifest: Manifest of a forecast with a recursive head.
+            calibration: Content of ``calibration.json``, where the version has one.
 
         Raises:
-            ValueError: If the two do not fit each other; half a sentence that says how.
+            ValueError: If the two do not fit each other; the message is half a sentence.
         """
         targets = manifest.targets or []
-        if strange := [name for name in targets if name not in manifest.features]:
-            raise ValueError(f"its recursive head answers '{strange[0]}', which is not one of its features.")
-        places = [manifest.features.index(name) for name in (*targets, *(manifest.future or ()))]
+        if unknown := [name for name in targets if name not in manifest.features]:
+            raise ValueError(f"its recursive head answers '{unknown[0]}', which is not one of its features.")
+        target_indices = [manifest.features.index(name) for name in targets]
+        future_indices = [manifest.features.index(name) for name in manifest.future or ()]
         horizon = manifest.horizon or 1
         shape = (horizon, len(targets), len(manifest.quantiles or ()))
-        return cls(horizon, places[: len(targets)], places[len(targets) :], _offsets(calibration, shape))
+        return cls(horizon, target_indices, future_indices, _read_offsets(calibration, shape))
 
     def run(
         self,
         model: Model,
         inputs: Mapping[str, Array],
-        stop: CancellationToken | None = None,
-        outside: set[str] | None = None,
+        cancellation: CancellationToken | None = None,
+        violations: set[str] | None = None,
     ) -> dict[str, Array]:
-        """Outputs over the horizon, and the states after the sequences: what the graph of a direct head gives.
+        """Return the outputs over the horizon and the states after the sequences, as a direct head gives them.
 
         Args:
-            model: The model whose head it is.
-            inputs: Of the graph over whole sequences, but for ``future``, which spans the horizon.
-            stop: As in :meth:`Graph.run`.
-            outside: Likewise; of all steps ahead together.
+            model: The model of the head.
+            inputs: Inputs of the graph over whole sequences, but ``future`` spans the horizon.
+            cancellation: As in :meth:`ServedModel.run`.
+            violations: Likewise, for all steps ahead together.
 
         Raises:
             InputError: If an input does not fit the model, or an answer is not finite.
+            NotReadyError: If the run was ended.
         """
         x = np.asarray(inputs[model.input_name])
-        future = self._future(x, inputs.get("future"))
-        outputs = model.run(model.sequence, {**inputs, **self._ahead(future, 0)}, stop=stop, outside=outside)
-        answers = [name for name in outputs if name not in model.sequence.state_outputs]
-        steps = {name: [outputs[name]] for name in answers}
-        found = dict(outputs)
-        constant = {name: value for name, value in inputs.items() if name == "static"}
+        future = self._check_future(x, inputs.get("future"))
+        outputs = model.run(
+            model.sequence, {**inputs, **self._future_at(future, 0)}, cancellation=cancellation, violations=violations
+        )
+        # The states to return: those before the first step ahead.
+        results = dict(outputs)
+        names = [name for name in outputs if name not in model.sequence.state_outputs]
+        steps = {name: [outputs[name]] for name in names}
+        static = {name: value for name, value in inputs.items() if name == "static"}
         for step in range(1, self.horizon):
-            given = {**self.next_inputs(model, outputs["mean"], future, step), **constant}
-            outputs = model.run(model.step, {**given, **model.next_state(outputs)}, stop=stop, outside=outside)
-            for name in answers:
+            feeds = {**self.next_inputs(model, outputs["mean"], future, step), **static, **model.next_state(outputs)}
+            outputs = model.run(model.step, feeds, cancellation=cancellation, violations=violations)
+            for name in names:
                 steps[name].append(outputs[name])
-        return found | self.joined(steps)
+        return results | self.join_steps(steps)
 
     def next_inputs(self, model: Model, mean: Array, future: Array | None, step: int) -> dict[str, Array]:
-        """What the step graph reads after ``step`` steps ahead: what it answered last, and what is known of then.
+        """Return the inputs of the step graph after ``step`` steps ahead: its last answer, and the known values.
 
         Args:
-            model: The model whose head it is.
+            model: The model of the head.
             mean: The last answer, ``(batch, 1, targets)``.
-            future: Of the whole horizon, ``(batch, horizon, future)``.
+            future: Values that are known ahead, for the whole horizon, ``(batch, horizon, future)``.
             step: 1 or more.
         """
+        # Features that are neither answered nor known ahead are missing.
         sample = np.full((len(mean), len(model.manifest.features)), np.nan, np.float32)
-        sample[:, self.targets] = mean[:, 0]
+        sample[:, self.target_indices] = mean[:, 0]
         if future is not None:
-            sample[:, self.known] = future[:, step - 1]
-        # A model of patches, of which each is one sample on: it reads them with an axis of their own.
-        patched = len(model.step.inputs[model.input_name].shape) == 3
-        return {model.input_name: sample[:, None] if patched else sample, **self._ahead(future, step)}
+            sample[:, self.future_indices] = future[:, step - 1]
+        # A model of patches, each one sample on from the one before, reads (batch, 1, features).
+        has_patch_axis = len(model.step.inputs[model.input_name].shape) == 3
+        return {model.input_name: sample[:, None] if has_patch_axis else sample, **self._future_at(future, step)}
 
-    def joined(self, steps: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
-        """The answers of the first steps ahead as one, ``(batch, steps, ...)``, with what calibration adds."""
-        found = {name: np.concatenate(values, axis=1) for name, values in steps.items()}
-        if "quantiles" in found:
-            found["quantiles"] = self.calibrated(found["quantiles"])
-        return found
+    def join_steps(self, steps: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
+        """Return the answers of the first steps ahead, calibrated, as one array each, ``(batch, steps, ...)``.
 
-    def calibrated(self, quantiles: Array) -> Array:
-        """Quantiles of the first steps ahead, ``(..., steps, targets, quantiles)``, with what calibration adds."""
+        Args:
+            steps: The answers of each step, ``(batch, 1, ...)``, by output name.
+        """
+        outputs = {name: np.concatenate(values, axis=1) for name, values in steps.items()}
+        if "quantiles" in outputs:
+            outputs["quantiles"] = self.calibrate(outputs["quantiles"])
+        return outputs
+
+    def calibrate(self, quantiles: Array) -> Array:
+        """Add the offsets to quantiles of the first steps ahead, ``(..., steps, targets, quantiles)``."""
         if self.offsets is None:
             return quantiles
+        # The offsets of neighboring levels may make their quantiles cross.
         return np.sort(quantiles + self.offsets[: quantiles.shape[-3]], axis=-1)
 
-    def _future(self, x: Array, future: Array | None) -> Array | None:
-        if future is None or not self.known:
+    def _check_future(self, x: Array, future: Array | None) -> Array | None:
+        if future is None or not self.future_indices:
             return None
-        given, shape = np.asarray(future), (len(x), self.horizon, len(self.known))
-        if given.shape != shape:
+        values, shape = np.asarray(future), (len(x), self.horizon, len(self.future_indices))
+        if values.shape != shape:
             raise InputError(
-                f"future must have the shape (batch, {shape[1]}, {shape[2]}) = {shape} to fit x, got {given.shape}."
+                f"future must have the shape (batch, {shape[1]}, {shape[2]}) = {shape} to fit x, got {values.shape}."
             )
-        return given
+        return values
 
     @staticmethod
-    def _ahead(future: Array | None, step: int) -> dict[str, Array]:
+    def _future_at(future: Array | None, step: int) -> dict[str, Array]:
         return {} if future is None else {"future": future[:, step : step + 1]}
 
 
-def _offsets(calibration: bytes | None, shape: tuple[int, ...]) -> Array | None:
+def _read_offsets(calibration: bytes | None, shape: tuple[int, ...]) -> Array | None:
     if calibration is None:
         return None
     try:
+        # It may lack intervals: the gate of a forecast stands in the same file.
         intervals = json.loads(calibration).get("intervals")
         offsets = None if intervals is None else np.array(intervals["offsets"], np.float32)
     except (ValueError, TypeError, AttributeError, KeyError) as error:

@@ -1,7 +1,7 @@
-"""Several requests in one run of a graph: their inputs padded and stacked, the outputs cut apart again.
+"""Several requests in one run of a graph: their inputs padded and stacked, the outputs split again.
 
-Rows do not see each other: on one CPU thread each gets the bits that it would have got alone, which
-``tests/server/test_batching.py`` holds against every kind of model.
+Rows do not influence each other: on one CPU thread each gets the bits that it would have got alone, which
+``tests/server/test_batching.py`` checks for every kind of model.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from stablernn_registry import TensorSignature
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.errors import InputError
 from stablernn_runtime.graph import Graph
-from stablernn_runtime.validation import KNOWN
+from stablernn_runtime.validation import COVARIATES
 
 Array = NDArray[Any]
 
 
 @dataclass(slots=True)
 class BatchItem:
-    """One request's share of a run: what it gives, checked, in the dtypes of the graph.
+    """The checked inputs of one request, in the dtypes of the graph.
 
     Attributes:
-        feeds: Inputs by name; those that were left out are not in it.
+        feeds: Inputs by name, without those that were left out.
         rows: Sequences, or streams.
         time: Time steps of the longest.
-        names: The outputs that it wants.
-        every: Of steps: whether each has an answer, or the last alone.
+        names: The outputs that the request wants.
+        every: For steps: whether each has an answer, or the last alone.
     """
 
     feeds: dict[str, Array]
@@ -43,138 +43,155 @@ class BatchItem:
 
 @dataclass(slots=True)
 class BatchResult:
-    """What a run gave to one of its parts.
+    """The results of one item of a run.
 
     Attributes:
         outputs: By name.
-        states: Of steps: the states after them, by the names of the inputs that they feed.
-        outside: States that came to lie outside their balls, as the inputs are called.
+        states: For steps: the states after them, by the names of the inputs that they feed.
+        violations: States that left their balls, as the inputs are called.
     """
 
     outputs: dict[str, Array]
     states: dict[str, Array] = field(default_factory=dict)
-    outside: set[str] = field(default_factory=set)
+    violations: set[str] = field(default_factory=set)
 
 
-def run_parts(
-    graph: Graph, parts: Sequence[BatchItem], stop: CancellationToken | None
+def run_items(
+    graph: Graph, items: Sequence[BatchItem], cancellation: CancellationToken | None
 ) -> list[BatchResult | InputError]:
-    """One run of a graph for all parts together.
+    """Run a graph once for all items together.
 
     Args:
         graph: A graph over whole sequences or over one step.
-        parts: From ``ServedModel.prepare``, of one length where the graph takes no ``lengths``.
-        stop: Ends the run from another thread.
+        items: From :meth:`ServedModel.prepare`, of one length where the graph takes no ``lengths``.
+        cancellation: Ends the run from another thread.
 
     Returns:
-        For each part what it gets, or why it gets nothing: an output of one part that is not finite leaves the
-        answers of the others alone.
+        For each item its results, or the reason why there are none: an output of one item that is not finite leaves
+        the results of the others alone.
 
     Raises:
         NotReadyError: If the run was ended.
+        RUNTIME_ERRORS: If it fails.
     """
-    rows = sum(part.rows for part in parts)
-    time = max(part.time for part in parts)
-    feeds = {name: _stacked(name, spec, parts, rows, time) for name, spec in graph.inputs.items()}
-    wanted = dict.fromkeys(name for part in parts for name in part.names)
-    answers = graph.run(feeds, list(wanted), stop)
-    exits = graph.guard.exited(
-        {graph.guarded[name]: value for name, value in answers.items() if name in graph.guarded}, graph.ref
+    rows = sum(batch_item.rows for batch_item in items)
+    time = max(batch_item.time for batch_item in items)
+    feeds = {name: _stack(name, spec, items, rows, time) for name, spec in graph.inputs.items()}
+    names = dict.fromkeys(name for batch_item in items for name in batch_item.names)
+    values = graph.run(feeds, list(names), cancellation)
+    violations = graph.guard.find_violations(
+        {graph.guarded[name]: value for name, value in values.items() if name in graph.guarded}, graph.ref
     )
-    broken = {name: ~fine for name, value in answers.items() if (fine := _finite_rows(value)) is not None}
-    shares: list[BatchResult | InputError] = []
-    at = 0
-    for part in parts:
-        place = slice(at, at + part.rows)
-        at += part.rows
+    # By name, the rows with a number that is not finite.
+    broken = {name: ~finite for name, value in values.items() if (finite := _finite_rows(value)) is not None}
+    results: list[BatchResult | InputError] = []
+    offset = 0
+    for batch_item in items:
+        span = slice(offset, offset + batch_item.rows)
+        offset += batch_item.rows
         # A class or a forecast made of NaN would look like any other.
-        if bad := next((name for name, where in broken.items() if where[place].any()), None):
-            shares.append(_not_finite(graph, bad, int(np.argmax(broken[bad][place]))))
+        if bad := next((name for name, is_broken in broken.items() if is_broken[span].any()), None):
+            results.append(_not_finite(graph, bad, int(np.argmax(broken[bad][span]))))
             continue
         outputs = {}
-        for name in part.names:
-            value = answers[name][place]
-            outputs[name] = value[:, : part.time] if "time" in graph.outputs[name].shape else value
-        shares.append(BatchResult(outputs, outside={state for state, left in exits.items() if left[place].any()}))
-    return shares
+        for name in batch_item.names:
+            value = values[name][span]
+            # The padding of shorter items is cut off.
+            outputs[name] = value[:, : batch_item.time] if "time" in graph.outputs[name].shape else value
+        results.append(
+            BatchResult(outputs, violations={state for state, left in violations.items() if left[span].any()})
+        )
+    return results
 
 
 def run_steps(
-    graph: Graph, parts: Sequence[BatchItem], stop: CancellationToken | None
+    graph: Graph, items: Sequence[BatchItem], cancellation: CancellationToken | None
 ) -> list[BatchResult | InputError]:
-    """Steps of several streams through the graph of one step, all streams at once.
+    """Run several steps of several streams, each step for all streams at once.
 
     Args:
         graph: The graph over one step.
-        parts: From ``ServedModel.prepare_steps``; they may have different numbers of steps.
-        stop: Ends the run from another thread.
+        items: From :meth:`ServedModel.prepare_steps`; they may have different numbers of steps.
+        cancellation: Ends the run from another thread.
 
     Returns:
-        As :func:`run_parts`, with outputs of the shape ``(rows, steps, ...)``, or ``(rows, 1, ...)`` of the last step.
+        As :func:`run_items`, with outputs of the shape ``(rows, steps, ...)``, or ``(rows, 1, ...)`` of the last step.
 
     Raises:
         NotReadyError: If the run was ended.
+        RUNTIME_ERRORS: If it fails.
     """
     # The longest first, so that the streams with a step left are always the first rows.
-    order = sorted(range(len(parts)), key=lambda index: -parts[index].time)
-    chosen = [parts[index] for index in order]
-    rows, steps = sum(part.rows for part in parts), chosen[0].time
+    order = sorted(range(len(items)), key=lambda index: -items[index].time)
+    sorted_items = [items[index] for index in order]
+    rows, steps = sum(batch_item.rows for batch_item in items), sorted_items[0].time
     states = {
-        state.input: _stacked(state.input, graph.inputs[state.input], chosen, rows, steps) for state in graph.states
+        state.input: _stack(state.input, graph.inputs[state.input], sorted_items, rows, steps) for state in graph.states
     }
-    others = [
-        (name, _stacked_steps(name, spec, chosen, rows, steps))
+    inputs = [
+        (name, _stack_steps(name, spec, sorted_items, rows, steps))
         for name, spec in graph.inputs.items()
         if name not in states
     ]
-    names = list(dict.fromkeys(name for part in chosen for name in part.names))
+    names = list(dict.fromkeys(name for batch_item in sorted_items for name in batch_item.names))
     fetched = [*names, *(name for name in graph.state_outputs if name not in names)]
-    kept: dict[int, dict[str, Array]] = {}
-    # Of a long stream whose last step alone is wanted, the others would only fill the memory.
-    wanted = range(steps) if any(part.every for part in chosen) else {part.time - 1 for part in chosen}
-    outside: dict[str, Array] = {}
+    # By step, the wanted outputs of the rows that have it. Of a long stream whose last step alone is wanted, the others
+    # would only fill the memory.
+    history: dict[int, dict[str, Array]] = {}
+    wanted_steps = (
+        range(steps)
+        if any(batch_item.every for batch_item in sorted_items)
+        else {batch_item.time - 1 for batch_item in sorted_items}
+    )
+    violations: dict[str, Array] = {}
+    # By row, the first output of its that was not finite.
     broken: dict[int, str] = {}
     for step in range(steps):
-        active = rows if step == 0 else sum(part.rows for part in chosen if part.time > step)
-        feeds = {name: value[:active, step] for name, value in others}
+        active = rows if step == 0 else sum(batch_item.rows for batch_item in sorted_items if batch_item.time > step)
+        feeds = {name: value[:active, step] for name, value in inputs}
         feeds |= {name: value[:active] for name, value in states.items()}
-        answers = graph.run({name: np.ascontiguousarray(v) for name, v in feeds.items()}, fetched, stop)
-        after = {state.input: answers[state.output] for state in graph.states}
+        # A slice over steps is not contiguous, as the runtime needs its inputs to be.
+        values = graph.run({name: np.ascontiguousarray(v) for name, v in feeds.items()}, fetched, cancellation)
+        next_states = {state.input: values[state.output] for state in graph.states}
         if graph.guarded:
-            for name, left in graph.guard.exited(after, graph.ref).items():
-                outside.setdefault(name, np.zeros(rows, bool))[:active] |= left
-        for name, value in answers.items():
-            fine = _finite_rows(value)
-            if fine is not None:
-                for row in np.flatnonzero(~fine):
+            for name, left in graph.guard.find_violations(next_states, graph.ref).items():
+                violations.setdefault(name, np.zeros(rows, bool))[:active] |= left
+        for name, value in values.items():
+            finite = _finite_rows(value)
+            if finite is not None:
+                for row in np.flatnonzero(~finite):
                     broken.setdefault(int(row), name)
         if active == rows:
-            states = after
+            states = next_states
         else:
-            for name, value in after.items():
+            # The streams that have ended keep their last state.
+            for name, value in next_states.items():
                 states[name] = np.concatenate([value, states[name][active:]])
-        if step in wanted:
-            kept[step] = {name: answers[name] for name in names}
-    shares: list[BatchResult | InputError] = [BatchResult({})] * len(parts)
-    at = 0
-    for index, part in zip(order, chosen, strict=True):
-        place = slice(at, at + part.rows)
-        at += part.rows
-        bad = next((row for row in sorted(broken) if place.start <= row < place.stop), None)
+        if step in wanted_steps:
+            history[step] = {name: values[name] for name in names}
+    results: list[BatchResult | InputError] = [BatchResult({})] * len(items)
+    offset = 0
+    for index, batch_item in zip(order, sorted_items, strict=True):
+        span = slice(offset, offset + batch_item.rows)
+        offset += batch_item.rows
+        bad = next((row for row in sorted(broken) if span.start <= row < span.stop), None)
         if bad is not None:
-            shares[index] = _not_finite(graph, broken[bad], bad - place.start)
+            results[index] = _not_finite(graph, broken[bad], bad - span.start)
             continue
-        over = range(part.time) if part.every else range(part.time - 1, part.time)
-        if len(over) == 1:
-            outputs = {name: kept[over[0]][name][place][:, None] for name in part.names}
-        else:
-            outputs = {name: np.stack([kept[step][name][place] for step in over], axis=1) for name in part.names}
-        shares[index] = BatchResult(
-            outputs,
-            {name: value[place] for name, value in states.items()},
-            {name for name, left in outside.items() if left[place].any()},
+        results[index] = BatchResult(
+            _collect_outputs(history, batch_item, span),
+            {name: value[span] for name, value in states.items()},
+            {name for name, left in violations.items() if left[span].any()},
         )
-    return shares
+    return results
+
+
+def _collect_outputs(history: dict[int, dict[str, Array]], batch_item: BatchItem, span: slice) -> dict[str, Array]:
+    """Return the outputs of an item's rows, ``(rows, steps, ...)`` or ``(rows, 1, ...)``."""
+    steps = range(batch_item.time) if batch_item.every else range(batch_item.time - 1, batch_item.time)
+    if len(steps) == 1:
+        return {name: history[steps[0]][name][span][:, None] for name in batch_item.names}
+    return {name: np.stack([history[step][name][span] for step in steps], axis=1) for name in batch_item.names}
 
 
 def _not_finite(graph: Graph, name: str, row: int) -> InputError:
@@ -186,56 +203,59 @@ def _not_finite(graph: Graph, name: str, row: int) -> InputError:
 
 
 def _finite_rows(value: Array) -> Array | None:
-    """Which rows hold finite numbers only; None where all do, which is found out sooner."""
+    """Return which rows hold finite numbers only; None where all do, which is the usual case and cheaper to see."""
     if value.dtype.kind != "f":
         return None
-    fine: Array = np.asarray(np.isfinite(value))
-    if fine.all():
+    is_finite: Array = np.asarray(np.isfinite(value))
+    if is_finite.all():
         return None
-    whole: Array = np.asarray(fine.reshape(len(value), -1).all(axis=1))
-    return whole
+    # (batch, ...) -> (batch,)
+    rows: Array = np.asarray(is_finite.reshape(len(value), -1).all(axis=1))
+    return rows
 
 
-def _stacked(name: str, spec: TensorSignature, parts: Sequence[BatchItem], rows: int, time: int) -> Array:
-    """The input ``name`` of all parts, with what stands for it where it was left out."""
-    given = [part.feeds.get(name) for part in parts]
-    values = [value for value in given if value is not None]
-    timed = "time" in spec.shape
-    if len(values) == len(parts) and not (timed and any(part.time != time for part in parts)):
-        return values[0] if len(parts) == 1 else np.concatenate(values)
+def _stack(name: str, spec: TensorSignature, items: Sequence[BatchItem], rows: int, time: int) -> Array:
+    """Return the input ``name`` of all items, padded to ``time`` steps, with defaults where it was left out."""
+    feeds = [batch_item.feeds.get(name) for batch_item in items]
+    values = [value for value in feeds if value is not None]
+    is_timed = "time" in spec.shape
+    if len(values) == len(items) and not (is_timed and any(batch_item.time != time for batch_item in items)):
+        # Nothing to pad; one item alone is not copied.
+        return values[0] if len(items) == 1 else np.concatenate(values)
     if name == "lengths":
-        made = np.full(rows, time, np.int64)
+        stacked = np.full(rows, time, np.int64)
     else:
         shape = [{"batch": rows, "time": time}.get(size, 0) if isinstance(size, str) else size for size in spec.shape]
-        made = np.zeros(shape, spec.dtype)
-        if name == "dt" or name in KNOWN:
-            made.fill(1 if name == "dt" else np.nan)
+        stacked = np.zeros(shape, spec.dtype)
+        if name == "dt" or name in COVARIATES:
+            stacked.fill(1 if name == "dt" else np.nan)
         if not values:
-            return made
-    at = 0
-    for part, value in zip(parts, given, strict=True):
-        place = slice(at, at + part.rows)
-        at += part.rows
-        if value is not None:
-            if timed:
-                made[place, : part.time] = value
+            return stacked
+    offset = 0
+    for batch_item, feed in zip(items, feeds, strict=True):
+        span = slice(offset, offset + batch_item.rows)
+        offset += batch_item.rows
+        if feed is not None:
+            if is_timed:
+                stacked[span, : batch_item.time] = feed
             else:
-                made[place] = value
+                stacked[span] = feed
         elif name == "lengths":
-            made[place] = part.time
-    return made
+            # Its padding does not count.
+            stacked[span] = batch_item.time
+    return stacked
 
 
-def _stacked_steps(name: str, spec: TensorSignature, parts: Sequence[BatchItem], rows: int, steps: int) -> Array:
-    """As :func:`_stacked`, with an axis over the steps after that over the streams."""
-    given = [part.feeds.get(name) for part in parts]
-    if len(parts) == 1 and given[0] is not None:
-        return given[0]
+def _stack_steps(name: str, spec: TensorSignature, items: Sequence[BatchItem], rows: int, steps: int) -> Array:
+    """Return the input ``name`` of all items as :func:`_stack`, with an axis over the steps after that over streams."""
+    feeds = [batch_item.feeds.get(name) for batch_item in items]
+    if len(items) == 1 and feeds[0] is not None:
+        return feeds[0]
     shape = (rows, steps, *(size for size in spec.shape[1:] if isinstance(size, int)))
-    made = np.full(shape, 1 if name == "dt" else np.nan if name in KNOWN else 0, np.dtype(spec.dtype))
-    at = 0
-    for part, value in zip(parts, given, strict=True):
-        if value is not None:
-            made[at : at + part.rows, : part.time] = value
-        at += part.rows
-    return made
+    stacked = np.full(shape, 1 if name == "dt" else np.nan if name in COVARIATES else 0, np.dtype(spec.dtype))
+    offset = 0
+    for batch_item, feed in zip(items, feeds, strict=True):
+        if feed is not None:
+            stacked[offset : offset + batch_item.rows, : batch_item.time] = feed
+        offset += batch_item.rows
+    return stacked

@@ -1,7 +1,7 @@
 """One registry version, opened for inference: numbers in, numbers out, no HTTP and no torch.
 
-The graphs work in raw units: scaling, held missing values and padding are inside them. What this class adds is what a
-caller may leave out (lengths, states), checks whose sentences a user understands, and the pairing of states by name.
+The graphs work in raw units: scaling, held missing values and padding are inside them. :class:`ServedModel` fills in
+what a caller may leave out (lengths, states), checks the inputs, and pairs the states of both graphs by name.
 """
 
 from __future__ import annotations
@@ -15,58 +15,61 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stablernn_registry import (
-    GraphSignature,
-    Manifest,
-    RegistryError,
-    Signature,
-    StateSignature,
-    TensorSignature,
-    Version,
-)
-from stablernn_registry.errors import did_you_mean
+from stablernn_registry import Manifest, RegistryError, Signature, StateSignature, Version
 from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.engines.select import open_version
-from stablernn_runtime.engines.session import RUNTIME_ERRORS, CancellationToken, Device, Placement
-from stablernn_runtime.errors import InputError, ModelLoadError, cut
-from stablernn_runtime.graph import Graph
+from stablernn_runtime.engines.session import CancellationToken, Device, Placement
+from stablernn_runtime.errors import InputError, ModelLoadError
+from stablernn_runtime.graph import Graph, count_row_elements
 from stablernn_runtime.rollout import Rollout
-from stablernn_runtime.run_batch import BatchItem, run_parts
+from stablernn_runtime.run_batch import BatchItem, run_items
+from stablernn_runtime.self_test import SelfTestError, check_model
+from stablernn_runtime.signature_check import check_signature, find_main_input
 from stablernn_runtime.state_guard import StateGuard
-from stablernn_runtime.validation import KNOWN, check_dt, check_lengths, checked, converted, count
+from stablernn_runtime.validation import (
+    check_dt,
+    check_lengths,
+    check_main_shape,
+    convert_dtype,
+    convert_tensor,
+    convert_tokens,
+    flatten_steps,
+    format_tensors,
+    pluralize,
+    unknown_tensor,
+)
 
 logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
-AXES: dict[int | str, str] = {"batch": "sequence", "time": "time step"}
-_PROBE_STEPS = 3
-_PROBE_TOLERANCE = 1e-3
-WARM_UP_ERRORS: tuple[type[Exception], ...] = (InputError, *RUNTIME_ERRORS)
 
 
 class ServedModel:
     """A registry version whose graphs are open. Safe to call from several threads at once.
 
+    Use :meth:`load` to open one; the constructor leaves out the self-test.
+
     Attributes:
         name: The model's name.
         ref: ``NAME:VERSION``.
-        version: Its number.
+        version: The version's number.
         aliases: The aliases that pointed at the version when it was opened.
-        digest: ``sha256:...`` of its manifest.
+        digest: ``sha256:...`` of the version's manifest.
         manifest: The manifest.
-        placement: The device it runs on, and why.
-        engine: What runs both graphs: ``onnx``, or an engine that a package registers.
-        engine_note: What that is and, where ``auto`` chose, why.
+        placement: The device that the graphs run on, and the reason.
+        engine: Name of the engine that runs both graphs: ``onnx``, or one that a package registers.
+        engine_reason: Version of the engine and, where ``auto`` chose it, why.
         sequence: The graph over whole sequences.
         step: The graph of one time step.
         states: The states that both graphs take and give.
-        rollout: How a recursive head comes to its horizon; None for any other.
-        patch_stride: Samples after which the state moves on.
-        input_name: ``x``, numbers, or ``tokens``, whole numbers below that of the features.
-        guard: Where the certificate says that states stay.
-        step_numbers: Numbers in and out of one step of one stream.
-        memory_bytes: About what the open version takes.
-        last_requested: When it was last asked for, on the monotonic clock.
+        max_dt: The longest time between two steps that the model takes, in regular steps; None for any.
+        rollout: The steps of a recursive head to its horizon; None for any other head.
+        patch_stride: Samples after which the state moves on; 1 unless the model reads patches.
+        input_name: ``x``, numbers, or ``tokens``, whole numbers below the number of features.
+        guard: The balls in which the certificate says that states stay.
+        step_elements: Numbers in and out of one step of one stream.
+        memory_bytes: Estimate of the memory that the open version takes.
+        last_requested: When the model was last asked for, on the monotonic clock.
     """
 
     def __init__(self, version: Version, device: Device, threads: int, engine: str) -> None:
@@ -81,40 +84,42 @@ class ServedModel:
             raise self._refusal("its signature lacks 'sequence' or 'step'.")
         self.states: tuple[StateSignature, ...] = tuple(signature.states)
         self.max_dt: float | None = signature.max_dt
-        given = [tensor.name for tensor in signature.sequence.inputs]
-        self.input_name: str = "tokens" if "tokens" in given and "x" not in given else "x"
-        self.rollout: Rollout | None = self._rollout(version) if self.manifest.head == "recursive" else None
-        known = self._known_shapes()
-        whole: dict[str, list[int | str]] = {"lengths": ["batch"], "dt": ["batch", "time"], **known}
-        self._check_convention("sequence", signature.sequence, ["batch", "time"], whole)
-        step: list[int | str] = ["batch", *_patch(signature.step, self.input_name)]
-        self._check_convention("step", signature.step, step, {"dt": step, **known})
-        opened = open_version(version, signature, device, engine, threads)
-        self.placement: Placement = opened.placement
-        self.engine: str = opened.engine
-        self.engine_note: str = opened.note
+        self.input_name: str = find_main_input(signature.sequence)
+        self.rollout: Rollout | None = self._read_rollout(version) if self.manifest.head == "recursive" else None
+        # Before the graphs are opened, which takes much longer.
+        try:
+            check_signature(signature.sequence, signature.step, self.states, self.manifest, self.input_name)
+        except ValueError as error:
+            raise self._refusal(str(error)) from error
+        graphs = open_version(version, signature, device, engine, threads)
+        self.placement: Placement = graphs.placement
+        self.engine: str = graphs.engine
+        self.engine_reason: str = graphs.reason
         try:
             self.guard = StateGuard(self.manifest.certificate, [state.input for state in self.states])
         except ValueError as error:
             raise self._refusal(str(error)) from error
-        self.sequence = Graph(signature.sequence, opened.sequence, self.states, self.guard, self.ref)
-        self.step = Graph(signature.step, opened.step, self.states, self.guard, self.ref)
+        self.sequence = Graph(signature.sequence, graphs.sequence, self.states, self.guard, self.ref)
+        self.step = Graph(signature.step, graphs.step, self.states, self.guard, self.ref)
         shape = self.step.inputs[self.input_name].shape
+        # Steps of a model of patches are (batch, stride, features).
         self.patch_stride: int = int(shape[1]) if self.input_name == "x" and len(shape) == 3 else 1
-        self._row_sizes = self._count()
+        self._row_elements = count_row_elements(self.sequence, self.rollout.horizon if self.rollout else 1)
         tensors = (*self.step.inputs.values(), *self.step.outputs.values())
-        self.step_numbers: int = sum(prod(size for size in spec.shape if isinstance(size, int)) for spec in tensors)
-        # By the power of two above the rows.
+        self.step_elements: int = sum(prod(size for size in spec.shape if isinstance(size, int)) for spec in tensors)
+        # Nanoseconds of a step, by the power of two above the number of streams.
         self._step_ns: dict[int, float] = {}
         # Measured with ONNX Runtime 1.31: four times the graphs' bytes at 128 units for the sessions; the rest is for
         # runs.
-        graphs = sum(entry.bytes for name, entry in self.manifest.files.items() if name.endswith(".onnx"))
-        self.memory_bytes: int = 6 * graphs + 2**19
+        graph_bytes = sum(entry.bytes for name, entry in self.manifest.files.items() if name.endswith(".onnx"))
+        self.memory_bytes: int = 6 * graph_bytes + 2**19
         self.last_requested: float = time.monotonic()
 
     @classmethod
     def load(cls, version: Version, device: Device = "auto", threads: int = 1, engine: str = ONNX) -> Self:
         """Open a registry version; every byte that is used is checked against the manifest's hash first.
+
+        Both graphs are run once, and compared with each other on a short series.
 
         Args:
             version: From ``stablernn_registry.Registry.get``.
@@ -129,231 +134,116 @@ class ServedModel:
             DeviceError: If ``cuda`` was asked for and does not load.
         """
         model = cls(version, device, threads, engine)
-        model._warm_up()
-        logger.info("%s runs on %s. %s", model.ref, model.placement.device, model.placement.note)
-        logger.info("%s is run by the engine '%s'. %s", model.ref, model.engine, model.engine_note)
+        try:
+            check_model(model)
+        except SelfTestError as error:
+            raise model._refusal(str(error)) from error
+        logger.info("%s runs on %s. %s", model.ref, model.placement.device, model.placement.reason)
+        logger.info("%s is run by the engine '%s'. %s", model.ref, model.engine, model.engine_reason)
         return model
 
-    def _rollout(self, version: Version) -> Rollout:
+    def _read_rollout(self, version: Version) -> Rollout:
         try:
-            has = "calibration.json" in self.manifest.files
-            return Rollout.of(self.manifest, version.read("calibration.json") if has else None)
+            has_calibration = "calibration.json" in self.manifest.files
+            return Rollout.from_manifest(self.manifest, version.read("calibration.json") if has_calibration else None)
         except (RegistryError, ValueError) as error:
+            # A damaged file, or a calibration that does not fit the manifest.
             raise self._refusal(str(error)) from error
-
-    def _known_shapes(self) -> dict[str, list[int | str]]:
-        """Shapes of the inputs for what the manifest says is known beside the series."""
-        static, future = self.manifest.static or (), self.manifest.future or ()
-        steps = 1 if self.rollout else self.manifest.horizon or 1
-        shapes: dict[str, list[int | str]] = {"static": ["batch", len(static)], "future": ["batch", steps, len(future)]}
-        return {name: shape for name, shape in shapes.items() if shape[-1]}
-
-    def _check_convention(
-        self, kind: str, graph: GraphSignature, axes: list[int | str], further: Mapping[str, list[int | str]]
-    ) -> None:
-        """Raise unless the inputs are ``x`` or ``tokens``, the states and some of ``further``, in shapes served.
-
-        Args:
-            kind: ``"sequence"`` or ``"step"``.
-            graph: What the manifest says of it.
-            axes: The free axes of ``x`` or ``tokens``.
-            further: Shapes of further inputs, which a graph may lack, but for those that the manifest speaks of.
-        """
-        shapes = {tensor.name: tensor.shape for tensor in graph.inputs}
-        main = self.input_name
-        values: list[int | str] = [len(self.manifest.features)] if main == "x" else []
-        known = {main: [*axes, *values], **further}
-        if main not in shapes:
-            raise self._refusal(f"the {kind} in its signature has no input '{main}'.")
-        dtype = next(tensor.dtype for tensor in graph.inputs if tensor.name == main)
-        if dtype != ("float32" if main == "x" else "int64"):
-            raise self._refusal(f"its signature gives the input '{main}' of {kind} the type {dtype}.")
-        for name in KNOWN:
-            if name in further and name not in shapes:
-                raise self._refusal(
-                    f"its manifest has {name} values, the {kind} in its signature has no input for them."
-                )
-        states = {state.input for state in self.states}
-        for name, shape in shapes.items():
-            if name not in known and name not in states:
-                raise self._refusal(
-                    f"the {kind} in its signature has an input '{cut(name)}' that is neither a state nor one of "
-                    f"{', '.join(known)}."
-                )
-            if shape != known.get(name, shape):
-                raise self._refusal(
-                    f"its signature gives the input '{name}' of {kind} the shape {shape}, {known[name]} is served."
-                )
-        for tensor in (*graph.inputs, *graph.outputs):
-            if unknown := [size for size in tensor.shape if isinstance(size, str) and size not in axes]:
-                raise self._refusal(
-                    f"the axis '{cut(unknown[0])}' of '{cut(tensor.name)}' in its signature of {kind} is not one of "
-                    f"{', '.join(axis for axis in axes if isinstance(axis, str))}."
-                )
 
     def _refusal(self, reason: str) -> ModelLoadError:
         return ModelLoadError(f"'{self.name}:{self.version}' cannot be served: {reason}")
-
-    def _warm_up(self) -> None:
-        """One run of each graph, so that the first request finds everything in place and a broken graph is not served.
-
-        Raises:
-            ModelLoadError: If an answer is not finite, or does not have the shape that the manifest promises.
-        """
-        x: Array = np.zeros((1, 2, len(self.manifest.features)), np.float32)
-        if self.input_name == "tokens":
-            x = np.zeros((1, 2), np.int64)
-        try:
-            answers = self.run_sequence(x)
-            axes = self.step.inputs[self.input_name].shape
-            self.run_step(np.zeros([size if isinstance(size, int) else 1 for size in axes], x.dtype))
-        except WARM_UP_ERRORS as error:
-            raise self._refusal(str(error)) from error
-        targets, horizon = len(self.manifest.targets or ()), self.manifest.horizon or 0
-        promised: dict[str, tuple[int, ...]] = {}
-        if self.manifest.task == "classify":
-            promised["probabilities"] = (1, len(self.manifest.labels or ()))
-        elif self.manifest.task == "forecast":
-            promised["mean"] = (1, horizon, targets)
-            if self.manifest.quantiles:
-                promised["quantiles"] = (1, horizon, targets, len(self.manifest.quantiles))
-        elif self.manifest.output == "real":
-            promised["mean"] = (1, 2, targets)
-        elif self.manifest.output is not None:
-            promised["logits"] = (1, 2, len(self.manifest.labels or ()))
-        for name, shape in promised.items():
-            got = answers[name].shape if name in answers else None
-            if got != shape:
-                raise self._refusal(
-                    f"its manifest promises the output '{name}' in the shape {shape}, the graph gives {got}."
-                )
-        try:
-            self._probe()
-        except WARM_UP_ERRORS as error:
-            raise self._refusal(str(error)) from error
-
-    def _probe(self) -> None:
-        """One short series as a whole and step by step: two graphs that do not belong together are not served.
-
-        Raises:
-            ModelLoadError: If the sequence graph lacks an output of the step graph, or their answers or states differ
-                by more than rounding.
-        """
-        for name in self.step.outputs:
-            if name not in self.sequence.outputs:
-                raise self._refusal(
-                    f"its step graph has the output '{name}', which its sequence graph lacks (it has "
-                    f"{_listing(self.sequence.outputs)}); export it anew."
-                )
-        axes = self.step.inputs[self.input_name].shape[1:]
-        shape = (_PROBE_STEPS, *(size for size in axes if isinstance(size, int)))
-        noise = np.random.default_rng(0)
-        steps: Array = noise.normal(size=shape).astype(np.float32)
-        if self.input_name == "tokens":
-            steps = noise.integers(len(self.manifest.features), size=shape)
-        readings = steps.reshape(1, -1, *shape[2:]) if len(shape) == 3 else steps[None]
-        whole = self.run(self.sequence, {self.input_name: readings})
-        outputs: dict[str, Array] = {}
-        state: dict[str, Array] = {}
-        for sample in steps:
-            started = time.perf_counter_ns()
-            outputs = self.run_step(sample[None], state)
-            self.step_took(1, time.perf_counter_ns() - started)
-            state = self.next_state(outputs)
-        for name, value in outputs.items():
-            other = whole[name][:, -1] if "time" in self.sequence.outputs[name].shape else whole[name]
-            if value.shape != other.shape:
-                raise self._refusal(
-                    f"the output '{name}' of its step graph has the shape {value.shape}, that of its sequence graph "
-                    f"{other.shape}; export it anew."
-                )
-            if not np.allclose(value, other, rtol=_PROBE_TOLERANCE, atol=_PROBE_TOLERANCE):
-                raise self._refusal(
-                    f"the output '{name}' of its step graph is not that of its sequence graph after {_PROBE_STEPS} "
-                    f"steps (they differ by {float(np.abs(value - other).max()):.3g}); export it anew."
-                )
 
     def __repr__(self) -> str:
         return f"ServedModel('{self.name}:{self.version}', device='{self.placement.device}')"
 
     def run_sequence(
-        self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None, **further: Array
+        self, x: Array, lengths: Array | None = None, state: Mapping[str, Array] | None = None, **other_inputs: Array
     ) -> dict[str, Array]:
-        """All outputs for whole sequences, final states included.
+        """Return all outputs for whole sequences, final states included.
 
         Args:
             x: Shape ``(batch, time, features)``, raw units, NaN where a value is missing; or int64 tokens of the shape
                 ``(batch, time)``.
             lengths: Steps of each sequence that count, shape ``(batch,)``; default: all of them.
             state: States to start from, by input name (``state_0``, ...); default: zeros.
-            further: Other inputs, such as ``dt``, ``static`` or ``future``.
+            other_inputs: Inputs such as ``dt``, ``static`` or ``future``, in the shapes of :meth:`run_numpy`.
 
         Returns:
             Every output by name, such as ``logits``, ``probabilities``, ``state_0_out``. A recursive head is rolled
             out; the states are those after the sequences.
 
         Raises:
-            InputError: If a shape or a value does not fit; the sentence says which.
+            InputError: If a name, a shape or a value does not fit, or an output is not finite; the message says which.
         """
-        inputs: dict[str, Array] = {self.input_name: x, **(state or {}), **further}
+        inputs: dict[str, Array] = {self.input_name: x, **(state or {}), **other_inputs}
         if lengths is not None:
             inputs["lengths"] = lengths
-        return self._whole(inputs, None)
+        return self._run_to_horizon(inputs, None)
 
-    def run_step(self, x: Array, state: Mapping[str, Array] | None = None, **further: Array) -> dict[str, Array]:
-        """All outputs after one time step; :meth:`next_state` turns them into the state of the following one.
+    def run_step(self, x: Array, state: Mapping[str, Array] | None = None, **other_inputs: Array) -> dict[str, Array]:
+        """Return all outputs after one time step; :meth:`next_state` turns them into the state of the following one.
 
         Args:
             x: Shape ``(batch, features)``, or ``(batch,)`` of tokens. Of a model of patches ``(batch, stride,
                 features)``, the samples of one stride, the missing ones NaN.
             state: As in :meth:`run_sequence`.
-            further: Likewise; ``future`` of a recursive head holds one step.
+            other_inputs: Likewise, without the axis over time; ``future`` of a recursive head holds one step.
+
+        Raises:
+            InputError: As :meth:`run_sequence`.
         """
-        return self.run(self.step, {self.input_name: x, **(state or {}), **further})
+        return self.run(self.step, {self.input_name: x, **(state or {}), **other_inputs})
 
     def run_numpy(
         self,
         x: Array,
         lengths: Array | None = None,
-        stop: CancellationToken | None = None,
+        cancellation: CancellationToken | None = None,
         *,
-        outside: set[str] | None = None,
+        violations: set[str] | None = None,
         dt: Array | None = None,
         static: Array | None = None,
         future: Array | None = None,
     ) -> dict[str, Array]:
-        """The answers for whole sequences, without the states; the name is that of ``stablernn.training``'s predictors.
+        """Return the answers for whole sequences, without the states.
+
+        The predictors of ``stablernn.training`` have a method of the same name and meaning.
 
         Args:
             x: As in :meth:`run_sequence`.
             lengths: Likewise.
-            stop: As in :meth:`run`.
-            outside: Likewise.
+            cancellation: As in :meth:`run`.
+            violations: Likewise.
             dt: Shape ``(batch, time)``, the time from the step before in regular steps, where the model takes it;
                 default: 1.
-            static: Shape ``(batch, static)``, what never changes within a series; NaN where not known, the default.
-            future: Shape ``(batch, horizon, future)``, what is known of the steps ahead; likewise.
-        """
-        answers = [name for name in self.sequence.outputs if name not in self.sequence.state_outputs]
-        given = {self.input_name: x, "lengths": lengths, "dt": dt, "static": static, "future": future}
-        inputs = {name: value for name, value in given.items() if value is not None}
-        return self._whole(inputs, answers, stop, outside)
+            static: Shape ``(batch, static)``, values that never change within a series; NaN where not known, the
+                default.
+            future: Shape ``(batch, horizon, future)``, values that are known of the steps ahead; likewise.
 
-    def _whole(
+        Raises:
+            InputError: As :meth:`run_sequence`.
+            NotReadyError: If the run was ended.
+        """
+        names = [name for name in self.sequence.outputs if name not in self.sequence.state_outputs]
+        arguments = {self.input_name: x, "lengths": lengths, "dt": dt, "static": static, "future": future}
+        inputs = {name: value for name, value in arguments.items() if value is not None}
+        return self._run_to_horizon(inputs, names, cancellation, violations)
+
+    def _run_to_horizon(
         self,
         inputs: Mapping[str, Array],
         names: Sequence[str] | None,
-        stop: CancellationToken | None = None,
-        outside: set[str] | None = None,
+        cancellation: CancellationToken | None = None,
+        violations: set[str] | None = None,
     ) -> dict[str, Array]:
-        """Some outputs, or all, for whole sequences over the whole horizon."""
+        """Return some outputs, or all, for whole sequences over the whole horizon."""
         if self.rollout is None:
-            return self.run(self.sequence, inputs, names, stop, outside=outside)
-        found = self.rollout.run(self, inputs, stop, outside)
-        return found if names is None else {name: found[name] for name in names}
+            return self.run(self.sequence, inputs, names, cancellation, violations=violations)
+        outputs = self.rollout.run(self, inputs, cancellation, violations)
+        return outputs if names is None else {name: outputs[name] for name in names}
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The states in ``outputs`` under the names of the inputs that they feed."""
+        """Return the states in ``outputs`` under the names of the inputs that they feed."""
         return {state.input: outputs[state.output] for state in self.states}
 
     def run(
@@ -361,10 +251,10 @@ class ServedModel:
         graph: Graph,
         inputs: Mapping[str, Array],
         outputs: Sequence[str] | None = None,
-        stop: CancellationToken | None = None,
+        cancellation: CancellationToken | None = None,
         *,
         from_client: bool = False,
-        outside: set[str] | None = None,
+        violations: set[str] | None = None,
     ) -> dict[str, Array]:
         """Run one graph on named inputs; those that are optional may be absent.
 
@@ -374,22 +264,23 @@ class ServedModel:
             graph: :attr:`sequence` or :attr:`step`.
             inputs: By name; numbers of any kind, they are converted to what the graph takes.
             outputs: Names of the wanted outputs; default: all.
-            stop: Ends the run from another thread.
-            from_client: Whether states among the inputs come from outside and not from an earlier run: then they must
+            cancellation: Ends the run from another thread.
+            from_client: Whether states among the inputs come from a client and not from an earlier run: then they must
                 lie in their balls.
-            outside: Gets the names of the states that came to lie outside their balls, as the inputs are called.
+            violations: A set to which the names of the states that left their balls are added, as the inputs are
+                called.
 
         Raises:
             InputError: If a name, a shape or a value does not fit, a state from a client lies outside its ball, or the
                 values lead to an output that is not finite.
             NotReadyError: If the run was ended.
         """
-        share = run_parts(graph, [self.prepare(graph, inputs, outputs, from_client=from_client)], stop)[0]
-        if isinstance(share, InputError):
-            raise share
-        if outside is not None:
-            outside.update(share.outside)
-        return share.outputs
+        (result,) = run_items(graph, [self.prepare(graph, inputs, outputs, from_client=from_client)], cancellation)
+        if isinstance(result, InputError):
+            raise result
+        if violations is not None:
+            violations.update(result.violations)
+        return result.outputs
 
     def prepare(
         self,
@@ -399,13 +290,13 @@ class ServedModel:
         *,
         from_client: bool = False,
     ) -> BatchItem:
-        """Check what one request wants of a run; the arguments are those of :meth:`run`.
+        """Check the inputs of a request for :func:`~stablernn_runtime.run_batch.run_items`; arguments: see :meth:`run`.
 
         Raises:
             InputError: If a name, a shape or a value does not fit, or a state from a client lies outside its ball.
         """
-        names = self._wanted(graph, outputs)
-        feeds, sizes = self._given(graph, inputs)
+        names = self._output_names(graph, outputs)
+        feeds, sizes = self._prepare_feeds(graph, inputs)
         if from_client:
             self.guard.check(feeds)
         return BatchItem(feeds, sizes["batch"], sizes.get("time", 1), names)
@@ -419,7 +310,7 @@ class ServedModel:
         every: bool = True,
         from_client: bool = False,
     ) -> BatchItem:
-        """Check what one request wants of several steps of some streams.
+        """Check several steps of some streams, for :func:`~stablernn_runtime.run_batch.run_steps`.
 
         Args:
             inputs: As of the step, with an axis over the steps after that over the streams: ``x`` of the shape
@@ -436,78 +327,57 @@ class ServedModel:
         main, graph = self.input_name, self.step
         if outputs is None:
             outputs = [name for name in graph.outputs if name not in graph.state_outputs]
-        names = self._wanted(graph, outputs)
+        names = self._output_names(graph, outputs)
         if main not in inputs:
-            raise InputError(f"The input '{main}' is missing; {self.described} takes {_listing(graph.inputs)}.")
+            raise InputError(f"The input '{main}' is missing; {self.label} takes {format_tensors(graph.inputs)}.")
         x = np.asarray(inputs[main])
         if x.ndim != len(graph.inputs[main].shape) + 1 or 0 in x.shape[:2]:
             shape = ", ".join(("rows", "steps", *map(str, graph.inputs[main].shape[1:])))
-            raise InputError(f"{main} must have the shape ({shape}) for steps of {self.described}, got {x.shape}.")
+            raise InputError(f"{main} must have the shape ({shape}) for steps of {self.label}, got {x.shape}.")
         rows, steps = x.shape[:2]
-        flat: dict[str, Array] = {}
-        for name, given in inputs.items():
-            value = np.asarray(given)
-            if name == "static":
-                if value.ndim == 2 and len(value) == rows:
-                    value = np.repeat(value, steps, axis=0)
-            elif value.shape[:2] == (rows, steps):
-                value = value.reshape(rows * steps, *value.shape[2:])
-            flat[name] = value
-        given_inputs, _ = self._given(graph, flat)
-        feeds = {name: value.reshape(rows, steps, *value.shape[1:]) for name, value in given_inputs.items()}
-        for name, given in states.items():
+        # The checks of one step do for all of them at once.
+        flat_feeds, _ = self._prepare_feeds(graph, flatten_steps(inputs, rows, steps))
+        feeds = {name: value.reshape(rows, steps, *value.shape[1:]) for name, value in flat_feeds.items()}
+        # States belong to streams, not to steps.
+        for name, array in states.items():
             if name not in (state.input for state in self.states):
-                raise _unknown_tensor("input", name, graph.inputs, self.described)
-            value = np.asarray(given)
+                raise unknown_tensor("input", name, graph.inputs, self.label)
             expected = (rows, *(size for size in graph.inputs[name].shape[1:] if isinstance(size, int)))
-            feeds[name] = checked(name, value, graph.inputs[name], expected, main)
+            feeds[name] = convert_tensor(name, np.asarray(array), graph.inputs[name], expected, main)
         if from_client:
             self.guard.check(feeds)
         return BatchItem(feeds, rows, steps, names, every)
 
-    def _wanted(self, graph: Graph, outputs: Sequence[str] | None) -> list[str]:
+    def _output_names(self, graph: Graph, outputs: Sequence[str] | None) -> list[str]:
         names = list(graph.outputs) if outputs is None else list(outputs)
         for name in names:
             if name not in graph.outputs:
-                raise _unknown_tensor("output", name, graph.outputs, self.described)
+                raise unknown_tensor("output", name, graph.outputs, self.label)
         return names
 
-    def step_ns(self, rows: int) -> float:
-        """About how long a step of so many streams takes, from what was measured of as many, or of fewer."""
+    def estimate_step_ns(self, rows: int) -> float:
+        """Estimate the nanoseconds of a step of ``rows`` streams, from steps of as many or fewer; 0 without any."""
         for size in range(rows.bit_length(), 0, -1):
             if size in self._step_ns:
+                # Twice the streams are taken to need twice the time.
                 return self._step_ns[size] * float(2 ** (rows.bit_length() - size))
         return 0.0
 
-    def step_took(self, rows: int, nanoseconds: float) -> None:
-        """Note how long a step of so many streams took."""
+    def record_step_ns(self, rows: int, nanoseconds: float) -> None:
+        """Record how long a step of ``rows`` streams took, in a moving average."""
         size = rows.bit_length()
         self._step_ns[size] = 0.8 * self._step_ns.get(size, nanoseconds) + 0.2 * nanoseconds
 
-    def elements(self, batch: int, time: int) -> int:
-        """Numbers in all inputs and outputs of one run over ``batch`` sequences of ``time`` steps."""
-        fixed, timed = self._row_sizes
+    def count_elements(self, batch: int, time: int) -> int:
+        """Return how many numbers all inputs and outputs of a run over ``batch`` sequences of ``time`` steps hold."""
+        fixed, timed = self._row_elements
         return batch * (fixed + time * timed)
 
-    def _count(self) -> tuple[int, int]:
-        """Numbers of one sequence in all inputs and outputs of a run: those of any length, and those of each step."""
-        rolled = 0 if self.rollout is None else self.rollout.horizon - 1
-        fixed = timed = 0
-        for name, tensor in (*self.sequence.inputs.items(), *self.sequence.outputs.items()):
-            is_answer = name in self.sequence.outputs and name not in self.sequence.state_outputs
-            size = prod(extent for extent in tensor.shape if isinstance(extent, int))
-            size *= 1 + rolled if is_answer or name == "future" else 1
-            if "time" in tensor.shape:
-                timed += size
-            else:
-                fixed += size
-        return fixed, timed
-
     def check_values(self, what: str, values: Array, features: Sequence[str] | None = None) -> Array:
-        """``values`` of shape ``(..., features)`` as the graphs take them.
+        """Check values of the shape ``(..., features)``, and return them as the graphs take them.
 
         Args:
-            what: What to call them in errors.
+            what: Name of the values in errors.
             values: Numbers in raw units, NaN where one is missing.
             features: Names of the last axis; default: all that the model has.
 
@@ -521,13 +391,13 @@ class ServedModel:
         if values.shape[-1] != len(features):
             names = f" ({', '.join(features)})" if len(features) <= 8 else ""
             raise InputError(
-                f"{what} has {count(values.shape[-1], 'feature')}, {self.described} expects {len(features)}{names}."
+                f"{what} has {pluralize(values.shape[-1], 'feature')}, {self.label} expects {len(features)}{names}."
             )
-        values = converted(what, values, np.dtype(np.float32))
+        values = convert_dtype(what, values, np.dtype(np.float32))
         if np.count_nonzero(np.isinf(values)):
-            where = tuple(int(i) for i in np.argwhere(np.isinf(values))[0])
+            index = tuple(int(i) for i in np.argwhere(np.isinf(values))[0])
             raise InputError(
-                f"{what} holds an infinite value at {where}; values must be finite within float32, and a missing one "
+                f"{what} holds an infinite value at {index}; values must be finite within float32, and a missing one "
                 "is NaN (null in JSON)."
             )
         return values
@@ -538,21 +408,21 @@ class ServedModel:
         return max(self.last_requested, self.sequence.last_run, self.step.last_run)
 
     @property
-    def described(self) -> str:
-        """What sentences call it."""
+    def label(self) -> str:
+        """The model as errors name it."""
         return f"model '{self.name}:{self.version}'"
 
-    def _given(self, graph: Graph, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, int]]:
-        """The inputs as the graph takes them, without those that are left out, and the sizes of its free axes."""
+    def _prepare_feeds(self, graph: Graph, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, int]]:
+        """Return the given inputs as the graph takes them, and the sizes of its free axes."""
         main = self.input_name
         for name in inputs:
             if name not in graph.inputs:
-                raise _unknown_tensor("input", name, graph.inputs, self.described)
+                raise unknown_tensor("input", name, graph.inputs, self.label)
         if main not in inputs:
-            raise InputError(f"The input '{main}' is missing; {self.described} takes {_listing(graph.inputs)}.")
-        x = self._checked_main(graph, np.asarray(inputs[main]))
+            raise InputError(f"The input '{main}' is missing; {self.label} takes {format_tensors(graph.inputs)}.")
+        x = self._convert_main(graph, np.asarray(inputs[main]))
         sizes: dict[str, int] = {
-            word: size for word, size in zip(graph.inputs[main].shape, x.shape, strict=True) if isinstance(word, str)
+            axis: size for axis, size in zip(graph.inputs[main].shape, x.shape, strict=True) if isinstance(axis, str)
         }
         feeds = {main: x}
         for name, spec in graph.inputs.items():
@@ -560,50 +430,18 @@ class ServedModel:
                 continue
             if name in inputs:
                 shape = tuple(sizes[d] if isinstance(d, str) else d for d in spec.shape)
-                feeds[name] = checked(name, np.asarray(inputs[name]), spec, shape, main)
+                feeds[name] = convert_tensor(name, np.asarray(inputs[name]), spec, shape, main)
                 if name == "lengths":
                     check_lengths(feeds[name], sizes["time"], main)
                 if name == "dt":
                     check_dt(feeds[name], self.max_dt)
+            # `run_items` fills in lengths and dt, whatever the signature says of them.
             elif not (spec.optional or name in ("lengths", "dt")):
-                raise InputError(f"The input '{name}' is missing; {self.described} takes {_listing(graph.inputs)}.")
+                raise InputError(f"The input '{name}' is missing; {self.label} takes {format_tensors(graph.inputs)}.")
         return feeds, sizes
 
-    def _checked_main(self, graph: Graph, x: Array) -> Array:
-        name = self.input_name
-        spec = graph.inputs[name]
-        if x.ndim != len(spec.shape):
-            shape = f"({', '.join(map(str, spec.shape))}{',' if len(spec.shape) == 1 else ''})"
-            raise InputError(f"{name} must have the shape {shape} for {self.described}, got {x.shape}.")
-        for axis, size in zip(spec.shape, x.shape, strict=True):
-            if size == 0 and axis in AXES:
-                raise InputError(f"{name} is empty: it needs at least one {AXES[axis]}, got the shape {x.shape}.")
-        return self.check_values("x", x) if name == "x" else self._checked_tokens(x)
-
-    def _checked_tokens(self, tokens: Array) -> Array:
-        tokens = converted("tokens", tokens, np.dtype(np.int64))
-        outside = (tokens < 0) | (tokens >= len(self.manifest.features))
-        if outside.any():
-            where = tuple(int(i) for i in np.argwhere(outside)[0])
-            raise InputError(
-                f"tokens must be from 0 to {len(self.manifest.features) - 1}, their places in the vocabulary of "
-                f"{self.described}, got {int(tokens[where])} at {where}."
-            )
-        return tokens
-
-
-def _patch(step: GraphSignature, main: str) -> list[int | str]:
-    """The axis over the samples of one stride, which steps of a model of patches have between batch and features."""
-    shape = next((tensor.shape for tensor in step.inputs if tensor.name == main), [])
-    return shape[1:2] if len(shape) == 3 and isinstance(shape[1], int) else []
-
-
-def _unknown_tensor(side: str, given: str, specs: Mapping[str, TensorSignature], label: str) -> InputError:
-    verb = "takes" if side == "input" else "gives"
-    return InputError(
-        f"Unknown {side} '{cut(given)}'.{did_you_mean(given, specs)} The {label} {verb} {_listing(specs)}."
-    )
-
-
-def _listing(specs: Mapping[str, TensorSignature]) -> str:
-    return ", ".join(f"{spec.name} (optional)" if spec.optional else spec.name for spec in specs.values())
+    def _convert_main(self, graph: Graph, x: Array) -> Array:
+        check_main_shape(self.input_name, x, graph.inputs[self.input_name], self.label)
+        if self.input_name == "x":
+            return self.check_values("x", x)
+        return convert_tokens(x, len(self.manifest.features), self.label)

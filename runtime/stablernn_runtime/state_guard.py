@@ -1,7 +1,7 @@
-"""Keeps states where the certificate says that they stay.
+"""Checks that states stay in the balls of the certificate.
 
-A state that a client supplies is refused outside its ball; one that a graph computes is counted, logged and told to
-whoever asked. Both happen in :meth:`ServedModel.run`, through which every run of a graph goes.
+A state that a client supplies is refused outside its ball; one that a graph computes is counted, logged and reported
+with the answer. Every run of a graph is checked, see :mod:`stablernn_runtime.run_batch`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ logger = logging.getLogger(__name__)
 Array = NDArray[Any]
 
 _ROUNDING = 1e-4
-"""The share by which float32 arithmetic over long sequences may leave a ball that was computed in exact numbers."""
+"""Share of the radius by which float32 arithmetic over long sequences may leave a ball, which is computed in exact
+numbers."""
 
 
 class StateBall(BaseModel):
-    """Where one state tensor stays, as certificates say it."""
+    """The ball in which one state tensor stays, as certificates state it."""
 
     model_config = ConfigDict(strict=False, extra="ignore")
 
@@ -35,11 +36,13 @@ class StateBall(BaseModel):
     centre: float
     radius: float
 
-    def size(self, values: Array) -> Array:
-        """The distance of each row from the centre, ``(batch,)``."""
-        apart = values.astype(np.float64).reshape(len(values), -1) - self.centre
-        found: Array = np.abs(apart).max(axis=1) if self.norm == "linf" else np.linalg.norm(apart, axis=1)
-        return found
+    def distances(self, values: Array) -> Array:
+        """Return the distance of each row from the center, ``(batch,)``."""
+        # (batch, ...) -> (batch, size)
+        differences = values.astype(np.float64).reshape(len(values), -1) - self.centre
+        norms: Array
+        norms = np.abs(differences).max(axis=1) if self.norm == "linf" else np.linalg.norm(differences, axis=1)
+        return norms
 
 
 class StateGuard:
@@ -47,7 +50,7 @@ class StateGuard:
 
     Attributes:
         balls: By the name of the state input.
-        exits: How often a state that a graph computed lay outside, since the version was opened.
+        violation_count: How often a computed state lay outside its ball, since the version was opened.
         ratio: The largest norm of a state in the last run, as a share of the radius of its ball.
     """
 
@@ -55,11 +58,11 @@ class StateGuard:
         """Read a certificate.
 
         Args:
-            certificate: Of the manifest.
+            certificate: The certificate of the manifest.
             states: The state inputs that the graphs have.
 
         Raises:
-            ValueError: If it names a state that there is not, or its balls are not those of a certificate.
+            ValueError: If the certificate names another state, or its balls cannot be read; half a sentence.
         """
         try:
             balls = [StateBall.model_validate(ball) for ball in (certificate or {}).get("state_balls") or ()]
@@ -71,50 +74,55 @@ class StateGuard:
             if ball.state not in states:
                 raise ValueError(f"its certificate speaks of the state '{ball.state}', which its graphs do not have.")
         self.balls = {ball.state: ball for ball in balls}
-        self.exits = 0
+        self.violation_count = 0
         self.ratio = 0.0
+        # Guards the count, which runs on several threads increase.
         self._lock = threading.Lock()
 
-    def check(self, given: Mapping[str, Array]) -> None:
-        """Refuse a state that a client supplies and no stream of this model can have come to.
+    def check(self, inputs: Mapping[str, Array]) -> None:
+        """Refuse a state of a client's that no stream of this model can have come to.
 
         Args:
-            given: By the name of the input, finite and in the shapes of the graph; may hold other inputs.
+            inputs: By name, the states finite and in the shapes of the graph; other inputs are ignored.
 
         Raises:
             InputError: If one lies outside its ball.
         """
         for name, ball in self.balls.items():
-            if name not in given:
+            if name not in inputs:
                 continue
-            sizes = ball.size(given[name])
-            row = int(np.argmax(sizes))
-            if not sizes[row] <= ball.radius * (1 + _ROUNDING):
+            distances = ball.distances(inputs[name])
+            row = int(np.argmax(distances))
+            if not distances[row] <= ball.radius * (1 + _ROUNDING):
                 raise InputError(
-                    f"The state '{name}' of sequence {row} has the norm {sizes[row]:.6g} ({ball.norm}), and no input "
-                    f"leads this model beyond {ball.radius:.6g}: it was not computed by it. Begin without a state, or "
-                    "with one that the server gave."
+                    f"The state '{name}' of sequence {row} has the norm {distances[row]:.6g} ({ball.norm}), and no "
+                    f"input leads this model beyond {ball.radius:.6g}: it was not computed by it. Begin without a "
+                    "state, or with one that the server gave."
                 )
 
-    def exited(self, computed: Mapping[str, Array], label: str) -> dict[str, Array]:
-        """The states that lie outside, and in which rows; they are counted and logged.
+    def find_violations(self, states: Mapping[str, Array], label: str) -> dict[str, Array]:
+        """Return the computed states that lie outside their balls; they are counted and logged.
 
         Args:
-            computed: What a graph gave, under the names of the inputs that it feeds.
-            label: What to call the model in the log.
+            states: States that a graph computed, by the names of the inputs that they feed.
+            label: The model, as the log names it.
+
+        Returns:
+            By name, which rows lie outside, ``(batch,)``.
         """
-        outside = {}
+        violations = {}
         for name, ball in self.balls.items():
-            if name not in computed:
+            if name not in states:
                 continue
-            sizes = ball.size(computed[name])
-            largest = float(sizes.max(initial=0.0))
+            distances = ball.distances(states[name])
+            largest = float(distances.max(initial=0.0))
             if ball.radius > 0:
                 self.ratio = largest / ball.radius
+            # Negated, since NaN compares as false.
             if not largest <= ball.radius * (1 + _ROUNDING):
-                outside[name] = ~(sizes <= ball.radius * (1 + _ROUNDING))
+                violations[name] = ~(distances <= ball.radius * (1 + _ROUNDING))
                 with self._lock:
-                    self.exits += 1
+                    self.violation_count += 1
                 logger.warning(
                     "%s: the state '%s' came to the norm %.6g, outside its certified ball of %.6g",
                     label,
@@ -122,4 +130,4 @@ class StateGuard:
                     largest,
                     ball.radius,
                 )
-        return outside
+        return violations

@@ -1,4 +1,4 @@
-"""Signed state tokens: a stream in a piece of text, which any server that has the key and the model continues.
+"""Signed state tokens: a stream as text, which any server that has the key and the model can continue.
 
 A token is base64url without padding (RFC 4648, section 5) of these bytes, all numbers little-endian:
 
@@ -48,7 +48,7 @@ MAX_TOKEN_CHARACTERS = 2**24
 _MAGIC = b"SRNT\x01"
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<i8")}
 _CODES = {"float32": 1, "int64": 2}
-_REFUSED = (
+_BAD_SIGNATURE = (
     "The state token was not signed by this server's key, or was changed on its way. Send it as it was given, to "
     "servers with one STABLERNN_STATE_KEY; without that key, tokens die with the process that gave them."
 )
@@ -56,15 +56,15 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class StreamSnapshot:
-    """What a token holds of a stream.
+    """The content of a token: a stream after some samples.
 
     Attributes:
         model: ``NAME:VERSION``.
         digest: ``sha256:...`` of the version.
-        step: Samples that the stream has taken.
+        step: Number of samples that the stream has taken.
         clock: The time of the last reading.
-        static: Static values, ``(names,)``.
-        states: By the name of the input, without a batch.
+        static: Static values, ``(names,)``, float32, NaN where not known.
+        states: By the name of the input, float32 or int64, without the axis over the batch.
     """
 
     model: str
@@ -76,21 +76,30 @@ class StreamSnapshot:
 
 
 class StateTokens:
-    """Gives tokens and reads them back.
+    """Issues tokens and reads them back.
 
     Attributes:
-        key: 32 bytes.
-        ttl_seconds: How long a token can be continued from.
+        key: The key that signs, 32 bytes.
+        ttl_seconds: Seconds for which a stream can be continued from a token.
     """
 
     def __init__(self, key: bytes, ttl_seconds: float) -> None:
+        """Keep the key.
+
+        Args:
+            key: 32 bytes, such as those of :func:`key_from_text`.
+            ttl_seconds: Seconds for which a stream can be continued from a token.
+
+        Raises:
+            ValueError: If the key has another length.
+        """
         if len(key) != KEY_BYTES:
             raise ValueError(f"The key of state tokens has {KEY_BYTES} bytes, got {len(key)}.")
         self.key = key
         self.ttl_seconds = ttl_seconds
 
     def issue(self, stream: StreamSnapshot) -> str:
-        """The token of a stream as it is now."""
+        """Return the token of a stream as it is now."""
         name = stream.model.encode()
         parts = [_MAGIC, struct.pack("<H", len(name)), name, bytes.fromhex(stream.digest.removeprefix("sha256:"))]
         parts.append(struct.pack("<QQ", stream.step, int(time.time() + self.ttl_seconds)))
@@ -112,16 +121,18 @@ class StateTokens:
         return base64.urlsafe_b64encode(content + self._sign(content)).rstrip(b"=").decode()
 
     def read(self, token: str) -> StreamSnapshot:
-        """What a token holds, once its signature was found right.
+        """Check the signature of a token, and return its content.
 
         Raises:
-            BadTokenError: If it was not given by a server with this key, or is not as it was given.
-            ExpiredTokenError: If its time is over.
+            BadTokenError: If it was not issued with this key, or was changed since.
+            ExpiredTokenError: If it has expired.
         """
-        content = _decoded(token)
+        content = _decode(token)
         signed, signature = content[:-32], content[-32:]
+        # Before anything in it is read. compare_digest takes the same time wherever the two differ.
         if len(content) < 32 or not hmac.compare_digest(self._sign(signed), signature):
-            raise BadTokenError(_REFUSED)
+            raise BadTokenError(_BAD_SIGNATURE)
+        # The version of the layout is the last of these bytes.
         if not signed.startswith(_MAGIC):
             raise BadTokenError("The state token has a layout that this server does not know; update the older server.")
         reader = _Reader(signed, len(_MAGIC))
@@ -137,10 +148,11 @@ class StateTokens:
             name = reader.text("<B")
             code, rank = reader.numbers("<BB")
             states[name] = reader.array(_DTYPES[code], reader.numbers(f"<{rank}I"))
+        # In whole seconds, as tokens state it.
         if expires < time.time():
             raise ExpiredTokenError(
                 f"The state token expired {int(time.time()) - expires} s ago; tokens last {self.ttl_seconds:g} s here "
-                "(STABLERNN_TOKEN_TTL_SECONDS). Begin the stream anew."
+                "(STABLERNN_TOKEN_TTL_SECONDS). Begin a new stream."
             )
         return StreamSnapshot(model, digest, step, clock, static, states)
 
@@ -148,12 +160,12 @@ class StateTokens:
         return hmac.digest(self.key, content, hashlib.sha256)
 
 
-def key_of(text: str, where: str) -> bytes:
-    """The 32 bytes of a key: those that 64 hex digits stand for, else the sha256 of what is given.
+def key_from_text(text: str, where: str) -> bytes:
+    """Return the 32 bytes of a key: those that 64 hex digits stand for, else the SHA-256 of the text.
 
     Args:
-        text: Hex digits or any text, of at least 32 bytes.
-        where: Where it was found, for errors; the key itself is never repeated.
+        text: Hex digits or any text, of at least 32 bytes; spaces around it do not count.
+        where: Source of the text, for errors; the key itself is never repeated.
 
     Raises:
         SettingsError: If it is too short.
@@ -170,28 +182,30 @@ def key_of(text: str, where: str) -> bytes:
     return raw if len(raw) == KEY_BYTES else hashlib.sha256(raw).digest()
 
 
-def _decoded(token: str) -> bytes:
-    """The bytes of a token; each has one spelling only."""
+def _decode(token: str) -> bytes:
+    """Return the bytes of a token; they have one spelling only."""
     try:
         if len(token) <= MAX_TOKEN_CHARACTERS:
             content = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+            # The last character may hold bits that decoding drops.
             if base64.urlsafe_b64encode(content).rstrip(b"=").decode() == token:
                 return content
     except (Base64Error, ValueError):
+        # Characters outside of the alphabet, those outside of ASCII, or an impossible length: refused below.
         pass
     raise BadTokenError("The state token is not base64url text as this server gives it; send it unchanged.")
 
 
 class _Reader:
-    """Reads signed bytes from front to back; what a key holder wrote is as it should be."""
+    """Reads signed bytes from front to back; they need no checks, since a holder of the key wrote them."""
 
-    def __init__(self, content: bytes, at: int) -> None:
+    def __init__(self, content: bytes, offset: int) -> None:
         self._content = content
-        self._at = at
+        self._offset = offset
 
     def take(self, size: int) -> bytes:
-        self._at += size
-        return self._content[self._at - size : self._at]
+        self._offset += size
+        return self._content[self._offset - size : self._offset]
 
     def numbers(self, form: str) -> tuple[int, ...]:
         return struct.unpack(form, self.take(struct.calcsize(form)))
@@ -208,4 +222,5 @@ class _Reader:
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         content = self.take(prod(shape) * dtype.itemsize)
+        # In the byte order of this machine. A copy, since an array on bytes is read-only.
         return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="))

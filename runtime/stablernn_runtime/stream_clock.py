@@ -1,4 +1,4 @@
-"""Where in time a stream is, and how far on its next readings lie."""
+"""The time of a stream: its last reading, and the distance of the readings that follow."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stablernn_runtime.calendar import instant, step_seconds, times, unix_time
+from stablernn_runtime.calendar import describe_unix_time, step_seconds, step_times, unix_seconds
 from stablernn_runtime.errors import InputError, MissingStepsError, TimeOrderError, cut
 
-_MOST_MISSING = 2**20
-"""Steps up to which a gap is counted; beyond it the sentence says only that there is one."""
+_MAX_COUNTED_STEPS = 2**20
+"""Steps up to which a gap is counted; beyond it the error says only that there is one."""
 
-_AT_ONCE = 4096
-"""Times that are compared with their calendar at once."""
+_CHUNK = 4096
+"""Times that are compared with the calendar at a time."""
 
 Moment = str | float
 """A time as a client writes it: ISO 8601, or a number of regular steps from wherever it counts."""
@@ -36,48 +36,49 @@ class Clock:
 
     @property
     def text(self) -> str:
-        """The time in words, for errors."""
+        """The time as errors name it."""
         if isinstance(self.origin, str):
-            after = f", and {self.steps:g} steps" if self.steps else ""
-            return f"'{self.origin}'{after}"
+            offset = f", and {self.steps:g} steps" if self.steps else ""
+            return f"'{self.origin}'{offset}"
         return f"{(self.origin or 0.0) + self.steps:.17g}"
 
-    def regular(self, given: Sequence[Moment], stride: int, count: int, frequency: str | None) -> Clock:
-        """The clock after ``count`` samples of regular steps, where the times that came with them are right.
+    def advance_regular(self, moments: Sequence[Moment], stride: int, count: int, frequency: str | None) -> Clock:
+        """Return the clock after ``count`` samples of regular steps, if the times that came with them are right.
 
         Args:
-            given: The time of the first sample, or of each; none when the client gave none.
+            moments: The time of the first sample, or of each; empty if the client gave none.
             stride: Readings in a sample.
             count: Samples.
-            frequency: Steps to count by.
+            frequency: Frequency of the regular steps; None without a calendar.
 
         Raises:
             MissingStepsError: If steps are left out.
             TimeOrderError: If a time does not lie one step after the reading before it.
             InputError: If a time cannot be read.
         """
-        if not given:
+        if not moments:
             return self if self.origin is None else Clock(self.origin, self.steps + stride * count)
-        place, start = (1, Clock(given[0], -1.0)) if self.origin is None else (0, self)
+        # The first time of a stream is right whatever it is: the clock starts one step before it.
+        position, start = (1, Clock(moments[0], -1.0)) if self.origin is None else (0, self)
         if self.origin is None:
-            _check_no_unix_time(given[0], frequency)
-        _check_kinds(given, start)
-        instants = np.array([checked(moment, frequency) for moment in given])
-        while place < len(given):
-            before = Clock(start.origin, start.steps + stride * place)
-            place += before._on_time(instants[place : place + _AT_ONCE], stride, frequency)
-            if place < len(given):
-                Clock(start.origin, start.steps + stride * place)._check_next(given[place], frequency)
-                place += 1
+            _check_no_unix_time(moments[0], frequency)
+        _check_kinds(moments, start)
+        instants = np.array([parse_moment(moment, frequency) for moment in moments])
+        while position < len(moments):
+            before = Clock(start.origin, start.steps + stride * position)
+            position += before._count_on_time(instants[position : position + _CHUNK], stride, frequency)
+            if position < len(moments):
+                Clock(start.origin, start.steps + stride * position)._check_next(moments[position], frequency)
+                position += 1
         return Clock(start.origin, start.steps + stride * count)
 
-    def elapsed(
-        self, given: Sequence[Moment], is_first: bool, frequency: str | None
+    def advance_irregular(
+        self, moments: Sequence[Moment], is_first: bool, frequency: str | None
     ) -> tuple[NDArray[np.float32], Clock]:
-        """The time between readings in regular steps, for models that are told it.
+        """Return the times between readings in regular steps, for models that take them, and the clock after them.
 
         Args:
-            given: The time of each reading, at least one.
+            moments: The time of each reading, at least one.
             is_first: Whether the stream begins with them: then the first of these distances does not count and is 1.
             frequency: Length of a regular step, for times that are ISO 8601.
 
@@ -91,72 +92,81 @@ class Clock:
                 "then in regular steps, or begin a new stream with time."
             )
         if self.origin is None:
-            _check_no_unix_time(given[0], frequency)
-        _check_kinds(given, Clock(given[0]) if self.origin is None else self)
-        instants = np.array([checked(moment, frequency) for moment in given])
-        dt = np.ones(len(given), np.float32)
-        # The first reading of all has none before it.
-        measured = len(given) - (self.origin is None)
+            _check_no_unix_time(moments[0], frequency)
+        _check_kinds(moments, Clock(moments[0]) if self.origin is None else self)
+        instants = np.array([parse_moment(moment, frequency) for moment in moments])
+        dt = np.ones(len(moments), np.float32)
+        # The first reading of a stream has none before it.
+        measured = len(moments) - (self.origin is None)
         if measured:
-            unit, befores = _unit(given[0], frequency), instants[:-1]
+            unit, previous = _unit(moments[0], frequency), instants[:-1]
             if self.origin is not None:
-                befores = np.concatenate([[checked(self.origin, frequency) + self.steps * unit], befores])
-            gaps = instants[-measured:] - befores
+                previous = np.concatenate([[parse_moment(self.origin, frequency) + self.steps * unit], previous])
+            gaps = instants[-measured:] - previous
             if (gaps <= 0).any():
-                place = len(given) - measured + int(np.argmax(gaps <= 0))
-                raise (Clock(given[place - 1]) if place else self)._not_after(given[place])
+                position = len(moments) - measured + int(np.argmax(gaps <= 0))
+                raise (Clock(moments[position - 1]) if position else self)._not_after(moments[position])
             dt[-measured:] = gaps / unit
-        return dt, Clock(given[-1])
+        return dt, Clock(moments[-1])
 
     def seconds(self, first: int, count: int, frequency: str | None) -> NDArray[np.float64]:
-        """The times of regular steps in seconds since 1970-01-01T00:00Z; ISO 8601 origins only.
+        """Return the times of regular steps in seconds since 1970-01-01T00:00Z, ``(count,)``.
 
         Args:
-            first: Steps from the last reading to the first one that is wanted.
-            count: Steps wanted.
-            frequency: Steps to count by.
+            first: Steps from the last reading to the first of them; negative before it.
+            count: Number of steps.
+            frequency: Frequency of the steps.
 
         Raises:
-            InputError: If one lies outside of the years that can be counted.
+            InputError: If the origin is not ISO 8601, there is no frequency, or a step lies outside of the years that
+                can be counted.
         """
         if not isinstance(self.origin, str) or frequency is None:
             raise InputError(
                 "The calendar of this model needs ISO 8601 times such as '2024-01-31T06:00:00Z'; begin a new stream "
                 "with one as time."
             )
-        return times(self.origin, int(self.steps) + first, count, frequency)
+        return step_times(self.origin, int(self.steps) + first, count, frequency)
 
-    def _on_time(self, instants: NDArray[np.float64], stride: int, frequency: str | None) -> int:
-        """How many of ``instants`` are right, from the front: one step on, and each ``stride`` steps after the other.
+    def _count_on_time(self, instants: NDArray[np.float64], stride: int, frequency: str | None) -> int:
+        """Return how many of ``instants`` are right, from the front: one step on, each ``stride`` after the other.
 
-        The first that is not may still be; :meth:`_check_next` knows, and has the sentence.
+        The first that is not may be right after all: :meth:`_check_next` decides, and has the error.
         """
         count = len(instants)
         if isinstance(self.origin, str):
             try:
                 due = self.seconds(1, (count - 1) * stride + 1, frequency)[::stride]
-            except InputError:  # beyond the years that are counted, which the first of them may not be
-                return self._on_time(instants[: count // 2], stride, frequency) if count > 1 else 0
-            right = np.abs(instants - due) < 1e-5
+            except InputError:
+                # Beyond the years that are counted, but the first of them may lie within.
+                return self._count_on_time(instants[: count // 2], stride, frequency) if count > 1 else 0
+            is_right = np.abs(instants - due) < 1e-5
         else:
             assert self.origin is not None
             ahead = instants - self.origin - (self.steps + stride * np.arange(count))
-            right = (np.rint(ahead) == 1) & (np.abs(ahead - 1) <= 1e-6 * np.maximum(1.0, np.abs(instants)))
-        return count if right.all() else int(np.argmin(right))
+            is_right = (np.rint(ahead) == 1) & (np.abs(ahead - 1) <= 1e-6 * np.maximum(1.0, np.abs(instants)))
+        # argmin: the first that is False.
+        return count if is_right.all() else int(np.argmin(is_right))
 
     def _check_next(self, moment: Moment, frequency: str | None) -> None:
-        """Raise unless ``moment`` is one regular step on."""
+        """Raise unless ``moment`` is one regular step on.
+
+        Raises:
+            MissingStepsError: If it lies several steps on.
+            TimeOrderError: If it lies on no regular step, or not after the last reading.
+        """
         if not isinstance(moment, str):
             assert isinstance(self.origin, float)
             ahead = moment - self.origin - self.steps
-            on_grid = abs(ahead - round(ahead)) <= 1e-6 * max(1.0, abs(moment))
-            steps = round(ahead) if on_grid else None
-            if not on_grid and ahead > 0:
+            # Relative: the rounding of a large number of steps may be larger than a part of one.
+            is_on_grid = abs(ahead - round(ahead)) <= 1e-6 * max(1.0, abs(moment))
+            steps = round(ahead) if is_on_grid else None
+            if not is_on_grid and ahead > 0:
                 raise self._off_grid(moment, "steps of 1")
         else:
-            target = checked(moment, frequency)
+            target = parse_moment(moment, frequency)
             now = self.seconds(0, 1, frequency)[0]
-            steps = 0 if target <= now else self._steps_to(target, frequency)
+            steps = 0 if target <= now else self._count_steps_to(target, frequency)
             if steps is None:
                 raise self._off_grid(moment, f"steps of '{frequency}'")
         if steps is None or steps < 1:
@@ -164,40 +174,46 @@ class Clock:
         if steps > 1:
             missing = "1 step is" if steps == 2 else f"{steps - 1} steps are"
             raise MissingStepsError(
-                f"The time {_words(moment)} lies {steps} regular steps after {self.text}: {missing} missing. Send null "
+                f"The time {_quote(moment)} lies {steps} regular steps after {self.text}: {missing} missing. Send null "
                 "values for each of them first, or the model takes the times that follow for earlier ones."
             )
 
-    def _steps_to(self, target: float, frequency: str | None) -> int | None:
-        """Regular steps from the last reading to ``target``; None where it lies on none of the next million."""
+    def _count_steps_to(self, target: float, frequency: str | None) -> int | None:
+        """Return the steps from the last reading to ``target``; None where it lies on none of the next million."""
 
         def lies_before(steps: int) -> bool:
             try:
                 return bool(self.seconds(steps, 1, frequency)[0] < target - 1e-5)
-            except InputError:  # beyond the years that are counted, so beyond the target
+            except InputError:
+                # Beyond the years that are counted, and so beyond the target.
                 return False
 
+        # Steps may differ in length, as months do: the number is found by doubling and bisection.
         low, high = 1, 1
-        while high < _MOST_MISSING and lies_before(high):
+        while high < _MAX_COUNTED_STEPS and lies_before(high):
             low, high = high, high * 2
         low = low + bisect_left(range(low, high), True, key=lambda steps: not lies_before(steps))
         return low if abs(self.seconds(low, 1, frequency)[0] - target) < 1e-5 else None
 
     def _not_after(self, moment: Moment) -> TimeOrderError:
         return TimeOrderError(
-            f"The time {_words(moment)} does not lie after {self.text}, the time of the reading before it; samples "
+            f"The time {_quote(moment)} does not lie after {self.text}, the time of the reading before it; samples "
             "must come in the order of their times, each time once."
         )
 
     def _off_grid(self, moment: Moment, steps: str) -> TimeOrderError:
         return TimeOrderError(
-            f"The time {_words(moment)} lies on none of the model's regular {steps} after {self.text}. Give the times "
+            f"The time {_quote(moment)} lies on none of the model's regular {steps} after {self.text}. Give the times "
             "of regular steps, with null values where there is none."
         )
 
 
-def checked(moment: Moment, frequency: str | None) -> float:
-    """A time as seconds since 1970, or as the number that it is.
+def parse_moment(moment: Moment, frequency: str | None) -> float:
+    """Return a time as seconds since 1970, or as the number that it is.
+
+    Args:
+        moment: The time.
+        frequency: Frequency of the model's regular steps, without which text cannot be counted in steps.
 
     Raises:
         InputError: If it is neither ISO 8601 nor a finite number, or the model's steps cannot be counted by it.
@@ -212,32 +228,38 @@ def checked(moment: Moment, frequency: str | None) -> float:
             "calendar. Give time as a number of regular steps, or dt where the model takes it."
         )
     try:
-        return instant(moment)
+        return unix_seconds(moment)
     except (ValueError, OverflowError) as error:
         raise InputError(f"time must be ISO 8601, such as '2024-01-31T06:00:00Z', got '{cut(moment)}'.") from error
 
 
-def as_moments(value: object, most: int, what: str = "time") -> list[Moment]:
-    """``value`` of a request as times: one, or an array of them.
+def as_moments(value: object, limit: int, what: str = "time") -> list[Moment]:
+    """Return the times in ``value`` of a request, which is one time or an array of them.
+
+    Args:
+        value: From JSON.
+        limit: How many there may be.
+        what: Name of the field, for errors.
 
     Raises:
-        InputError: If it is anything else, or more than ``most`` of them.
+        InputError: If it is anything else, an empty array, or more than ``limit`` times.
     """
-    items = value if isinstance(value, list) else [value]
-    if len(items) > most:
-        raise InputError(f"{what} must hold at most one time for each reading, {most}, got {len(items)}.")
-    found: list[Moment] = []
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, str | int | float):
+    entries = value if isinstance(value, list) else [value]
+    if len(entries) > limit:
+        raise InputError(f"{what} must hold at most one time for each reading, {limit}, got {len(entries)}.")
+    moments: list[Moment] = []
+    for entry in entries:
+        # In Python, a bool is an int.
+        if isinstance(entry, bool) or not isinstance(entry, str | int | float):
             raise InputError(
-                f"{what} must be ISO 8601 text or a number of regular steps, or an array of these, got {item!r:.60}."
+                f"{what} must be ISO 8601 text or a number of regular steps, or an array of these, got {entry!r:.60}."
             )
-        if isinstance(item, str) and len(item) > 64:
-            raise InputError(f"{what} must be ISO 8601, such as '2024-01-31T06:00:00Z', got '{cut(item, 64)}'.")
-        found.append(item if isinstance(item, str) else float(item))
-    if not found:
+        if isinstance(entry, str) and len(entry) > 64:
+            raise InputError(f"{what} must be ISO 8601, such as '2024-01-31T06:00:00Z', got '{cut(entry, 64)}'.")
+        moments.append(entry if isinstance(entry, str) else float(entry))
+    if not moments:
         raise InputError(f"{what} is an empty array; leave it out, or give the time of each sample.")
-    return found
+    return moments
 
 
 def _check_no_unix_time(moment: Moment, frequency: str | None) -> None:
@@ -247,7 +269,7 @@ def _check_no_unix_time(moment: Moment, frequency: str | None) -> None:
     """
     if isinstance(moment, str) or frequency is None or step_seconds(frequency) == 1:
         return
-    if date := unix_time(moment):
+    if date := describe_unix_time(moment):
         raise InputError(
             f"time must be ISO 8601 or a number of regular steps of '{frequency}', got {moment:.17g}, which is {date}. "
             "Send that, or count the steps from another number."
@@ -255,7 +277,7 @@ def _check_no_unix_time(moment: Moment, frequency: str | None) -> None:
 
 
 def _unit(moment: Moment, frequency: str | None) -> float:
-    """The length of a regular step, in what :func:`checked` gives."""
+    """Return the length of a regular step in the unit of :func:`parse_moment`: seconds, or steps."""
     if not isinstance(moment, str) or frequency is None:
         return 1.0
     length = step_seconds(frequency)
@@ -267,16 +289,17 @@ def _unit(moment: Moment, frequency: str | None) -> float:
     return length
 
 
-def _check_kinds(given: Sequence[Moment], clock: Clock) -> None:
+def _check_kinds(moments: Sequence[Moment], clock: Clock) -> None:
+    """Raise unless all times are text, or all are numbers, as that of the clock is."""
     is_text = isinstance(clock.origin, str)
-    for place, moment in enumerate(given):
+    for position, moment in enumerate(moments):
         if isinstance(moment, str) != is_text:
-            before = Clock(given[place - 1]) if place else clock
+            before = Clock(moments[position - 1]) if position else clock
             raise InputError(
-                f"The times of a stream are all ISO 8601 or all numbers of regular steps, got {_words(moment)} after "
+                f"The times of a stream are all ISO 8601 or all numbers of regular steps, got {_quote(moment)} after "
                 f"{before.text}."
             )
 
 
-def _words(moment: Moment) -> str:
+def _quote(moment: Moment) -> str:
     return f"'{cut(moment)}'" if isinstance(moment, str) else f"{moment:.17g}"

@@ -1,4 +1,7 @@
-"""Opens a version for the first time, in a process of its own. Run as a module, it is that process."""
+"""Opens a version for the first time, in a separate process with a time and memory limit.
+
+Run as a module, this file is that process.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,29 @@ from stablernn_runtime.isolation import (
     answer_requests,
     is_out_of_memory,
 )
+from stablernn_runtime.served_model import ServedModel
 
 _process = IsolatedProcess("stablernn_runtime.trial_load")
-_sound: set[str] = set()
-"""Hashes of what was opened in time; they are of content, not of names and dates."""
+_passed: set[str] = set()
+"""Keys of the versions that were opened in time; they depend on the content, not on names and dates."""
 
 
-def is_known_sound(version: Version, threads: int) -> bool:
-    """Return whether :func:`try_opening` has opened a version of the same content with so many threads before."""
-    return _key(version, threads) in _sound
+def has_passed(version: Version, threads: int) -> bool:
+    """Return whether :func:`try_opening` has opened a version of the same content with as many threads before."""
+    return _key(version, threads) in _passed
 
 
 def try_opening(
     version: Version, root: Path, threads: int, seconds: float, memory_bytes: int, abort: Abort | None = None
 ) -> None:
-    """Open a version with ONNX Runtime in another process, where that was not done before.
+    """Open a version with ONNX Runtime in another process, unless that was done before.
 
     Args:
         version: The version.
-        root: The registry that it is from.
+        root: Folder of its registry.
         threads: Threads inside one run.
-        seconds: How long it may take.
-        memory_bytes: How much memory it may take.
+        seconds: Time limit.
+        memory_bytes: Memory limit.
         abort: Ends the other process when the server stops.
 
     Raises:
@@ -46,8 +50,9 @@ def try_opening(
         NotReadyError: If ``abort`` is set.
     """
     key = _key(version, threads)
-    if key in _sound:
+    if key in _passed:
         return
+    # The other process reads the version from the registry, and by the digest makes sure that it is this one.
     request = {"root": str(root), "ref": version.ref, "digest": version.digest, "threads": threads}
     try:
         answer = _process.ask(request, seconds, memory_bytes, abort)
@@ -60,29 +65,29 @@ def try_opening(
         ) from error
     if "refused" in answer:
         raise ModelLoadError(str(answer["refused"]))
-    _sound.add(key)
+    _passed.add(key)
 
 
 def close() -> None:
-    """End the processes without work; the next call of :func:`try_opening` starts another."""
+    """End the idle processes; the next call of :func:`try_opening` starts another."""
     _process.close()
 
 
 def _key(version: Version, threads: int) -> str:
-    """Return all that opening depends on: the threads, and a hash of the graphs and what the manifest says of them."""
-    facts = version.manifest.model_dump(mode="json", exclude={"name", "version", "created", "lineage", "metrics"})
-    return f"{threads} {hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}"
+    """Return a text of all that opening depends on: the threads, and the manifest, which has a hash of each graph."""
+    # Copies of a version under other names and numbers are opened alike.
+    fields = version.manifest.model_dump(mode="json", exclude={"name", "version", "created", "lineage", "metrics"})
+    return f"{threads} {hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}"
 
 
 def _open(request: dict[str, Any]) -> dict[str, Any]:
-    from stablernn_runtime.served_model import ServedModel
-
     version = Registry(request["root"]).get(request["ref"])
     if version.digest != request["digest"]:
         raise ModelLoadError(f"'{version.ref}' is another version now")
     try:
         ServedModel.load(version, "cpu", request["threads"])
     except ServingError as error:
+        # The limit of this process, not a property of the version.
         if is_out_of_memory(error):
             raise MemoryError from error
         return {"refused": str(error)}
@@ -90,7 +95,4 @@ def _open(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # Before the first request, whose time does not count it.
-    import stablernn_runtime.served_model  # noqa: F401
-
     answer_requests(_open)

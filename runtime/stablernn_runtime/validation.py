@@ -1,39 +1,80 @@
-"""Whether an input is what a graph takes, and the sentence where it is not."""
+"""Checks of the inputs of a graph: names, shapes and values, with errors that a caller understands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import TensorSignature
-from stablernn_runtime.errors import InputError
+from stablernn_registry.errors import did_you_mean
+from stablernn_runtime.errors import InputError, cut
 
 Array = NDArray[Any]
-KNOWN = ("static", "future")
-"""Inputs beside the series of which a value may be missing; all of them are where they are left out."""
+COVARIATES = ("static", "future")
+"""Inputs of which a value may be missing (NaN); where one of them is left out, all of its values are."""
+_AXIS_NOUNS: dict[int | str, str] = {"batch": "sequence", "time": "time step"}
 
 
-def checked(name: str, value: Array, spec: TensorSignature, shape: tuple[int, ...], main: str) -> Array:
-    """``value`` as the graph takes the input ``name``.
+def check_main_shape(name: str, x: Array, spec: TensorSignature, label: str) -> None:
+    """Raise unless the main input has as many axes as its signature, and its free ones are not empty.
 
     Args:
-        name: Of the input.
+        name: ``x`` or ``tokens``.
+        x: The input.
+        spec: Its signature.
+        label: The model, as errors name it.
+
+    Raises:
+        InputError: Otherwise.
+    """
+    if x.ndim != len(spec.shape):
+        shape = f"({', '.join(map(str, spec.shape))}{',' if len(spec.shape) == 1 else ''})"
+        raise InputError(f"{name} must have the shape {shape} for {label}, got {x.shape}.")
+    for axis, size in zip(spec.shape, x.shape, strict=True):
+        if size == 0 and axis in _AXIS_NOUNS:
+            raise InputError(f"{name} is empty: it needs at least one {_AXIS_NOUNS[axis]}, got the shape {x.shape}.")
+
+
+def flatten_steps(inputs: Mapping[str, Any], rows: int, steps: int) -> dict[str, Array]:
+    """Return inputs of the shape ``(rows, steps, ...)`` as ``(rows * steps, ...)``.
+
+    ``static``, of the shape ``(rows, static)``, is repeated for each step. An input of another shape stays as it is,
+    for the checks to refuse.
+    """
+    flat: dict[str, Array] = {}
+    for name, array in inputs.items():
+        value = np.asarray(array)
+        if name == "static":
+            if value.ndim == 2 and len(value) == rows:
+                value = np.repeat(value, steps, axis=0)
+        elif value.shape[:2] == (rows, steps):
+            value = value.reshape(rows * steps, *value.shape[2:])
+        flat[name] = value
+    return flat
+
+
+def convert_tensor(name: str, value: Array, spec: TensorSignature, shape: tuple[int, ...], main: str) -> Array:
+    """Check an input other than the main one, and return it as the graph takes it.
+
+    Args:
+        name: Name of the input.
         value: Numbers of any kind.
-        spec: What the manifest says of the input.
-        shape: The same with the free axes as long as those of ``main``.
+        spec: Its signature.
+        shape: The shape of the signature with the free axes as long as those of ``main``.
         main: ``x`` or ``tokens``.
 
     Raises:
         InputError: If the shape or a value does not fit.
     """
     if value.shape != shape:
-        words = f"({', '.join(map(str, spec.shape))})"
-        raise InputError(f"{name} must have the shape {words} = {shape} to fit {main}, got {value.shape}.")
-    value = converted(name, value, np.dtype(spec.dtype))
-    if name in KNOWN:
+        symbols = f"({', '.join(map(str, spec.shape))})"
+        raise InputError(f"{name} must have the shape {symbols} = {shape} to fit {main}, got {value.shape}.")
+    value = convert_dtype(name, value, np.dtype(spec.dtype))
+    if name in COVARIATES:
+        # NaN is a value that is not known.
         if np.isinf(value).any():
             raise InputError(
                 f"{name} holds an infinite value; values must be finite within float32, or NaN if not known."
@@ -43,8 +84,30 @@ def checked(name: str, value: Array, spec: TensorSignature, shape: tuple[int, ..
     return value
 
 
-def converted(name: str, value: Array, dtype: np.dtype[Any]) -> Array:
-    """``value`` in the dtype of the graph, contiguous and aligned, as the runtime's C code needs it.
+def convert_tokens(tokens: Array, vocabulary_size: int, label: str) -> Array:
+    """Check tokens, and return them as int64.
+
+    Args:
+        tokens: Whole numbers, of any shape.
+        vocabulary_size: Number of different tokens.
+        label: The model, as errors name it.
+
+    Raises:
+        InputError: If one is not from 0 to ``vocabulary_size - 1``.
+    """
+    tokens = convert_dtype("tokens", tokens, np.dtype(np.int64))
+    is_unknown = (tokens < 0) | (tokens >= vocabulary_size)
+    if is_unknown.any():
+        index = tuple(int(i) for i in np.argwhere(is_unknown)[0])
+        raise InputError(
+            f"tokens must be from 0 to {vocabulary_size - 1}, their places in the vocabulary of {label}, got "
+            f"{int(tokens[index])} at {index}."
+        )
+    return tokens
+
+
+def convert_dtype(name: str, value: Array, dtype: np.dtype[Any]) -> Array:
+    """Return ``value`` in the dtype of the graph, contiguous and aligned, as the C code of the runtime needs it.
 
     Raises:
         InputError: If its kind of number does not convert.
@@ -52,6 +115,7 @@ def converted(name: str, value: Array, dtype: np.dtype[Any]) -> Array:
     if value.dtype.kind not in ("iu" if dtype.kind == "i" else "iuf"):
         kind = "whole numbers" if dtype.kind == "i" else "numbers"
         raise InputError(f"{name} must hold {kind} ({dtype}), got {value.dtype}.")
+    # Most inputs are as they should be, and are not copied.
     if value.dtype == dtype and value.flags.c_contiguous and value.flags.aligned:
         return value
     return np.require(cast(value, dtype), None, ["C", "A"])
@@ -59,7 +123,7 @@ def converted(name: str, value: Array, dtype: np.dtype[Any]) -> Array:
 
 @np.errstate(over="ignore")
 def cast(value: Array, dtype: np.dtype[Any]) -> Array:
-    """``value`` in another dtype; a float64 beyond float32 becomes infinite, which is for the caller to report."""
+    """Return ``value`` in another dtype; a float64 beyond float32 becomes infinite, which the caller has to report."""
     return value.astype(dtype, copy=False)
 
 
@@ -71,11 +135,15 @@ def check_lengths(lengths: Array, time: int, main: str) -> None:
     """
     if lengths.min() < 1 or lengths.max() > time:
         worst = int(lengths.max() if lengths.max() > time else lengths.min())
-        raise InputError(f"lengths must lie between 1 and the {count(time, 'time step')} of {main}, got {worst}.")
+        raise InputError(f"lengths must lie between 1 and the {pluralize(time, 'time step')} of {main}, got {worst}.")
 
 
 def check_dt(dt: Array, longest: float | None) -> None:
     """Raise unless each time between two steps is from 0 to ``longest``.
+
+    Args:
+        dt: Times in regular steps, finite.
+        longest: The longest that the model takes; None for any.
 
     Raises:
         InputError: Otherwise.
@@ -91,7 +159,7 @@ def check_dt(dt: Array, longest: float | None) -> None:
 
 
 def ignore_first_dt(dt: Array, begins: Sequence[int] | slice, longest: float | None) -> None:
-    """Set ``dt`` of the first step to 1 in series that begin with it, in place: no step lies before it.
+    """Set ``dt`` of the first step to 1, in place, in series that begin with it: no step lies before it.
 
     A value that no step may have stays, for the check of all values to refuse.
 
@@ -101,11 +169,31 @@ def ignore_first_dt(dt: Array, begins: Sequence[int] | slice, longest: float | N
         longest: The longest step that the model takes.
     """
     first = dt.reshape(len(dt), -1)[begins, 0]
-    most = np.inf if longest is None else longest * (1 + 1e-6)
+    limit = np.inf if longest is None else longest * (1 + 1e-6)
     # NaN compares as false.
-    dt.reshape(len(dt), -1)[begins, 0] = np.where((first >= 0) & (first <= most), 1, first)
+    dt.reshape(len(dt), -1)[begins, 0] = np.where((first >= 0) & (first <= limit), 1, first)
 
 
-def count(number: int, noun: str) -> str:
-    """``1 step``, ``2 steps``."""
+def unknown_tensor(side: str, name: str, specs: Mapping[str, TensorSignature], label: str) -> InputError:
+    """Return the error for a name that no input or output of a graph has.
+
+    Args:
+        side: ``"input"`` or ``"output"``.
+        name: The unknown name.
+        specs: The tensors of that side, by name.
+        label: The model, as errors name it.
+    """
+    verb = "takes" if side == "input" else "gives"
+    return InputError(
+        f"Unknown {side} '{cut(name)}'.{did_you_mean(name, specs)} The {label} {verb} {format_tensors(specs)}."
+    )
+
+
+def format_tensors(specs: Mapping[str, TensorSignature]) -> str:
+    """Return the names of tensors as a list for errors, with a mark on those that may be left out."""
+    return ", ".join(f"{spec.name} (optional)" if spec.optional else spec.name for spec in specs.values())
+
+
+def pluralize(number: int, noun: str) -> str:
+    """Return ``1 step``, ``2 steps``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -3,7 +3,7 @@
 >>> from stablernn_server import Settings, create_app
 >>> app = create_app(Settings(models=("digits@production",)))  # doctest: +SKIP
 
-Names are imported when they are first used, so that a part of the package does not load all of it.
+Names are imported when they are first used, so that using a part of the package does not load all of it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ __all__ = [
     "create_app",
 ]
 
-_HOMES = {
+# Modules of the names that are not errors.
+_MODULES = {
     "Settings": "stablernn_server.settings",
     "create_app": "stablernn_server.app",
 }
@@ -89,14 +90,16 @@ if not TYPE_CHECKING:  # type checkers would take it for every name, misspelled 
     def __getattr__(name: str) -> Any:
         if name == "OnnxModel":
             warnings.warn(
-                "stablernn_server.OnnxModel is stablernn_runtime.ServedModel now; the old name goes next release.",
+                "stablernn_server.OnnxModel is now stablernn_runtime.ServedModel; the old name will be removed in the "
+                "next release.",
                 DeprecationWarning,
                 stacklevel=2,
             )
             return importlib.import_module("stablernn_runtime").ServedModel
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(_HOMES.get(name, "stablernn_server.errors")), name)
+        value = getattr(importlib.import_module(_MODULES.get(name, "stablernn_server.errors")), name)
+        # The next use finds it without this function.
         globals()[name] = value
         return value
 

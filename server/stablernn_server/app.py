@@ -1,4 +1,4 @@
-"""Puts the application together. Nothing happens at import time."""
+"""Assembly of the application: :func:`create_app` and the list of routers. Nothing happens at import time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,31 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from stablernn_server.codecs.json_values import json_body
-from stablernn_server.errors import CODE_OF_STATUS, InputError, MethodError, ServerError, cut, sentence_of
-from stablernn_server.http.access_log import shown_path
-from stablernn_server.http.app_context import AppContext, in_hand_of
+from stablernn_server.errors import (
+    CODE_BY_STATUS,
+    InputError,
+    MethodError,
+    ServerError,
+    cut,
+    format_validation_error,
+)
+from stablernn_server.http.access_log import redact_path
+from stablernn_server.http.app_context import AppContext
+from stablernn_server.http.asgi import Receive, Scope, Send
 from stablernn_server.http.middleware import RequestMiddleware
-from stablernn_server.http.responses import JSON, error_answer
-from stablernn_server.openapi import document
+from stablernn_server.http.request import get_request
+from stablernn_server.http.responses import JSON, error_response
+from stablernn_server.openapi import build_document
 from stablernn_server.routes import health, metrics, page, repository, sessions, statistics, stream, timeseries
 from stablernn_server.routes import models as v2
-from stablernn_server.routes.infer import INFER
+from stablernn_server.routes.infer import INFER_ROUTE
 from stablernn_server.schemas.common import ERRORS
 from stablernn_server.settings import Settings
 from stablernn_server.version import package_version
 
 logger = logging.getLogger(__name__)
 
-# The statistics come before the models, one of which could be called stats.
+# The statistics come before the models, one of which could be called "stats".
 ROUTERS = (
     health.router,
     metrics.router,
@@ -43,28 +52,28 @@ ROUTERS = (
 
 
 class Application(FastAPI):
-    """The framework's application behind the front, which every request comes through first."""
+    """The framework's application behind the middleware, which every request passes first."""
 
-    front: RequestMiddleware
+    request_middleware: RequestMiddleware
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.front(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.request_middleware(scope, receive, send)
 
-    async def framework(self, scope: Any, receive: Any, send: Any) -> None:
-        """What the front passes on."""
+    async def framework(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what the middleware passes on."""
         await super().__call__(scope, receive, send)
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The REST service over the models that ``settings`` names.
+    """Create the REST service over the models that ``settings`` names.
 
-    The models are opened here and not at start-up, so that whoever calls gets a plain exception when one cannot be
-    served, and no port is open before all of them are.
+    The models are opened here and not at start-up, so that the caller gets a plain exception if one cannot be served,
+    and no port is open before all of them are.
 
     Raises:
         ModelLoadError: If a version cannot be served, or there is none to serve.
-        DeviceError: If the device that was asked for is not there.
-        SettingsError: If a setting cannot be taken.
+        DeviceError: If the requested device is not available.
+        SettingsError: If a setting is not valid.
         stablernn_registry.RegistryError: If a reference names nothing, or the registry cannot be read.
     """
     context = AppContext.open(settings)
@@ -81,14 +90,14 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Classification and forecasting with stable recurrent networks.",
         lifespan=lifespan,
         redirect_slashes=False,
-        # FastAPI's pages load their scripts from another host, which a server without a way out cannot.
+        # FastAPI's pages load their scripts from another host, which fails without access to the internet.
         docs_url=None,
         redoc_url=None,
         responses=ERRORS,
     )
     app.state.context = context
     routes = [*app.router.routes, *(route for router in ROUTERS for route in router.routes)]
-    app.front = RequestMiddleware(context, app.framework, routes, INFER)
+    app.request_middleware = RequestMiddleware(context, app.framework, routes, INFER_ROUTE)
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(ServerError, _server_error)
@@ -100,42 +109,44 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 async def _server_error(request: Request, error: Exception) -> Response:
-    item = in_hand_of(request)
-    answer = error_answer(error, is_read=item.is_read)
-    item.code = answer.code
-    if answer.code == "internal":
-        logger.error("%s %s failed", request.method, shown_path(request.url.path), exc_info=error)
-    return Response(answer.body, answer.status, answer.headers, answer.media)
+    active_request = get_request(request)
+    response = error_response(error, is_read=active_request.is_read)
+    active_request.error_code = response.code
+    if response.code == "internal":
+        logger.error("%s %s failed", request.method, redact_path(request.url.path), exc_info=error)
+    return Response(response.body, response.status, response.headers, response.media_type)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return await _server_error(request, InputError(sentence_of(error.errors(), "the request")))
+    return await _server_error(request, InputError(format_validation_error(error.errors(), "the request")))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the framework itself refuses: unknown paths and methods."""
+    """Answer an error of the framework itself: an unknown path or method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         return await _server_error(request, MethodError(request.method, request.url.path, _methods(request, error)))
-    code = CODE_OF_STATUS.get(error.status_code, "refused")
-    in_hand_of(request).code = code
-    asked = f"{request.method} {cut(request.url.path)}"
-    sentence = f"{error.detail}: {asked} is nothing that this server answers."
+    code = CODE_BY_STATUS.get(error.status_code, "refused")
+    get_request(request).error_code = code
+    target = f"{request.method} {cut(request.url.path)}"
+    sentence = f"{error.detail}: {target} is not a route of this server; see /docs."
     return Response(json_body({"error": sentence, "code": code}), error.status_code, dict(error.headers or {}), JSON)
 
 
 def _methods(request: Request, error: HTTPException) -> list[str]:
-    """Methods that the path answers; the framework names those of one route alone."""
-    found = set(dict(error.headers or {})["Allow"].split(", "))
+    """Return the methods that the path answers; the framework names those of one of its routes only."""
+    methods = set(dict(error.headers or {})["Allow"].split(", "))
     for router in ROUTERS:
         for route in router.routes:
+            # PARTIAL: the path matches, the method does not.
             if route.matches(request.scope)[0] == Match.PARTIAL:
-                found |= getattr(route, "methods", set())
-    return sorted(found)
+                methods |= getattr(route, "methods", set())
+    return sorted(methods)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
+    # Built at the first request for it: start-up does not wait.
     if app.openapi_schema is None:
-        app.openapi_schema = document(app, needs_token=app.state.context.auth.is_on)
+        app.openapi_schema = build_document(app, needs_token=app.state.context.auth.is_on)
     return app.openapi_schema

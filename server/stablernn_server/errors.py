@@ -1,36 +1,36 @@
-"""What the server raises, and the one table that turns each class into an HTTP status and a code word.
+"""Errors that the server raises, and the one table that maps each class to an HTTP status and an error code.
 
 ServerError
-├── InputError            (ValueError)     a request that cannot be answered as it stands
-│   ├── BadTokenError                      a state token that this server did not sign, or not as it stands
-│   └── ExpiredTokenError                  a state token whose time is over
+├── InputError            (ValueError)     a request that cannot be answered as it is
+│   ├── BadTokenError                      a state token that this server did not sign, or that was changed
+│   └── ExpiredTokenError                  a state token that has expired
 ├── TooLargeError         (ValueError)     a request above a limit of this server
 ├── HeadTooLargeError     (ValueError)     a request whose head is above a limit
-├── UnauthorizedError     (PermissionError) no token, or one that this server does not know
-├── ForbiddenError        (PermissionError) a known caller who may not do this, or a page of another origin
+├── UnauthorizedError     (PermissionError) no bearer token, or an unknown one
+├── ForbiddenError        (PermissionError) a known caller without the right to do this, or a page of another origin
 ├── UnknownModelError     (LookupError)    a model, version or alias that is not served
-├── MethodError           (LookupError)    a path that answers another method
+├── MethodError           (LookupError)    a method that the path does not support
 ├── UnknownSessionError   (LookupError)    a session that does not exist, has expired or was evicted
-├── ConflictError         (RuntimeError)   a request that does not fit the state it meets
+├── ConflictError         (RuntimeError)   a request that does not fit the state it applies to
 │   ├── VersionGoneError                   a stream whose version is not served any more
-│   ├── OtherModelError                    a stream, or its token, of another model than the one asked for
+│   ├── OtherModelError                    a stream, or its token, of another model than the one requested
 │   ├── DuplicateStepError                 samples that a stream has already taken
 │   ├── SkippedStepError                   samples before which others of the stream are missing
-│   ├── TimeOrderError                     a time that does not lie after the one before, or on no regular step
+│   ├── TimeOrderError                     a time that is not after the one before, or not on a regular step
 │   ├── MissingStepsError                  a time before which regular steps are missing
 │   ├── UnknownSequenceError               a sequence of the v2 protocol that was not begun, or has expired
-│   └── OneProcessError                    state kept by one process, asked for where several share the port
+│   └── OneProcessError                    state of one process, requested where several share the port
 ├── TooManyError          (RuntimeError)   more at a time than this client may have
-├── DeadlineError         (TimeoutError)   a request whose time was over before it was worked on
-├── ClientGoneError       (ConnectionError) a client that did not wait; nobody reads the answer
+├── DeadlineError         (TimeoutError)   a request whose deadline passed before it was worked on
+├── ClientGoneError       (ConnectionError) a client that did not wait; nobody reads the response
 ├── ReadTimeoutError      (TimeoutError)   a head or a body that arrives too slowly
 ├── NotReadyError         (RuntimeError)   the server is starting or draining
-├── BusyError             (RuntimeError)   the server has its hands full
+├── BusyError             (RuntimeError)   the server is overloaded
 ├── ModelLoadError        (RuntimeError)   a registry version that cannot be served
-├── DeviceError           (RuntimeError)   a device that was asked for and is not there
-└── SettingsError         (ValueError)     a setting that does not exist, or a value it cannot take
+├── DeviceError           (RuntimeError)   a requested device that is not available
+└── SettingsError         (ValueError)     a setting that does not exist, or a value that is not valid
 
-The last is raised before the first request is taken.
+The last is raised before the first request is accepted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from stablernn_runtime.errors import TimeOrderError as TimeOrderError
 from stablernn_runtime.errors import cut as cut
 
 ServerError = ServingError
-"""Base of everything that the server raises on purpose."""
+"""Base class of all errors that the server raises on purpose."""
 
 
 class TooLargeError(ServerError, ValueError):
@@ -66,6 +66,7 @@ class HeadTooLargeError(ServerError, ValueError):
 
 
 class UnauthorizedError(ServerError, PermissionError):
+    # RFC 9110, section 11.6.1: a 401 must say which scheme it takes.
     headers: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="stablernn"'}
 
 
@@ -79,7 +80,8 @@ class UnknownModelError(ServerError, LookupError):
 
 class MethodError(ServerError, LookupError):
     def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
-        super().__init__(f"{cut(method)} is not for {cut(path)}; send {' or '.join(allowed)}.")
+        super().__init__(f"{cut(path)} does not support {cut(method)}; send {' or '.join(allowed)}.")
+        # RFC 9110, section 15.5.6: a 405 must list the methods.
         self.headers = {"Allow": ", ".join(allowed)}
 
 
@@ -157,31 +159,33 @@ STATUS_AND_CODE: dict[type[Exception], tuple[int, str]] = {
     TooLargeError: (413, "too_large"),
     TooManyError: (429, "too_many"),
     HeadTooLargeError: (431, "head_too_large"),
-    # What nginx calls it; it is for logs and metrics.
+    # nginx's status for it. Nobody reads such a response: it is for logs and metrics.
     ClientGoneError: (499, "client_gone"),
     NotReadyError: (503, "not_ready"),
     BusyError: (503, "busy"),
     DeadlineError: (504, "deadline"),
 }
-"""Every class that a request can raise. Whatever is not here is a fault of ours: 500, ``internal``."""
+"""Status and code of every class that a request can raise. A class that is missing here is a bug: 500, ``internal``."""
 
-CODE_OF_STATUS: dict[int, str] = {404: "unknown_path"}
-"""Code words for what the framework itself answers."""
+CODE_BY_STATUS: dict[int, str] = {404: "unknown_path"}
+"""Codes of errors that the framework itself answers with."""
 
 
-def sentence_of(error: ValidationError | Iterable[Any], root: str) -> str:
-    """One sentence for a failed pydantic check: the first problem, and how many more there are.
+def format_validation_error(error: ValidationError | Iterable[Any], root: str) -> str:
+    """Return one sentence for a failed pydantic validation: the first problem, and how many more there are.
 
     Args:
-        error: The failed check, or pydantic's list of error dictionaries.
-        root: What to call the whole when the problem lies in no field of it, such as ``"the body"``.
+        error: The failed validation, or pydantic's list of error dictionaries.
+        root: Name of the whole, for a problem that is in no field of it, such as ``"the body"``.
     """
     problems = error.errors(include_url=False) if isinstance(error, ValidationError) else list(error)
     first = problems[0]
-    where = cut(".".join(str(part) for part in first["loc"])) or root
-    given = first.get("input")
-    got = f", got {given!r}" if isinstance(given, str | int | float) and len(str(given)) <= 80 else ""
+    location = cut(".".join(str(part) for part in first["loc"])) or root
+    value = first.get("input")
+    # Only short scalars: an array or a long text would fill the sentence.
+    got = f", got {value!r}" if isinstance(value, str | int | float) and len(str(value)) <= 80 else ""
     others = len(problems) - 1
     more = f" (and {others} more problem{'s' if others > 1 else ''})" if others else ""
+    # Pydantic's prefix of what our own validators raise.
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    return f"{where}: {message[:1].lower()}{message[1:]}{got}{more}."
+    return f"{location}: {message[:1].lower()}{message[1:]}{got}{more}."

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the routes say of themselves, and what they read and answer past the framework."""
+"""The OpenAPI document: what the framework knows of the routes, and the bodies that they read without it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ BODIES: tuple[type[BaseModel], ...] = (
     Samples,
     TokenStep,
 )
-"""What routes read themselves."""
-OPEN = ("/v2/health/live", "/v2/health/ready")
+"""Bodies that routes parse themselves."""
+OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
+"""Documented paths that need no token, as in :data:`stablernn_server.security.auth.ACCESS_BY_PATH`."""
 RETRY_AFTER = {"description": "Seconds to wait before the next attempt", "schema": {"type": "string"}}
 
 
-def document(app: FastAPI, *, needs_token: bool) -> Node:
-    """The document of all routes.
+def build_document(app: FastAPI, *, needs_token: bool) -> Node:
+    """Return the OpenAPI document of all routes.
 
     Args:
         app: The application.
-        needs_token: Whether requests need a token here.
+        needs_token: Whether requests to this server need a token.
     """
-    found: Node = get_openapi(
+    document: Node = get_openapi(
         title=app.title,
         version=app.version,
         summary=app.summary,
@@ -49,18 +50,19 @@ def document(app: FastAPI, *, needs_token: bool) -> Node:
     _, bodies = models_json_schema(
         [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
     )
-    schemas = found["components"]["schemas"]
+    schemas = document["components"]["schemas"]
     schemas.update(bodies["$defs"])
-    # The framework documents its own shape of a failed check, which no route of ours answers with.
+    # The framework documents its own body of a failed validation, with which no route of ours answers.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     if needs_token:
-        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"token": []}]
-    for path, item in found["paths"].items():
-        for operation in item.values():
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
             operation["responses"].pop("422", None)
             operation["responses"]["503"]["headers"] = {"Retry-After": RETRY_AFTER}
-            if needs_token and path in OPEN:
+            if needs_token and path in OPEN_PATHS:
+                # An empty list overrides the document's default.
                 operation["security"] = []
-    return found
+    return document

@@ -1,4 +1,4 @@
-"""What a server can be told, by keyword or by environment variable (``STABLERNN_<FIELD>``)."""
+"""Settings of a server, by keyword or by environment variable (``STABLERNN_<FIELD>``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from stablernn_server.errors import SettingsError, sentence_of
+from stablernn_server.errors import SettingsError, format_validation_error
 from stablernn_server.transport.connections import parse_networks
 
 _DAY = 86_400.0
@@ -19,7 +19,7 @@ class Settings(BaseSettings):
     """Settings of one server process.
 
     Raises:
-        SettingsError: If a field does not exist or a value cannot be taken; the sentence names the field.
+        SettingsError: If a field does not exist or a value is not valid; the message names the field.
     """
 
     model_config = SettingsConfigDict(env_prefix="STABLERNN_", env_ignore_empty=True, extra="forbid", frozen=True)
@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     registry: Path | None = Field(None, description="Root of the registry; default: the user's data folder.")
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="What to serve: NAME, NAME:VERSION or NAME@ALIAS; in the environment separated by commas. "
+        description="Models to serve: NAME, NAME:VERSION or NAME@ALIAS; in the environment separated by commas. "
         "Default: the highest version of every model in the registry.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     engine: str = Field(
         "auto",
         min_length=1,
-        description="onnx: ONNX Runtime, without torch. torch, or another engine of an installed package. auto: onnx "
+        description="onnx (ONNX Runtime, without torch), torch, or another engine of an installed package. auto: onnx "
         "on the CPU, the faster of onnx and torch on a GPU.",
     )
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
@@ -45,19 +45,20 @@ class Settings(BaseSettings):
     inferences: int | None = Field(
         None,
         ge=1,
-        description="Inferences at a time; default: the CPUs, one less while runs are short, one more behind long.",
+        description="Inferences at a time; default: the number of CPUs, one less while runs are short, one more while "
+        "they are long.",
     )
     workers: int = Field(1, ge=1, description="Server processes that share the port, the models and the state key.")
-    max_batch_size: int = Field(64, ge=1, description="Sequences that one run takes at most, of all requests together.")
-    max_step_batch_size: int = Field(512, ge=1, description="Streams whose steps one run takes at most.")
+    max_batch_size: int = Field(64, ge=1, description="Largest number of sequences in one run, of all requests.")
+    max_step_batch_size: int = Field(512, ge=1, description="Largest number of streams whose steps share one run.")
     max_queue_delay_ms: float = Field(
         0.0,
         ge=0,
         le=1000,
         allow_inf_nan=False,
-        description="How long a batch that is not full waits for more; 0: what waits already goes.",
+        description="How long a batch that is not full waits for more requests; 0: it does not wait.",
     )
-    max_queue: int = Field(1024, ge=1, description="Requests that wait at most; above it the answer is 503.")
+    max_queue: int = Field(1024, ge=1, description="Requests that may wait; above it, 503 is answered.")
     max_client_requests: int = Field(
         0, ge=0, description="Requests of one client (its token, else its address) that may wait or run; 0: no limit."
     )
@@ -66,7 +67,7 @@ class Settings(BaseSettings):
         ge=0,
         le=_YEAR,
         allow_inf_nan=False,
-        description="How often served aliases are looked up again; 0: they stay where they were at start.",
+        description="Interval at which served aliases are looked up again; 0: only at start.",
     )
     load_timeout_seconds: float = Field(
         60.0,
@@ -76,59 +77,68 @@ class Settings(BaseSettings):
         description="How long opening a version for the first time may take, in a process of its own.",
     )
     load_memory_bytes: int = Field(
-        2 * 2**30, ge=2**20, description="Bytes of memory that opening a version for the first time may take there."
+        2 * 2**30, ge=2**20, description="Bytes of memory that the process of such a first opening may take."
     )
     memory_budget_bytes: int | None = Field(
-        None, ge=1, description="Bytes that open models may take; above it the least recently used are closed."
+        None, ge=1, description="Bytes that open models may take; above it, the least recently used are closed."
     )
     request_timeout_seconds: float = Field(
-        60.0, gt=0, le=_DAY, allow_inf_nan=False, description="How long a request may wait and run; then 504."
+        60.0,
+        gt=0,
+        le=_DAY,
+        allow_inf_nan=False,
+        description="How long a request may wait and run; after that, 504 is answered.",
     )
-    max_body_bytes: int = Field(64 * 2**20, ge=1, description="Bytes of one request body with raw tensors.")
-    # Parsing JSON holds the interpreter's lock, so that a large one makes every other request wait.
-    max_json_bytes: int = Field(16 * 2**20, ge=1, description="Bytes of JSON in one request.")
+    max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body with raw tensors, in bytes.")
+    # Parsing JSON holds the GIL, so that a large body makes every other request wait.
+    max_json_bytes: int = Field(16 * 2**20, ge=1, description="Largest JSON in one request, in bytes.")
     max_held_bytes: int = Field(
-        512 * 2**20, ge=1, description="Bytes of all bodies and WebSocket frames in hand and still arriving."
+        512 * 2**20, ge=1, description="Bytes of all bodies and WebSocket frames in flight and still arriving."
     )
-    max_head_bytes: int = Field(64 * 2**10, ge=1024, description="Bytes of the head of a request; above it 431.")
-    max_head_fields: int = Field(100, ge=1, description="Fields in the head of a request; above it 431.")
+    max_head_bytes: int = Field(
+        64 * 2**10, ge=1024, description="Largest head of a request, in bytes; above it, 431 is answered."
+    )
+    max_head_fields: int = Field(100, ge=1, description="Fields in the head of a request; above it, 431 is answered.")
     head_timeout_seconds: float = Field(
         10.0,
         gt=0,
         le=_DAY,
         allow_inf_nan=False,
-        description="How long the head of a request may take to arrive, on a new connection from its first moment.",
+        description="How long the head of a request may take to arrive; on a new connection, from its acceptance on.",
     )
     max_connections: int | None = Field(
-        None, ge=1, description="Open connections of one process; default: .8 of the files that it may open."
+        None, ge=1, description="Open connections of one process; default: 0.8 of the files that it may open."
     )
     max_idle_connections: int | None = Field(
         None,
         ge=1,
         description="Connections without a request that one address may keep open; default: a quarter of the "
-        "connections. The one that has been idle longest is closed.",
+        "connections. Above it, the one that has been idle longest is closed.",
     )
     forwarded_allow_ips: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Addresses or networks of proxies, * for all, whose X-Forwarded-For and X-Forwarded-Proto are "
-        "believed and whose idle connections have no limit of their own; in the environment separated by commas.",
+        "trusted and whose idle connections have no limit of their own; in the environment separated by commas.",
     )
-    max_elements: int = Field(2**25, ge=1, description="Numbers in and out of one padded batch, its states included.")
+    max_elements: int = Field(2**25, ge=1, description="Numbers in the inputs, outputs and states of one padded batch.")
     max_steps: int = Field(100_000, ge=1, description="Time steps of one padded batch.")
     read_timeout_seconds: float = Field(
         60.0, gt=0, le=_DAY, allow_inf_nan=False, description="How long a body may take to arrive."
     )
 
     session_ttl_seconds: float = Field(
-        600.0, gt=0, le=_YEAR, allow_inf_nan=False, description="How long a session or sequence may lie idle."
+        600.0, gt=0, le=_YEAR, allow_inf_nan=False, description="How long a session or sequence may be idle."
     )
     max_sessions: int = Field(
-        10_000, ge=1, description="Sessions kept, and likewise sequences; the longest idle one gives way."
+        10_000,
+        ge=1,
+        description="Sessions, and also sequences, that may be open; above it, the one that has been idle longest is "
+        "evicted.",
     )
     max_session_queue: int = Field(16, ge=1, description="Requests that may wait for their turn in one session.")
     max_streams: int = Field(4096, ge=1, description="Streams that one WebSocket may carry.")
     token_ttl_seconds: float = Field(
-        86_400.0, gt=0, le=100 * _YEAR, allow_inf_nan=False, description="How long a state token can be continued from."
+        86_400.0, gt=0, le=100 * _YEAR, allow_inf_nan=False, description="How long a state token is valid."
     )
     state_key: SecretStr | None = Field(
         None, description="Key of state tokens: hex digits, or any text of at least 32 bytes; default: a random one."
@@ -136,40 +146,40 @@ class Settings(BaseSettings):
     state_key_file: Path | None = Field(None, description="File that holds the key of state tokens.")
 
     auth: Literal["auto", "off"] = Field(
-        "auto", description="auto: requests need a token as soon as one is configured. off: they never do."
+        "auto", description="auto: requests need a token if one is configured. off: they never need one."
     )
     tokens_file: Path | None = Field(
-        None, description="File with lines ROLE TOKEN, roles infer and admin, readable by its owner alone."
+        None, description="File with lines ROLE TOKEN, roles infer and admin, readable by its owner only."
     )
     infer_tokens: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="Tokens that may read and infer; in the environment separated by commas."
+        (), description="Tokens that allow reading and inference; in the environment separated by commas."
     )
     admin_tokens: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="Tokens that may also load and unload models; in the environment separated by commas."
+        (), description="Tokens that also allow loading and unloading models; in the environment separated by commas."
     )
-    tls_cert_file: Path | None = Field(None, description="Certificate chain (PEM) to serve https with.")
-    tls_key_file: Path | None = Field(None, description="Its private key (PEM).")
+    tls_cert_file: Path | None = Field(None, description="Certificate chain (PEM) for https.")
+    tls_key_file: Path | None = Field(None, description="Private key of the certificate (PEM).")
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Pages of other hosts that may call this server from a browser, such as https://app.example; "
         "in the environment separated by commas.",
     )
-    access_log: Literal["text", "json", "off"] = Field("text", description="Form of the line about each request.")
-    metrics_dir: Path | None = Field(None, description="Folder that several worker processes share their metrics in.")
+    access_log: Literal["text", "json", "off"] = Field("text", description="Format of the log line of each request.")
+    metrics_dir: Path | None = Field(None, description="Folder in which several worker processes share their metrics.")
     traces: Literal["off", "otlp"] = Field(
-        "off", description="otlp: spans go where the OTEL_* environment variables say. Needs the extra otel."
+        "off", description="otlp: send spans where the OTEL_* environment variables say. Needs the extra otel."
     )
 
     @property
     def json_limit(self) -> int:
-        """Bytes that a body of JSON alone may have."""
+        """Return the largest body of JSON only, in bytes."""
         return min(self.max_json_bytes, self.max_body_bytes)
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise SettingsError(f"Settings: {sentence_of(error, 'settings')}") from error
+            raise SettingsError(f"Settings: {format_validation_error(error, 'settings')}") from error
 
     @field_validator("models", "allowed_origins", "forwarded_allow_ips", mode="before")
     @classmethod
@@ -187,8 +197,8 @@ class Settings(BaseSettings):
     @field_validator("infer_tokens", "admin_tokens", mode="before")
     @classmethod
     def _hide_tokens(cls, value: Any) -> tuple[SecretStr, ...]:
-        # Whatever was given becomes a secret here: the sentence of a failed check would repeat it.
+        # Before validation, so that the message of a failed one cannot repeat a token.
         if isinstance(value, str):
             value = [part for part in value.split(",") if part.strip()]
-        items = value if isinstance(value, tuple | list) else (value,)
-        return tuple(item if isinstance(item, SecretStr) else SecretStr(str(item).strip()) for item in items)
+        tokens = value if isinstance(value, tuple | list) else (value,)
+        return tuple(token if isinstance(token, SecretStr) else SecretStr(str(token).strip()) for token in tokens)

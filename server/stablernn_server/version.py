@@ -1,4 +1,4 @@
-"""What this server is."""
+"""The version of this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def package_version() -> str:
-    """Version of the installed distribution; a checkout that is only on the path has none."""
+    """Return the version of the installed distribution; "unknown" in a checkout that is only on the path."""
     try:
         return version("stablernn")
     except PackageNotFoundError:

@@ -15,12 +15,19 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from stablernn.bounds.linalg import UNIT, Matrix, log_norm_above, norm_above, slack, smallest_below
-from stablernn.bounds.lure import Sector, sector_rate
-from stablernn.bounds.step_bound import FLOAT32, Hypothesis, StepBound
+from stablernn.bounds.linalg import (
+    EPSILON,
+    Matrix,
+    log_norm_upper_bound,
+    norm_upper_bound,
+    rounding_error_bound,
+    smallest_singular_value_lower_bound,
+)
+from stablernn.bounds.lure import LureSystem, lure_rate
+from stablernn.bounds.step_bound import FLOAT32_EPSILON, Hypothesis, StepBound
 
 
-def theorem_1(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
+def theorem_1_conditions(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
     """Return the conditions of theorem 1: the first two together with (a) or with all three lines of (b).
 
     The paper's (b) has no condition on ``W - W^T`` and is false without it; docs/stability.md has a counterexample. It
@@ -31,16 +38,15 @@ def theorem_1(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
         linear: A, ``(n, n)``.
         recurrent: W, ``(n, n)``.
     """
-    growth, pull = log_norm_above(linear), norm_above(recurrent)
+    linear_growth, recurrent_norm = log_norm_upper_bound(linear), norm_upper_bound(recurrent)
     product = linear.T @ recurrent
+    product_growth = log_norm_upper_bound(-product) + rounding_error_bound(linear, recurrent)
     return (
-        _condition("theorem 1: largest eigenvalue of sym(A)", growth),
-        _condition("theorem 1: -(smallest singular value of W)", -smallest_below(recurrent)),
-        _condition("theorem 1 (a): mu2(A) + norm(W)", growth + pull),
-        _condition("theorem 1 (b): largest eigenvalue of sym(W)", log_norm_above(recurrent)),
-        _condition(
-            "theorem 1 (b): -(smallest eigenvalue of sym(A^T W))", log_norm_above(-product) + slack(linear, recurrent)
-        ),
+        _condition("theorem 1: largest eigenvalue of sym(A)", linear_growth),
+        _condition("theorem 1: -(smallest singular value of W)", -smallest_singular_value_lower_bound(recurrent)),
+        _condition("theorem 1 (a): mu2(A) + norm(W)", linear_growth + recurrent_norm),
+        _condition("theorem 1 (b): largest eigenvalue of sym(W)", log_norm_upper_bound(recurrent)),
+        _condition("theorem 1 (b): -(smallest eigenvalue of sym(A^T W))", product_growth),
         # The difference of two equal numbers is exactly 0, so that no rounding is allowed for.
         _condition(
             "theorem 1 (b), not in the paper: largest entry of abs(W - W^T)",
@@ -51,7 +57,7 @@ def theorem_1(linear: Matrix, recurrent: Matrix) -> tuple[Hypothesis, ...]:
 
 
 def _condition(name: str, value: float, *, strict: bool = True) -> Hypothesis:
-    return Hypothesis(name, value, 0.0, strict=strict, of="differential equation")
+    return Hypothesis(name, value, 0.0, strict=strict, subject="differential equation")
 
 
 def theorem_1_holds(conditions: tuple[Hypothesis, ...]) -> bool:
@@ -60,7 +66,7 @@ def theorem_1_holds(conditions: tuple[Hypothesis, ...]) -> bool:
     False does not mean that it is unstable, and True says nothing about the step of a cell.
 
     Args:
-        conditions: As :func:`theorem_1` returns them.
+        conditions: As :func:`theorem_1_conditions` returns them.
     """
     negative, regular, a, *b = (condition.holds for condition in conditions)
     return negative and regular and (a or all(b))
@@ -68,31 +74,32 @@ def theorem_1_holds(conditions: tuple[Hypothesis, ...]) -> bool:
 
 def with_continuous(bound: StepBound, linear: Matrix, recurrent: Matrix) -> StepBound:
     """Return a step's bound with conditions and figures of its differential equation, which leave its rate alone."""
-    conditions = theorem_1(linear, recurrent)
+    conditions = theorem_1_conditions(linear, recurrent)
     figures = {
-        "mu2_A": log_norm_above(linear),
-        "norm_A": norm_above(linear),
-        "norm_W": norm_above(recurrent),
+        "mu2_A": log_norm_upper_bound(linear),
+        "norm_A": norm_upper_bound(linear),
+        "norm_W": norm_upper_bound(recurrent),
         "continuous_rate": continuous_rate(linear, recurrent),
     }
     return replace(bound, conditions=conditions, figures=figures)
 
 
 def continuous_rate(linear: Matrix, recurrent: Matrix) -> float:
-    """A rate ``c``: two solutions under one input are ``exp(-c t)`` times as far apart after ``t``; below 0 they grow.
+    """Return a rate ``c``: the distance of two solutions under one input shrinks at least as ``exp(-c t)``.
 
-    The largest over ``l`` of ``-mu2(A + (I + l W^T)(I + l W) / (4 l))``; never below ``-mu2(A) - norm(W)``.
+    Below 0 they may move apart. The largest over ``l`` of ``-mu2(A + (I + l W^T)(I + l W) / (4 l))``; never below
+    ``-mu2(A) - norm(W)``.
     """
-    triangle = -log_norm_above(linear) - norm_above(recurrent)
+    triangle = -log_norm_upper_bound(linear) - norm_upper_bound(recurrent)
     unit = np.eye(len(linear))
     return max(triangle, -_slope(linear, unit, recurrent, 0.0, _multiplier(linear, unit, recurrent)) / 2)
 
 
-def largest_euler_step(step: Sector, bound: StepBound) -> float:
-    """The longest Euler step up to which no step is proved to drive states apart; 0 where none is.
+def largest_euler_step(step: LureSystem, bound: StepBound) -> float:
+    """Return the longest Euler step up to which all steps are proved to be non-expansive; 0 if none is.
 
-    In the 2-norm, in the norm of the given bound, or as a largest coordinate, whichever carries furthest. Below it all
-    steps are as good: a shorter one is a mean of it and of the identity.
+    In the 2-norm, in the norm of the given bound, or in the infinity norm, whichever allows the longest. Below it all
+    steps are as good: a shorter one is a convex combination of it and the identity.
 
     Args:
         step: An Euler step, with neither ``D`` nor ``B``.
@@ -101,36 +108,37 @@ def largest_euler_step(step: Sector, bound: StepBound) -> float:
     Returns:
         In units of the given step.
     """
-    linear, given = step.F - np.eye(len(step.F)), step.G
-    found = [_longest(linear, given, step.V)]
+    linear, neurons = step.F - np.eye(len(step.F)), step.G
+    lengths = [_longest_step(linear, neurons, step.V)]
     if bound.metric is not None:
-        back = np.linalg.inv(bound.metric)
-        found.append(_longest(bound.metric @ linear @ back, bound.metric @ given, step.V @ back))
+        inverse = np.linalg.inv(bound.metric)
+        lengths.append(_longest_step(bound.metric @ linear @ inverse, bound.metric @ neurons, step.V @ inverse))
     for weights in (np.ones(len(linear)), bound.weights):
         if weights is not None:
-            found.append(_longest_by_rows(linear, given @ step.V, weights))
-    return max(found)
+            lengths.append(_longest_step_by_rows(linear, neurons @ step.V, weights))
+    return max(lengths)
 
 
-def largest_step(sector: Callable[[float], Sector], regular: float) -> float:
-    """A step that is proved not to drive states apart in the 2-norm, where a twentieth more is not proved.
+def largest_step(step_of_length: Callable[[float], LureSystem], regular: float) -> float:
+    """Return a step that is proved to be non-expansive in the 2-norm, where a twentieth more is not proved.
 
-    For rules that are no Euler steps, of which a shorter one need not be as good. 0 where none is found down to a
+    For rules that are no Euler steps, of which a shorter one need not be as good. 0 if none is found down to a
     thousandth of the regular one.
 
     Args:
-        sector: Gives the step of a length.
+        step_of_length: Returns the step of a length.
         regular: The length to begin from.
     """
 
     def is_proved(length: float) -> bool:
-        return sector_rate(sector(length)) <= 1
+        return lure_rate(step_of_length(length)) <= 1
 
     low = regular
     while not is_proved(low):
         low /= 2
         if low < 1e-3 * regular:
             return 0.0
+    # Doubled only if the regular step itself was proved: one below it has an unproved double already.
     while low >= regular and low < 1e3 and is_proved(2 * low):
         low *= 2
     high = 2 * low
@@ -140,19 +148,20 @@ def largest_step(sector: Callable[[float], Sector], regular: float) -> float:
     return low
 
 
-def _longest(linear: Matrix, given: Matrix, recurrent: Matrix, most: float = 1e4) -> float:
-    """A length of the step ``h + s (linear h + given f(recurrent h))`` up to which one multiplier proves rates up to 1.
+def _longest_step(linear: Matrix, neurons: Matrix, recurrent: Matrix, max_length: float = 1e4) -> float:
+    """Return a length up to which one multiplier proves rates up to 1, within a hundredth of the longest.
 
-    Within a hundredth of the longest.
+    Of the step ``h + s (linear h + neurons f(recurrent h))`` of length ``s``.
     """
-    multiplier = _multiplier(linear, given, recurrent)
+    multiplier = _multiplier(linear, neurons, recurrent)
 
     def is_proved(length: float) -> bool:
         # A rate as far beyond 1 as a certificate's tolerance lets a matrix be that float32 has rounded.
-        allowed = 2 * len(linear) * FLOAT32 / max(length, 1.0)
-        return _slope(linear, given, recurrent, length, multiplier) <= allowed
+        tolerance = 2 * len(linear) * FLOAT32_EPSILON / max(length, 1.0)
+        return _slope(linear, neurons, recurrent, length, multiplier) <= tolerance
 
-    low, high = 0.0, min(most, 2 * multiplier / max(norm_above(given) ** 2, UNIT))
+    # From 2 multiplier / norm(neurons)^2 on, the corner in _slope is not positive.
+    low, high = 0.0, min(max_length, 2 * multiplier / max(norm_upper_bound(neurons) ** 2, EPSILON))
     if not is_proved(high * 1e-6):
         return 0.0
     while high > 1.01 * low and high > 1e-6:
@@ -161,45 +170,53 @@ def _longest(linear: Matrix, given: Matrix, recurrent: Matrix, most: float = 1e4
     return low
 
 
-def _longest_by_rows(linear: Matrix, moved: Matrix, weights: Matrix, most: float = 1e4) -> float:
-    """The same for the largest coordinate, each divided by a weight, where every nonlinearity has its own slope."""
-    longest = most
-    for matrix in (linear, linear + moved):
+def _longest_step_by_rows(linear: Matrix, nonlinear: Matrix, weights: Matrix, max_length: float = 1e4) -> float:
+    """Return :func:`_longest_step` in the infinity norm, each coordinate divided by a weight.
+
+    Every nonlinearity has a slope of its own: rows of the Jacobian lie between those of ``linear`` and of
+    ``linear + nonlinear``.
+    """
+    longest = max_length
+    for matrix in (linear, linear + nonlinear):
         diagonal = np.diagonal(matrix)
-        around = (np.abs(matrix) @ weights) / weights - np.abs(diagonal)
+        radii = (np.abs(matrix) @ weights) / weights - np.abs(diagonal)
         # abs(1 + s d) + s r <= 1 for a diagonal d below -r, up to s = 2 / (r - d).
-        flat = (diagonal == 0) & (around == 0)
-        if not ((-diagonal >= around) | flat).all():
+        is_zero_row = (diagonal == 0) & (radii == 0)
+        if not ((-diagonal >= radii) | is_zero_row).all():
             return 0.0
-        if not flat.all():
-            longest = min(longest, float((2 / (around - diagonal)[~flat]).min()) * (1 - 64 * len(weights) * UNIT))
+        if not is_zero_row.all():
+            safe = 1 - 64 * len(weights) * EPSILON
+            longest = min(longest, float((2 / (radii - diagonal)[~is_zero_row]).min()) * safe)
     return longest
 
 
-def _multiplier(linear: Matrix, given: Matrix, recurrent: Matrix) -> float:
-    """That of the smallest slope of a step of no length."""
+def _multiplier(linear: Matrix, neurons: Matrix, recurrent: Matrix) -> float:
+    """Return the multiplier of the smallest slope of a step of no length."""
 
     def slope(exponent: float) -> float:
-        return _slope(linear, given, recurrent, 0.0, math.exp(exponent))
+        return _slope(linear, neurons, recurrent, 0.0, math.exp(exponent))
 
-    centre = math.log(max(norm_above(given), 1e-12) / max(norm_above(recurrent), 1e-12))
+    # The search is on a logarithmic scale around the ratio of the norms, which balances both factors of the side.
+    center = math.log(max(norm_upper_bound(neurons), 1e-12) / max(norm_upper_bound(recurrent), 1e-12))
     best: Any = optimize.minimize_scalar(
-        slope, bounds=(centre - 6, centre + 6), method="bounded", options={"xatol": 0.01}
+        slope, bounds=(center - 6, center + 6), method="bounded", options={"xatol": 0.01}
     )
     return math.exp(float(best.x))
 
 
-def _slope(linear: Matrix, given: Matrix, recurrent: Matrix, step: float, multiplier: float) -> float:
-    """``(r^2 - 1) / step`` of an Euler step, its limit for a step of 0: what must not be positive."""
-    corner = 2 * multiplier * np.eye(given.shape[1]) - step * given.T @ given
-    side = given + step * linear.T @ given + multiplier * recurrent.T
+def _slope(linear: Matrix, neurons: Matrix, recurrent: Matrix, step: float, multiplier: float) -> float:
+    """Return ``(r^2 - 1) / step`` of an Euler step, its limit for a step of 0: it must not be positive."""
+    corner = 2 * multiplier * np.eye(neurons.shape[1]) - step * neurons.T @ neurons
+    side = neurons + step * linear.T @ neurons + multiplier * recurrent.T
     values = np.diagonal(corner)
+    # A diagonal corner holds its eigenvalues already.
     if np.count_nonzero(corner) > len(values):
         values, vectors = np.linalg.eigh(corner)
         side = side @ vectors
-    lowest = float(values.min()) - slack(corner)
+    lowest = float(values.min()) - rounding_error_bound(corner)
     if lowest <= 0:
         return math.inf
+    # Every eigenvalue is lowered by its error, with which the Schur complement only grows.
     side = side / np.sqrt(values - (values.min() - lowest))
-    whole = linear + linear.T + step * linear.T @ linear + side @ side.T
-    return float(np.linalg.eigvalsh((whole + whole.T) / 2)[-1]) + slack(whole)
+    form = linear + linear.T + step * linear.T @ linear + side @ side.T
+    return float(np.linalg.eigvalsh((form + form.T) / 2)[-1]) + rounding_error_bound(form)

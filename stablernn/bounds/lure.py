@@ -1,7 +1,7 @@
-"""Bounds of steps that are linear but for nonlinearities with slopes within 0 to 1: tanh, ReLU, a shrinkage.
+"""Bounds of Lur'e systems: linear steps with nonlinearities of slopes within 0 to 1, as tanh, ReLU and shrinkage are.
 
-Such a step is written as a Lur'e system; a quadratic form by which it contracts is searched, and a matrix inequality is
-checked. Everything is computed in float64 on the matrices that the step uses, and rounded to the safe side.
+A quadratic form by which the step contracts is searched, and a matrix inequality is checked (docs/stability.md, "How a
+step is bounded"). Everything is computed in float64 on the matrices that the step uses, and rounded to the safe side.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 from scipy import linalg, optimize
 
 from stablernn.bounds.linalg import (
-    UNIT,
+    EPSILON,
     Matrix,
-    as_float32,
-    norm_above,
-    norm_above_rows,
-    row_sum_above,
-    slack,
-    smallest_below,
+    infinity_norm_upper_bound,
+    norm_upper_bound,
+    round_to_float32,
+    rounding_error_bound,
+    row_norm_upper_bound,
+    smallest_singular_value_lower_bound,
 )
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 
 
 @dataclass(frozen=True)
-class Sector:
+class LureSystem:
     """A step ``h <- F h + G w + B x + c``, ``w = f(V h + D w + U x + d)``, with the slopes of ``f`` within 0 to 1.
 
     ``f`` acts coordinate by coordinate; or on groups of coordinates, where its Jacobian is symmetric with eigenvalues
@@ -42,7 +42,7 @@ class Sector:
         D: ``(q, q)``, strictly lower triangular, so that ``w`` is computed in order; None for zeros.
         B: ``(n, m)``; None for zeros.
         c: ``(n,)``; None for zeros.
-        reach: The largest modulus of ``f``, infinity where it has none.
+        f_max: The largest modulus of ``f``, infinity if it is unbounded.
     """
 
     F: Matrix
@@ -52,18 +52,18 @@ class Sector:
     D: Matrix | None = None
     B: Matrix | None = None
     c: Matrix | None = None
-    reach: float = 1.0
+    f_max: float = 1.0
 
 
-def sector_bound(
-    step: Sector,
+def lure_bound(
+    step: LureSystem,
     *,
     states: tuple[str, ...] = ("hidden",),
     output: int | None = None,
     hypotheses: tuple[Hypothesis, ...] = (),
     metrics: Sequence[Matrix] = (),
 ) -> StepBound:
-    """The best rate that a few quadratic forms give, its input gain, and a ball where there is one.
+    """Return the best rate that a few quadratic forms prove, its input gain, and an invariant ball if there is one.
 
     For differences of two states, ``w^T L (v - w) >= 0`` for ``L = l I``, ``l`` not negative. So a rate ``r`` in the
     norm ``|T e|`` is proved where, with ``P = T^T T``,
@@ -74,55 +74,59 @@ def sector_bound(
         step: The step.
         states: The state tensors that ``h`` is made of, one after the other.
         output: How many of the first coordinates are the output; None for all.
-        hypotheses: What else the proof rests on; where one fails nothing is proved.
+        hypotheses: Further conditions of the proof; nothing is proved if one fails.
         metrics: Further matrices ``T`` to try, of any scale.
     """
-    if not all(one.holds for one in hypotheses):
+    if not all(hypothesis.holds for hypothesis in hypotheses):
         return StepBound(hypotheses=hypotheses)
     size = len(step.F)
     rate, metric = _best_multiplier(step.F, step.G, step.V, step.D, None, None)[0], None
-    if rate > _least_rate(step) * (1 + 1e-6):
-        for tried in [*_metrics(step), *(given / np.linalg.norm(given, 2) for given in metrics)]:
-            form = as_float32(tried)
-            if not smallest_below(form):
+    # The identity is kept if it already reaches what no metric can improve on.
+    if rate > _rate_lower_bound(step) * (1 + 1e-6):
+        for candidate in [*_candidate_metrics(step), *(matrix / np.linalg.norm(matrix, 2) for matrix in metrics)]:
+            form = round_to_float32(candidate)
+            # A singular form is no norm.
+            if not smallest_singular_value_lower_bound(form):
                 continue
-            proved, _ = _best_multiplier(step.F, step.G, step.V, step.D, form, form)
-            if proved * (1 + 1e-6) < rate:
-                rate, metric = proved, form
-    gain, _ = _best_multiplier(
-        np.zeros((size, step.U.shape[1])) if step.B is None else step.B, step.G, step.U, step.D, None, metric
-    )
+            form_rate, _ = _best_multiplier(step.F, step.G, step.V, step.D, form, form)
+            if form_rate * (1 + 1e-6) < rate:
+                rate, metric = form_rate, form
+    input_part = np.zeros((size, step.U.shape[1])) if step.B is None else step.B
+    gain, _ = _best_multiplier(input_part, step.G, step.U, step.D, None, metric)
+    output_gain = 1.0
+    if metric is not None:
+        output_gain = norm_upper_bound(np.linalg.inv(metric)[:output]) * _inverse_error_factor(metric)
     return StepBound(
         covers=states,
         norm="l2" if metric is None else "weighted-l2",
         rate=rate,
         gain=gain,
-        output_gain=1.0 if metric is None else norm_above(np.linalg.inv(metric)[:output]) * _inverse_error(metric),
+        output_gain=output_gain,
         metric=metric,
         balls=_balls(step, states, rate, metric),
         hypotheses=hypotheses,
     )
 
 
-def sector_rate(step: Sector, metric: Matrix | None = None) -> float:
-    """The rate that :func:`sector_bound` proves in one given norm ``|T e|``, the 2-norm for None."""
+def lure_rate(step: LureSystem, metric: Matrix | None = None) -> float:
+    """Return the rate that :func:`lure_bound` proves in one given norm ``|T e|``, the 2-norm for None."""
     return _best_multiplier(step.F, step.G, step.V, step.D, metric, metric)[0]
 
 
-def largest_state(step: Sector, rate: float, metric: Matrix | None = None) -> float:
-    """At least the 2-norm of every state that can be reached from the origin; infinity where inputs set no limit.
+def largest_state_norm(step: LureSystem, rate: float, metric: Matrix | None = None) -> float:
+    """Return at least the 2-norm of every state reachable from the origin; infinity if inputs set no limit.
 
     Args:
         step: The step.
-        rate: What :func:`sector_rate` proves of it.
-        metric: In which norm.
+        rate: The rate that :func:`lure_rate` proves of it.
+        metric: The norm of that rate.
     """
     (ball,) = _balls(step, ("",), rate, metric) or (Ball("", "l2", math.inf),)
     return ball.radius * (math.sqrt(len(step.F)) if ball.norm == "linf" else 1.0)
 
 
-def sector_gain(F: Matrix, G: Matrix, V: Matrix, D: Matrix | None = None, *, metric: Matrix | None = None) -> float:
-    """At least ``|F e + G w| / |T e|`` for differences ``w`` of neurons, ``f(V e + D w)`` as in :class:`Sector`.
+def lure_gain(F: Matrix, G: Matrix, V: Matrix, D: Matrix | None = None, *, metric: Matrix | None = None) -> float:
+    """Return at least ``|F e + G w| / |T e|`` for differences ``w`` of neurons, as in :class:`LureSystem`.
 
     Args:
         F: ``(k, n)``.
@@ -134,23 +138,24 @@ def sector_gain(F: Matrix, G: Matrix, V: Matrix, D: Matrix | None = None, *, met
     return _best_multiplier(F, G, V, D, metric, None)[0]
 
 
-def factors_of(form: Matrix) -> list[Matrix]:
-    """The matrix ``T`` with ``T^T T`` the symmetric part of a quadratic form; none where that is not positive."""
+def cholesky_factors(form: Matrix) -> list[Matrix]:
+    """Return the ``T`` with ``T^T T`` the symmetric part of a quadratic form; no matrix if that is not positive."""
     try:
         return [np.linalg.cholesky((form + form.T) / 2).T.astype(np.float64)]
     except np.linalg.LinAlgError:
+        # Raised for a form that is not positive definite.
         return []
 
 
-def dominance_bound(step: Sector, bound: StepBound) -> StepBound:
-    """A bound of the largest coordinate, where that is a smaller rate than a given one above 1; else the given one.
+def dominance_bound(step: LureSystem, bound: StepBound) -> StepBound:
+    """Return a bound in the infinity norm, if its rate is below the given one and that is above 1; else the given one.
 
     Each row of the Jacobian, ``F_i + s_i G_ii V_i`` with one slope ``s_i``, is longest at a slope of 0 or of 1. Where a
     step stays the same at slope 0 and the matrix is diagonally dominant, the rate is 1, which no quadratic form shows.
 
     Args:
         step: With a diagonal ``G``, and neither ``D`` nor ``B``.
-        bound: What is proved of it otherwise.
+        bound: The bound that is proved of it otherwise.
     """
     if bound.norm is None or bound.rate <= 1:
         return bound
@@ -160,102 +165,130 @@ def dominance_bound(step: Sector, bound: StepBound) -> StepBound:
     size = len(step.F)
 
     def rate(weights: Matrix) -> float:
-        return row_sum_above(rows * weights[None] / np.tile(weights, 2)[:, None])
+        return infinity_norm_upper_bound(rows * weights[None] / np.tile(weights, 2)[:, None])
 
-    weights = min((np.ones(size), as_float32(_perron(np.abs(steepest)))), key=rate)
+    weights = min((np.ones(size), round_to_float32(_perron_vector(np.abs(steepest)))), key=rate)
     if rate(weights) * (1 + 1e-6) >= bound.rate:
         return bound
     return replace(
         bound,
         norm="linf",
         rate=rate(weights),
-        gain=norm_above_rows(lengths[:, None] * step.U / weights[:, None]),
-        output_gain=float(np.linalg.norm(weights)) * (1 + size * UNIT),
+        gain=row_norm_upper_bound(lengths[:, None] * step.U / weights[:, None]),
+        output_gain=float(np.linalg.norm(weights)) * (1 + size * EPSILON),
         metric=None,
         weights=None if (weights == 1).all() else weights,
     )
 
 
-def _least_rate(step: Sector) -> float:
-    """What no norm proves less than: the largest spectral radius with all slopes at 0, or at 1."""
+def _rate_lower_bound(step: LureSystem) -> float:
+    """Return a rate below which no norm proves one: the largest spectral radius with all slopes at 0, or at 1."""
     inner = step.V if step.D is None else np.linalg.solve(np.eye(len(step.D)) - step.D, step.V)
-    return max(float(np.abs(np.linalg.eigvals(one)).max()) for one in (step.F, step.F + step.G @ inner))
+    jacobians = (step.F, step.F + step.G @ inner)
+    return max(float(np.abs(np.linalg.eigvals(jacobian)).max()) for jacobian in jacobians)
 
 
-def _metrics(step: Sector) -> list[Matrix]:
-    """Matrices ``T`` worth a try: the Lyapunov form of the middle of the sector, a diagonal one."""
+def _candidate_metrics(step: LureSystem) -> list[Matrix]:
+    """Return matrices ``T`` worth trying: Lyapunov forms of the middle of the sector, and a diagonal one."""
     middle = step.F + step.G @ (step.V / 2)
     if step.D is not None:
         inner = np.linalg.solve(np.eye(len(step.D)) - step.D / 2, step.V)
         middle = step.F + step.G @ inner / 2
-    found: list[Matrix] = []
+    metrics: list[Matrix] = []
     radius = float(np.abs(np.linalg.eigvals(middle)).max())
     for margin in (0.1, 0.5):
+        # The Lyapunov equation has a positive solution only for a spectral radius below 1.
         scaled = middle / (radius + margin * max(1 - radius, 0.05))
         try:
             form = linalg.solve_discrete_lyapunov(scaled.T, np.eye(len(middle)))
             factor = np.linalg.cholesky((form + form.T) / 2).T
         except np.linalg.LinAlgError:
+            # Rounding has left the equation singular, or its solution not positive.
             continue
-        found.append(factor / np.linalg.norm(factor, 2))
-    bounded = np.abs(step.F) + np.abs(step.G) @ np.abs(step.V) if step.D is None else None
-    if bounded is not None:
-        left, right = _perron(bounded.T), _perron(bounded)
-        found.append(np.diag(np.sqrt(left / right) / np.sqrt(left / right).max()))
-    return found
+        metrics.append(factor / np.linalg.norm(factor, 2))
+    if step.D is None:
+        # By the Perron vectors: sqrt(left / right) is the diagonal scaling of the smallest norm of a matrix of moduli.
+        moduli = np.abs(step.F) + np.abs(step.G) @ np.abs(step.V)
+        left, right = _perron_vector(moduli.T), _perron_vector(moduli)
+        metrics.append(np.diag(np.sqrt(left / right) / np.sqrt(left / right).max()))
+    return metrics
 
 
-def _perron(entries: Matrix) -> Matrix:
-    """A positive vector close to the Perron vector of a non-negative matrix, its largest entry 1."""
-    total = max(float(np.abs(entries).sum(axis=1).max()), UNIT)
-    shifted = entries / total + np.full_like(entries, 1e-6 / len(entries))
+def _perron_vector(entries: Matrix) -> Matrix:
+    """Return a positive vector close to the Perron vector of a non-negative matrix, its largest entry 1."""
+    largest_row_sum = max(float(np.abs(entries).sum(axis=1).max()), EPSILON)
+    # Positive entries everywhere, so that the power iteration has one limit, and that is positive.
+    shifted = entries / largest_row_sum + np.full_like(entries, 1e-6 / len(entries))
     vector = np.ones(len(entries))
     for _ in range(200):
-        following = shifted @ vector + 1e-3 * vector
-        vector = following / following.max()
+        image = shifted @ vector + 1e-3 * vector
+        vector = image / image.max()
     return np.maximum(vector, 1e-6)
 
 
 def _best_multiplier(
     F: Matrix, G: Matrix, V: Matrix, D: Matrix | None, before: Matrix | None, after: Matrix | None
 ) -> tuple[float, float]:
-    """The least factor over multipliers ``L = l I``, and that ``l``; infinity where none proves anything."""
+    """Return the least factor over multipliers ``L = l I``, and that ``l``; infinity if none proves anything.
+
+    Args:
+        F: As in :class:`LureSystem`, as ``G``, ``V`` and ``D``; or the matrix of an input or an output in its place.
+        G: See ``F``.
+        V: See ``F``.
+        D: See ``F``.
+        before: The metric of differences before the map; None for the identity.
+        after: The metric of differences after it; None for the identity.
+    """
     outer = G if after is None else after @ G
-    least = norm_above(outer) ** 2
+    smallest = norm_upper_bound(outer) ** 2
     # No multiplier below half of it proves anything, unless neurons read one another.
     floor = 0.5 if D is None else 0.0
 
     def factor(exponent: float) -> float:
-        value = _factor(F, G, V, D, before, after, least * (floor + math.exp(exponent)))
+        value = _factor(F, G, V, D, before, after, smallest * (floor + math.exp(exponent)))
         # Too small a multiplier proves nothing; the search is to go on among larger ones.
         return value if math.isfinite(value) else 1e30 * (10 - exponent)
 
-    if not least:
+    if not smallest:
         return _factor(F, G, V, D, before, after, 1.0), 1.0
     best: Any = optimize.minimize_scalar(factor, bounds=(-7, 9), method="bounded", options={"xatol": 0.02})
-    found = float(best.fun) if best.fun < 1e30 else math.inf, least * (floor + math.exp(float(best.x)))
+    best_factor = float(best.fun) if best.fun < 1e30 else math.inf
+    searched = best_factor, smallest * (floor + math.exp(float(best.x)))
     # Where V is a multiple of F^T P G, as of a gradient step, one multiplier cancels them: no search comes as close.
     cross = (F if after is None else after @ F).T @ outer
     squares = float((V * V).sum())
+    cancelling = -float((cross * V.T).sum()) / max(squares, EPSILON)
     # Where V is next to nothing, the multiplier that makes both its terms alike lies beyond what is searched.
-    alike = float(np.linalg.norm(cross)) / math.sqrt(squares) if squares > 1e-24 * least else 1e12 * least
-    levels = [level for level in (-float((cross * V.T).sum()) / max(squares, UNIT), alike) if level > least * floor]
-    return min([found, *((_factor(F, G, V, D, before, after, level), level) for level in levels)])
+    balancing = float(np.linalg.norm(cross)) / math.sqrt(squares) if squares > 1e-24 * smallest else 1e12 * smallest
+    multipliers = [multiplier for multiplier in (cancelling, balancing) if multiplier > smallest * floor]
+    return min(
+        [searched, *((_factor(F, G, V, D, before, after, multiplier), multiplier) for multiplier in multipliers)]
+    )
 
 
 def _factor(
     F: Matrix, G: Matrix, V: Matrix, D: Matrix | None, before: Matrix | None, after: Matrix | None, multiplier: float
 ) -> float:
-    """The least ``r`` of the matrix inequality for one multiplier, by its Schur complement."""
+    """Return the least ``r`` of the matrix inequality for one multiplier, by its Schur complement.
+
+    Args:
+        F: As :func:`_best_multiplier` takes it, as all others.
+        G: See ``F``.
+        V: See ``F``.
+        D: See ``F``.
+        before: See ``F``.
+        after: See ``F``.
+        multiplier: ``l`` of ``L = l I``.
+    """
     Y, X = (F, G) if after is None else (after @ F, after @ G)
     corner = 2 * multiplier * np.eye(G.shape[1]) - X.T @ X
     if D is not None:
         corner = corner - multiplier * (D + D.T)
     side = Y.T @ X + multiplier * V.T
     values, vectors = np.linalg.eigh((corner + corner.T) / 2)
-    lowest = (
-        float(values[0]) - slack(X, X) - 8 * len(corner) * UNIT * multiplier * (2 + (0 if D is None else norm_above(D)))
-    )
+    # The smallest eigenvalue less its error: of the product X^T X, and of the terms of the multiplier.
+    multiplier_terms = 2 + (0 if D is None else norm_upper_bound(D))
+    lowest = float(values[0]) - rounding_error_bound(X, X) - 8 * len(corner) * EPSILON * multiplier * multiplier_terms
     if lowest <= 0:
         return math.inf
     # With every eigenvalue of the corner lowered by what rounding can have done, the complement only grows.
@@ -263,38 +296,44 @@ def _factor(
     stacked: Matrix = np.concatenate([Y, half.T])
     if before is not None:
         stacked = stacked @ np.linalg.inv(before)
-    sides = slack(Y, X) + multiplier * slack(V)
-    spread = slack(stacked) + 2 * sides / math.sqrt(lowest) * (1.0 if before is None else _inverse_above(before))
-    error = 1.0 if before is None else _inverse_error(before)
-    return float(np.linalg.norm(stacked, 2)) * error + spread
+    side_error = rounding_error_bound(Y, X) + multiplier * rounding_error_bound(V)
+    inverse_norm = 1.0 if before is None else _inverse_norm_upper_bound(before)
+    error = rounding_error_bound(stacked) + 2 * side_error / math.sqrt(lowest) * inverse_norm
+    inverse_factor = 1.0 if before is None else _inverse_error_factor(before)
+    return float(np.linalg.norm(stacked, 2)) * inverse_factor + error
 
 
-def _inverse_above(matrix: Matrix) -> float:
-    """At least the norm of the inverse."""
-    return 1 / max(smallest_below(matrix), UNIT * norm_above(matrix))
+def _inverse_norm_upper_bound(matrix: Matrix) -> float:
+    """Return at least the norm of the inverse."""
+    return 1 / max(smallest_singular_value_lower_bound(matrix), EPSILON * norm_upper_bound(matrix))
 
 
-def _inverse_error(matrix: Matrix) -> float:
-    """By what factor the norm of a product with the computed inverse can be too small."""
-    return 1 + 8 * len(matrix) * UNIT * norm_above(matrix) * _inverse_above(matrix)
+def _inverse_error_factor(matrix: Matrix) -> float:
+    """Return the factor by which the norm of a product with the computed inverse can be too small."""
+    return 1 + 8 * len(matrix) * EPSILON * norm_upper_bound(matrix) * _inverse_norm_upper_bound(matrix)
 
 
-def _balls(step: Sector, states: tuple[str, ...], rate: float, metric: Matrix | None) -> tuple[Ball, ...]:
-    """What each state tensor stays in, from the origin: nothing where an input or a nonlinearity has no bound."""
-    if not math.isfinite(step.reach) or (step.B is not None and step.B.any()):
+def _balls(step: LureSystem, states: tuple[str, ...], rate: float, metric: Matrix | None) -> tuple[Ball, ...]:
+    """Return the invariant ball of each state tensor; none if an input enters linearly or ``f`` is unbounded.
+
+    A state grows by at most ``push`` a step beyond what the linear part, or the whole step by its rate, leaves of it:
+    its radius is ``push / (1 - rate)``.
+    """
+    if not math.isfinite(step.f_max) or (step.B is not None and step.B.any()):
         return ()
-    pushed = step.G if metric is None else metric @ step.G
+    scaled_gain = step.G if metric is None else metric @ step.G
     constant = np.zeros(len(step.F)) if step.c is None else step.c
-    moved = constant if metric is None else metric @ constant
-    inverse = 1.0 if metric is None else _inverse_above(metric)
-    push = norm_above(pushed) * step.reach * math.sqrt(step.G.shape[1]) + float(np.linalg.norm(moved))
-    turned: Matrix = step.F if metric is None else metric @ step.F @ np.linalg.inv(metric)
-    linear = norm_above(turned) * (1.0 if metric is None else _inverse_error(metric))
-    widest = row_sum_above(step.G) * step.reach + float(np.abs(constant).max(initial=0.0))
-    kept = row_sum_above(step.F)
-    if kept < 1:
-        return tuple(Ball(state, "linf", widest / (1 - kept)) for state in states)
-    rest = min(linear, rate)
-    if rest < 1:
-        return tuple(Ball(state, "l2", inverse * push / (1 - rest)) for state in states)
+    scaled_constant = constant if metric is None else metric @ constant
+    inverse_norm = 1.0 if metric is None else _inverse_norm_upper_bound(metric)
+    neurons_norm = math.sqrt(step.G.shape[1])
+    push = norm_upper_bound(scaled_gain) * step.f_max * neurons_norm + float(np.linalg.norm(scaled_constant))
+    similar: Matrix = step.F if metric is None else metric @ step.F @ np.linalg.inv(metric)
+    linear_rate = norm_upper_bound(similar) * (1.0 if metric is None else _inverse_error_factor(metric))
+    entry_push = infinity_norm_upper_bound(step.G) * step.f_max + float(np.abs(constant).max(initial=0.0))
+    row_sum = infinity_norm_upper_bound(step.F)
+    if row_sum < 1:
+        return tuple(Ball(state, "linf", entry_push / (1 - row_sum)) for state in states)
+    rate_bound = min(linear_rate, rate)
+    if rate_bound < 1:
+        return tuple(Ball(state, "l2", inverse_norm * push / (1 - rate_bound)) for state in states)
     return ()

@@ -1,7 +1,7 @@
-"""What can be proved of one step of a cell, for all states and all inputs.
+"""The types in which bounds on one step of a cell are stated, for all states and all inputs.
 
-:mod:`stablernn.bounds.lure` finds it for steps that are linear but for nonlinearities, and
-:mod:`stablernn.bounds.gated` for gates; other cells say it by hand.
+:mod:`stablernn.bounds.lure` computes them for Lur'e systems and :mod:`stablernn.bounds.gated` for gated steps; other
+cells derive theirs by hand.
 """
 
 from __future__ import annotations
@@ -11,27 +11,21 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from torch import Tensor
 
-from stablernn.bounds.linalg import UNIT, Matrix
-from stablernn.bounds.linear_response import Response
+from stablernn.bounds.linalg import EPSILON, Matrix
+from stablernn.bounds.linear_response import ImpulseResponse
 
 Norm = Literal["l2", "weighted-l2", "linf"]
 Subject = Literal["step", "single Jacobians", "differential equation", "limit of many inner steps"]
 """What a condition is about. Only the first is the step that a model takes. Eigenvalues of the Jacobian at one state,
 and the differential equation that a step discretizes, decide nothing about a sequence of steps."""
-FLOAT32 = float(np.finfo(np.float32).eps)
-GELU_SLOPE = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi) + 4 * UNIT
+FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
+GELU_SLOPE = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi) + 4 * EPSILON
 """The largest slope of GELU, at the root of 2, about 1.129; the smallest is 1 less this."""
 
 
-_FASTEST = 700.0
-"""Beyond this the exponential is no number of float64."""
-
-
-def float64(tensor: Tensor) -> Matrix:
-    """The numbers that a tensor holds, exactly."""
-    return tensor.detach().cpu().double().numpy()
+_LARGEST_EXPONENT = 700.0
+"""Beyond this the exponential overflows float64."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +37,29 @@ class Hypothesis:
         value: Its value.
         bound: What it must not exceed; with ``strict`` what it must be below.
         strict: Whether equality fails.
-        of: What it is about. Proofs of this package rest on conditions about the step alone.
+        subject: What it is about. Proofs of this package rest on conditions about the step alone.
     """
 
     name: str
     value: float
     bound: float
     strict: bool = False
-    of: Subject = "step"
+    subject: Subject = "step"
 
     @property
     def holds(self) -> bool:
-        """Whether the condition is met; never for a value that is not a number."""
+        """True if the condition is met; never for NaN."""
         return bool(self.value < self.bound if self.strict else self.value <= self.bound)
 
 
 @dataclass(frozen=True)
 class Ball:
-    """A set that holds every state that can be reached from the origin, where sequences start, whatever the inputs.
+    """An invariant ball around the origin: it holds every state that inputs can lead to from the zero state.
 
     Attributes:
         state: The name of the state tensor, one of the cell's ``state_names``.
-        norm: ``linf`` (largest coordinate) or ``l2``.
-        radius: Its size; the centre is the origin.
+        norm: ``linf`` (the infinity norm) or ``l2``.
+        radius: Its size; the center is the origin.
     """
 
     state: str
@@ -75,28 +69,28 @@ class Ball:
 
 @dataclass(frozen=True)
 class StepBound:
-    """What is proved of one step.
+    """The contraction rate and the gains that are proved of one step.
 
     With ``e`` the difference of two states under one input and ``|e|`` its size in ``norm`` after multiplication by
-    ``metric`` (l2) or division by ``weights`` (linf): a step makes of it at most ``rate * |e|``, and inputs that differ
+    ``metric`` (l2) or division by ``weights`` (linf): after a step it is at most ``rate * |e|``, and inputs that differ
     by ``d`` in the 2-norm add at most ``gain * d``.
 
     Attributes:
         covers: The state tensors that ``e`` is made of; the two states agree in all others that a step reads (a count,
             a flag that the sequence has started).
-        norm: Which norm; None where no rate is proved.
-        rate: The factor; infinity where none is proved.
-        gain: Of the input; infinity where none is proved.
+        norm: Which norm; None if no rate is proved.
+        rate: The contraction factor; infinity if none is proved.
+        gain: Of the input; infinity if none is proved.
         output_gain: At most the 2-norm of the change of the output (the first state tensor) for ``|e| = 1``.
-        output_input_gain: The same for a change of the input of 2-norm 1, beside what goes by the state.
+        output_input_gain: The same for a change of the input of 2-norm 1, besides its effect through the state.
         metric: ``(n, n)``, in which norm ``weighted-l2`` is taken; None for the identity.
-        weights: ``(n,)``, what coordinates are divided by in ``linf``; None for ones.
-        balls: Sets that states stay in, one for each tensor of which that is known.
-        hypotheses: What the proof rests on.
-        conditions: What papers ask for and what else is worth knowing. Neither the rate nor the kind of a certificate
+        weights: ``(n,)``, by which coordinates are divided in ``linf``; None for ones.
+        balls: Invariant balls, one for each state tensor that has one.
+        hypotheses: The conditions that the proof rests on.
+        conditions: Conditions of papers, and others worth knowing. Neither the rate nor the kind of a certificate
             depends on them.
         figures: Further numbers that describe the step, by name.
-        response: Of a linear layer what its inputs do, which tells more than ``gain`` and the rest.
+        impulse_response: Of a linear layer its response to inputs, which is tighter than ``gain`` and the others.
     """
 
     covers: tuple[str, ...] = ()
@@ -111,15 +105,17 @@ class StepBound:
     hypotheses: tuple[Hypothesis, ...] = ()
     conditions: tuple[Hypothesis, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
-    response: Response | None = None
+    impulse_response: ImpulseResponse | None = None
 
 
-def irregular(bound: StepBound) -> StepBound:
-    """What holds of steps of any length, where a shorter step is a mean of the regular one and of the identity.
+def irregular_step_bound(bound: StepBound) -> StepBound:
+    """Return the bound of steps of any length, if a shorter step is a convex combination of the regular one and none.
 
     A norm is convex: after ``dt`` of a regular step a difference is at most ``1 - dt (1 - rate)`` times as large. Over
-    the time of a regular step, in parts of any lengths, that is at most ``exp(rate - 1)``, which is the rate given.
+    the time of a regular step, in parts of any lengths, that is at most ``exp(rate - 1)``, which is the rate returned.
     No input moves a state further than in one regular step, and a ball that a regular step does not leave holds every
-    mean of a state in it and of what the step makes of that.
+    convex combination of a state in it and of the next state.
     """
-    return replace(bound, rate=math.exp(bound.rate - 1) * (1 + 4 * UNIT) if bound.rate < _FASTEST else math.inf)
+    # exp would raise OverflowError for a larger rate; infinity is the bound then.
+    is_representable = bound.rate < _LARGEST_EXPONENT
+    return replace(bound, rate=math.exp(bound.rate - 1) * (1 + 4 * EPSILON) if is_representable else math.inf)

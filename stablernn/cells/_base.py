@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.lure import Sector, sector_bound
-from stablernn.bounds.step_bound import StepBound, irregular
+from stablernn.bounds.lure import LureSystem, lure_bound
+from stablernn.bounds.step_bound import StepBound, irregular_step_bound
 from stablernn.cells._cached_weights import WeightCache
 from stablernn.errors import ConfigError
 
@@ -167,7 +167,7 @@ class StableCell(nn.Module):
         """Return the matrix K of the recurrent product ``K @ h``, column convention."""
         raise NotImplementedError
 
-    def sector(self) -> Sector | None:
+    def lure_system(self) -> LureSystem | None:
         """Return the regular step as a Lur'e system; None if it cannot be written as one."""
         return None
 
@@ -176,8 +176,8 @@ class StableCell(nn.Module):
 
         docs/stability.md says what is proved of each cell, and how.
         """
-        step = self.sector()
-        return StepBound() if step is None else sector_bound(step)
+        step = self.lure_system()
+        return StepBound() if step is None else lure_bound(step)
 
     @property
     def certifies_irregular(self) -> bool:
@@ -189,7 +189,7 @@ class StableCell(nn.Module):
 
         The rate is over the time of a regular step.
         """
-        return irregular(self.step_bound()) if self.is_euler else StepBound()
+        return irregular_step_bound(self.step_bound()) if self.is_euler else StepBound()
 
     def penalty(self) -> Tensor | None:
         """Return the cell's term of the training loss, or None."""

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix
-from stablernn.bounds.lure import Sector, sector_bound
-from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound, float64
+from stablernn.bounds.lure import LureSystem, lure_bound
+from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_choice
+from stablernn.cells._float64 import float64
 from stablernn.parametrizations import complex_modrelu, real_form
 
 ComplexNonlinearity = Literal["modrelu", "softshrink"]
@@ -85,11 +86,11 @@ class ComplexCell(StableCell):
     def materialize(self) -> tuple[Tensor, ...]:
         return ComplexWeights(self.recurrent_matrix(), self.used_bias())
 
-    def sector(self) -> Sector:
-        return complex_sector(self.recurrent_matrix(), self.weight_ih, self.used_bias(), OFFSET)
+    def lure_system(self) -> LureSystem:
+        return complex_lure_system(self.recurrent_matrix(), self.weight_ih, self.used_bias(), OFFSET)
 
     def step_bound(self) -> StepBound:
-        return complex_bound(self.sector(), self.used_bias(), OFFSET)
+        return complex_bound(self.lure_system(), self.used_bias(), OFFSET)
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih)
@@ -147,26 +148,26 @@ def steepest_slopes(bias: Tensor, offset: float) -> Matrix:
     return np.maximum(1.0, (FLOOR + float64(bias)) / (FLOOR + offset) * (1 + 1e-12))
 
 
-def complex_sector(recurrent: Tensor, input_weights: Tensor, bias: Tensor, offset: float) -> Sector:
+def complex_lure_system(recurrent: Tensor, input_weights: Tensor, bias: Tensor, offset: float) -> LureSystem:
     """Return the step of complex units in real numbers as a Lur'e system.
 
     Its nonlinearity is divided by its steepest slopes, so that all slopes lie within 0 to 1.
     """
     slopes = np.tile(steepest_slopes(bias, offset), 2)
-    return Sector(
-        np.zeros(recurrent.shape), np.diag(slopes), float64(recurrent), float64(input_weights), reach=math.inf
+    return LureSystem(
+        np.zeros(recurrent.shape), np.diag(slopes), float64(recurrent), float64(input_weights), f_max=math.inf
     )
 
 
 def complex_bound(
-    step: Sector, bias: Tensor, offset: float, *, states: tuple[str, ...] = ("hidden",), output: int | None = None
+    step: LureSystem, bias: Tensor, offset: float, *, states: tuple[str, ...] = ("hidden",), output: int | None = None
 ) -> StepBound:
-    """Return the :func:`sector_bound` of complex units.
+    """Return the :func:`lure_bound` of complex units.
 
     Its conditions say up to which bias the nonlinearity stretches nothing.
     """
     return replace(
-        sector_bound(step, states=states, output=output),
+        lure_bound(step, states=states, output=output),
         conditions=(Hypothesis("largest bias of modReLU", float(float64(bias).max()), offset),),
         figures={"steepest slope of modReLU": float(steepest_slopes(bias, offset).max())},
     )

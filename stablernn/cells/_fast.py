@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix
-from stablernn.bounds.step_bound import float64
 from stablernn.cells._base import StableCell
+from stablernn.cells._float64 import float64
 
 Nonlinearity = Literal["tanh", "relu", "quant_tanh"]
 NONLINEARITIES: tuple[Nonlinearity, ...] = ("tanh", "relu", "quant_tanh")

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.lure import Sector, sector_bound
-from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
+from stablernn.bounds.lure import LureSystem, lure_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_choice, uniform_
+from stablernn.cells._float64 import float64
 from stablernn.parametrizations import modrelu
 
 Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]
@@ -62,23 +63,23 @@ class PlainCell(StableCell):
     def materialize(self) -> PlainWeights:
         return PlainWeights(self.recurrent_matrix(), self.used_bias())
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         # No linear part: all of the step goes through the nonlinearity, whose slopes lie within 0 to 1.
         size = self.hidden_size
-        return Sector(
+        return LureSystem(
             np.zeros((size, size)),
             np.eye(size),
             float64(self.recurrent_matrix()),
             float64(self.weight_ih),
-            reach=1.0 if self.nonlinearity == "tanh" else math.inf,
+            f_max=1.0 if self.nonlinearity == "tanh" else math.inf,
         )
 
     def step_bound(self) -> StepBound:
         if self.nonlinearity not in ("modrelu", "softshrink"):
-            return sector_bound(self.sector())
+            return lure_bound(self.lure_system())
         # modReLU jumps at 0 if its bias is positive.
         highest = float(self.used_bias().detach().max())
-        return sector_bound(self.sector(), hypotheses=(Hypothesis("largest bias of modReLU", highest, 0.0),))
+        return lure_bound(self.lure_system(), hypotheses=(Hypothesis("largest bias of modReLU", highest, 0.0),))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.continuous import largest_euler_step
-from stablernn.bounds.linalg import norm_above
-from stablernn.bounds.lure import Sector, dominance_bound, sector_bound
-from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
+from stablernn.bounds.linalg import norm_upper_bound
+from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, step_length
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 from stablernn.parametrizations import skew, skew_size
 
 _PAPER = "Chang, Chen, Haber, Chi: AntisymmetricRNN (ICLR 2019)"
@@ -76,7 +77,7 @@ class AntisymmetricRNNCell(StableCell):
         max |1 + step_size lambda| <= 1 holds at every state if step_size <= 2 gamma / (gamma^2 + ||W - W^T||^2), and
         never for gamma = 0. Neither bounds a trajectory, along which the Jacobian changes: even if both hold, inputs
         that saturate two units in turn drive two states apart exponentially, however near they were
-        (``tests/stability/test_false_claims.py``). Certificates list the criterion as a condition and do not use it.
+        (``tests/bounds/test_false_claims.py``). Certificates list the criterion as a condition and do not use it.
 
     Args:
         input_size: Features per time step.
@@ -149,25 +150,25 @@ class AntisymmetricRNNCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
-    def sector(self) -> Sector | None:
-        return self._ungated_sector() if self.gates == 1 else None
+    def lure_system(self) -> LureSystem | None:
+        return self._ungated_lure_system() if self.gates == 1 else None
 
-    def _ungated_sector(self) -> Sector:
+    def _ungated_lure_system(self) -> LureSystem:
         # h + step_size tanh(K h + V x): the linear part is the identity, the nonlinearity enters by step_size I.
         unit = np.eye(self.hidden_size)
-        return Sector(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
+        return LureSystem(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
 
     def step_bound(self) -> StepBound:
-        step = self._ungated_sector()
-        skew_norm, damping = norm_above((step.V - step.V.T) / 2), -float(step.V[0, 0])
+        step = self._ungated_lure_system()
+        skew_norm, damping = norm_upper_bound((step.V - step.V.T) / 2), -float(step.V[0, 0])
         # Eigenvalues of S - damping I are -damping + i s with |s| <= norm(S). The Euler criterion for them,
         # (1 - step_size damping)^2 + (step_size s)^2 <= 1, is solved for step_size.
         squared_modulus = damping**2 + skew_norm**2
         limit = 2 * damping / squared_modulus if squared_modulus else 0.0
         criterion = Hypothesis(
-            "step_size against 2 damping / (damping^2 + norm(S)^2)", self.step_size, limit, of="single Jacobians"
+            "step_size against 2 damping / (damping^2 + norm(S)^2)", self.step_size, limit, subject="single Jacobians"
         )
-        bound = dominance_bound(step, sector_bound(step))
+        bound = dominance_bound(step, lure_bound(step))
         return replace(
             bound,
             conditions=(criterion,),
@@ -237,10 +238,10 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
         unit, k = np.eye(self.hidden_size), float64(self.recurrent_matrix())
         linear_part, nonlinear_part = unit - self.step_size / 4 * k, 1.25 * self.step_size * unit
         no_input = np.zeros((self.hidden_size, self.input_size))
-        bound = sector_bound(Sector(linear_part, nonlinear_part, k, no_input, reach=math.inf))
+        bound = lure_bound(LureSystem(linear_part, nonlinear_part, k, no_input, f_max=math.inf))
         # The slope by the gate's input is z (1 - z) t, by the candidate's z (1 - t^2): their squares sum to 1 at most.
-        metric_norm = 1.0 if bound.metric is None else norm_above(bound.metric)
-        return replace(bound, gain=self.step_size * metric_norm * norm_above(float64(self.weight_ih)))
+        metric_norm = 1.0 if bound.metric is None else norm_upper_bound(bound.metric)
+        return replace(bound, gain=self.step_size * metric_norm * norm_upper_bound(float64(self.weight_ih)))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

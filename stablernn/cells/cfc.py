@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.gated import gated_bound, largest_bend
-from stablernn.bounds.linalg import UNIT, Matrix, norm_above, row_norms
-from stablernn.bounds.step_bound import GELU_SLOPE, Ball, StepBound, float64
+from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound, row_norms
+from stablernn.bounds.step_bound import GELU_SLOPE, Ball, StepBound
 from stablernn.cells._base import StableCell, State, check_at_least, check_choice
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
 # Slope at zero, the mean of both sides.
 _MEAN_SLOPES = {"lecun_tanh": 1.7159 * 0.666, "tanh": 1.0, "relu": 0.5, "silu": 0.5, "gelu": 0.5}
 # The smallest and the largest slope; those of silu are at x tanh(x / 2) = 2.
 _SLOPE_RANGES = {
-    "lecun_tanh": (0.0, 1.7159 * 0.666 + UNIT),
+    "lecun_tanh": (0.0, 1.7159 * 0.666 + EPSILON),
     "tanh": (0.0, 1.0),
     "relu": (0.0, 1.0),
     "silu": (-0.09984, 1.09984),
@@ -160,7 +161,7 @@ class CfCCell(StableCell):
         # A row of the Jacobian is p F1 + q F2 + r (Ta + Tb), times that of the backbone, where p and q are not negative
         # and (p + q)^2 + 4 r^2 <= 1: with m the mean of both squared tanh, p + q = 1 - m and |r| <= sqrt(m) / 2.
         ball = Ball("hidden", "linf", 1.0)
-        margin = 1 + 64 * max(self.weight_hh.shape) * UNIT
+        margin = 1 + 64 * max(self.weight_hh.shape) * EPSILON
 
         def largest(rows: Matrix) -> Matrix:
             f1, f2, gate = np.split(rows, 3)
@@ -263,10 +264,10 @@ def _stacked_heads(head: Matrix) -> Matrix:
     mean, difference = (f1 + f2) / 2, (f1 - f2) / 2
     # The rows are (p + q) mean + (p - q) difference + 2 r gate / 2, with
     # (p + q)^2 share + (p - q)^2 (1 - share) + (2 r)^2 <= 1 for every share within 0 to 1.
-    a, b = norm_above(mean), norm_above(difference)
+    a, b = norm_upper_bound(mean), norm_upper_bound(difference)
     share = 0.5 if a + b == 0 else min(max(a / (a + b), 1e-6), 1 - 1e-6)
     return np.concatenate([mean / share**0.5, difference / (1 - share) ** 0.5, gate / 2])
 
 
 def _norm(matrix: Matrix) -> Matrix:
-    return np.array([[norm_above(matrix)]])
+    return np.array([[norm_upper_bound(matrix)]])

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix
-from stablernn.bounds.lure import Sector, sector_bound
-from stablernn.bounds.step_bound import Ball, StepBound, float64
+from stablernn.bounds.lure import LureSystem, lure_bound
+from stablernn.bounds.step_bound import Ball, StepBound
 from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 
 class CoRNNWeights(NamedTuple):
@@ -141,10 +142,10 @@ class CoRNNCell(StableCell):
     def materialize(self) -> CoRNNWeights:
         return CoRNNWeights(self.recurrent_matrix())
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         # The state is [y | z]. The force changes z by step_size, and y by step_size of that, since y takes the new z.
         unit = np.eye(self.hidden_size)
-        return Sector(
+        return LureSystem(
             F=np.block([[factor * unit for factor in row] for row in self._oscillator()]),
             G=np.block([[self.step_size**2 * unit], [self.step_size * unit]]),
             V=float64(self.recurrent_matrix()),
@@ -152,7 +153,7 @@ class CoRNNCell(StableCell):
         )
 
     def step_bound(self) -> StepBound:
-        bound = sector_bound(self.sector(), states=self.state_names, output=self.hidden_size)
+        bound = lure_bound(self.lure_system(), states=self.state_names, output=self.hidden_size)
         return replace(bound, balls=self._balls())
 
     def _oscillator(self) -> Matrix:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.lure import Sector
-from stablernn.bounds.step_bound import float64
+from stablernn.bounds.lure import LureSystem
 from stablernn.cells._base import StableCell, State
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 
 class ElmanWeights(NamedTuple):
@@ -82,10 +82,10 @@ class ElmanRNNCell(StableCell):
     def materialize(self) -> ElmanWeights:
         return ElmanWeights(self.weight_hh)
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         # No linear part: the whole step is the tanh, whose slopes lie within 0 to 1.
         size = self.hidden_size
-        return Sector(np.zeros((size, size)), np.eye(size), float64(self.weight_hh), float64(self.weight_ih))
+        return LureSystem(np.zeros((size, size)), np.eye(size), float64(self.weight_hh), float64(self.weight_ih))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.lure import Sector, sector_bound
-from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
+from stablernn.bounds.lure import LureSystem, lure_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_choice, check_positive, check_whole_number
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights, complex_bound, complex_sector
+from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights, complex_bound, complex_lure_system
+from stablernn.cells._float64 import float64
 from stablernn.parametrizations import (
     butterfly_pairs,
     complex_modrelu,
@@ -188,20 +189,20 @@ class EfficientUnitaryRNNCell(StableCell):
     def materialize(self) -> ComplexWeights:
         return ComplexWeights(self.recurrent_matrix(), self.used_bias())
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         recurrent, bias = self.materialize()
         if self.variant == "complex":
-            return complex_sector(recurrent, self.weight_ih, bias, OFFSET)
+            return complex_lure_system(recurrent, self.weight_ih, bias, OFFSET)
         unit = np.eye(self.hidden_size)
-        return Sector(0 * unit, unit, float64(recurrent), float64(self.weight_ih), reach=math.inf)
+        return LureSystem(0 * unit, unit, float64(recurrent), float64(self.weight_ih), f_max=math.inf)
 
     def step_bound(self) -> StepBound:
         bias = self.used_bias()
         if self.variant == "complex":
-            return complex_bound(self.sector(), bias, OFFSET, states=self.state_names, output=self.hidden_size)
+            return complex_bound(self.lure_system(), bias, OFFSET, states=self.state_names, output=self.hidden_size)
         # Real modReLU jumps at 0 if the bias that it adds is positive.
         highest = Hypothesis("largest bias of modReLU, 0.01 included", float(bias.detach().max()), 0.0)
-        return sector_bound(self.sector(), hypotheses=(highest,))
+        return lure_bound(self.lure_system(), hypotheses=(highest,))
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih)

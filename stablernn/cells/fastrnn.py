@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.lure import Sector, dominance_bound, sector_bound
+from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells._base import State, check_choice, check_finite
 from stablernn.cells._catalog import register_cell
@@ -113,17 +113,17 @@ class FastRNNCell(FastCell):
     def scalars(self) -> tuple[Tensor, ...]:
         return torch.sigmoid(self.alpha), torch.sigmoid(self.beta)
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         unit = np.eye(self.hidden_size)
         alpha, beta = (scalar.item() for scalar in self.scalars())
         recurrent, input_weights = self.multiply_factors(self._recurrent), self.multiply_factors(self._input)
         # tanh and quant_tanh end at 1.
         output_bound = math.inf if self.nonlinearity == "relu" else 1.0
-        return Sector(beta * unit, alpha * unit, recurrent, input_weights, reach=output_bound)
+        return LureSystem(beta * unit, alpha * unit, recurrent, input_weights, f_max=output_bound)
 
     def step_bound(self) -> StepBound:
-        step = self.sector()
-        return dominance_bound(step, sector_bound(step))
+        step = self.lure_system()
+        return dominance_bound(step, lure_bound(step))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from stablernn.bounds.gated import gated_bound, largest_bend, largest_gated, largest_mix
 from stablernn.bounds.linalg import Matrix, row_norms
-from stablernn.bounds.step_bound import Ball, StepBound, float64
+from stablernn.bounds.step_bound import Ball, StepBound
 from stablernn.cells._base import StableCell, State, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 
 class GRUWeights(NamedTuple):

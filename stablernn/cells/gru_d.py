@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.gated import gated_bound, largest_bend, largest_gated, largest_mix
-from stablernn.bounds.linalg import UNIT, Matrix, row_norms
-from stablernn.bounds.step_bound import Ball, StepBound, float64
+from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
+from stablernn.bounds.step_bound import Ball, StepBound
 from stablernn.cells._base import StableCell, State, check_choice, check_finite, check_positive, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 Imputation = Literal["decay", "none"]
 
@@ -174,7 +175,7 @@ class GRUDCell(StableCell):
         w_z, w_r, w_n = row_norms(float64(self.weight_ih)).reshape(3, -1)
         # After an elapsed time of one regular step.
         exponent = float64(self.state_decay)[:, 0] + float64(self.state_decay_bias)
-        decay = np.minimum(np.exp(-np.maximum(exponent, 0)) * (1 + 4 * UNIT), 1.0)
+        decay = np.minimum(np.exp(-np.maximum(exponent, 0)) * (1 + 4 * EPSILON), 1.0)
 
         def image(weights: Matrix) -> Matrix:
             h = decay * weights

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.linalg import UNIT, Matrix, norm_above
-from stablernn.bounds.lure import Sector, sector_bound
-from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound, float64
+from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
+from stablernn.bounds.lure import LureSystem, lure_bound
+from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells._base import (
     StableCell,
     State,
@@ -24,6 +24,7 @@ from stablernn.cells._base import (
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 _MAX_NEURONS = 384
 """Number of neurons, in all inner steps together, up to which the matrix inequality is solved, in a few seconds."""
@@ -162,13 +163,13 @@ class IncrementalRNNCell(StableCell):
         left = float64(self.weight_hh)
         return left @ float64(self.weight_hh_right) if self.recurrent_rank < self.hidden_size else left
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         """Return the inner steps of y = g + h, each a layer of neurons: ``y <- (1 - e a) y + e f(U y + W x + b)``."""
         recurrent, unit = self.exact(), np.eye(self.hidden_size)
         state_factors, final_state_factor, neuron_factors, final_neuron_factors = self._unrolled()
         # The neurons are scaled so that each inner step contributes alike: one multiplier then suits them all.
         scale = np.maximum(np.abs(final_neuron_factors), max(float(np.abs(final_neuron_factors).max()), 1e-12) / 100)
-        return Sector(
+        return LureSystem(
             # h_t = y - h_{t-1}
             F=(final_state_factor - 1) * unit,
             G=_blocks(final_neuron_factors[None] / scale, unit),
@@ -176,35 +177,35 @@ class IncrementalRNNCell(StableCell):
             U=_blocks(scale[:, None], float64(self.weight_ih)),
             # An inner step sees the neurons of those before it.
             D=_blocks(scale[:, None] * neuron_factors / scale, recurrent) if self.inner_steps > 1 else None,
-            reach=float(scale.max()) if self.nonlinearity == "tanh" else math.inf,
+            f_max=float(scale.max()) if self.nonlinearity == "tanh" else math.inf,
         )
 
     def step_bound(self) -> StepBound:
         state_factors, final_state_factor, _, final_neuron_factors = self._unrolled()
-        lengths, recurrent_norm = np.abs(float64(self.inner_lengths)), norm_above(self.exact())
+        lengths, recurrent_norm = np.abs(float64(self.inner_lengths)), norm_upper_bound(self.exact())
         factors = np.abs(1 - float64(self.inner_lengths) * self.leak) + lengths * recurrent_norm
         # The length of each inner step, times the factors by which the later ones can stretch its contribution.
         contributions = lengths * np.append(np.cumprod(factors[:0:-1])[::-1], 1.0)
         # Rounding errors: of the sums and products here, and of the difference of the state's factor and 1.
-        margin = 1 + 16 * self.inner_steps * UNIT
-        difference_error = 8 * self.inner_steps * UNIT * (1 + abs(final_state_factor))
+        margin = 1 + 16 * self.inner_steps * EPSILON
+        difference_error = 8 * self.inner_steps * EPSILON * (1 + abs(final_state_factor))
         linear_rate = abs(final_state_factor - 1) + difference_error
         by_norms = StepBound(
             covers=self.state_names,
             norm="l2",
             rate=(linear_rate + recurrent_norm * float(contributions @ np.abs(state_factors))) * margin,
-            gain=norm_above(float64(self.weight_ih)) * float(contributions.sum()) * margin,
+            gain=norm_upper_bound(float64(self.weight_ih)) * float(contributions.sum()) * margin,
             output_gain=1.0,
         )
-        by_sector = by_norms
+        by_lure_system = by_norms
         if self.inner_steps * self.hidden_size <= _MAX_NEURONS:
-            by_sector = sector_bound(self.sector())
-            by_sector = replace(by_sector, rate=by_sector.rate + difference_error)
+            by_lure_system = lure_bound(self.lure_system())
+            by_lure_system = replace(by_lure_system, rate=by_lure_system.rate + difference_error)
         # Only tanh bounds what the neurons add; the ball is the fixed point r = linear_rate r + added.
         added = float(np.abs(final_neuron_factors).sum()) * margin
         has_ball = self.nonlinearity == "tanh" and linear_rate * margin < 1
         return replace(
-            min(by_sector, by_norms, key=lambda bound: bound.rate),
+            min(by_lure_system, by_norms, key=lambda bound: bound.rate),
             balls=(Ball("hidden", "linf", added / (1 - linear_rate * margin)),) if has_ball else (),
             conditions=(
                 Hypothesis(
@@ -212,7 +213,7 @@ class IncrementalRNNCell(StableCell):
                     float(factors.max()) * margin,
                     1.0,
                     strict=True,
-                    of="limit of many inner steps",
+                    subject="limit of many inner steps",
                 ),
             ),
             figures={"norm_U": recurrent_norm},

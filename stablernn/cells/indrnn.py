@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.lure import Sector
-from stablernn.bounds.step_bound import float64
+from stablernn.bounds.lure import LureSystem
 from stablernn.cells._base import StableCell, State, pass_through, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 
 class IndRNNWeights(NamedTuple):
@@ -112,15 +112,15 @@ class IndRNNCell(StableCell):
     def materialize(self) -> IndRNNWeights:
         return IndRNNWeights(self.recurrent_weights())
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         # No linear part: the whole step is the relu, whose slopes lie within 0 to 1 and whose values have no bound.
         size = self.hidden_size
-        return Sector(
+        return LureSystem(
             np.zeros((size, size)),
             np.eye(size),
             np.diag(float64(self.recurrent_weights())),
             float64(self.weight_ih),
-            reach=math.inf,
+            f_max=math.inf,
         )
 
     def drive(self, x: Tensor) -> Tensor:

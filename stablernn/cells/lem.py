@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.gated import gated_bound, largest_bend, largest_mix
-from stablernn.bounds.linalg import UNIT, Matrix, row_norms
-from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound, float64
+from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
+from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 
 class LEMWeights(NamedTuple):
@@ -128,7 +129,7 @@ class LEMCell(StableCell):
                 gate_slopes = np.clip(1 - (1 - share) / step, 0, 1) * gate
                 return gate_slopes + largest_bend(candidate, gate_slopes)
 
-            return largest_mix(state, candidate_bounds, least=max(1 - step, 0.0))
+            return largest_mix(state, candidate_bounds, smallest_share=max(1 - step, 0.0))
 
         def image(weights: Matrix) -> Matrix:
             # The memory first: the hidden state depends on the new one.
@@ -140,7 +141,7 @@ class LEMCell(StableCell):
         memory_gain = row_bounds(zeros, v_2, v_z)
         input_gains = np.concatenate([row_bounds(zeros, v_1, v_y + w_y @ memory_gain), memory_gain])
         # The fixed point r = |1 - step| r + step of the largest coordinate, where step exceeds 1.
-        radius = 1.0 if step <= 1 else step / (2 - step) * (1 + 4 * UNIT) if step < 2 else math.inf
+        radius = 1.0 if step <= 1 else step / (2 - step) * (1 + 4 * EPSILON) if step < 2 else math.inf
         return gated_bound(
             image,
             input_gains,

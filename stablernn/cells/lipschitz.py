@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.continuous import largest_euler_step, largest_step, with_continuous
-from stablernn.bounds.lure import Sector, sector_bound
-from stablernn.bounds.step_bound import StepBound, float64
+from stablernn.bounds.lure import LureSystem, lure_bound
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells._base import (
     StableCell,
     State,
@@ -22,6 +22,7 @@ from stablernn.cells._base import (
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 from stablernn.parametrizations import symmetric_skew
 
 _PAPER = "Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks (ICLR 2021)"
@@ -152,7 +153,7 @@ class LipschitzRNNCell(SymmetricSkewCell):
         Theorem 1 is about the differential equation: it is globally exponentially stable if sym(A) is negative
         definite, W is nonsingular and (a) the smallest singular value of sym(A) is above the largest of W. The paper's
         alternative (b), sym(W) negative and A^T W + W^T A positive definite, holds for a symmetric W
-        (``skew_weight=0``) and fails for others in general: ``tests/stability/test_false_claims.py``. Where theorem 1
+        (``skew_weight=0``) and fails for others in general: ``tests/bounds/test_false_claims.py``. Where theorem 1
         holds, the Euler step can still explode: with ``step_size linear_damping = 2.5`` it multiplies the state by
         about -1.5.
 
@@ -215,9 +216,9 @@ class LipschitzRNNCell(SymmetricSkewCell):
         check_finite(self, linear_scale=linear_scale)
         self.linear_scale = linear_scale
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         unit, linear = np.eye(self.hidden_size), self.linear_scale * float64(self.linear_matrix())
-        return Sector(
+        return LureSystem(
             unit + self.step_size * linear,
             self.step_size * unit,
             float64(self.recurrent_matrix()),
@@ -225,8 +226,8 @@ class LipschitzRNNCell(SymmetricSkewCell):
         )
 
     def step_bound(self) -> StepBound:
-        step, linear = self.sector(), self.linear_scale * float64(self.linear_matrix())
-        bound = with_continuous(sector_bound(step), linear, step.V)
+        step, linear = self.lure_system(), self.linear_scale * float64(self.linear_matrix())
+        bound = with_continuous(lure_bound(step), linear, step.V)
         # largest_euler_step counts in steps of this length.
         longest = largest_euler_step(step, bound) * self.step_size
         return replace(bound, figures={**bound.figures, "largest_euler_step": longest})
@@ -283,10 +284,10 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
         is the same. It has no ``linear_scale``.
     """
 
-    def sector(self) -> Sector:
-        return self._sector_of_step(self.step_size)
+    def lure_system(self) -> LureSystem:
+        return self._lure_system_of_step(self.step_size)
 
-    def _sector_of_step(self, length: float) -> Sector:
+    def _lure_system_of_step(self, length: float) -> LureSystem:
         linear, recurrent, input_weights = (
             float64(matrix) for matrix in (self.linear_matrix(), self.recurrent_matrix(), self.weight_ih)
         )
@@ -294,7 +295,7 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
         # m = (I + length/2 A) h + length/2 w_1; then h <- h + length (A m + w_2).
         half, unit = length / 2, np.eye(self.hidden_size)
         to_middle = unit + half * linear
-        return Sector(
+        return LureSystem(
             F=unit + length * linear @ to_middle,
             G=np.hstack([length * half * linear, length * unit]),
             V=np.vstack([recurrent, recurrent @ to_middle]),
@@ -306,7 +307,9 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
         linear, recurrent = float64(self.linear_matrix()), float64(self.recurrent_matrix())
         bound = with_continuous(super().step_bound(), linear, recurrent)
         # 0 unless the differential equation itself is proved to contract.
-        longest = largest_step(self._sector_of_step, self.step_size) if bound.figures["continuous_rate"] > 0 else 0.0
+        longest = (
+            largest_step(self._lure_system_of_step, self.step_size) if bound.figures["continuous_rate"] > 0 else 0.0
+        )
         return replace(bound, figures={**bound.figures, "largest_midpoint_step": longest})
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.linalg import UNIT, Matrix, norm_above
-from stablernn.bounds.linear_response import Response
-from stablernn.bounds.step_bound import GELU_SLOPE, StepBound, float64
+from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
+from stablernn.bounds.linear_response import ImpulseResponse
+from stablernn.bounds.step_bound import GELU_SLOPE, StepBound
 from stablernn.cells._base import StableCell, State, check_choice, check_positive
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 Activation = Literal["none", "gelu"]
 
@@ -174,24 +175,24 @@ class LRUCell(StableCell):
             return StepBound()
         slope, readout = GELU_SLOPE if self.activation == "gelu" else 1.0, float64(weights.output)
         # So that squares of the impulse response stay finite in float64.
-        has_response = norm_above(input_weights) * norm_above(readout) < 1e100
+        has_response = norm_upper_bound(input_weights) * norm_upper_bound(readout) < 1e100
         return StepBound(
             covers=("hidden",),
             norm="l2",
-            rate=float(moduli.max()) * (1 + 2 * UNIT),
-            gain=norm_above(input_weights),
-            output_gain=slope * norm_above(readout),
-            output_input_gain=slope * norm_above(float64(self.weight_skip)),
-            response=self._response(weights, input_weights, slope) if has_response else None,
+            rate=float(moduli.max()) * (1 + 2 * EPSILON),
+            gain=norm_upper_bound(input_weights),
+            output_gain=slope * norm_upper_bound(readout),
+            output_input_gain=slope * norm_upper_bound(float64(self.weight_skip)),
+            impulse_response=self._response(weights, input_weights, slope) if has_response else None,
         )
 
-    def _response(self, weights: LRUWeights, input_weights: Matrix, slope: float) -> Response:
+    def _response(self, weights: LRUWeights, input_weights: Matrix, slope: float) -> ImpulseResponse:
         readout, size = float64(weights.output), self.hidden_size
-        return Response(
+        return ImpulseResponse(
             poles=float64(weights.real) + 1j * float64(weights.imaginary),
-            given=input_weights[:size] + 1j * input_weights[size:],
+            input_weights=input_weights[:size] + 1j * input_weights[size:],
             # C of [Re C | -Im C].
-            read=readout[:, :size] - 1j * readout[:, size:],
+            output_weights=readout[:, :size] - 1j * readout[:, size:],
             skip=float64(self.weight_skip),
             slope=slope,
         )

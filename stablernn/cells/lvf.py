@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.linalg import norm_above
-from stablernn.bounds.step_bound import Hypothesis, StepBound, float64, irregular
+from stablernn.bounds.linalg import norm_upper_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound, irregular_step_bound
 from stablernn.cells._base import State, check_choice, check_not_negative, check_positive
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 from stablernn.cells._plain import Nonlinearity, PlainCell
 from stablernn.errors import ConfigError
 from stablernn.parametrizations import (
@@ -89,9 +90,11 @@ class _LVFCell(PlainCell):
         return replace(
             super().step_bound(),
             conditions=(
-                Hypothesis("proposition 2: largest diagonal entry of D", divergence, 0.0, of="differential equation"),
+                Hypothesis(
+                    "proposition 2: largest diagonal entry of D", divergence, 0.0, subject="differential equation"
+                ),
             ),
-            figures={"norm_propagator": norm_above(float64(self.recurrent_matrix()))},
+            figures={"norm_propagator": norm_upper_bound(float64(self.recurrent_matrix()))},
         )
 
     def irregular_bound(self) -> StepBound:
@@ -104,13 +107,13 @@ class _LVFCell(PlainCell):
             norm="l2",
             metric=None,
             rate=self._largest_expansion(),
-            gain=norm_above(float64(self.weight_ih)),
+            gain=norm_upper_bound(float64(self.weight_ih)),
             output_gain=1.0,
         )
 
     def _largest_expansion(self) -> float:
         """Return the largest factor by which the propagator expands a state over a regular step, in any parts."""
-        return irregular(StepBound(rate=max(1.0, norm_above(float64(self.recurrent_matrix()))))).rate
+        return irregular_step_bound(StepBound(rate=max(1.0, norm_upper_bound(float64(self.recurrent_matrix()))))).rate
 
     def penalty(self) -> Tensor | None:
         if self.constraint != "soft":
@@ -294,7 +297,7 @@ class LVFMidpointRNNCell(_LVFCell):
 
     def _largest_expansion(self) -> float:
         # Only a skew field takes dt, and it rotates at any length; its basis is orthonormal to rounding in float32.
-        return max(1.0, norm_above(float64(self.materialize_timed().basis)) ** 2)
+        return max(1.0, norm_upper_bound(float64(self.materialize_timed().basis)) ** 2)
 
     def check_takes_dt(self) -> None:
         """Refuse time steps unless the operator is skew: only then are steps of all lengths rotations in one basis.

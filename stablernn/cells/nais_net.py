@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.continuous import largest_euler_step
-from stablernn.bounds.linalg import log_norm_above
-from stablernn.bounds.lure import Sector, dominance_bound, factors_of, sector_bound
-from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
+from stablernn.bounds.linalg import log_norm_upper_bound
+from stablernn.bounds.lure import LureSystem, cholesky_factors, dominance_bound, lure_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_positive, pass_through, step_length, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 _PROJECTION_TOLERANCE = 1e-5
 """Relative excess of ||R^T R||_F over its bound up to which R counts as projected: the rounding of a projection."""
@@ -139,20 +140,20 @@ class NAISNetCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         unit = np.eye(self.hidden_size)
-        return Sector(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
+        return LureSystem(unit, self.step_size * unit, float64(self.recurrent_matrix()), float64(self.weight_ih))
 
     def step_bound(self) -> StepBound:
-        step = self.sector()
-        largest, smallest = log_norm_above(step.V), -log_norm_above(-step.V)
+        step = self.lure_system()
+        largest, smallest = log_norm_upper_bound(step.V), -log_norm_upper_bound(-step.V)
         conditions = (
-            Hypothesis("largest eigenvalue of A", largest, 0.0, strict=True, of="single Jacobians"),
-            Hypothesis("-(smallest eigenvalue of A)", -smallest, 1.0, strict=True, of="single Jacobians"),
-            Hypothesis("step_size", self.step_size, 1.0, of="single Jacobians"),
+            Hypothesis("largest eigenvalue of A", largest, 0.0, strict=True, subject="single Jacobians"),
+            Hypothesis("-(smallest eigenvalue of A)", -smallest, 1.0, strict=True, subject="single Jacobians"),
+            Hypothesis("step_size", self.step_size, 1.0, subject="single Jacobians"),
         )
         # The norm of -A is the one in which the guarantee holds.
-        bound = dominance_bound(step, sector_bound(step, metrics=factors_of(-step.V)))
+        bound = dominance_bound(step, lure_bound(step, metrics=cholesky_factors(-step.V)))
         return replace(
             bound,
             conditions=conditions,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.continuous import largest_euler_step
-from stablernn.bounds.lure import Sector, dominance_bound, sector_bound
-from stablernn.bounds.step_bound import StepBound, float64
+from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells._base import (
     StableCell,
     State,
@@ -23,6 +23,7 @@ from stablernn.cells._base import (
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 from stablernn.cells._flow import SOLVERS, Solver, solver_step
 from stablernn.cells._flow_cell import FlowCell, network_velocity
 
@@ -124,14 +125,14 @@ class NeuralODERNNCell(StableCell):
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         # F = I and G = step_size I of h <- F h + G tanh(W h + U x + b).
         unit = np.eye(self.hidden_size)
-        return Sector(unit, self.step_size * unit, float64(self.weight_hh), float64(self.weight_ih))
+        return LureSystem(unit, self.step_size * unit, float64(self.weight_hh), float64(self.weight_ih))
 
     def step_bound(self) -> StepBound:
-        step = self.sector()
-        bound = dominance_bound(step, sector_bound(step))
+        step = self.lure_system()
+        bound = dominance_bound(step, lure_bound(step))
         # largest_euler_step counts in steps of this length.
         return replace(bound, figures={"largest_euler_step": largest_euler_step(step, bound) * self.step_size})
 

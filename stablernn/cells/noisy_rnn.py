@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.continuous import largest_euler_step, theorem_1
-from stablernn.bounds.linalg import log_norm_above, norm_above
-from stablernn.bounds.lure import Sector, dominance_bound, sector_bound
-from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
+from stablernn.bounds.continuous import largest_euler_step, theorem_1_conditions
+from stablernn.bounds.linalg import log_norm_upper_bound, norm_upper_bound
+from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import State, check_not_negative, step_length
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 from stablernn.cells.lipschitz import SymmetricSkewCell
 
 
@@ -138,9 +139,9 @@ class NoisyRNNCell(SymmetricSkewCell):
         super().reset_parameters()
         nn.init.constant_(self.unit_steps, self.step_size)
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         lengths = float64(self.unit_steps)
-        return Sector(
+        return LureSystem(
             np.eye(self.hidden_size) + lengths[:, None] * float64(self.linear_matrix()),
             np.diag(lengths),
             float64(self.recurrent_matrix()),
@@ -148,28 +149,28 @@ class NoisyRNNCell(SymmetricSkewCell):
         )
 
     def step_bound(self) -> StepBound:
-        step, lengths = self.sector(), float64(self.unit_steps)
+        step, lengths = self.lure_system(), float64(self.unit_steps)
         linear = float64(self.linear_matrix())
         # d^(-1/2) as a metric is well conditioned only if no length is negligible next to the largest.
         metrics = [np.diag(lengths**-0.5)] if lengths.min() > 1e-4 * lengths.max() > 0 else []
         positive_lengths = Hypothesis(
-            "-(smallest of the units' steps)", -float(lengths.min()), 0.0, strict=True, of="differential equation"
+            "-(smallest of the units' steps)", -float(lengths.min()), 0.0, strict=True, subject="differential equation"
         )
         # (a) also holds for units of different lengths, in the norm |d^(-1/2) .* e|; (b) holds in the norm of -W alone.
         equal_lengths = Hypothesis(
             "theorem 1 (b): largest difference of the units' steps",
             float(np.ptp(lengths)),
             0.0,
-            of="differential equation",
+            subject="differential equation",
         )
-        bound = dominance_bound(step, sector_bound(step, metrics=metrics))
+        bound = dominance_bound(step, lure_bound(step, metrics=metrics))
         return replace(
             bound,
-            conditions=(positive_lengths, *theorem_1(linear, step.V), equal_lengths),
+            conditions=(positive_lengths, *theorem_1_conditions(linear, step.V), equal_lengths),
             figures={
-                "mu2_A": log_norm_above(linear),
-                "norm_A": norm_above(linear),
-                "norm_W": norm_above(step.V),
+                "mu2_A": log_norm_upper_bound(linear),
+                "norm_A": norm_upper_bound(linear),
+                "norm_W": norm_upper_bound(step.V),
                 "largest_dt": largest_euler_step(step, bound),
             },
         )

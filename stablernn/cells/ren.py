@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix
-from stablernn.bounds.lure import Sector, factors_of, sector_bound, sector_gain
-from stablernn.bounds.step_bound import StepBound, float64
+from stablernn.bounds.lure import LureSystem, cholesky_factors, lure_bound, lure_gain
+from stablernn.bounds.step_bound import StepBound
 from stablernn.cells._base import StableCell, State, check_choice, check_positive, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 from stablernn.parametrizations import skew, skew_size
 
 Init = Literal["memory", "random"]
@@ -228,21 +229,21 @@ class RENCell(StableCell):
             bias=self.bias_ih,
         )
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         return self._sector_and_output()[0]
 
     def step_bound(self) -> StepBound:
         step, c2, d21, d22 = self._sector_and_output()
-        bound = sector_bound(step, metrics=factors_of(float64(self.metric())))
+        bound = lure_bound(step, metrics=cholesky_factors(float64(self.metric())))
         # States that differ by |e| give outputs that differ by readout_gain |e| and next states by rate |e|. The output
         # gain is relative to the next state, so it is divided by the rate, which must not be near 0.
-        readout_gain = sector_gain(c2, d21, step.V, step.D, metric=bound.metric)
-        feedthrough_gain = sector_gain(d22, d21, step.U, step.D)
+        readout_gain = lure_gain(c2, d21, step.V, step.D, metric=bound.metric)
+        feedthrough_gain = lure_gain(d22, d21, step.U, step.D)
         rate = max(bound.rate, 0.01)
         output_gain = readout_gain / rate if math.isfinite(rate) else math.inf
         return replace(bound, rate=rate, output_gain=output_gain, output_input_gain=feedthrough_gain)
 
-    def _sector_and_output(self) -> tuple[Sector, Matrix, Matrix, Matrix]:
+    def _sector_and_output(self) -> tuple[LureSystem, Matrix, Matrix, Matrix]:
         """Return the recurrence as a Lur'e system, and C2, D21 and D22 of the output in its units."""
         n, q = self.hidden_size, self.num_neurons
         weights = self.materialize()
@@ -251,7 +252,7 @@ class RENCell(StableCell):
         b1, d21 = np.split(float64(weights.neurons), [n])
         # Neurons scaled such that the multiplier of the paper's matrix inequality, Lambda, is the identity.
         scale = np.sqrt(float64(self.matrices().L))[:, None]
-        step = Sector(
+        step = LureSystem(
             F=a,
             G=b1 / scale.T,
             V=scale * c1,
@@ -259,7 +260,7 @@ class RENCell(StableCell):
             D=scale * float64(weights.within) / scale.T,
             B=b2,
             c=float64(weights.bias)[q : q + n],
-            reach=math.inf,
+            f_max=math.inf,
         )
         return step, c2, d21 / scale.T, d22
 

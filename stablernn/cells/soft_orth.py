@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.lure import Sector, sector_bound
-from stablernn.bounds.step_bound import Ball, StepBound, float64
+from stablernn.bounds.lure import LureSystem, lure_bound
+from stablernn.bounds.step_bound import Ball, StepBound
 from stablernn.cells._base import StableCell, State, check_choice, check_not_negative
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 from stablernn.parametrizations import exponential, initial_skew, skew, skew_size
 
 Form = Literal["penalty", "factored", "unbounded"]
@@ -177,13 +178,15 @@ class SoftOrthogonalRNNCell(StableCell):
         recurrent = self.recurrent_matrix()
         return PenaltyWeights(recurrent) if self.form == "penalty" else FactoredWeights(recurrent, self.hidden_0)
 
-    def sector(self) -> Sector:
+    def lure_system(self) -> LureSystem:
         # F = 0 and G = I of h <- F h + G tanh(W h + U x + b).
         size = self.hidden_size
-        return Sector(np.zeros((size, size)), np.eye(size), float64(self.recurrent_matrix()), float64(self.weight_ih))
+        return LureSystem(
+            np.zeros((size, size)), np.eye(size), float64(self.recurrent_matrix()), float64(self.weight_ih)
+        )
 
     def step_bound(self) -> StepBound:
-        bound = sector_bound(self.sector())
+        bound = lure_bound(self.lure_system())
         if self.form == "penalty":
             return bound
         # The flag "started" is 0 or 1.

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stablernn.bounds.linalg import Matrix, norm_above
-from stablernn.bounds.step_bound import Hypothesis, StepBound, float64
+from stablernn.bounds.linalg import Matrix, norm_upper_bound
+from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, step_length
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._float64 import float64
 
 
 class UnICORNNWeights(NamedTuple):
@@ -145,11 +146,11 @@ class UnICORNNCell(StableCell):
             covers=self.state_names,
             norm="weighted-l2",
             rate=float(rates.max()) * (1 + 1e-12),
-            gain=norm_above((length / scale)[:, None] * float64(self.weight_ih)) * (1 + 1e-12),
+            gain=norm_upper_bound((length / scale)[:, None] * float64(self.weight_ih)) * (1 + 1e-12),
             output_gain=1.0,
             metric=np.block([[unit, 0 * unit], [np.diag(-length * spring / 2 / scale), np.diag(1 / scale)]]),
             conditions=(
-                Hypothesis(name, float((length**2 * stiffest).max()), 4.0, strict=True, of="single Jacobians"),
+                Hypothesis(name, float((length**2 * stiffest).max()), 4.0, strict=True, subject="single Jacobians"),
             ),
         )
 

@@ -1,4 +1,4 @@
-"""Layers one above the other, as one step: bounds on each put together."""
+"""A stack of layers as one step: the bounds of its layers combined."""
 
 from __future__ import annotations
 
@@ -8,161 +8,168 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stablernn.bounds.linalg import UNIT, Matrix, norm_above
+from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells import StableCell
 
 _HUGE = 1e150
-"""What is as good as no bound, and has squares that float64 cannot hold."""
-_COUNTED = 100_000
+"""As good as no bound; its square overflows float64."""
+_COUNTED_STEPS = 100_000
 """Steps up to which they are counted one by one."""
 
 
 @dataclass(frozen=True)
 class Cascade:
-    """What a step of a stack makes of differences.
+    """Bounds on what a step of a stack does to differences.
 
     Let ``e`` be the sizes of the layers' differences before a step, each in the norm of its layer, and ``d`` the
-    2-norm of the difference of the inputs. After the step the sizes are at most ``step @ e + given * d``, and the
-    outputs differ by at most ``output @ e + passed * d`` in the 2-norm.
+    2-norm of the difference of the inputs. After the step the sizes are at most ``step @ e + input_gains * d``, and the
+    outputs differ by at most ``output @ e + feedthrough * d`` in the 2-norm.
 
     Attributes:
         bounds: Of the layers, from the input on.
         step: ``(layers, layers)``, lower triangular, not negative.
-        given: ``(layers,)``.
+        input_gains: ``(layers,)``.
         output: ``(layers,)``.
-        passed: Of an input on the output of the same step.
-        widths: ``(layers,)``, how far apart two states of a layer can be that inputs lead to; infinity where that is
-            not known.
+        feedthrough: Of an input on the output of the same step.
+        diameters: ``(layers,)``, how far apart two reachable states of a layer can be; infinity if that is not known.
     """
 
     bounds: tuple[StepBound, ...]
     step: Matrix
-    given: Matrix
+    input_gains: Matrix
     output: Matrix
-    passed: float
-    widths: Matrix
+    feedthrough: float
+    diameters: Matrix
 
     @property
     def rate(self) -> float:
-        """The largest rate of a layer: how fast differences die out in the end."""
+        """The largest rate of a layer, at which differences decay in the end."""
         return max(bound.rate for bound in self.bounds)
 
     @property
     def is_contracting(self) -> bool:
-        """Whether every layer contracts: a triangular step then has weights in which all of it does."""
+        """True if every layer contracts: a triangular step then has weights in which all of it does."""
         return self.rate < 1 and bool(np.isfinite(self.step).all())
 
     def weights(self) -> Matrix | None:
-        """Weights for which the largest of the layers' parts, each divided by its own, shrinks in every step.
+        """Return weights of the layers for which the largest weighted size shrinks in every step.
 
-        ``(layers,)``, the largest is 1; None where no such weights are proved.
+        Each size is divided by its weight. ``(layers,)``, the largest is 1; None if no such weights are proved.
         """
         if not self.is_contracting:
             return None
+        # Between the layers' rate and 1: at the rate itself a coupled stack has no finite weights.
         rate = self.rate + 0.1 * (1 - self.rate)
-        found = np.linalg.solve(rate * np.eye(len(self.step)) - self.step, np.ones(len(self.step)))
-        weights: Matrix = found / found.max()
+        solution = np.linalg.solve(rate * np.eye(len(self.step)) - self.step, np.ones(len(self.step)))
+        weights: Matrix = solution / solution.max()
         return weights
 
     def step_rate(self, weights: Matrix) -> float:
-        """What one step makes of the largest of the layers' parts, each divided by a weight."""
-        return float((self.step @ weights / weights).max()) * (1 + 8 * len(weights) * UNIT)
+        """Return the factor by which one step changes the largest of the layers' sizes, each divided by a weight."""
+        return float((self.step @ weights / weights).max()) * (1 + 8 * len(weights) * EPSILON)
 
     def total_gain(self) -> float:
-        """Of the input on the output over any time, for the largest step as for sums of squares; infinity for none."""
-        if not self.is_contracting or not np.isfinite(self.given).all():
+        """Return the gain of the input on the output over any time; infinity if none is proved.
+
+        It holds for the largest step as well as for sums of squares.
+        """
+        if not self.is_contracting or not np.isfinite(self.input_gains).all():
             return math.inf
-        return math.prod(_total(bound) for bound in self.bounds) * (1 + 1e-9)
+        return math.prod(_total_gain(bound) for bound in self.bounds) * (1 + 1e-9)
 
     def state_gains(self) -> list[float]:
-        """Of the input on each layer's state over any time, in the norm of the layer; infinity for none."""
-        if not self.is_contracting or not np.isfinite(self.given).all():
+        """Return the gains of the input on each layer's state over any time, in the layer's norm; infinity for none."""
+        if not self.is_contracting or not np.isfinite(self.input_gains).all():
             return [math.inf] * len(self.bounds)
-        settled = np.linalg.solve(np.eye(len(self.step)) - self.step, self.given)
-        return [float(size) * (1 + 1e-9) for size in settled]
+        # The fixed point of e <- step @ e + input_gains.
+        sizes = np.linalg.solve(np.eye(len(self.step)) - self.step, self.input_gains)
+        return [float(size) * (1 + 1e-9) for size in sizes]
 
     def gains(self, steps: int) -> tuple[float, float]:
-        """Of all inputs of a sequence (the 2-norm of all their values) on its last output, and on all of them."""
+        """Return the gains of all inputs of a sequence, in the 2-norm of all values, on its last and on all outputs."""
         (only,) = self.bounds if len(self.bounds) == 1 else (None,)
         responses = np.array([1.0])
         with np.errstate(over="ignore", invalid="ignore"):
             for bound in self.bounds:
-                responses = np.convolve(responses, _responses(bound, steps))[:steps]
+                responses = np.convolve(responses, _response_norms(bound, steps))[:steps]
+        # Also false for NaN, which infinity times 0 has left.
         if not (responses < _HUGE).all():
             return math.inf, math.inf
-        safe = 1 + 8 * steps * UNIT * len(self.bounds)
-        last, every = float(np.linalg.norm(responses)) * safe, float(responses.sum()) * safe
-        if only is not None and only.response is not None:
-            return min(last, only.response.last(steps)), min(every, only.response.every(steps))
-        return last, every
+        safe = 1 + 8 * steps * EPSILON * len(self.bounds)
+        last_gain, all_gain = float(np.linalg.norm(responses)) * safe, float(responses.sum()) * safe
+        if only is not None and only.impulse_response is not None:
+            response = only.impulse_response
+            return min(last_gain, response.last_output_gain(steps)), min(all_gain, response.all_outputs_gain(steps))
+        return last_gain, all_gain
 
-    def gap_error(self, steps: int, tolerance: float = 0.0) -> float:
-        """How far off the output can be, during a gap and after it, whose inputs are off by at most 1 in the 2-norm.
+    def missing_data_error(self, steps: int, tolerance: float = 0.0) -> float:
+        """Bound the error of the output, during a gap and after it, whose inputs are off by at most 1 in the 2-norm.
 
         Of a layer that does not contract for 100,000 steps afterwards.
 
-        That is what filling in missing samples costs, for each unit by which a sample that is filled in is wrong.
-        Infinity where none is proved.
+        That is the cost of filling in missing samples, for each unit by which a sample that is filled in is wrong.
+        Infinity if none is proved.
 
         Args:
             steps: Of the gap, 1 or more.
             tolerance: By how much the rate of a single layer may exceed 1, where rounding its matrix makes it do so.
         """
-        lasting = len(self.step) == 1 and self.rate <= 1 + tolerance
-        if not np.isfinite(self.given).all() or not (self.is_contracting or lasting):
+        is_lasting = len(self.step) == 1 and self.rate <= 1 + tolerance
+        if not np.isfinite(self.input_gains).all() or not (self.is_contracting or is_lasting):
             return math.inf
-        effect, worst = np.zeros(len(self.step)), 0.0
+        effect, largest_error = np.zeros(len(self.step)), 0.0
         for _ in range(steps):
-            worst = float(self.output @ effect) + self.passed
-            effect = self.step @ effect + self.given
-        if lasting:
+            largest_error = float(self.output @ effect) + self.feedthrough
+            effect = self.step @ effect + self.input_gains
+        if is_lasting:
             # It fades, stays, or grows by what rounding has made of an orthogonal matrix.
-            grown = max(self.rate, 1.0) ** _COUNTED
-            return min(max(worst, float(self.output @ effect)) * grown * (1 + 1e-9), self.total_gain())
-        weights = np.linalg.solve(np.eye(len(self.step)) - self.step, np.maximum(effect, UNIT))
-        for _ in range(_COUNTED):
+            growth = max(self.rate, 1.0) ** _COUNTED_STEPS
+            return min(max(largest_error, float(self.output @ effect)) * growth * (1 + 1e-9), self.total_gain())
+        weights = np.linalg.solve(np.eye(len(self.step)) - self.step, np.maximum(effect, EPSILON))
+        for _ in range(_COUNTED_STEPS):
             # step @ weights is less than weights: what is below a multiple of them stays below it.
-            if float((effect / weights).max()) * float(self.output @ weights) <= worst:
-                return min(worst * (1 + 1e-9), self.total_gain())
-            worst = max(worst, float(self.output @ effect))
+            if float((effect / weights).max()) * float(self.output @ weights) <= largest_error:
+                return min(largest_error * (1 + 1e-9), self.total_gain())
+            largest_error = max(largest_error, float(self.output @ effect))
             effect = self.step @ effect
         return self.total_gain()
 
-    def forgotten_after(self, share: float, start: Matrix | None = None, most: int = 100_000_000) -> int | None:
-        """Steps from which on two starts move the output by at most a share of what is proved that they could at once.
+    def settling_time(self, share: float, start: Matrix | None = None, max_steps: int = 100_000_000) -> int | None:
+        """Return the steps after which two starts move the output by at most a share of what they could at once.
 
         Args:
             share: Greater than 0, less than 1.
-            start: ``(layers,)``, the sizes of the layers' differences at first; None for equal ones.
-            most: Steps up to which it is looked for.
+            start: ``(layers,)``, the initial sizes of the layers' differences; None for equal ones.
+            max_steps: Where the search ends.
 
         Returns:
-            The number, exact up to 100,000 steps and not too small beyond; None where none up to ``most`` is proved.
+            The number, exact up to 100,000 steps and not too small beyond; None if none up to ``max_steps`` is proved.
         """
         if not self.is_contracting or (start is not None and not np.isfinite(start).all()):
             return None
         if not self.output.any() or (start is not None and not start.any()):
             return 1
-        ones = np.ones(len(self.step)) if start is None else np.maximum(start, UNIT * start.max())
-        allowed = share * float(self.output @ ones)
-        # step @ w = w - start: what is below a multiple of w stays below it for ever, whatever rises in between.
-        weights = np.linalg.solve(np.eye(len(self.step)) - self.step, ones)
-        enough = allowed / float(self.output @ weights)
+        sizes = np.ones(len(self.step)) if start is None else np.maximum(start, EPSILON * start.max())
+        allowed = share * float(self.output @ sizes)
+        # step @ w = w - sizes: what is below a multiple of w stays below it for good, whatever rises in between.
+        weights = np.linalg.solve(np.eye(len(self.step)) - self.step, sizes)
+        threshold = allowed / float(self.output @ weights)
+        # Powers of two steps, up to one that is enough; then bisection by the smaller ones.
         powers, total = [self.step], 1
-        while float((powers[-1] @ ones / weights).max()) > enough:
+        while float((powers[-1] @ sizes / weights).max()) > threshold:
             powers.append(powers[-1] @ powers[-1])
             total *= 2
-            if total > most:
+            if total > max_steps:
                 return None
-        steps, reached = 0, np.eye(len(self.step))
+        steps, power = 0, np.eye(len(self.step))
         for exponent in reversed(range(len(powers))):
-            further = reached @ powers[exponent]
-            if float((further @ ones / weights).max()) > enough:
-                steps, reached = steps + 2**exponent, further
-        if steps > _COUNTED:
+            longer_power = power @ powers[exponent]
+            if float((longer_power @ sizes / weights).max()) > threshold:
+                steps, power = steps + 2**exponent, longer_power
+        if steps > _COUNTED_STEPS:
             return steps + 1
-        effect, last = ones, 0
+        effect, last = sizes, 0
         for step in range(steps + 1):
             last = step if float(self.output @ effect) > allowed else last
             effect = self.step @ effect
@@ -170,76 +177,81 @@ class Cascade:
 
 
 def cascade(cells: Sequence[StableCell], *, max_dt: float | None = None) -> Cascade:
-    """What is proved of a stack of layers, of which each reads the output of the one below.
+    """Return what is proved of a stack of layers, each of which reads the output of the one below.
 
     Args:
         cells: From the input on.
-        max_dt: Longest step of a stack for irregular time, in regular ones; None where all steps are regular. Rates are
+        max_dt: Longest step of a stack for irregular time, in regular ones; None if all steps are regular. Rates are
             then over the time of a regular step, and gains are those of a largest difference, not of sums of squares.
     """
-    bounds = tuple(_bound(cell, max_dt) for cell in cells)
-    step, given = np.zeros((len(bounds), len(bounds))), np.zeros(len(bounds))
-    # The input of a layer differs by at most ``moved @ e + driven * d``.
-    moved, driven = np.zeros(len(bounds)), 1.0
+    bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
+    step, input_gains = np.zeros((len(bounds), len(bounds))), np.zeros(len(bounds))
+    # The input of a layer differs by at most ``state_effect @ e + input_effect * d``.
+    state_effect, input_effect = np.zeros(len(bounds)), 1.0
     for depth, bound in enumerate(bounds):
-        step[depth] = _scaled(bound.gain, moved)
+        step[depth] = _scaled(bound.gain, state_effect)
         step[depth, depth] += bound.rate
-        given[depth] = _scaled(bound.gain, np.array([driven]))[0]
-        passed = bound.output_input_gain
-        moved = _scaled(bound.output_gain, step[depth]) + _scaled(passed, moved)
-        driven = float(_scaled(bound.output_gain, given[[depth]])[0]) + passed * driven
-    widths = np.array([_width(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
-    return Cascade(bounds, step, given, moved, driven, widths)
+        input_gains[depth] = _scaled(bound.gain, np.array([input_effect]))[0]
+        feedthrough = bound.output_input_gain
+        state_effect = _scaled(bound.output_gain, step[depth]) + _scaled(feedthrough, state_effect)
+        input_effect = float(_scaled(bound.output_gain, input_gains[[depth]])[0]) + feedthrough * input_effect
+    diameters = np.array([_diameter(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
+    return Cascade(bounds, step, input_gains, state_effect, input_effect, diameters)
 
 
-def _bound(cell: StableCell, max_dt: float | None) -> StepBound:
-    """The cell's bound; nothing where float64 cannot decompose its matrices."""
+def _layer_bound(cell: StableCell, max_dt: float | None) -> StepBound:
+    """Return the cell's bound; an empty one if float64 cannot decompose its matrices."""
     try:
         if max_dt is None:
             return cell.step_bound()
         bound = cell.irregular_bound()
         return bound if bound.norm is not None or bound.balls else replace(bound, hypotheses=_regular_only(max_dt))
     except np.linalg.LinAlgError:
+        # Products of huge weights overflow, and numpy raises for what is not finite.
         return StepBound(hypotheses=(Hypothesis("matrices too large for float64 to decompose", math.inf, 0.0),))
 
 
 def _regular_only(max_dt: float) -> tuple[Hypothesis, ...]:
+    """Return the failing condition of a cell of which only regular steps are bounded."""
     # A step may have any length from 0 on.
     return (Hypothesis("regular steps: largest abs(dt - 1)", max(1.0, max_dt - 1), 0.0),)
 
 
-def _width(cell: StableCell, bound: StepBound) -> float:
-    """At least the size of the difference of two states in the balls; infinity where there are none."""
+def _diameter(cell: StableCell, bound: StepBound) -> float:
+    """Return at least the size of the difference of two states in the balls; infinity if there are none."""
     balls = [ball for name in bound.covers for ball in bound.balls if ball.state == name]
     if bound.norm is None or len(balls) < len(bound.covers):
         return math.inf
+    smallest_weight = 1.0 if bound.weights is None else float(bound.weights.min())
     if bound.norm == "linf" and all(ball.norm == "linf" for ball in balls):
-        return 2 * max(ball.radius for ball in balls) / (1.0 if bound.weights is None else float(bound.weights.min()))
+        return 2 * max(ball.radius for ball in balls) / smallest_weight
     sizes = dict(zip(cell.state_names, cell.state_sizes, strict=True))
+    # A cube of radius r and n dimensions lies in a 2-norm ball of radius r sqrt(n).
     radii = [ball.radius * (math.sqrt(sizes[ball.state]) if ball.norm == "linf" else 1.0) for ball in balls]
-    longest = 2 * math.hypot(*radii) * (1 + 4 * UNIT)
+    longest = 2 * math.hypot(*radii) * (1 + 4 * EPSILON)
     if bound.norm == "linf":
-        return longest / (1.0 if bound.weights is None else float(bound.weights.min()))
-    return longest * (1.0 if bound.metric is None else norm_above(bound.metric))
+        return longest / smallest_weight
+    return longest * (1.0 if bound.metric is None else norm_upper_bound(bound.metric))
 
 
-def _total(bound: StepBound) -> float:
-    """The sum of what an input does to the output over any time, of a layer that contracts."""
+def _total_gain(bound: StepBound) -> float:
+    """Return the sum of the effects of an input on the output over any time, of a layer that contracts."""
     total = bound.output_gain * bound.gain / (1 - bound.rate) + bound.output_input_gain
-    return total if bound.response is None else min(total, bound.response.total)
+    return total if bound.impulse_response is None else min(total, bound.impulse_response.total_gain)
 
 
-def _responses(bound: StepBound, steps: int) -> Matrix:
-    """``(steps,)``, at least what an input does to the output k steps later."""
-    if bound.response is not None:
-        return bound.response.norms(steps)
+def _response_norms(bound: StepBound, steps: int) -> Matrix:
+    """Return at least the effects of an input on the output k steps later, ``(steps,)``."""
+    if bound.impulse_response is not None:
+        return bound.impulse_response.norms(steps)
+    # A rate above 1 overflows over a long sequence, and infinity times 0 is NaN.
     with np.errstate(over="ignore", invalid="ignore"):
-        found = bound.output_gain * bound.gain * np.power(bound.rate, np.arange(steps, dtype=np.float64))
-    found[0] += bound.output_input_gain
-    return found
+        norms = bound.output_gain * bound.gain * np.power(bound.rate, np.arange(steps, dtype=np.float64))
+    norms[0] += bound.output_input_gain
+    return norms
 
 
 def _scaled(factor: float, vector: Matrix) -> Matrix:
-    """A product in which nothing, however often, is nothing."""
+    """Return a product in which 0 times infinity is 0."""
     with np.errstate(invalid="ignore"):
         return np.where((vector == 0) | (factor == 0), 0.0, factor * vector)

@@ -1,9 +1,9 @@
-"""``certify``: what is proved of a trained model, from its weights.
+"""``certify``: the properties of a trained model that are proved from its weights.
 
-Each layer says what holds of one of its steps (:meth:`stablernn.cells.StableCell.step_bound`); here these are put
-together over depth and over members. Everything is computed in float64 on the numbers that the float32 weights hold,
-and rounded to the safe side. A certificate is of the recurrent layers: scaling, patches and a linear skip are functions
-of the input alone.
+Each layer bounds one of its steps (:meth:`stablernn.cells.StableCell.step_bound`); here these bounds are combined over
+depth and over the members of an ensemble. Everything is computed in float64 on the numbers that the float32 weights
+hold, and rounded to the safe side. A certificate is of the recurrent layers: scaling, patches and a linear skip are
+functions of the input alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from stablernn.bounds.linalg import Matrix
-from stablernn.bounds.step_bound import FLOAT32, Hypothesis, StepBound
+from stablernn.bounds.step_bound import FLOAT32_EPSILON, Hypothesis, StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.cascade import Cascade, cascade
-from stablernn.certificates.quantization import FORMATS, Format, StorageBound, storage_bound
+from stablernn.certificates.quantization import FORMATS, Format, QuantizationErrorBound, quantization_error_bound
 from stablernn.errors import CertificateError, ConfigError
-from stablernn.nn.ensemble import Members
+from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import SequenceModel
 from stablernn.nn.training_calls import warn_of_missing_calls
@@ -32,28 +32,28 @@ from stablernn.nn.training_calls import warn_of_missing_calls
 KINDS = ("contracting", "non-expansive", "bounded", "none")
 """From the strongest to the weakest: the order in which ``--require`` and gates compare."""
 SCHEMA = 1
-CONTRACTING = 1 - 2 * FLOAT32
-"""What a rate must be below: an orthogonal matrix that float32 rounds inwards contracts nothing."""
-GAPS = (1, 10, 100, 1000)
-"""Lengths of gaps whose cost a certificate tells."""
-FORGOTTEN = 1e-3
-"""The share of a difference of two starts that counts as forgotten."""
+CONTRACTING = 1 - 2 * FLOAT32_EPSILON
+"""The limit that a rate must be below: an orthogonal matrix that float32 rounds inwards contracts nothing."""
+GAP_LENGTHS = (1, 10, 100, 1000)
+"""Lengths of the gaps in the data of which a certificate states the error."""
+SETTLED_SHARE = 1e-3
+"""The share of the effect of two starts at which the memory of them has faded."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is proved of a model's recurrent layers.
+    """The properties that are proved of a model's recurrent layers.
 
     Attributes:
         kind: The strongest of ``KINDS`` that is proved.
         cell: Key of the cell.
-        stacks: What is proved of each member's layers.
+        stacks: The bounds of each member's layers.
         states: Names of the recurrent state tensors, as exported graphs have them, that the rate is of.
-        balls: Where the state tensors stay, by the same names.
-        tolerance: By how much a rate of 1 may be exceeded and still count as non-expansive: what rounding matrices to
-            float32 does to an orthogonal one.
-        max_dt: Longest step in regular ones, for irregular time; None where all steps are regular.
-        stored: By format, how far rounding the stored weights moves the output; none where it was not asked for.
+        balls: Invariant balls of the state tensors, by the same names.
+        tolerance: By how much a rate of 1 may be exceeded and still count as non-expansive: the effect of rounding an
+            orthogonal matrix to float32.
+        max_dt: Longest step in regular ones, for irregular time; None if all steps are regular.
+        quantization: By weight format, how far rounding the weights moves the output; empty if it was not computed.
     """
 
     kind: str
@@ -63,67 +63,71 @@ class Certificate:
     balls: tuple[dict[str, Any], ...]
     tolerance: float
     max_dt: float | None = None
-    stored: Mapping[Format, StorageBound | None] = field(default_factory=dict)
+    quantization: Mapping[Format, QuantizationErrorBound | None] = field(default_factory=dict)
 
     @property
     def rate(self) -> float | None:
-        """The factor a step by which two states under one input approach in the end; None where none is proved."""
+        """The factor a step by which two states under one input approach in the end; None if none is proved."""
         rate = max(stack.rate for stack in self.stacks)
         return rate if math.isfinite(rate) else None
 
     def total_gain(self) -> float | None:
-        """Of the layers' input on their output over any time; None where none is proved."""
+        """Return the gain of the layers' input on their output over any time; None if none is proved."""
         return _proved(max(stack.total_gain() for stack in self.stacks))
 
     def state_gains(self) -> list[float | None]:
-        """The same of the state of each layer, in the norm of the layer."""
+        """Return the gain on the state of each layer, in the norm of the layer."""
         return [_proved(max(gains)) for gains in zip(*(stack.state_gains() for stack in self.stacks), strict=True)]
 
-    def gap_error(self, steps: int) -> float | None:
-        """How far off the output can be by a gap of so many samples whose values are off by at most 1, in the 2-norm.
+    def missing_data_error(self, steps: int) -> float | None:
+        """Bound the error of the output after a gap of so many samples, filled in with errors of at most 1 (2-norm).
 
-        None where none is proved, as for irregular time, where a gap has no length in samples.
+        None if none is proved, as for irregular time, where a gap has no length in samples.
         """
         if self.max_dt is not None:
             return None
-        return _proved(max(stack.gap_error(steps, self.tolerance) for stack in self.stacks))
+        return _proved(max(stack.missing_data_error(steps, self.tolerance) for stack in self.stacks))
 
-    def forgotten_after(self, share: float) -> int | None:
-        """Steps from which on two starts move the output by at most a share of what they can move it at once.
+    def settling_time(self, share: float) -> int | None:
+        """Return the steps after which two starts move the output by at most a share of what they can move it at once.
 
-        Of several layers any two starts within the balls; None where none is proved. Of irregular time it is the time
-        in regular steps, of one layer.
+        Of several layers any two starts within the balls; None if none is proved. Of irregular time it is the time in
+        regular steps, of one layer.
         """
         if self.max_dt is not None and any(len(stack.bounds) > 1 for stack in self.stacks):
             return None
-        found = [stack.forgotten_after(share, stack.widths if len(stack.bounds) > 1 else None) for stack in self.stacks]
-        known = [steps for steps in found if steps is not None]
-        return max(known) if len(known) == len(found) else None
+        # Of one layer the share does not depend on how far apart the starts are.
+        times = [
+            stack.settling_time(share, stack.diameters if len(stack.bounds) > 1 else None) for stack in self.stacks
+        ]
+        proved_times = [steps for steps in times if steps is not None]
+        return max(proved_times) if len(proved_times) == len(times) else None
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """The norm of each layer's state, such that anybody can check the rates.
+    def norm_matrices(self) -> list[dict[str, Any]]:
+        """Return the norm of each layer's state, by which anybody can check the rates.
 
-        Of several layers ``divided_by`` is the layer's weight in the norm of all, the largest part.
+        Of several layers ``divided_by`` is the layer's weight in the norm of all, the largest of the layers' sizes.
         """
-        found, names = [], iter(self.states)
+        layer_norms, names = [], iter(self.states)
         for stack in self.stacks:
             weights = stack.weights() if len(stack.bounds) > 1 and self.max_dt is None else None
             for depth, bound in enumerate(stack.bounds):
-                about: dict[str, Any] = {"states": [next(names) for _ in bound.covers], "norm": _norm_name(bound)}
+                layer_norm: dict[str, Any] = {"states": [next(names) for _ in bound.covers], "norm": _norm_name(bound)}
                 if bound.metric is not None:
-                    about["matrix"] = _packed(bound.metric)
+                    layer_norm["matrix"] = _encode_matrix(bound.metric)
                 if bound.weights is not None:
-                    about["weights"] = bound.weights.tolist()
+                    layer_norm["weights"] = bound.weights.tolist()
                 if weights is not None:
-                    about["divided_by"] = float(weights[depth])
+                    layer_norm["divided_by"] = float(weights[depth])
+                # A layer without a norm still takes its names from the iterator.
                 if bound.norm is not None:
-                    found.append(about)
-        return found
+                    layer_norms.append(layer_norm)
+        return layer_norms
 
     def step_rate(self) -> float | None:
-        """What a single step makes of a difference, in the norm of :meth:`metrics`; None where none is proved."""
+        """Return the factor of a single step in the norm of :meth:`norm_matrices`; None if none is proved."""
         if self.max_dt is not None:
-            # A step may be as short as it likes.
+            # A step may be arbitrarily short, and then changes nothing.
             return None
         rates = []
         for stack in self.stacks:
@@ -135,82 +139,86 @@ class Certificate:
         return _proved(max(rates))
 
     def figures(self) -> dict[str, float]:
-        """What the layers' bounds tell beside, by name."""
-        return {f"{place}{name}": value for place, bound in self._layers() for name, value in bound.figures.items()}
+        """Return the further figures of the layers' bounds, by name."""
+        return {f"{label}{name}": value for label, bound in self._layers() for name, value in bound.figures.items()}
 
     def hypotheses(self) -> list[Hypothesis]:
-        """Every condition of every layer, then that of the kind."""
-        found = []
-        for place, bound in self._layers():
-            found += [replace(one, name=f"{place}{one.name}") for one in bound.hypotheses]
+        """Return every condition of every layer, followed by that of the kind."""
+        conditions = []
+        for label, bound in self._layers():
+            conditions += [replace(hypothesis, name=f"{label}{hypothesis.name}") for hypothesis in bound.hypotheses]
             if bound.norm is not None:
                 strict = self.kind == "contracting"
                 limit = CONTRACTING if strict else 1 + self.tolerance
-                found.append(Hypothesis(f"{place}contraction rate", bound.rate, limit, strict))
-        return found
+                conditions.append(Hypothesis(f"{label}contraction rate", bound.rate, limit, strict))
+        return conditions
 
     def document(self) -> dict[str, Any]:
-        """The certificate as JSON types; docs/stability.md says what each key means."""
+        """Return the certificate as JSON types; docs/stability.md explains every key."""
         bounds = [bound for stack in self.stacks for bound in stack.bounds]
-        deep = any(len(stack.bounds) > 1 for stack in self.stacks)
+        is_deep = any(len(stack.bounds) > 1 for stack in self.stacks)
         return {
             "schema": SCHEMA,
             "kind": self.kind,
             "holds": self.kind != "none",
-            "norm": _norm(bounds, deep=deep),
+            "norm": _norm(bounds, is_deep=is_deep),
             "contraction_rate": self.rate,
             "step_rate": self.step_rate(),
             "rounding_slack": self.tolerance,
             "states": list(self.states),
             "state_ball": self.balls[0] if self.balls else None,
             "state_balls": list(self.balls),
-            "hypotheses": [_shown(one) for one in self.hypotheses()],
+            "hypotheses": [_condition_document(hypothesis) for hypothesis in self.hypotheses()],
             "conditions": [
-                {**_shown(replace(condition, name=f"{place}{condition.name}")), "of": condition.of}
-                for place, bound in self._layers()
+                {**_condition_document(replace(condition, name=f"{label}{condition.name}")), "of": condition.subject}
+                for label, bound in self._layers()
                 for condition in bound.conditions
             ],
             "figures": self.figures(),
             "time": {"steps": "regular"} if self.max_dt is None else {"steps": "irregular", "longest": self.max_dt},
             "gains": {"input_to_state": self.state_gains(), "input_to_output": self.total_gain()},
-            "gaps": [{"steps": steps, "output_error": self.gap_error(steps)} for steps in GAPS],
-            "forgetting": {"share": FORGOTTEN, "steps": self.forgotten_after(FORGOTTEN)},
-            "stored_weights": {form: None if bound is None else asdict(bound) for form, bound in self.stored.items()},
-            "metrics": self.metrics(),
+            "gaps": [{"steps": steps, "output_error": self.missing_data_error(steps)} for steps in GAP_LENGTHS],
+            "forgetting": {"share": SETTLED_SHARE, "steps": self.settling_time(SETTLED_SHARE)},
+            "stored_weights": {
+                form: None if bound is None else asdict(bound) for form, bound in self.quantization.items()
+            },
+            "metrics": self.norm_matrices(),
             "cell": self.cell,
             "arithmetic": "float64 on the float32 weights",
         }
 
     def _layers(self) -> Iterable[tuple[str, StepBound]]:
-        several, deep = len(self.stacks) > 1, len(self.stacks[0].bounds) > 1
+        """Yield each layer's label, empty for the only one, and its bound."""
+        has_members, is_deep = len(self.stacks) > 1, len(self.stacks[0].bounds) > 1
         for number, stack in enumerate(self.stacks):
             for depth, bound in enumerate(stack.bounds):
-                place = (f"member {number} " if several else "") + (f"layer {depth} " if deep else "")
-                yield place, bound
+                label = (f"member {number} " if has_members else "") + (f"layer {depth} " if is_deep else "")
+                yield label, bound
 
 
 def certify(module: nn.Module, *, stored: bool = True) -> Certificate:
-    """What is proved of a cell, of layers or of a model.
+    """Prove what holds of a cell, of layers or of a model, from its weights.
 
-    Warns (:class:`stablernn.errors.UntrainedWarning`) where a training loop left out a call that the model depends on:
+    Warns (:class:`stablernn.errors.UntrainedWarning`) if a training loop left out a call that the model depends on:
     the certificate is of the weights as they are.
 
     Args:
         module: A cell, a :class:`stablernn.StableRNN` or a model, on any device; it is not changed. Its matrices are
             those of float32, as every export has them.
-        stored: Whether what weights in fewer bits would do is computed too.
+        stored: Whether to bound the error of weights that are stored in fewer bits as well.
 
     Raises:
-        ConfigError: If it is none of these.
+        ConfigError: If ``module`` is none of these.
         CertificateError: If a weight is not finite.
     """
+    # Another module is refused before anything warns of it.
     _stacks(module)
     warn_of_missing_calls(module, stacklevel=2)
     return prove(module, stored=stored)
 
 
 def prove(module: nn.Module, *, stored: bool = True) -> Certificate:
-    """:func:`certify` without warnings, for callers that have trained the model or warned already."""
+    """Run :func:`certify` without warnings, for callers that have trained the model or warned already."""
     stacks, prefix = _stacks(module)
     for name, weight in module.named_parameters():
         if not bool(torch.isfinite(weight).all()):
@@ -222,15 +230,17 @@ def prove(module: nn.Module, *, stored: bool = True) -> Certificate:
     cells = [cell for stack in stacks for cell in stack]
     bounds = [bound for stack in proved for bound in stack.bounds]
     states, balls, first = [], [], prefix
+    # Exported graphs number the state tensors of the model; those of scaling and patches come first.
     for cell, bound in zip(cells, bounds, strict=True):
-        names = {name: f"state_{first + place}" for place, name in enumerate(cell.state_names)}
+        names = {name: f"state_{first + index}" for index, name in enumerate(cell.state_names)}
         states += [names[name] for name in bound.covers]
         balls += [
             {"state": names[ball.state], "norm": ball.norm, "centre": 0.0, "radius": ball.radius}
             for ball in bound.balls
         ]
         first += len(names)
-    tolerance = max(cell.hidden_size for cell in cells) * FLOAT32
+    tolerance = max(cell.hidden_size for cell in cells) * FLOAT32_EPSILON
+    # Every state tensor has a ball.
     is_bounded = len(balls) == first - prefix
     return Certificate(
         kind=_kind(proved, tolerance, is_bounded),
@@ -240,42 +250,45 @@ def prove(module: nn.Module, *, stored: bool = True) -> Certificate:
         balls=tuple(balls),
         tolerance=tolerance,
         max_dt=max_dt,
-        stored={form: _stored(stacks, proved, form, max_dt) for form in FORMATS} if stored else {},
+        quantization={form: _quantization_bound(stacks, proved, form, max_dt) for form in FORMATS} if stored else {},
     )
 
 
-def _stored(
+def _quantization_bound(
     stacks: list[list[StableCell]], proved: tuple[Cascade, ...], form: Format, max_dt: float | None
-) -> StorageBound | None:
-    """The worst of all members; None where nothing is proved of one."""
+) -> QuantizationErrorBound | None:
+    """Return the worst bound of all members; None if nothing is proved of one."""
     if max_dt is not None:
         return None
     try:
-        bounds = [storage_bound(stack, one, form) for stack, one in zip(stacks, proved, strict=True)]
+        bounds = [quantization_error_bound(cells, stack, form) for cells, stack in zip(stacks, proved, strict=True)]
     except np.linalg.LinAlgError:
+        # Quantized matrices may be ones that float64 cannot decompose.
         return None
-    known = [bound for bound in bounds if bound is not None]
-    if len(known) < len(bounds):
+    proved_bounds = [bound for bound in bounds if bound is not None]
+    if len(proved_bounds) < len(bounds):
         return None
-    return StorageBound(*(max(parts) for parts in zip(*(astuple(bound) for bound in known), strict=True)))
+    columns = zip(*(astuple(bound) for bound in proved_bounds), strict=True)
+    return QuantizationErrorBound(*(max(column) for column in columns))
 
 
 def _kind(proved: tuple[Cascade, ...], tolerance: float, is_bounded: bool) -> str:
+    """Return the strongest of ``KINDS`` that holds of all members."""
     if all(stack.is_contracting and stack.rate < CONTRACTING for stack in proved):
         return "contracting"
-    # What a layer above does with the differences that one below keeps for ever is not bounded by its own rate.
+    # The rate of a layer does not bound its response to differences that the layer below keeps forever.
     if all(len(stack.bounds) == 1 and stack.rate <= 1 + tolerance for stack in proved):
         return "non-expansive"
     return "bounded" if is_bounded else "none"
 
 
 def _stacks(module: nn.Module) -> tuple[list[list[StableCell]], int]:
-    """The cells of each member, from input to output, and how many state tensors stand before theirs."""
+    """Return the cells of each member, from input to output, and how many state tensors come before theirs."""
     if isinstance(module, StableCell):
         return [[module]], 0
     if isinstance(module, StableRNN):
         return [module.cells], 0
-    if isinstance(module, Members):
+    if isinstance(module, Ensemble):
         return [stack.cells for stack in module.stacks if isinstance(stack, StableRNN)], 0
     if isinstance(module, SequenceModel):
         return _stacks(module.rnn)[0], len(module.patches.state_roles())
@@ -283,36 +296,39 @@ def _stacks(module: nn.Module) -> tuple[list[list[StableCell]], int]:
 
 
 def _max_dt(module: nn.Module) -> float | None:
-    """Longest step of a module for irregular time; None where all steps are regular."""
-    if isinstance(module, Members):
+    """Return the longest step of a module for irregular time; None if all steps are regular."""
+    if isinstance(module, Ensemble):
         return module.first.max_dt
     return module.max_dt if isinstance(module, StableRNN | SequenceModel) else None
 
 
 def _proved(value: float) -> float | None:
+    """Return a bound, None if it is not finite."""
     return value if math.isfinite(value) else None
 
 
-def _packed(matrix: Matrix) -> dict[str, Any]:
-    """A matrix whose numbers are those of float32, in a short form."""
+def _encode_matrix(matrix: Matrix) -> dict[str, Any]:
+    """Encode a matrix of float32 numbers in base64, which is short."""
     content = base64.b64encode(matrix.astype("<f4").tobytes()).decode("ascii")
     return {"shape": list(matrix.shape), "float32_base64": content}
 
 
 def _norm_name(bound: StepBound) -> str:
+    # A metric already makes the norm of the bound weighted-l2.
     return f"weighted-{bound.norm}" if bound.weights is not None else str(bound.norm)
 
 
-def _norm(bounds: list[StepBound], *, deep: bool) -> str | None:
-    """The norm of the whole state; over layers and members it is a largest part, each divided by a weight."""
+def _norm(bounds: list[StepBound], *, is_deep: bool) -> str | None:
+    """Return the norm of the whole state: over layers the largest of their sizes, each divided by a weight."""
     if any(bound.norm is None for bound in bounds):
         return None
     names = {_norm_name(bound) for bound in bounds}
-    if len(names) == 1 and not deep:
+    if len(names) == 1 and not is_deep:
         return names.pop()
     return "weighted-linf" if any("linf" in name for name in names) else "weighted-l2"
 
 
-def _shown(one: Hypothesis) -> dict[str, Any]:
-    value = one.value if math.isfinite(one.value) else None
-    return {"name": one.name, "value": value, "bound": one.bound, "holds": one.holds}
+def _condition_document(condition: Hypothesis) -> dict[str, Any]:
+    """Return a condition as JSON types; its value is None if it is not finite."""
+    value = condition.value if math.isfinite(condition.value) else None
+    return {"name": condition.name, "value": value, "bound": condition.bound, "holds": condition.holds}

@@ -37,35 +37,35 @@ BY_CONSTRUCTION: dict[str, Kind] = {
     **dict.fromkeys(("scornn", "exprnn", "dtriv", "urnn", "fc_urnn", "eunn", "lvf_mid"), "non-expansive"),
     **dict.fromkeys(("mingru", "minlstm"), "non-expansive"),
 }
-"""What holds for all parameters, softshrink or another nonlinearity without a jump given."""
+"""The kind that holds for all parameters, with softshrink or another nonlinearity without a jump."""
 
 UNIT_STEPS = (0.01, 10.0)
-"""Within which multiples of ``step_size`` the units' own steps of ``noisy_rnn`` stay: what does not move is not damped,
-and steps that are far apart leave the norm in which they contract too stretched to be of use."""
+"""Smallest and largest step of a unit of ``noisy_rnn``, in multiples of ``step_size``: a unit that does not move is not
+damped, and steps that are far apart leave the norm in which they contract too stretched to be of use."""
 
 
 def certified_kind(cell: StableCell) -> Kind:
-    """What :func:`project` keeps a cell's step, or what it is for all parameters.
+    """Return the kind that :func:`project` keeps a cell in, or that holds for all of its parameters.
 
     Raises:
-        ConfigError: If the cell, or an option of it, leaves no region that training could be kept in.
+        ConfigError: If the cell, or an option of it, has no certified region.
     """
     if cell.key not in _PROJECTIONS and cell.key not in BY_CONSTRUCTION:
         raise ConfigError(
             f"The cell '{cell.key}' has no certified region that training could stay in. Take one that has, such as "
             "lipschitz, rnn, lru or exprnn (all are in docs/stability.md), or leave training.certified out."
         )
-    for name, wrong, instead in _excluded(cell):
-        if wrong:
+    for name, is_excluded, replacement in _excluded_options(cell):
+        if is_excluded:
             raise ConfigError(
                 f"The cell '{cell.key}' has no certified region with {name}={getattr(cell, name)!r}; set "
-                f"model.cell_options.{name} to {instead}."
+                f"model.cell_options.{name} to {replacement}."
             )
     return BY_CONSTRUCTION.get(cell.key, "contracting")
 
 
 def is_projected(cell: StableCell) -> bool:
-    """Whether the cell's rate is kept below 1 by projection, and so has a margin."""
+    """Return whether projection keeps the cell's rate below 1, by a margin."""
     return cell.key in _PROJECTIONS
 
 
@@ -78,6 +78,7 @@ def project(cell: StableCell, margin: float) -> None:
         margin: By how much the rate of its step stays below 1, 0 to 0.5; of no use to cells that are certified by
             construction.
     """
+    # No decomposition takes NaN; the training loop stops at a loss that is not finite.
     if not all(bool(torch.isfinite(parameter).all()) for parameter in cell.parameters()):
         return
     if getattr(cell, "nonlinearity", None) == "modrelu":
@@ -88,20 +89,20 @@ def project(cell: StableCell, margin: float) -> None:
 
 
 def within_norm(matrix: Tensor, bound: float) -> Tensor:
-    """The matrix of norm ``bound`` or less that is nearest in the Frobenius norm: its singular values cut off.
+    """Return the nearest matrix of norm ``bound`` or less in the Frobenius norm: its singular values are clipped.
 
     Args:
         matrix: ``(m, n)`` float64.
         bound: 0 or more.
     """
     values, vectors = _right_singular(matrix)
-    return _cut(matrix, values, vectors, bound)
+    return _clip_singular(matrix, values, vectors, bound)
 
 
 def within_sum(first: Tensor, second: Tensor, bound: float, *, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The pair with ``norm(first) + factor * norm(second) <= bound`` that is nearest in the Frobenius norm.
+    """Return the nearest pair with ``norm(first) + factor * norm(second) <= bound`` in the Frobenius norm.
 
-    With ``t`` the norm of the first that is best, both have their singular values cut off, at ``t`` and at
+    With ``t`` the best norm of the first, the singular values of both are clipped, at ``t`` and at
     ``(bound - t) / factor``.
 
     Args:
@@ -110,35 +111,41 @@ def within_sum(first: Tensor, second: Tensor, bound: float, *, factor: float = 1
         bound: 0 or more.
         factor: Greater than 0.
     """
-    (values, vectors), (others, axes) = _right_singular(first), _right_singular(second)
-    if float(values[-1]) + factor * float(others[-1]) <= bound:
+    first_values, first_vectors = _right_singular(first)
+    second_values, second_vectors = _right_singular(second)
+    if float(first_values[-1]) + factor * float(second_values[-1]) <= bound:
         return first, second
-    level = _level(values, others, bound, factor)
-    return _cut(first, values, vectors, level), _cut(second, others, axes, (bound - level) / factor)
+    level = _best_norm(first_values, second_values, bound, factor)
+    return (
+        _clip_singular(first, first_values, first_vectors, level),
+        _clip_singular(second, second_values, second_vectors, (bound - level) / factor),
+    )
 
 
-def _level(values: Tensor, others: Tensor, bound: float, factor: float) -> float:
-    """The norm of the first where what a change of it saves in one matrix is what it costs in the other."""
+def _best_norm(first_values: Tensor, second_values: Tensor, bound: float, factor: float) -> float:
+    """Return the norm of the first at which a small change saves in one matrix what it costs in the other."""
     low, high = 0.0, bound
+    # Bisection of the derivative of the squared distance, which is monotonic in the norm.
     for _ in range(60):
         middle = (low + high) / 2
-        saved = float((values - middle).clamp_min(0).sum())
-        spent = float((others - (bound - middle) / factor).clamp_min(0).sum()) / factor
-        low, high = (middle, high) if saved > spent else (low, middle)
+        saving = float((first_values - middle).clamp_min(0).sum())
+        cost = float((second_values - (bound - middle) / factor).clamp_min(0).sum()) / factor
+        low, high = (middle, high) if saving > cost else (low, middle)
     return low
 
 
 def _right_singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values in ascending order, and the right singular vectors as columns."""
+    """Return the singular values in ascending order, and the right singular vectors as columns."""
     squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
     return squares.clamp_min(0).sqrt(), vectors
 
 
-def _cut(matrix: Tensor, values: Tensor, vectors: Tensor, bound: float) -> Tensor:
+def _clip_singular(matrix: Tensor, values: Tensor, vectors: Tensor, bound: float) -> Tensor:
+    """Return the matrix with its singular values clipped; the same tensor if none exceeds the bound."""
     if float(values[-1]) <= bound:
         return matrix
-    shares = torch.where(values > bound, bound / values.clamp_min(torch.finfo(values.dtype).tiny), 1.0)
-    return matrix @ (vectors * shares) @ vectors.T
+    scales = torch.where(values > bound, bound / values.clamp_min(torch.finfo(values.dtype).tiny), 1.0)
+    return matrix @ (vectors * scales) @ vectors.T
 
 
 def _clip_recurrent(cell: Any, bound: float) -> None:
@@ -153,49 +160,54 @@ def _clip_diagonal(cell: Any, bound: float) -> None:
 def _project_fast(cell: Any, bound: float) -> None:
     alpha, beta = (number.double() for number in cell.scalars())
     matrix = alpha * cell.recurrent_matrix().double()
-    kept = beta * torch.eye(cell.hidden_size, dtype=matrix.dtype, device=matrix.device)
-    held, used = within_sum(kept, matrix, bound)
-    if held is not kept:
-        cell.beta.copy_(torch.logit(held[0, 0].clamp_min(torch.finfo(torch.float32).tiny)))
-    if used is matrix:
+    identity_part = beta * torch.eye(cell.hidden_size, dtype=matrix.dtype, device=matrix.device)
+    projected_identity, projected = within_sum(identity_part, matrix, bound)
+    # within_sum returns its arguments if they are inside: parameters are then left as they are, to the last bit.
+    if projected_identity is not identity_part:
+        cell.beta.copy_(torch.logit(projected_identity[0, 0].clamp_min(torch.finfo(torch.float32).tiny)))
+    if projected is matrix:
         return
     if cell.recurrent_rank == cell.hidden_size:
-        cell.weight_hh.copy_(used / alpha)
+        cell.weight_hh.copy_(projected / alpha)
         return
-    share = float(torch.linalg.matrix_norm(used, 2) / torch.linalg.matrix_norm(matrix, 2))
+    # Both factors of a low rank are scaled alike, so that the rank stays: inside, but not nearest.
+    scale = float(torch.linalg.matrix_norm(projected, 2) / torch.linalg.matrix_norm(matrix, 2))
     for factor in (cell.weight_hh, cell.weight_hh_right):
-        factor.mul_(math.sqrt(share))
+        factor.mul_(math.sqrt(scale))
 
 
 def _project_symmetric_skew(cell: Any, bound: float) -> None:
     if cell.key == "noisy_rnn":
-        cell.unit_steps.clamp_(*(share * cell.step_size for share in UNIT_STEPS))
+        cell.unit_steps.clamp_(*(multiple * cell.step_size for multiple in UNIT_STEPS))
         steps = cell.unit_steps.double()
     else:
         steps = cell.weight_hh.new_full((cell.hidden_size,), cell.step_size, dtype=torch.float64)
     factor = 1.0
     if cell.key == "lipschitz_rk2":
+        # With bound = 1 - margin, this is sqrt(1 - 2 margin), as the table of this module states.
         factor, bound = 3.0, math.sqrt(max(0.0, 2 * bound - 1))
+    # In the norm scaled by the units' steps the linear part is E A E, entry by entry sqrt(e_i e_j) A_ij.
     lengths = getattr(cell, "linear_scale", 1.0) * steps.sqrt()[:, None] * steps.sqrt()
     longest = steps.max()
-    whole = torch.eye(cell.hidden_size).to(lengths) + lengths * cell.linear_matrix().double()
+    linear_part = torch.eye(cell.hidden_size).to(lengths) + lengths * cell.linear_matrix().double()
     recurrent = longest * cell.recurrent_matrix().double()
-    kept, used = within_sum(whole, recurrent, bound, factor=factor)
-    _move(cell, cell.weight_linear, (kept - whole) / lengths)
-    _move(cell, cell.weight_hh, (used - recurrent) / longest)
+    projected_linear, projected_recurrent = within_sum(linear_part, recurrent, bound, factor=factor)
+    _add_to_matrix(cell, cell.weight_linear, (projected_linear - linear_part) / lengths)
+    _add_to_matrix(cell, cell.weight_hh, (projected_recurrent - recurrent) / longest)
 
 
-def _move(cell: SymmetricSkewCell, weight: Tensor, change: Tensor) -> None:
-    """Change the symmetric-skew matrix made of a weight by so much."""
-    share = cell.skew_weight
-    moved = (change + change.T) / (4 * (1 - share))
-    if share:
-        moved = moved + (change - change.T) / (4 * share)
-    weight.add_(moved.to(weight.dtype))
+def _add_to_matrix(cell: SymmetricSkewCell, weight: Tensor, change: Tensor) -> None:
+    """Change a free weight so that the symmetric-skew matrix built from it changes by ``change``."""
+    skew_weight = cell.skew_weight
+    # The matrix is (1 - s) (M + M^T) + s (M - M^T) of the free M, so that each part is solved for alone.
+    weight_change = (change + change.T) / (4 * (1 - skew_weight))
+    if skew_weight:
+        weight_change = weight_change + (change - change.T) / (4 * skew_weight)
+    weight.add_(weight_change.to(weight.dtype))
 
 
-def _excluded(cell: Any) -> list[tuple[str, bool, str]]:
-    """Options that leave no region: name, whether they are set so here, and what to set in their place."""
+def _excluded_options(cell: Any) -> list[tuple[str, bool, str]]:
+    """Return options without a certified region: name, whether the cell has it set so, and the value to set instead."""
     match cell.key:
         case "soft_orth":
             return [("form", cell.form != "penalty", "penalty")]

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from stablernn.data.arrays import Samples
     from stablernn.data.catalog import dataset_info, list_datasets
     from stablernn.data.load import load_data
     from stablernn.data.named.entry import DatasetInfo
     from stablernn.data.prediction_inputs import InputSet, read_inputs
     from stablernn.data.types import ClassificationData, ForecastData, SequenceSplit, Series
-    from stablernn.data.windows import Samples, WindowSet
+    from stablernn.data.windows import WindowSet
 
 __all__ = [
     "ClassificationData",

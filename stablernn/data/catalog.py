@@ -1,27 +1,26 @@
-"""The named datasets: two that are part of this package, and those of the papers, which are looked for or fetched."""
+"""The named datasets: two that are part of this package, and those of the papers, which are located or fetched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.named import cifar, fsdd, memory, mnist, polyphonic, series, text, timit
-from stablernn.data.named.entry import OPTIONS, DatasetInfo, NamedData, Request, check_variant
+from stablernn.data.named.entry import DatasetInfo, NamedData, Request, check_variant
 from stablernn.data.named.fetch import locate_files
-from stablernn.data.sequences import wrong_features
+from stablernn.data.options import TABLE_OPTIONS, TASK_OPTIONS, LoadOptions
+from stablernn.data.sequences import wrong_features_error
 from stablernn.data.types import ForecastData
-from stablernn.data.windows import Int64Array, SplitName
 
 BUNDLED = Path(__file__).parent / "bundled"
 
 
-def _every_fifth(count: int) -> dict[SplitName, Int64Array]:
+def _split_by_fives(count: int) -> dict[SplitName, Int64Array]:
     remainder = np.arange(count) % 5
     return {
         "train": np.flatnonzero(remainder > 1),
@@ -42,7 +41,7 @@ _DATASETS = {
             source="UCI Machine Learning Repository, Optical Recognition of Handwritten Digits "
             "(E. Alpaydin, C. Kaynak, 1998), the test part as in scikit-learn",
             splits="index % 5: 0 is test, 1 is validation, the rest is train",
-            members=_every_fifth,
+            members=_split_by_fives,
         ),
         DatasetInfo(
             key="co2",
@@ -69,17 +68,17 @@ _DATASETS = {
 
 
 def list_datasets(pattern: str = "*") -> tuple[DatasetInfo, ...]:
-    """The named datasets whose key matches a pattern with wildcards, sorted by key."""
+    """Return the named datasets whose key matches a pattern with wildcards, sorted by key."""
     return tuple(info for key, info in sorted(_DATASETS.items()) if fnmatchcase(key, pattern))
 
 
 def is_dataset(key: str) -> bool:
-    """Whether a dataset has this name."""
+    """Return True if a dataset has this name."""
     return key in _DATASETS
 
 
 def dataset_info(key: str) -> DatasetInfo:
-    """The dataset of that name.
+    """Return the dataset of that name.
 
     Raises:
         UnknownNameError: If there is none.
@@ -89,67 +88,31 @@ def dataset_info(key: str) -> DatasetInfo:
     return _DATASETS[key]
 
 
-def check_options(name: str, info: DatasetInfo | None, options: Mapping[str, Any]) -> None:
-    """Refuse settings of named datasets that this source does not take.
-
-    Args:
-        name: What the source is called in messages.
-        info: The dataset; None for a file.
-        options: Those of :data:`OPTIONS` that are given.
-
-    Raises:
-        ConfigError: If one is not for this source.
-    """
-    for word in options:
-        if info is None:
-            raise errors.ConfigError(f"{word} is for named datasets; '{name}' is a file.")
-        if word not in info.takes:
-            takes = f"; of {', '.join(OPTIONS)} it takes {', '.join(info.takes) or 'none'}"
-            raise errors.ConfigError(f"{word} is not for '{name}'{takes}.")
-
-
-def load_named(
-    info: DatasetInfo, options: Mapping[str, Any], settings: Mapping[str, Any], *, seed: int = 0
-) -> NamedData:
-    """A dataset of the papers, from its files here, or fetched.
+def load_named(info: DatasetInfo, options: LoadOptions) -> NamedData:
+    """Load a dataset of the papers, from its files here, or fetched.
 
     Args:
         info: The dataset.
-        options: Those of :data:`OPTIONS` that are given.
-        settings: Settings of the task that are given.
-        seed: Draws what is drawn.
+        options: How to load it; its source, test split and validation fraction are not used.
 
     Raises:
-        ConfigError: If an option or a setting is not for this dataset, or out of its range.
-        DataError: If files are not here and cannot be fetched, or are not what was published.
+        ConfigError: If an option is not for this dataset, or out of its range.
+        DataError: If files are not here and cannot be fetched, or differ from what was published.
     """
     assert info.load is not None
-    check_options(info.key, info, options)
-    variant = check_variant(info, options.get("variant"))
-    channels = settings.get("channels")
+    # Options are checked before files are fetched, which may take long.
+    variant = check_variant(info, options.variant)
+    names = options.changed(TASK_OPTIONS)
     if info.task != "forecast":
-        strange = next((word for word in settings if word != "channels"), None)
-        if strange is not None:
-            raise errors.ConfigError(f"{strange} is for forecasting; '{info.key}' is read for task '{info.task}'.")
-        settings = {}
-    column = next((word for word in ("id_column", "time_column", "label_column", "stamps") if word in settings), None)
-    if column is not None:
-        raise errors.ConfigError(f"{column} is for files; the columns of '{info.key}' are known.")
-    partial = bool(options.get("partial", False))
-    paths, missing = locate_files(info, partial=partial)
-    data = info.load(
-        Request(
-            info,
-            paths,
-            missing,
-            seed=seed,
-            variant=variant,
-            permutation=options.get("permutation"),
-            length=options.get("length"),
-            partial=partial,
-            settings=settings,
-        )
-    )
-    if channels is not None and not isinstance(data, ForecastData) and tuple(channels) != data.features:
-        raise wrong_features(info.key, data.features, tuple(channels))
+        unused = next((name for name in names if name != "channels"), None)
+        if unused is not None:
+            raise errors.ConfigError(f"{unused} is for forecasting; '{info.key}' is read for task '{info.task}'.")
+    table_option = next((name for name in TABLE_OPTIONS if name in names), None)
+    if table_option is not None:
+        raise errors.ConfigError(f"{table_option} is for files; the columns of '{info.key}' are known.")
+    paths, missing = locate_files(info, partial=options.partial)
+    data = info.load(Request(info, paths, missing, options, variant))
+    # A loader of series has selected the channels; sequences have theirs in one fixed order.
+    if options.channels is not None and not isinstance(data, ForecastData) and options.channels != data.features:
+        raise wrong_features_error(info.key, data.features, options.channels)
     return data

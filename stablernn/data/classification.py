@@ -1,4 +1,4 @@
-"""From what a reader found, sequences with a word each, to the splits of a classification dataset."""
+"""From labeled sequences, as readers return them, to the splits of a classification dataset."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, SplitName
 from stablernn.data.fingerprint import fingerprint
-from stablernn.data.messages import counted, listing
-from stablernn.data.sequences import NO_LABEL, Sequences, in_order, pad, regular_step, sorted_labels, time_steps
+from stablernn.data.messages import format_names, pluralize
+from stablernn.data.sequences import (
+    NO_LABEL,
+    Sequences,
+    compute_dt,
+    median_time_step,
+    pad_sequences,
+    reorder_features,
+    sort_labels,
+)
 from stablernn.data.splits import stratified_validation
 from stablernn.data.types import ClassificationData, Notes, SequenceSplit, add_notes
-from stablernn.data.windows import Float32Array, Int64Array, SplitName
 
-# How a file gets labels, by its ending.
-_ADD_LABELS = {
+# Ways to add labels to a file, by its ending.
+_LABEL_ADVICE = {
     ".npz": "Add an array 'y'.",
     ".ts": "Say '@classLabel true' and the classes above '@data', and end each line with ':' and its label.",
     ".arff": "Declare the classes in braces as the last attribute.",
@@ -27,19 +35,20 @@ _ADD_LABELS = {
 
 
 def require_labels(sequences: Sequences) -> list[str]:
-    """The labels.
+    """Return the labels.
 
     Raises:
         DataError: If the file has none, or a sequence has none.
     """
     if sequences.labels is None:
-        advice = next((words for kind, words in _ADD_LABELS.items() if kind in sequences.name), "Add them.")
+        # The ending may be followed by one of a compression.
+        advice = next((advice for ending, advice in _LABEL_ADVICE.items() if ending in sequences.name), "Add them.")
         raise errors.DataError(
             f"'{sequences.name}' has no labels; training and scoring need one for each sequence. {advice}"
         )
     for index, label in enumerate(sequences.labels):
         if label in NO_LABEL:
-            where = sequences.places[index] if sequences.places else f"sequence {index} (from 0)"
+            where = sequences.locations[index] if sequences.locations else f"sequence {index} (from 0)"
             raise errors.DataError(f"'{sequences.name}': {where} has no label. Give it one, or leave the sequence out.")
     return sequences.labels
 
@@ -52,56 +61,64 @@ def classification_data(
     validation_fraction: float,
     seed: int,
 ) -> ClassificationData:
-    """A dataset from a training file and, if there is one, a test file; validation is drawn from training.
+    """Build a dataset from a training file and, if there is one, a test file; validation is drawn from training.
 
     Raises:
         DataError: If labels are missing, there is one class only, the test set has a class that training lacks, the
             two files differ in channels, a channel has no value at all in training, or there are too few samples.
     """
-    words = require_labels(train)
-    labels = _check_classes(train.name, words)
-    y = _encode(words, labels)
-    kept, held_out = stratified_validation(y, validation_fraction, seed)
+    sequence_labels = require_labels(train)
+    labels = _check_classes(train.name, sequence_labels)
+    y = _encode_labels(sequence_labels, labels)
+    fitted, held_out = stratified_validation(y, validation_fraction, seed)
     if not len(held_out):
         raise errors.DataError(
             f"'{train.name}' has one sequence for each label, none can be held out for validation. Add sequences."
         )
-    step = None if train.times is None else regular_step(train.times)
+    # Of the training file alone, as all statistics of the data.
+    step = None if train.times is None else median_time_step(train.times)
     pools: dict[SplitName, tuple[Sequences, Int64Array, Int64Array]] = {
-        "train": (train, y, kept),
+        "train": (train, y, fitted),
         "validation": (train, y, held_out),
     }
     if test is not None:
-        test = _same_channels(train, test)
+        test = _match_channels(train, test)
         if step is not None and test.times is None:
-            raise errors.DataError(f"'{train.name}' says when its steps were, and '{test.name}' does not.")
-        test_y = _encode(_check_known(test, labels, train.name), labels)
+            raise errors.DataError(f"'{train.name}' has the times of its steps, and '{test.name}' does not.")
+        test_y = _encode_labels(_check_known_labels(test, labels, train.name), labels)
         pools["test"] = (test, test_y, np.arange(len(test_y)))
-    splits: dict[SplitName, SequenceSplit] = {split: _take(*pool, step) for split, pool in pools.items()}
-    times: Notes = {}
-    if train.times is not None:
-        off = sum(int((split.dt != 1).sum()) for split in splits.values() if split.dt is not None)
-        times = {"irregular_steps": off} if step is not None else {"times_that_do_not_pass": True}
-        if together := sum(int((split.dt == 0).sum()) for split in splits.values() if split.dt is not None):
-            times["steps_at_one_time"] = together
-    how: Notes = {"how": "stratified sample of the training file", "fraction": validation_fraction, "seed": seed}
+    splits: dict[SplitName, SequenceSplit] = {split: _select(*pool, step) for split, pool in pools.items()}
+    draw: Notes = {"how": "stratified sample of the training file", "fraction": validation_fraction, "seed": seed}
     return assemble(
         name,
         labels,
         train.features,
         splits,
-        validation=how,
-        reader={**times, **add_notes(train.notes, test.notes if test else {})},
+        validation=draw,
+        reader={**_time_notes(train, step, splits), **add_notes(train.notes, test.notes if test else {})},
         time_step=step,
     )
 
 
+def _time_notes(train: Sequences, step: float | None, splits: dict[SplitName, SequenceSplit]) -> Notes:
+    if train.times is None:
+        return {}
+    # All steps of all sequences are at the same time as the one before.
+    if step is None:
+        return {"times_that_do_not_pass": True}
+    dt = [split.dt for split in splits.values() if split.dt is not None]
+    notes: Notes = {"irregular_steps": sum(int((values != 1).sum()) for values in dt)}
+    if simultaneous := sum(int((values == 0).sum()) for values in dt):
+        notes["steps_at_one_time"] = simultaneous
+    return notes
+
+
 def fixed_splits(name: str, pool: Sequences, members: dict[SplitName, Int64Array], *, how: str) -> ClassificationData:
-    """A dataset from one file and the rule of its publisher: which of its sequences belong to which split."""
-    words = require_labels(pool)
-    labels = _check_classes(pool.name, words)
-    y = _encode(words, labels)
-    splits: dict[SplitName, SequenceSplit] = {split: _take(pool, y, indices) for split, indices in members.items()}
+    """Build a dataset from one file and the sequences of each split, as its publisher has split it."""
+    sequence_labels = require_labels(pool)
+    labels = _check_classes(pool.name, sequence_labels)
+    y = _encode_labels(sequence_labels, labels)
+    splits: dict[SplitName, SequenceSplit] = {split: _select(pool, y, indices) for split, indices in members.items()}
     return assemble(name, labels, pool.features, splits, validation={"how": how}, reader=pool.notes)
 
 
@@ -115,16 +132,16 @@ def assemble(
     reader: Notes,
     time_step: float | None = None,
 ) -> ClassificationData:
-    """The dataset with its counts and its fingerprint."""
+    """Build the dataset from its splits, with its counts and its fingerprint."""
     _check_channels_have_values(name, features, splits["train"])
     lengths = np.concatenate([split.lengths for split in splits.values()])
     notes: Notes = {
-        "sequences": {split: len(part) for split, part in splits.items()},
+        "sequences": {name: len(split) for name, split in splits.items()},
         "classes": {
-            split: {label: int((part.y == index).sum()) for index, label in enumerate(labels)}
-            for split, part in splits.items()
+            name: {label: int((split.y == index).sum()) for index, label in enumerate(labels)}
+            for name, split in splits.items()
         },
-        "missing_values": {split: int(np.isnan(part.x).sum()) for split, part in splits.items()},
+        "missing_values": {name: int(np.isnan(split.x).sum()) for name, split in splits.items()},
         "lengths": {
             "min": int(lengths.min()),
             "max": int(lengths.max()),
@@ -133,9 +150,9 @@ def assemble(
         "validation": validation,
         **reader,
     }
-    if flat := _constant_features(features, splits["train"]):
-        notes["constant_features"] = flat
-    if empty := sum(map(_without_values, splits.values())):
+    if constant := _constant_features(features, splits["train"]):
+        notes["constant_features"] = constant
+    if empty := sum(map(_count_empty, splits.values())):
         notes["empty_sequences"] = empty
     if (lengths == 1).any():
         notes["one_step_sequences"] = int((lengths == 1).sum())
@@ -154,14 +171,14 @@ def assemble(
 
 
 def _content(splits: dict[SplitName, SequenceSplit], time_step: float | None) -> list[str | int | npt.NDArray[Any]]:
-    """Every sequence, label and time in file order, so that the hash does not depend on how validation was drawn."""
+    """Return sequences, labels and times in file order, so that the hash is independent of the draw of validation."""
     pool = [(int(i), x, y) for s in ("train", "validation") for i, x, y in _rows(splits[s])]
     test = [(int(i), x, y) for i, x, y in _rows(splits["test"])] if "test" in splits else []
     parts: list[str | int | npt.NDArray[Any]] = []
-    for word, rows in (("train", pool), ("test", test)):
+    for name, rows in (("train", pool), ("test", test)):
         rows = sorted(rows, key=lambda row: row[0])
-        parts += [word, len(rows), np.array([y for _, _, y in rows], dtype=np.int64), *(x for _, x, _ in rows)]
-    times = [(int(i), dt) for split in splits.values() if split.dt is not None for i, dt in _dated(split)]
+        parts += [name, len(rows), np.array([y for _, _, y in rows], dtype=np.int64), *(x for _, x, _ in rows)]
+    times = [(int(i), dt) for split in splits.values() if split.dt is not None for i, dt in _dt_rows(split)]
     parts += [dt for _, dt in sorted(times, key=lambda row: row[0])]
     return parts if time_step is None else [*parts, repr(time_step)]
 
@@ -170,68 +187,70 @@ def _rows(split: SequenceSplit) -> list[tuple[str, Float32Array, int]]:
     return [(i, x, int(y)) for i, x, y in zip(split.ids, split.sequences(), split.y, strict=True)]
 
 
-def _dated(split: SequenceSplit) -> list[tuple[str, Float32Array]]:
+def _dt_rows(split: SequenceSplit) -> list[tuple[str, Float32Array]]:
     assert split.dt is not None
     return [(i, dt[:length]) for i, dt, length in zip(split.ids, split.dt, split.lengths, strict=True)]
 
 
-def _take(pool: Sequences, y: Int64Array, indices: Int64Array, step: float | None = None) -> SequenceSplit:
+def _select(pool: Sequences, y: Int64Array, indices: Int64Array, step: float | None = None) -> SequenceSplit:
+    # All splits are padded to the longest sequence of the file, so that their shapes agree.
     longest = max(len(sequence) for sequence in pool.values)
-    x, lengths = pad([pool.values[i] for i in indices], longest)
+    x, lengths = pad_sequences([pool.values[i] for i in indices], longest)
     times = pool.times
-    dt = None if times is None or step is None else time_steps([times[i] for i in indices], step, longest)
+    dt = None if times is None or step is None else compute_dt([times[i] for i in indices], step, longest)
     return SequenceSplit(x, lengths, y[indices], tuple(str(i) for i in indices), dt)
 
 
-def _encode(words: Sequence[str], labels: tuple[str, ...]) -> Int64Array:
-    position = {label: index for index, label in enumerate(labels)}
-    return np.array([position[word] for word in words], dtype=np.int64)
+def _encode_labels(sequence_labels: Sequence[str], labels: tuple[str, ...]) -> Int64Array:
+    class_index = {label: index for index, label in enumerate(labels)}
+    return np.array([class_index[label] for label in sequence_labels], dtype=np.int64)
 
 
-def _check_classes(name: str, words: Sequence[str]) -> tuple[str, ...]:
-    labels = sorted_labels(words)
+def _check_classes(name: str, sequence_labels: Sequence[str]) -> tuple[str, ...]:
+    labels = sort_labels(sequence_labels)
     if len(labels) < 2:
         raise errors.DataError(
-            f"'{name}' has one class only ('{words[0]}'); classification needs two or more. Add sequences of another "
-            "class."
+            f"'{name}' has one class only ('{sequence_labels[0]}'); classification needs two or more. Add sequences of "
+            "another class."
         )
     return labels
 
 
-def _check_known(test: Sequences, labels: tuple[str, ...], train_name: str) -> list[str]:
-    words = require_labels(test)
-    for word in words:
-        if word not in labels:
+def _check_known_labels(test: Sequences, labels: tuple[str, ...], train_name: str) -> list[str]:
+    test_labels = require_labels(test)
+    for label in test_labels:
+        if label not in labels:
             raise errors.DataError(
-                f"'{test.name}' has the label '{word}', which '{train_name}' does not have "
-                f"({listing(labels)}); a model cannot learn a class that it never sees. Remove those sequences, or add "
-                "sequences with the label to the training file."
+                f"'{test.name}' has the label '{label}', which '{train_name}' does not have "
+                f"({format_names(labels)}); a model cannot learn a class that it never sees. Remove those sequences, "
+                "or add sequences with the label to the training file."
             )
-    return words
+    return test_labels
 
 
-def _same_channels(train: Sequences, test: Sequences) -> Sequences:
-    found = in_order(test, train.features)
-    if found is None:
+def _match_channels(train: Sequences, test: Sequences) -> Sequences:
+    matched = reorder_features(test, train.features)
+    if matched is None:
         raise errors.DataError(
-            f"'{test.name}' has {counted(len(test.features), 'feature')} ({listing(test.features)}), "
-            f"'{train.name}' has {len(train.features)} ({listing(train.features)}); both must have the same."
+            f"'{test.name}' has {pluralize(len(test.features), 'feature')} ({format_names(test.features)}), "
+            f"'{train.name}' has {len(train.features)} ({format_names(train.features)}); both must have the same."
         )
-    return found
+    return matched
 
 
 def _constant_features(features: tuple[str, ...], train: SequenceSplit) -> list[str]:
-    """Features that never change in training: their scale is 0."""
+    """Return the features that never change in training: their scale is 0."""
     # Padding is 0, which may be a value that occurs nowhere else.
-    shown = np.where((np.arange(train.x.shape[1]) < train.lengths[:, None])[:, :, None], train.x, np.float32(np.nan))
-    flat = np.fmin.reduce(shown, axis=(0, 1)) == np.fmax.reduce(shown, axis=(0, 1))
-    return [feature for feature, is_flat in zip(features, flat, strict=True) if is_flat]
+    is_real = (np.arange(train.x.shape[1]) < train.lengths[:, None])[:, :, None]
+    values = np.where(is_real, train.x, np.float32(np.nan))
+    constant = np.fmin.reduce(values, axis=(0, 1)) == np.fmax.reduce(values, axis=(0, 1))
+    return [feature for feature, is_constant in zip(features, constant, strict=True) if is_constant]
 
 
-def _without_values(split: SequenceSplit) -> int:
-    """Sequences in which all values are missing."""
-    behind = np.arange(split.x.shape[1]) >= split.lengths[:, None]
-    return int((np.isnan(split.x).all(axis=2) | behind).all(axis=1).sum())
+def _count_empty(split: SequenceSplit) -> int:
+    """Count the sequences in which all values are missing."""
+    is_padding = np.arange(split.x.shape[1]) >= split.lengths[:, None]
+    return int((np.isnan(split.x).all(axis=2) | is_padding).all(axis=1).sum())
 
 
 def _check_channels_have_values(name: str, features: tuple[str, ...], train: SequenceSplit) -> None:

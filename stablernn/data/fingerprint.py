@@ -16,13 +16,14 @@ Part = str | int | tuple[str, ...] | npt.NDArray[Any]
 
 
 def fingerprint(parts: Iterable[Part]) -> str:
-    """``sha256:`` over the parts in their order: words, numbers, tuples of words, arrays.
+    """Return ``sha256:`` and the hash over the parts in their order: texts, numbers, tuples of texts, arrays.
 
     Arrays enter with shape and type as little-endian C order, every NaN as the same bits; so equal content gives an
     equal hash on every machine.
     """
     digest = hashlib.sha256()
     for part in parts:
+        # The header of an array tells it from others with the same bytes.
         header: Any = [part.dtype.newbyteorder("<").str, list(part.shape)] if isinstance(part, np.ndarray) else part
         digest.update(json.dumps(header, ensure_ascii=True).encode() + b"\n")
         if isinstance(part, np.ndarray):
@@ -32,7 +33,7 @@ def fingerprint(parts: Iterable[Part]) -> str:
 
 
 def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """The array in pieces, since it may be larger than the memory; little-endian, every NaN as the same bits."""
+    """Yield the array in blocks, since it may be larger than the memory; little-endian, every NaN as the same bits."""
     rows = max(1, _BLOCK_NUMBERS // max(1, int(np.prod(array.shape[1:]))))
     for start in range(0, len(array), rows):
         block = array[start : start + rows]

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from stablernn import errors
-from stablernn.data.catalog import check_options, dataset_info, is_dataset, load_named
+from stablernn.data.catalog import dataset_info, is_dataset, load_named
 from stablernn.data.classification import classification_data, fixed_splits
-from stablernn.data.forecasting.build import TARGET_COLUMN, forecast_data, read_series
+from stablernn.data.forecasting.build import forecast_data, read_series
 from stablernn.data.forecasting.channels_as_series import channels_to_series
-from stablernn.data.messages import listing
-from stablernn.data.named.entry import DatasetInfo
-from stablernn.data.notes import data_counts, in_words
+from stablernn.data.messages import format_names
+from stablernn.data.named.entry import DatasetInfo, NamedData
+from stablernn.data.notes import data_counts, format_counts
+from stablernn.data.options import (
+    ID_COLUMN,
+    LABEL_COLUMN,
+    LARGEST_SEED,
+    NAMED_OPTIONS,
+    TABLE_OPTIONS,
+    TARGET_COLUMN,
+    TASK_OPTIONS,
+    TIME_COLUMN,
+    VALIDATION_FRACTION,
+    LoadOptions,
+)
 from stablernn.data.readers.arff import read_arff
-from stablernn.data.readers.labelled_tables import LABEL_COLUMN, read_labelled
+from stablernn.data.readers.labelled_tables import read_labelled
 from stablernn.data.readers.npz import read_npz
-from stablernn.data.readers.paths import ENDINGS, TABLES, Task, companion_test, ending, require_task
-from stablernn.data.readers.stepwise import TEXT, is_text, load_steps, refuse_table, require_steps
-from stablernn.data.readers.table_chunks import column_names
-from stablernn.data.readers.tables import ID_COLUMN, TIME_COLUMN, open_table
+from stablernn.data.readers.paths import (
+    FORMAT_TASKS,
+    TABLE_FORMATS,
+    TEXT_FORMAT,
+    Task,
+    detect_format,
+    find_test_file,
+    is_text_file,
+    require_task,
+)
+from stablernn.data.readers.stepwise import check_not_table, load_steps, require_step_file
+from stablernn.data.readers.table_chunks import read_column_names
+from stablernn.data.readers.tables import OpenTable, open_table
 from stablernn.data.readers.ts import read_ts
 from stablernn.data.readers.ucr_tsv import read_tsv
-from stablernn.data.sequences import Sequences, are_names, for_model
+from stablernn.data.sequences import Sequences, has_feature_names, match_features
 from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData
 
 TASKS: tuple[Task, ...] = ("classify", "forecast")
-VALIDATION_FRACTION = 0.2
-#: Numpy's generator, which draws the validation sequences, takes 32 bits.
-LARGEST_SEED = 2**32 - 1
 
-_TABLE_COLUMNS = ("id_column", "time_column", "label_column", "stamps")
 _SEQUENCE_READERS: dict[str, Callable[[Path], Sequences]] = {
     ".npz": read_npz,
     ".ts": read_ts,
@@ -43,25 +59,22 @@ _SEQUENCE_READERS: dict[str, Callable[[Path], Sequences]] = {
 }
 
 _LOG = logging.getLogger("stablernn.data")
-_Arguments = ParamSpec("_Arguments")
-_Loaded = TypeVar("_Loaded", bound=ClassificationData | ForecastData | StepData)
 
 
-def _with_counts_logged(load: Callable[_Arguments, _Loaded]) -> Callable[_Arguments, _Loaded]:
-    """The same function, which logs what was filled, cut or skipped of what it loads."""
+class _Source(NamedTuple):
+    """A located source.
 
-    @functools.wraps(load)
-    def logged(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Loaded:
-        data = load(*arguments, **options)
-        counts = data_counts(data.notes)
-        if counts:
-            _LOG.info("Data: %s.", in_words(counts))
-        return data
+    Attributes:
+        name: Its name in messages.
+        path: The file; of no meaning for a named dataset with a loader of its own.
+        info: The named dataset; None for a file of the user.
+    """
 
-    return logged
+    name: str
+    path: Path
+    info: DatasetInfo | None
 
 
-@_with_counts_logged
 def load_data(
     source: str | Path,
     *,
@@ -91,11 +104,11 @@ def load_data(
     length: int | None = None,
     channels_as_series: bool = False,
 ) -> ClassificationData | ForecastData | StepData:
-    """Reads a named dataset or a file and splits it into training, validation and test.
+    """Read a named dataset or a file and split it into training, validation and test.
 
     Classification comes from ``.npz``, ``.ts``, ``.tsv`` and ``.arff``, forecasting from ``.csv`` and ``.parquet``,
     which serve classification, too, where they have a column of labels and no column ``y``, or the task says so. Text
-    may be ``.gz`` or ``.xz``. A file ``NAME_TRAIN`` brings the ``NAME_TEST`` beside it as its test split.
+    may be ``.gz`` or ``.xz``. A file ``NAME_TRAIN`` brings the ``NAME_TEST`` of its folder as its test split.
 
     Args:
         source: Name of a dataset (see :func:`list_datasets`) or path of a file.
@@ -103,19 +116,19 @@ def load_data(
         test: File of the test split: sequences, or later rows of the same series.
         target: Forecast: channels to forecast. Default: ``y``, or the only channel.
         id_column: Tables: column that tells series apart.
-        time_column: Tables: column of time stamps.
+        time_column: Tables: column of timestamps.
         label_column: Tables: column with the class of each series.
-        stamps: Tables: what whole numbers in the column of time stamps are: ``unix-s``, ``unix-ms``, ``yyyymmdd`` or
+        stamps: Tables: what whole numbers in the column of timestamps are: ``unix-s``, ``unix-ms``, ``yyyymmdd`` or
             ``step``. Default: numbers of steps, refused where they look like one of the others.
-        channels: What the model sees, in its order. Tables: columns; all columns of numbers when omitted. Sequences:
-            all features, found by name; a file that does not name its features takes these names.
+        channels: Inputs of the model, in its order. Tables: columns; all columns of numbers when omitted. Sequences:
+            all features, matched by name; a file that does not name its features takes these names.
         future: Forecast: columns that are known in advance; their past is seen, too.
         static: Forecast: columns of numbers with one value for each series.
-        calendar: Forecast: periods of which the model is told where each step lies: ``day``, ``week``, ``year``.
+        calendar: Forecast: periods for which the model gets the position of each step: ``day``, ``week``, ``year``.
         horizon: Forecast: steps to forecast. Default: the season, at most 96.
         context_length: Forecast: steps before them. Default: twice the season or the horizon, as far as it fits.
         season: Forecast: steps of a season. Default: what the frequency suggests.
-        frequency: Forecast: word of the time grid. Default: inferred.
+        frequency: Forecast: frequency alias of the time grid. Default: inferred.
         validation_steps: Forecast: steps before the test. Default: by ``validation_fraction``.
         test_steps: Forecast: steps at the end. Default: by ``validation_fraction``.
         validation_fraction: Share of the training sequences that are drawn for validation; for forecasting the share of
@@ -133,210 +146,262 @@ def load_data(
         ConfigError: If a setting is out of its range or is not for this task.
         DataError: If the content cannot be used.
     """
-    if not 0 < validation_fraction < 1:
-        raise errors.ConfigError(f"validation_fraction must be between 0 and 1, got {validation_fraction:g}.")
-    if not 0 <= seed <= LARGEST_SEED:
-        raise errors.ConfigError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}.")
-    name, path, info = _locate(source)
-    of_steps = info is None and (is_text(path) or task == "predict-next")
-    natural = info.task if info else "predict-next" if of_steps else task_of(path, task, label_column)
-    _check_task(name, natural, task)
-    options = {"variant": variant, "partial": partial or None, "permutation": permutation, "length": length}
-    asked = {word: value for word, value in options.items() if value is not None}
-    check_options(name, info, asked)
-    settings: dict[str, Any] = {
-        "target": target,
-        "channels": channels,
-        "horizon": horizon,
-        "context_length": context_length,
-        "season": season,
-        "frequency": frequency,
-        "validation_steps": validation_steps,
-        "test_steps": test_steps,
-        "id_column": None if id_column == ID_COLUMN else id_column,
-        "time_column": None if time_column == TIME_COLUMN else time_column,
-        "label_column": None if label_column == LABEL_COLUMN else label_column,
-        "stamps": stamps,
-        "future": future or None,
-        "static": static or None,
-        "calendar": calendar or None,
-        "window_stride": None if window_stride == 1 else window_stride,
-    }
-    given = {word: value for word, value in settings.items() if value is not None}
-    if info is not None and info.load is not None:
-        _check_no_files(info, test, validation_fraction)
-        named = load_named(info, asked, given, seed=seed)
-        return _melted(named, given) if channels_as_series else named
-    if of_steps:
-        if task is None:
-            refuse_table(path)
-        features = given.pop("channels", None)
-        if given:
-            raise errors.ConfigError(f"{next(iter(given))} is for forecasting; '{name}' is read for task '{natural}'.")
-        return load_steps(
-            require_steps(path),
-            test=None if test is None else require_steps(Path(test)),
-            features=features,
-            validation_fraction=validation_fraction,
-            seed=seed,
-        )
-    if channels_as_series and natural != "forecast":
-        raise errors.ConfigError(f"channels_as_series is for forecasting; '{name}' is read for task '{natural}'.")
-    if natural == "classify":
-        return _load_classification(name, path, info, test, given, validation_fraction, seed)
-    wide = _load_forecast(name, path, info, test, dict(given), validation_fraction, every=channels_as_series)
-    return _melted(wide, given) if channels_as_series else wide
+    options = LoadOptions.unchecked(
+        source,
+        task=task,
+        test=test,
+        target=target,
+        id_column=id_column,
+        time_column=time_column,
+        label_column=label_column,
+        stamps=stamps,
+        channels=channels,
+        future=future,
+        static=static,
+        calendar=calendar,
+        horizon=horizon,
+        context_length=context_length,
+        season=season,
+        frequency=frequency,
+        validation_steps=validation_steps,
+        test_steps=test_steps,
+        validation_fraction=validation_fraction,
+        window_stride=window_stride,
+        seed=seed,
+        variant=variant,
+        partial=partial,
+        permutation=permutation,
+        length=length,
+        channels_as_series=channels_as_series,
+    )
+    data = _load(options)
+    counts = data_counts(data.notes)
+    if counts:
+        _LOG.info("Data: %s.", format_counts(counts))
+    return data
 
 
-def _melted(data: ClassificationData | ForecastData | StepData, given: dict[str, Any]) -> ForecastData:
+def _load(options: LoadOptions) -> NamedData:
+    # These hold for any source, so they are checked before a file is opened.
+    if not 0 < options.validation_fraction < 1:
+        raise errors.ConfigError(f"validation_fraction must be between 0 and 1, got {options.validation_fraction:g}.")
+    if not 0 <= options.seed <= LARGEST_SEED:
+        raise errors.ConfigError(f"seed must be from 0 to {LARGEST_SEED}, got {options.seed}.")
+    source = _locate(options.source)
+    task = _detect_source_task(source, options)
+    _check_task(source.name, task, options.task)
+    _check_named_options(source, options)
+    if source.info is not None and source.info.load is not None:
+        _check_fixed_splits(source.info, options)
+        data = load_named(source.info, options)
+        return _split_channels(data, options) if options.channels_as_series else data
+    if task == "predict-next":
+        return _load_steps(source, options)
+    if options.channels_as_series and task != "forecast":
+        raise errors.ConfigError(f"channels_as_series is for forecasting; '{source.name}' is read for task '{task}'.")
+    if task == "classify":
+        return _load_classification(source, options)
+    series = _load_forecast(source, options)
+    return _split_channels(series, options) if options.channels_as_series else series
+
+
+def _split_channels(data: NamedData, options: LoadOptions) -> ForecastData:
+    """Return series of their own for the targets that are named, else for all channels."""
     if not isinstance(data, ForecastData):
         raise errors.ConfigError(
             f"channels_as_series is for forecasting; '{data.name}' is read for task '{data.task}'."
         )
-    return channels_to_series(data, data.targets if given.get("target") else None)
+    return channels_to_series(data, data.targets if options.target else None)
 
 
-def read_sequences(path: Path, *, channels: Sequence[str] | None = None, **columns: Any) -> Sequences:
-    """Reads a file of sequences by its ending.
+def read_sequences(
+    path: Path, *, channels: Sequence[str] | None = None, timed: bool | None = None, **columns: Any
+) -> Sequences:
+    """Read a file of sequences by its ending.
 
     Args:
         path: The file.
         channels: Features, in their order; all when omitted.
-        columns: Of tables, see :func:`stablernn.data.readers.labelled_tables.read_labelled`.
+        timed: Of tables, see :func:`stablernn.data.readers.labelled_tables.read_labelled`.
+        columns: Of tables: their :data:`~stablernn.data.options.TABLE_OPTIONS`.
 
     Raises:
         UnknownNameError: If there is no such file, or a table lacks a column that is named.
-        DataError: If it is not one of sequences, or its content cannot be read.
+        DataError: If it is no file of sequences, or its content cannot be read.
     """
-    kind = require_task(path, "classify")
-    if kind in TABLES:
-        return read_labelled(path, channels=channels, **columns)
-    found = _SEQUENCE_READERS[kind](path)
-    return found if channels is None else for_model(found, channels)
+    file_format = require_task(path, "classify")
+    if file_format in TABLE_FORMATS:
+        return read_labelled(path, channels=channels, timed=timed, **columns)
+    sequences = _SEQUENCE_READERS[file_format](path)
+    return sequences if channels is None else match_features(sequences, channels)
 
 
-def _locate(source: str | Path) -> tuple[str, Path, DatasetInfo | None]:
-    if isinstance(source, str) and is_dataset(source):
-        info = dataset_info(source)
-        return info.key, info.file or Path(info.key), info
-    path = Path(source)
-    if not path.exists():
-        if isinstance(source, str) and not _is_path(source):
-            dataset_info(source)
-        raise errors.UnknownNameError(f"No file '{path}'. Check the path.{_near_file(path)}")
-    return path.name, path, None
+def detect_task(path: Path, task: str | None, label_column: str) -> Task:
+    """Return the task that a file is read for: the one asked for, where its format serves several.
 
-
-def _is_path(source: str) -> bool:
-    """Whether a word that is no dataset was meant as a file."""
-    known = (*ENDINGS, TEXT)
-    return any(mark in source for mark in "/\\") or any(kind in known for kind in Path(source.lower()).suffixes)
-
-
-def _near_file(path: Path) -> str:
-    try:
-        return errors.did_you_mean(path.name, [file.name for file in path.parent.iterdir()])
-    except OSError:
-        return ""
-
-
-def task_of(path: Path, task: str | None, label_column: str) -> Task:
+    Raises:
+        DataError: If it is a folder, or no reader takes it.
+    """
     if path.is_dir():
         raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
-    tasks = ENDINGS[ending(path)]
+    tasks = FORMAT_TASKS[detect_format(path)]
     if len(tasks) == 1:
         return tasks[0]
     if task in tasks:
         return task
-    names = column_names(path)
+    # A table serves both tasks; its columns tell which one is meant.
+    names = read_column_names(path)
     return "classify" if label_column in names and TARGET_COLUMN not in names else "forecast"
 
 
-def _check_no_files(info: DatasetInfo, test: str | Path | None, validation_fraction: float) -> None:
-    if test is not None or validation_fraction != VALIDATION_FRACTION:
-        setting = "test" if test is not None else "validation_fraction"
-        raise errors.ConfigError(f"{setting} is for files; '{info.key}' has fixed splits ({info.splits}).")
+def _locate(source: str | Path) -> _Source:
+    # A Path is a file even if a dataset has its name.
+    if isinstance(source, str) and is_dataset(source):
+        info = dataset_info(source)
+        return _Source(info.key, info.file or Path(info.key), info)
+    path = Path(source)
+    if not path.exists():
+        if isinstance(source, str) and not _is_path(source):
+            # Raises, with the datasets of similar names.
+            dataset_info(source)
+        raise errors.UnknownNameError(f"No file '{path}'. Check the path.{_suggest_file(path)}")
+    return _Source(path.name, path, None)
 
 
-def _check_task(name: str, natural: str, task: str | None) -> None:
-    if task is None or task == natural:
+def _is_path(source: str) -> bool:
+    """Return True if a name that is no dataset was meant as a file."""
+    endings = (*FORMAT_TASKS, TEXT_FORMAT)
+    return any(mark in source for mark in "/\\") or any(kind in endings for kind in Path(source.lower()).suffixes)
+
+
+def _suggest_file(path: Path) -> str:
+    try:
+        return errors.did_you_mean(path.name, [file.name for file in path.parent.iterdir()])
+    except OSError:
+        # The folder does not exist or may not be listed.
+        return ""
+
+
+def _detect_source_task(source: _Source, options: LoadOptions) -> Literal["classify", "forecast", "predict-next"]:
+    if source.info is not None:
+        return source.info.task
+    if is_text_file(source.path) or options.task == "predict-next":
+        return "predict-next"
+    return detect_task(source.path, options.task, options.label_column)
+
+
+def _check_task(name: str, task: str, requested: str | None) -> None:
+    if requested is None or requested == task:
         return
-    if task not in (*TASKS, "predict-next"):
+    if requested not in (*TASKS, "predict-next"):
         tasks = "Tasks are classify, forecast and predict-next."
-        raise errors.unknown("task", task, (*TASKS, "predict-next"), tasks)
-    raise errors.ConfigError(f"'{name}' is read for task '{natural}', got task '{task}'.")
+        raise errors.unknown("task", requested, (*TASKS, "predict-next"), tasks)
+    raise errors.ConfigError(f"'{name}' is read for task '{task}', got task '{requested}'.")
 
 
-def _load_classification(
-    name: str,
-    path: Path,
-    info: DatasetInfo | None,
-    test: str | Path | None,
-    given: dict[str, Any],
-    validation_fraction: float,
-    seed: int,
-) -> ClassificationData:
-    columns = {word: given.pop(word) for word in _TABLE_COLUMNS if word in given}
-    channels = given.pop("channels", None)
-    if given:
-        raise errors.ConfigError(f"{next(iter(given))} is for forecasting; '{name}' is read for task 'classify'.")
-    if columns and ending(path) not in TABLES:
-        raise errors.ConfigError(f"{next(iter(columns))} is for tables; '{name}' is none.")
-    if info is None and ending(path) in TABLES:
-        _check_labelled(path, **columns)
-    pool = read_sequences(path, channels=channels, **columns)
+def _check_named_options(source: _Source, options: LoadOptions) -> None:
+    """Refuse options of named datasets that this source does not take."""
+    for name in options.changed(NAMED_OPTIONS):
+        if source.info is None:
+            raise errors.ConfigError(f"{name} is for named datasets; '{source.name}' is a file.")
+        if name not in source.info.takes:
+            takes = f"; of {', '.join(NAMED_OPTIONS)} it takes {', '.join(source.info.takes) or 'none'}"
+            raise errors.ConfigError(f"{name} is not for '{source.name}'{takes}.")
+
+
+def _check_fixed_splits(info: DatasetInfo, options: LoadOptions) -> None:
+    if options.test is not None or options.validation_fraction != VALIDATION_FRACTION:
+        name = "test" if options.test is not None else "validation_fraction"
+        raise errors.ConfigError(f"{name} is for files; '{info.key}' has fixed splits ({info.splits}).")
+
+
+def _check_no_forecast_options(source: _Source, options: LoadOptions, task: str, allowed: Sequence[str]) -> None:
+    unused = next((name for name in options.changed(TASK_OPTIONS) if name not in allowed), None)
+    if unused is not None:
+        raise errors.ConfigError(f"{unused} is for forecasting; '{source.name}' is read for task '{task}'.")
+
+
+def _load_steps(source: _Source, options: LoadOptions) -> StepData:
+    if options.task is None:
+        # Only a task that is asked for makes a text of numbers in columns a text.
+        check_not_table(source.path)
+    _check_no_forecast_options(source, options, "predict-next", ("channels",))
+    return load_steps(
+        require_step_file(source.path),
+        test=None if options.test is None else require_step_file(Path(options.test)),
+        features=options.channels,
+        validation_fraction=options.validation_fraction,
+        seed=options.seed,
+    )
+
+
+def _load_classification(source: _Source, options: LoadOptions) -> ClassificationData:
+    _check_no_forecast_options(source, options, "classify", (*TABLE_OPTIONS, "channels"))
+    path, info = source.path, source.info
+    is_table = detect_format(path) in TABLE_FORMATS
+    table_options = options.changed(TABLE_OPTIONS)
+    if table_options and not is_table:
+        raise errors.ConfigError(f"{table_options[0]} is for tables; '{source.name}' is none.")
+    # The columns of a bundled dataset are known to be there.
+    if info is None and is_table:
+        _check_labelled(path, options)
+    columns = {name: getattr(options, name) for name in TABLE_OPTIONS}
+    pool = read_sequences(path, channels=options.channels, **columns)
     if info is not None and info.members is not None:
-        _check_no_files(info, test, validation_fraction)
-        return fixed_splits(name, pool, info.members(len(pool.values)), how=info.splits)
-    test_path = Path(test) if test is not None else companion_test(path)
-    test_pool = read_sequences(test_path, **_as_training(pool, test_path), **columns) if test_path else None
-    return classification_data(name, pool, test_pool, validation_fraction=validation_fraction, seed=seed)
+        _check_fixed_splits(info, options)
+        return fixed_splits(source.name, pool, info.members(len(pool.values)), how=info.splits)
+    test_path = Path(options.test) if options.test is not None else find_test_file(path)
+    test = None if test_path is None else _read_test_sequences(test_path, pool, columns)
+    return classification_data(
+        source.name, pool, test, validation_fraction=options.validation_fraction, seed=options.seed
+    )
 
 
-def _as_training(train: Sequences, test_path: Path) -> dict[str, Any]:
-    """How a table is read to go with a training file; files of other kinds are put in order afterwards."""
-    if ending(test_path) not in TABLES:
-        return {}
-    return {"channels": train.features if are_names(train.features) else None, "timed": train.times is not None}
+def _read_test_sequences(path: Path, train: Sequences, columns: dict[str, Any]) -> Sequences:
+    if detect_format(path) not in TABLE_FORMATS:
+        # All features are read; they are put into the order of the training file later.
+        return read_sequences(path)
+    channels = train.features if has_feature_names(train.features) else None
+    return read_sequences(path, channels=channels, timed=train.times is not None, **columns)
 
 
-def _check_labelled(path: Path, id_column: str = ID_COLUMN, **columns: str) -> None:
-    label, names = columns.get("label_column", LABEL_COLUMN), column_names(path)
-    if label not in names:
+def _check_labelled(path: Path, options: LoadOptions) -> None:
+    names = read_column_names(path)
+    if options.label_column not in names:
         raise errors.DataError(
-            f"'{path.name}' has no column '{label}' with the class of each series. Name it by label_column; there are "
-            f"{listing(names)}."
+            f"'{path.name}' has no column '{options.label_column}' with the class of each series. Name it by "
+            f"label_column; there are {format_names(names)}."
         )
-    if id_column not in names:
+    if options.id_column not in names:
         raise errors.DataError(
-            f"'{path.name}' has no column '{id_column}', so all of its rows are one sequence. Name the column that "
-            f"tells sequences apart by id_column; there are {listing(names)}."
+            f"'{path.name}' has no column '{options.id_column}', so all of its rows are one sequence. Name the column "
+            f"that tells sequences apart by id_column; there are {format_names(names)}."
         )
 
 
-def _load_forecast(
-    name: str,
-    path: Path,
-    info: DatasetInfo | None,
-    test: str | Path | None,
-    given: dict[str, Any],
-    validation_fraction: float,
-    *,
-    every: bool,
-) -> ForecastData:
-    """The series of a table; ``every``: all channels are forecast where no target is named."""
-    if "label_column" in given:
-        raise errors.ConfigError(f"label_column is for classification; '{name}' is read for task 'forecast'.")
-    columns = {word: given.pop(word) for word in _TABLE_COLUMNS if word in given}
-    table = read_series(open_table(path, **columns), given)
-    if every and "target" not in given:
-        given["target"] = tuple(word for word in table.channels if word not in given.get("future", ()))
-    test_path = Path(test) if test is not None else (companion_test(path) if info is None else None)
-    later = None
+def _load_forecast(source: _Source, options: LoadOptions) -> ForecastData:
+    if options.label_column != LABEL_COLUMN:
+        raise errors.ConfigError(f"label_column is for classification; '{source.name}' is read for task 'forecast'.")
+    table = read_series(_open_table(source.path, options), options)
+    if options.channels_as_series and options.target is None:
+        # Each channel becomes a series, so all are forecast but those that are known in advance.
+        options = options.with_options(target=tuple(name for name in table.channels if name not in options.future))
+    test_path = None
+    if options.test is not None:
+        test_path = Path(options.test)
+    elif source.info is None:
+        # A bundled dataset has a single file.
+        test_path = find_test_file(source.path)
+    test = None
     if test_path is not None:
-        later = read_series(open_table(test_path, **columns), {**given, "channels": table.channels})
-    # "test_steps" of a named dataset gives way to a test file, as every default gives way to what is asked for.
-    defaults = dict(info.settings) if info else {}
-    if later is not None:
+        # The channels of the training file, whatever else the test file has.
+        test = read_series(_open_table(test_path, options), options.with_options(channels=table.channels))
+    defaults = dict(source.info.settings) if source.info else {}
+    if test is not None:
+        # "test_steps" of a named dataset gives way to a test file, as every default gives way to an option.
         defaults.pop("test_steps", None)
-    return forecast_data(name, table, test=later, validation_fraction=validation_fraction, **{**defaults, **given})
+    return forecast_data(source.name, table, options.with_defaults(defaults), test=test)
+
+
+def _open_table(path: Path, options: LoadOptions) -> OpenTable:
+    return open_table(path, id_column=options.id_column, time_column=options.time_column, stamps=options.stamps)

@@ -1,14 +1,14 @@
-"""What reading data filled, cut or skipped: as figures for programs, as a line for people."""
+"""Counts of values that reading filled, cut or skipped: as numbers for programs, as a line for people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from stablernn.data.messages import counted
+from stablernn.data.messages import pluralize
 
-# What a count of the notes is called, with the words behind it.
-_CALLED = {
+# Each count of the notes as a noun and a description that follows it.
+_DESCRIPTIONS = {
     "short_rows": ("row", " with too few cells"),
     "blank_rows_skipped": ("blank row", " skipped"),
     "missing_values": ("missing value", ""),
@@ -36,29 +36,32 @@ _CALLED = {
 
 
 def data_counts(notes: Mapping[str, Any]) -> dict[str, int]:
-    """How much was filled, cut or skipped, by the names of the notes; nothing that is 0.
+    """Return how much was filled, cut or skipped, by the names of the notes; nothing that is 0.
 
     Args:
-        notes: Of data that are loaded.
+        notes: Notes of loaded data.
     """
     splits = notes.get("windows", {}).values()
-    figures = {key: _figure(key, notes[key]) for key in _CALLED if key in notes} | {
+    counts = {key: _count(key, notes[key]) for key in _DESCRIPTIONS if key in notes} | {
         "windows_dropped": sum(split["dropped_without_target"] for split in splits),
         "windows_without_context": sum(split.get("dropped_without_context", 0) for split in splits),
     }
-    return {key: figures[key] for key in _CALLED if figures.get(key)}
+    # In the order of the table, whatever the order of the notes.
+    return {key: counts[key] for key in _DESCRIPTIONS if counts.get(key)}
 
 
-def in_words(counts: Mapping[str, int]) -> str:
-    """The counts of :func:`data_counts` with commas between them."""
-    return ", ".join(_called(count, *_CALLED[key]) for key, count in counts.items())
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Return the counts of :func:`data_counts` as text with commas between them."""
+    return ", ".join(_describe(count, *_DESCRIPTIONS[key]) for key, count in counts.items())
 
 
-def _called(count: int, noun: str, rest: str) -> str:
-    return (f"{count} {noun}" if noun.endswith("series") else counted(count, noun)) + rest
+def _describe(count: int, noun: str, description: str) -> str:
+    # "series" is its own plural.
+    return (f"{count} {noun}" if noun.endswith("series") else pluralize(count, noun)) + description
 
 
-def _figure(key: str, value: Any) -> int:
+def _count(key: str, value: Any) -> int:
+    """Return the number that a note stands for: a count itself, counts of splits, or a list of names."""
     if key == "cut_for_the_shortest":
         return len(value) - len(("series", "steps"))
     if isinstance(value, Mapping):

@@ -1,47 +1,49 @@
-"""``read_inputs``: a file for prediction, checked against what a trained model expects; labels are not needed."""
+"""``read_inputs``: a file for prediction, checked against the inputs of a trained model; labels are not needed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, Timestamps
 from stablernn.data.forecasting.channels_as_series import CHANNEL, split_series
 from stablernn.data.forecasting.covariates import Covariates, calendar_channels, calendar_values
 from stablernn.data.load import TASKS, read_sequences
-from stablernn.data.messages import counted, listing
-from stablernn.data.readers.labelled_tables import LABEL_COLUMN, read_labelled
-from stablernn.data.readers.paths import TABLES, Task, require_task
-from stablernn.data.readers.tables import ID_COLUMN, TIME_COLUMN, OpenTable, Table, open_table, unknown_column
-from stablernn.data.sequences import pad, time_steps, wrong_features
+from stablernn.data.messages import format_names, pluralize
+from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN
+from stablernn.data.readers.labelled_tables import read_labelled
+from stablernn.data.readers.paths import TABLE_FORMATS, Task, require_task
+from stablernn.data.readers.tables import OpenTable, Table, open_table, unknown_column_error
+from stablernn.data.sequences import compute_dt, pad_sequences, wrong_features_error
 from stablernn.data.time.frequency import Frequency, infer_frequency, parse_frequency
-from stablernn.data.time.regular_grid import to_grid
-from stablernn.data.types import Notes, Series, Timestamps, steps_between
-from stablernn.data.windows import Float32Array, Int64Array
+from stablernn.data.time.regular_grid import align_to_grid
+from stablernn.data.types import Notes, Series, steps_between
 
 
 @dataclass(frozen=True, eq=False)
 class InputSet:
-    """What a model is run on.
+    """Inputs that a model is run on.
 
     Attributes:
         task: ``classify`` or ``forecast``.
         x: float32 (samples, time, features), raw units, NaN = missing, padded with 0 after ``lengths``.
         lengths: int64 (samples,).
-        ids: The series' names; of files that have none the position in the file, from 0.
-        y: Classification: the label words of the file, where it has them. Else None.
-        ds: Forecast: time stamps of each context, (length,) each. Else empty.
-        frequency: Forecast: word of the time grid; None when it is irregular or not known.
-        notes: What was counted, filled or left alone, as JSON types.
-        dt: float32 (samples, time), the time from the step before in units of the model's regular step; None when it
-            takes none.
-        static: Forecast: float32 (samples, s), what is constant for a series; None where the model takes nothing such.
-        future: Forecast: float32 (samples, horizon, f), what is known of the steps to forecast; None as above.
-        ahead: Forecast: time stamps of the rows that say so, (horizon,) each; empty where nothing does.
+        ids: Names of the series; in files without names the position, from 0.
+        y: Classification: the labels of the file, if it has them. Else None.
+        ds: Forecast: timestamps of each context, (length,) each. Else empty.
+        frequency: Forecast: frequency alias of the time grid; None when it is irregular or not known.
+        notes: Counts of what was read, filled or ignored, as JSON types.
+        dt: float32 (samples, time), the time since the previous step in units of the model's regular step; None when
+            the model takes no times.
+        static: Forecast: float32 (samples, s), values that are constant for a series; None if the model takes none.
+        future: Forecast: float32 (samples, horizon, f), values known in advance of the steps to forecast; None if the
+            model takes none.
+        ahead: Forecast: timestamps of the file's rows with these values, (horizon,) each; empty if there are none.
     """
 
     task: Task
@@ -61,13 +63,13 @@ class InputSet:
         return len(self.lengths)
 
     def future_ds(self, sample: int, horizon: int) -> Timestamps:
-        """The time stamps of the ``horizon`` steps behind a series.
+        """Return the timestamps of the ``horizon`` steps after a series.
 
-        Those of the file where it says what is known of them. Else, where time stamps are irregular, the series' median
-        interval is the step.
+        They are those of the file if it has rows for these steps. Otherwise, if timestamps are irregular, the median
+        interval of the series is the step.
 
         Returns:
-            (horizon,) datetime64[ns], or int64 for series with integer time stamps.
+            (horizon,) datetime64[ns], or int64 for series with integer timestamps.
 
         Raises:
             DataError: If the series has a single row and no frequency is known.
@@ -79,9 +81,10 @@ class InputSet:
             return parse_frequency(self.frequency).at(ds[-1], np.arange(1, horizon + 1, dtype=np.int64))
         if len(ds) < 2:
             raise errors.DataError(
-                f"Series '{self.ids[sample]}' has one row and no frequency is known, so its next time stamps are not. "
+                f"Series '{self.ids[sample]}' has one row and no frequency is known, so its next timestamps are not. "
                 "Give the frequency."
             )
+        # A grid without an alias: the median step is only used to continue the series.
         step = int(np.median(np.diff(ds).astype(np.int64)))
         grid = Frequency("", "fixed" if ds.dtype.kind == "M" else "index", step)
         return grid.at(ds[-1], np.arange(1, horizon + 1, dtype=np.int64))
@@ -106,33 +109,33 @@ def read_inputs(
     targets: Sequence[str] = (),
     stamps: str | None = None,
 ) -> InputSet:
-    """Reads a file for prediction.
+    """Read a file for prediction.
 
     Args:
         path: A file as for :func:`load_data`; labels are not needed.
-        task: ``classify`` or ``forecast``: what the model does.
-        features: Names of the model's features. Columns of a table are found by name, in this order; columns that the
-            model does not know are named in ``notes["ignored_columns"]``. Files of sequences must have as many
-            features; where they name them, these names.
+        task: ``classify`` or ``forecast``: the task of the model.
+        features: Names of the model's features. Columns of a table are matched by name, in this order; columns that the
+            model does not have are listed in ``notes["ignored_columns"]``. Files of sequences must have as many
+            features; if they name them, these names.
         id_column: Tables: column that tells series apart.
-        time_column: Tables: column of time stamps.
-        context_length: Forecast: the last so many steps of each series are kept; all when omitted. A shorter series is
+        time_column: Tables: column of timestamps.
+        context_length: Forecast: steps at the end of each series that are read; all when omitted. A shorter series is
             taken as it is and counted in ``notes["short_contexts"]``.
-        frequency: Forecast: word of the time grid; inferred when omitted.
-        time_step: The model's regular step, in the unit of the file's time stamps (seconds of dates); None when the
+        frequency: Forecast: frequency alias of the time grid; inferred when omitted.
+        time_step: The model's regular step, in the unit of the file's timestamps (seconds of dates); None when the
             model takes no times.
         label_column: Classification: column of a table with the labels, if it has them.
-        future: Forecast: features that are known in advance. The rows behind the last one in which any other feature
+        future: Forecast: features that are known in advance. The rows after the last one in which any other feature
             has a value are the steps to forecast.
         static: Forecast: columns with one value for each series, which are no features.
-        calendar: Forecast: periods of which the features tell where each step lies; they are computed from the time
+        calendar: Forecast: periods for which features hold the position of each step; they are computed from the time
             stamps.
         horizon: Forecast: steps to forecast; needed with ``future`` or ``calendar``.
         channels_as_series: Forecast: whether each column of a wide table is a series of its own. A table with the
             model's own column is read as it is.
         targets: Forecast: features that are forecast, of which a context must hold a value; when omitted any feature
             that is not known in advance will do.
-        stamps: Tables: what whole numbers in the column of time stamps are, as for :func:`load_data`.
+        stamps: Tables: what whole numbers in the column of timestamps are, as for :func:`load_data`.
 
     Raises:
         UnknownNameError: If the file, the task or a named column does not exist.
@@ -152,18 +155,41 @@ def read_inputs(
         raise errors.ConfigError(
             f"horizon must be 1 or more where a model takes what is known in advance, got {horizon}."
         )
-    opened = open_table(path, **columns)
-    table = _model_columns(opened, features, covariates, channels_as_series=channels_as_series)
-    needed = targets or [name for name in table.channels if name not in covariates.columns]
-    return _read_contexts(table, features, covariates, needed, context_length, frequency, time_step, horizon or 0)
+    table = _read_model_columns(
+        open_table(path, **columns), features, covariates, channels_as_series=channels_as_series
+    )
+    # Without targets any observed feature makes a context usable.
+    required = targets or [name for name in table.channels if name not in covariates.columns]
+    inputs = _ModelInputs(features, covariates, required, context_length, horizon or 0, time_step)
+    return _read_contexts(table, inputs, frequency)
+
+
+class _ModelInputs(NamedTuple):
+    """Inputs that a forecasting model takes.
+
+    Attributes:
+        features: Names of its features, in their order.
+        covariates: Those that are known in advance or constant.
+        required: Features of which a context must hold a value.
+        context_length: Steps of a context; None: all there are.
+        horizon: Steps to forecast; 0 if nothing is known of them.
+        time_step: Its regular step; None if it takes no times.
+    """
+
+    features: Sequence[str]
+    covariates: Covariates
+    required: Sequence[str]
+    context_length: int | None
+    horizon: int
+    time_step: float | None
 
 
 def _read_sequences(
     path: Path, features: Sequence[str], time_step: float | None, label_column: str, columns: dict[str, Any]
 ) -> InputSet:
-    if require_task(path, "classify") in TABLES:
-        opened = open_table(path, **columns)
-        _check_columns(opened, features, [name for name in opened.columns if name != label_column])
+    if require_task(path, "classify") in TABLE_FORMATS:
+        table = open_table(path, **columns)
+        _check_columns(table, features, [name for name in table.columns if name != label_column])
         sequences = read_labelled(
             path, channels=features, timed=time_step is not None, label_column=label_column, **columns
         )
@@ -173,7 +199,7 @@ def _read_sequences(
         raise errors.DataError(
             f"'{path.name}' has no array 't', and the model was trained with the time of each step. Add it."
         )
-    x, lengths = pad(sequences.values)
+    x, lengths = pad_sequences(sequences.values)
     return InputSet(
         task="classify",
         x=x,
@@ -183,141 +209,149 @@ def _read_sequences(
         ds=(),
         frequency=None,
         notes={"sequences": len(x), "missing_values": int(np.isnan(x).sum()), **sequences.notes},
-        dt=None if time_step is None or sequences.times is None else time_steps(sequences.times, time_step),
+        dt=None if time_step is None or sequences.times is None else compute_dt(sequences.times, time_step),
     )
 
 
-def _read_contexts(
-    table: Table,
-    features: Sequence[str],
-    covariates: Covariates,
-    needed: Sequence[str],
-    context_length: int | None,
-    frequency: str | None,
-    time_step: float | None,
-    horizon: int,
-) -> InputSet:
+def _read_contexts(table: Table, model: _ModelInputs, frequency: str | None) -> InputSet:
+    covariates, context_length = model.covariates, model.context_length
     series, grid, notes = table.series, None, Notes()
-    if time_step is None:
-        series, grid, notes = to_grid(table.name, table.series, frequency)
+    # A model with times takes rows as they are; any other needs steps of one length.
+    if model.time_step is None:
+        series, grid, notes = align_to_grid(table.name, table.series, frequency)
         _check_frequency(table, grid, notes)
-    word = grid.word if grid else None
-    past, rows = _parted(table, series, covariates, horizon) if covariates.columns else (series, ())
-    if rows:
-        notes["future_values_missing"] = sum(int(np.isnan(one.values).sum()) for one in rows)
-        notes["future_rows_unused"] = sum(
-            len(whole.ds) - len(one.ds) - len(some.ds) for whole, one, some in zip(series, past, rows, strict=True)
-        )
-    _, past = covariates.with_calendar(table.name, table.channels, past, features)
-    kept = slice(-context_length if context_length else None, None)
-    columns = [table.channels.index(name) for name in needed]
-    for one in past:
-        if np.isnan(one.values[kept, columns]).all():
-            raise errors.DataError(
-                f"'{table.name}': series '{one.unique_id}' has no value of {listing(needed)} in its last "
-                f"{counted(len(one.ds[kept]), 'step')}, so there is nothing to forecast from. Leave the series out, or "
-                "end it with a row that has one."
-            )
-    x, lengths = pad([one.values[kept] for one in past])
-    found = InputSet(
+    past: tuple[Series, ...] = series
+    ahead: tuple[Series, ...] = ()
+    if covariates.columns:
+        past, ahead = _split_at_last_observation(table, series, covariates, model.horizon)
+    if ahead:
+        notes["future_values_missing"] = sum(int(np.isnan(each.values).sum()) for each in ahead)
+        # Rows beyond the horizon are known, too, but are not forecast.
+        used_rows = sum(len(before.ds) + len(after.ds) for before, after in zip(past, ahead, strict=True))
+        notes["future_rows_unused"] = sum(len(each.ds) for each in series) - used_rows
+    _, past = covariates.with_calendar(table.name, table.channels, past, model.features)
+    context = slice(-context_length if context_length else None, None)
+    past = tuple(replace(each, ds=each.ds[context], values=each.values[context]) for each in past)
+    _check_contexts(table, past, model.required)
+    x, lengths = pad_sequences([each.values for each in past])
+    inputs = InputSet(
         task="forecast",
         x=x,
         lengths=lengths,
-        ids=tuple(one.unique_id for one in past),
+        ids=tuple(each.unique_id for each in past),
         y=None,
-        ds=tuple(one.ds[kept] for one in past),
-        frequency=word,
+        ds=tuple(each.ds for each in past),
+        frequency=grid.alias if grid else None,
         notes={
             **table.notes,
             **notes,
             "short_contexts": int((lengths < context_length).sum()) if context_length else 0,
         },
-        dt=None if time_step is None else _distances([one.ds[kept] for one in past], time_step),
-        static=np.stack([one.static for one in past]) if covariates.static else None,
-        ahead=tuple(one.ds for one in rows),
+        dt=None if model.time_step is None else _pad_dt([each.ds for each in past], model.time_step),
+        static=np.stack([each.static for each in past]) if covariates.static else None,
+        ahead=tuple(each.ds for each in ahead),
     )
-    if not covariates.future:
-        return found
-    calendar = [
-        calendar_values(found.future_ds(sample, horizon), covariates.calendar) if covariates.calendar else None
-        for sample in range(len(found))
-    ]
-    parts = [
-        np.concatenate([*([rows[n].values] if rows else []), *([] if wave is None else [wave])], axis=1)
-        for n, wave in enumerate(calendar)
-    ]
-    return replace(found, future=np.stack(parts).astype(np.float32))
+    return replace(inputs, future=_future_values(inputs, ahead, model)) if covariates.future else inputs
+
+
+def _check_contexts(table: Table, contexts: Sequence[Series], required: Sequence[str]) -> None:
+    """Refuse a context without any value of the required features."""
+    columns = [table.channels.index(name) for name in required]
+    for each in contexts:
+        if np.isnan(each.values[:, columns]).all():
+            raise errors.DataError(
+                f"'{table.name}': series '{each.unique_id}' has no value of {format_names(required)} in its last "
+                f"{pluralize(len(each.ds), 'step')}, so there is nothing to forecast from. Leave the series out, or "
+                "end it with a row that has one."
+            )
+
+
+def _future_values(inputs: InputSet, ahead: Sequence[Series], model: _ModelInputs) -> Float32Array:
+    """Return the values known in advance, (samples, horizon, f): columns of the file, then the calendar."""
+    periods = model.covariates.calendar
+    samples = []
+    for sample in range(len(inputs)):
+        parts = [ahead[sample].values] if ahead else []
+        if periods:
+            parts.append(calendar_values(inputs.future_ds(sample, model.horizon), periods))
+        # (horizon, columns + 2 * periods), the order of ForecastData.future.
+        samples.append(np.concatenate(parts, axis=1))
+    return np.stack(samples).astype(np.float32)
 
 
 def _check_frequency(table: Table, grid: Frequency | None, notes: Notes) -> None:
-    """That rows are steps of the model, not every n-th of them."""
+    """Refuse series whose rows are only every n-th step of the model's grid."""
     if grid is None or not notes["gap_steps_filled"]:
         return
-    for one in table.series:
-        # Of three rows two gaps may be alike by chance.
-        own = infer_frequency(one.ds) if len(one.ds) > 3 else None
-        if own is not None and not own.has_steps_of(grid):
-            raise other_steps(f"'{table.name}': series '{one.unique_id}'", own.word, grid.word)
+    for series in table.series:
+        # Two equal gaps between three rows may be chance.
+        inferred = infer_frequency(series.ds) if len(series.ds) > 3 else None
+        if inferred is not None and not inferred.has_steps_of(grid):
+            raise step_mismatch_error(f"'{table.name}': series '{series.unique_id}'", inferred.alias, grid.alias)
 
 
-def other_steps(what: str, own: str, trained: str) -> errors.DataError:
-    """The error for series in steps of another length than the model's."""
+def step_mismatch_error(subject: str, frequency: str, trained: str) -> errors.DataError:
+    """Return the error for series in steps of another length than the model's."""
     return errors.DataError(
-        f"{what} is in steps of '{own}', and the model was trained on steps of '{trained}'. Give it in those; a step "
-        "that nobody measured is a row without a value."
+        f"{subject} is in steps of '{frequency}', and the model was trained on steps of '{trained}'. Give it in those; "
+        "a step that nobody measured is a row without a value."
     )
 
 
-def _distances(ds: Sequence[Timestamps], time_step: float) -> Float32Array:
-    dt = np.ones((len(ds), max(len(one) for one in ds)), dtype=np.float32)
-    for row, one in zip(dt, ds, strict=True):
-        row[: len(one)] = steps_between(one, time_step)
+def _pad_dt(ds: Sequence[Timestamps], time_step: float) -> Float32Array:
+    """Return the time between steps in regular steps, (samples, time); 1 in padding."""
+    dt = np.ones((len(ds), max(len(timestamps) for timestamps in ds)), dtype=np.float32)
+    for row, timestamps in zip(dt, ds, strict=True):
+        row[: len(timestamps)] = steps_between(timestamps, time_step)
     return dt
 
 
-def _parted(
+def _split_at_last_observation(
     table: Table, series: Sequence[Series], covariates: Covariates, horizon: int
 ) -> tuple[tuple[Series, ...], tuple[Series, ...]]:
-    """Each series up to the last row in which more is known than the future, and the ``horizon`` rows behind it."""
-    known = [table.channels.index(name) for name in covariates.columns]
-    observed = [index for index in range(len(table.channels)) if index not in known]
+    """Return each series up to its last row with a value not known in advance, and the ``horizon`` rows after that."""
+    future_columns = [table.channels.index(name) for name in covariates.columns]
+    observed_columns = [index for index in range(len(table.channels)) if index not in future_columns]
     past, future = [], []
-    for one in series:
-        seen = np.asarray(np.isfinite(one.values[:, observed]).any(axis=1))
-        end = len(seen) - int(np.argmax(seen[::-1])) if seen.any() else 0
+    for each in series:
+        is_observed = np.asarray(np.isfinite(each.values[:, observed_columns]).any(axis=1))
+        end = len(is_observed) - int(np.argmax(is_observed[::-1])) if is_observed.any() else 0
         if not end:
             raise errors.DataError(
-                f"'{table.name}': series '{one.unique_id}' has no row with a value of "
-                f"{listing([table.channels[i] for i in observed])}, so there is no past to forecast from."
+                f"'{table.name}': series '{each.unique_id}' has no row with a value of "
+                f"{format_names([table.channels[i] for i in observed_columns])}, so there is no past to forecast from."
             )
-        if len(one.ds) - end < horizon:
+        if len(each.ds) - end < horizon:
             raise errors.DataError(
-                f"'{table.name}': series '{one.unique_id}' has {counted(len(one.ds) - end, 'row')} behind its last "
-                f"observation, {horizon} are needed, one for each step to forecast, with {listing(covariates.columns)}."
+                f"'{table.name}': series '{each.unique_id}' has {pluralize(len(each.ds) - end, 'row')} behind its last "
+                f"observation, {horizon} are needed, one for each step to forecast, with "
+                f"{format_names(covariates.columns)}."
             )
         ahead = slice(end, end + horizon)
-        past.append(replace(one, ds=one.ds[:end], values=one.values[:end]))
-        future.append(replace(one, ds=one.ds[ahead], values=one.values[ahead][:, known]))
+        past.append(replace(each, ds=each.ds[:end], values=each.values[:end]))
+        future.append(replace(each, ds=each.ds[ahead], values=each.values[ahead][:, future_columns]))
     return tuple(past), tuple(future)
 
 
-def _model_columns(
-    opened: OpenTable, features: Sequence[str], covariates: Covariates, *, channels_as_series: bool
+def _read_model_columns(
+    table: OpenTable, features: Sequence[str], covariates: Covariates, *, channels_as_series: bool
 ) -> Table:
-    made = calendar_channels(covariates.calendar)
-    wanted = [name for name in features if name not in made]
-    if channels_as_series and CHANNEL not in opened.columns:
-        apart = [name for name in opened.columns if name not in (*covariates.columns, *covariates.static)]
-        table = opened.read([*apart, *covariates.columns], static=covariates.static)
-        series = split_series(table.series, table.channels, apart, covariates.columns)
-        return replace(table, series=series, channels=tuple(wanted))
-    _check_columns(opened, wanted, [name for name in opened.columns if name not in covariates.static])
-    return opened.read(wanted, static=covariates.static)
+    calendar_names = calendar_channels(covariates.calendar)
+    names = [name for name in features if name not in calendar_names]
+    if channels_as_series and CHANNEL not in table.columns:
+        # A wide table: all of its other columns are series for the model's one channel.
+        melted = [name for name in table.columns if name not in (*covariates.columns, *covariates.static)]
+        wide = table.read([*melted, *covariates.columns], static=covariates.static)
+        series = split_series(wide.series, wide.channels, melted, covariates.columns)
+        return replace(wide, series=series, channels=tuple(names))
+    _check_columns(table, names, [name for name in table.columns if name not in covariates.static])
+    return table.read(names, static=covariates.static)
 
 
-def _check_columns(opened: OpenTable, wanted: Sequence[str], columns: Sequence[str]) -> None:
-    missing = [name for name in wanted if name not in columns]
-    if missing and len(columns) == len(wanted):
-        raise unknown_column(opened.path, missing[0], columns)
+def _check_columns(table: OpenTable, features: Sequence[str], columns: Sequence[str]) -> None:
+    missing = [name for name in features if name not in columns]
+    # With as many columns as features one is probably misspelled; otherwise it is another table.
+    if missing and len(columns) == len(features):
+        raise unknown_column_error(table.path, missing[0], columns)
     if missing:
-        raise wrong_features(opened.path.name, columns, wanted)
+        raise wrong_features_error(table.path.name, columns, features)

@@ -1,4 +1,4 @@
-"""What readers of sequences have in common: their result, checks of numbers, words of labels, padding."""
+"""Sequences as readers return them, and shared helpers: checks of numbers, labels as text, padding."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.messages import counted, listing, quoted
+from stablernn.data.arrays import Float32Array, Int64Array
+from stablernn.data.messages import format_names, pluralize, quote
 from stablernn.data.types import Notes
-from stablernn.data.windows import Float32Array, Int64Array
 
-#: Words that stand for a label that is not there.
+#: Cells that stand for a missing label.
 NO_LABEL = ("", "?", "nan", "NaN")
 
 # Whole numbers as archives write them, by %f or %e. Nothing else is rewritten: 1E2 or 1_000 may be names.
-_WHOLE = re.compile(r"[+-]?(\d+\.0*|\d\.\d+e[+-]\d\d)")
+_WHOLE_NUMBER = re.compile(r"[+-]?(\d+\.0*|\d\.\d+e[+-]\d\d)")
 # Rounding to float32 may move a value by this share of its column's spread: more, and the model sees steps, not data.
-_COARSEST = 0.01
-# What varies by no more than this share of its size is a constant with the rounding of float64 on it.
-_FLAT = 1e-12
+_MAX_ROUNDING = 0.01
+# A column that varies by no more than this share of its size is a constant with the rounding of float64 on it.
+_MIN_RELATIVE_SPREAD = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """What a reader found in one file.
+    """The sequences of one file.
 
     Attributes:
         name: The file's name, for messages.
-        values: One float32 array (length, features) a sequence, NaN = missing.
-        labels: A word a sequence; None when the file has none.
+        values: One float32 array (length, features) per sequence, NaN = missing.
+        labels: One label per sequence; None when the file has none.
         features: Names of the channels.
-        notes: What the reader counted.
-        times: When each step was, float64 (length,) a sequence, never falling, in any unit; None when the file does
-            not say.
-        names: What each sequence is called; None when the file does not say.
-        places: Where each sequence stands, such as ``line 4``, for messages.
+        notes: Counts of the reader.
+        times: Time of each step, one float64 array (length,) per sequence, never falling, in any unit; None when the
+            file has no times.
+        names: Name of each sequence; None when the file has none.
+        locations: Position of each sequence in the file, such as ``line 4``, for messages.
     """
 
     name: str
@@ -49,27 +49,27 @@ class Sequences:
     notes: Notes = field(default_factory=dict)
     times: list[npt.NDArray[np.float64]] | None = None
     names: tuple[str, ...] | None = None
-    places: tuple[str, ...] | None = None
+    locations: tuple[str, ...] | None = None
 
 
-def channel_names(count: int) -> tuple[str, ...]:
-    """Names for channels that have none in their file: ``value``, or ``channel_0``, ``channel_1``, ..."""
+def default_channel_names(count: int) -> tuple[str, ...]:
+    """Return names for channels that have none in their file: ``value``, or ``channel_0``, ``channel_1``, ..."""
     return ("value",) if count == 1 else tuple(f"channel_{index}" for index in range(count))
 
 
-def are_names(features: Sequence[str]) -> bool:
-    """Whether these are names from a file, not those of :func:`channel_names`, which say nothing but the position."""
-    return tuple(features) != channel_names(len(features))
+def has_feature_names(features: Sequence[str]) -> bool:
+    """Return True for names from a file, False for :func:`default_channel_names`, which only give the position."""
+    return tuple(features) != default_channel_names(len(features))
 
 
-def in_order(sequences: Sequences, features: Sequence[str]) -> Sequences | None:
-    """The sequences with their channels in this order; None where they have others.
+def reorder_features(sequences: Sequences, features: Sequence[str]) -> Sequences | None:
+    """Return the sequences with their channels in this order; None where they have others.
 
-    Channels are found by name where file and order both have names. Else the position is all there is to go by: the
-    number must be the same, and the names become those of ``features``.
+    Channels are matched by name where both the file and the order have names. Otherwise they are matched by position:
+    the number must be the same, and the names become those of ``features``.
     """
     names = tuple(features)
-    if not (are_names(sequences.features) and are_names(names)):
+    if not (has_feature_names(sequences.features) and has_feature_names(names)):
         return replace(sequences, features=names) if len(sequences.features) == len(names) else None
     if sequences.features == names:
         return sequences
@@ -79,41 +79,42 @@ def in_order(sequences: Sequences, features: Sequence[str]) -> Sequences | None:
     return replace(sequences, values=[values[:, order] for values in sequences.values], features=names)
 
 
-def for_model(sequences: Sequences, features: Sequence[str]) -> Sequences:
-    """The sequences with the channels that a model expects, see :func:`in_order`.
+def match_features(sequences: Sequences, features: Sequence[str]) -> Sequences:
+    """Return the sequences with the channels that a model expects, see :func:`reorder_features`.
 
     Raises:
         DataError: If they have others.
     """
-    found = in_order(sequences, features)
-    if found is None:
-        raise wrong_features(sequences.name, sequences.features, features)
-    return found
+    matched = reorder_features(sequences, features)
+    if matched is None:
+        raise wrong_features_error(sequences.name, sequences.features, features)
+    return matched
 
 
-def wrong_features(name: str, found: Sequence[str], expected: Sequence[str]) -> errors.DataError:
-    """The error for a file whose features are not those of the model."""
+def wrong_features_error(name: str, features: Sequence[str], expected: Sequence[str]) -> errors.DataError:
+    """Return the error for a file whose features differ from those of the model."""
     return errors.DataError(
-        f"'{name}' has {counted(len(found), 'feature')} ({listing(found)}), "
-        f"the model expects {len(expected)} ({listing(expected)})."
+        f"'{name}' has {pluralize(len(features), 'feature')} ({format_names(features)}), "
+        f"the model expects {len(expected)} ({format_names(expected)})."
     )
 
 
 def finite_float32(values: npt.NDArray[Any], where: Callable[[tuple[int, ...]], str]) -> Float32Array:
-    """The values as float32; NaN stays.
+    """Convert finite values to float32; NaN stays.
 
     Args:
         values: Numbers, any shape.
-        where: Turns the index of a value into the words that tell the user where it stands.
+        where: Describes, for a message, the position of the value with this index.
 
     Raises:
         DataError: If a value is infinite or too large for float32.
     """
+    # Values too large for float32 become infinite without a warning; the check below names the first one.
     with np.errstate(over="ignore"):
         result = values.astype(np.float32)
-    bad = np.isinf(result)
-    if bad.any():
-        index = tuple(int(i) for i in np.argwhere(bad)[0])
+    infinite = np.isinf(result)
+    if infinite.any():
+        index = tuple(int(i) for i in np.argwhere(infinite)[0])
         raise errors.DataError(
             f"{where(index)} is {values[index]:g}. Values must be finite float32 numbers; write a missing one as NaN."
         )
@@ -121,24 +122,24 @@ def finite_float32(values: npt.NDArray[Any], where: Callable[[tuple[int, ...]], 
 
 
 def check_resolution(values: npt.NDArray[Any], where: Callable[[int], str]) -> None:
-    """Refuse columns whose differences float32 cannot tell apart, see :class:`Resolution`.
+    """Refuse columns whose differences float32 cannot represent, see :class:`Resolution`.
 
     Args:
-        values: Finite numbers in their own type, the columns last; NaN is passed over.
-        where: Turns the number of a column into the words that tell the user which one it is.
+        values: Finite numbers in their original type, the columns last; NaN is ignored.
+        where: Describes, for a message, the column with this number.
 
     Raises:
         DataError: If rounding to float32 moves a value by more than a hundredth of its column's spread.
     """
     columns = values.reshape(-1, values.shape[-1])
     for index in range(columns.shape[1]):
-        seen = Resolution()
-        seen.add(columns[:, index])
-        seen.check(where(index))
+        resolution = Resolution()
+        resolution.add(columns[:, index])
+        resolution.check(where(index))
 
 
 class Resolution:
-    """What a column, seen in pieces, loses by rounding to float32.
+    """The loss of a column, taken in chunk by chunk, by rounding to float32.
 
     A counter that begins at 1,700,000,000 loses its differences: the model would see steps and not data.
     """
@@ -147,7 +148,7 @@ class Resolution:
         self._low, self._high, self._error = np.inf, -np.inf, 0.0
 
     def add(self, values: npt.NDArray[Any]) -> None:
-        """Take in finite numbers (n,) in their own type; NaN is passed over."""
+        """Add finite numbers (n,) in their original type; NaN is ignored."""
         if np.can_cast(values.dtype, np.float32):
             return
         column = values.astype(np.float64, copy=False)
@@ -164,64 +165,66 @@ class Resolution:
             DataError: If rounding moves a value by more than a hundredth of the column's spread.
         """
         low, high = self._low, self._high
-        if low < high and high - low > _FLAT * max(abs(low), abs(high)) and self._error > _COARSEST * (high - low):
+        spread = high - low
+        is_constant = not low < high or spread <= _MIN_RELATIVE_SPREAD * max(abs(low), abs(high))
+        if not is_constant and self._error > _MAX_ROUNDING * spread:
             raise errors.DataError(
                 f"{where} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
                 f"Subtract an offset, such as {low:.17g}, from all of its values."
             )
 
 
-def plain_words(name: str, labels: Sequence[str]) -> list[str]:
-    """Labels of a text file as people write them: ``1.0000000e+00``, as some archives store the class 1, is ``1``.
+def plain_labels(name: str, labels: Sequence[str]) -> list[str]:
+    """Return labels of a text file as people write them: ``1.0000000e+00``, as some archives store class 1, is ``1``.
 
     Raises:
-        DataError: If two spellings in the file become the same word, since they may be two classes.
+        DataError: If two spellings in the file become the same label, since they may be two classes.
     """
-    spelled: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for label in dict.fromkeys(labels):
-        word = plain_word(label)
-        other = spelled.setdefault(word, label)
+        other = spellings.setdefault(plain_label(label), label)
         if other != label:
             raise errors.DataError(
-                f"'{name}' has the labels {quoted(other)} and {quoted(label)}, which are the same number. "
+                f"'{name}' has the labels {quote(other)} and {quote(label)}, which are the same number. "
                 "Write it in one way, or use words."
             )
-    return [plain_word(label) for label in labels]
+    return [plain_label(label) for label in labels]
 
 
-def plain_word(label: str) -> str:
-    """The label; a whole number with a decimal point without it."""
-    if not _WHOLE.fullmatch(label) or not float(label).is_integer():
+def plain_label(label: str) -> str:
+    """Return the label, a whole number without its decimal point."""
+    if not _WHOLE_NUMBER.fullmatch(label) or not float(label).is_integer():
         return label
     return str(int(float(label)))
 
 
-def sorted_labels(words: Sequence[str]) -> tuple[str, ...]:
-    """The distinct labels: in numeric order when all are numbers, else in alphabetical order."""
-    distinct = sorted(set(words))
+def sort_labels(labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the distinct labels: in numeric order when all are numbers, else in alphabetical order."""
+    distinct = sorted(set(labels))
     try:
         return tuple(sorted(distinct, key=float))
     except ValueError:
+        # A label is no number.
         return tuple(distinct)
 
 
-def regular_step(times: Sequence[npt.NDArray[np.float64]]) -> float | None:
-    """The median time between two steps, those at the same time aside; None where no time passes at all."""
-    gaps = np.concatenate([np.diff(one) for one in times])
+def median_time_step(times: Sequence[npt.NDArray[np.float64]]) -> float | None:
+    """Return the median time between two steps, without those at the same time; None where no time passes at all."""
+    gaps = np.concatenate([np.diff(sequence) for sequence in times])
     return float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else None
 
 
-def time_steps(times: Sequence[npt.NDArray[np.float64]], step: float, time: int | None = None) -> Float32Array:
-    """The time from the step before in units of ``step``, (n, time); 1 at the first step and behind the end."""
-    width = time or max(len(one) for one in times)
+def compute_dt(times: Sequence[npt.NDArray[np.float64]], step: float, time: int | None = None) -> Float32Array:
+    """Return the time since the previous step in units of ``step``, (n, time); 1 at the first step and in padding."""
+    width = time or max(len(sequence) for sequence in times)
     dt = np.ones((len(times), width), dtype=np.float32)
-    for row, one in zip(dt, times, strict=True):
-        row[1 : len(one)] = np.diff(one) / step
+    for row, sequence in zip(dt, times, strict=True):
+        row[1 : len(sequence)] = np.diff(sequence) / step
     return dt
 
 
-def pad(values: Sequence[Float32Array], time: int | None = None) -> tuple[Float32Array, Int64Array]:
-    """Sequences of unequal length as one array (n, time, features), zeros behind their end, and their lengths.
+def pad_sequences(values: Sequence[Float32Array], time: int | None = None) -> tuple[Float32Array, Int64Array]:
+    """Return sequences as one array (n, time, features), padded with zeros after their end, and their lengths.
 
     Args:
         values: At least one array (length, features).

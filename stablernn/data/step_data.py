@@ -1,4 +1,4 @@
-"""Sequences with a target at every step: texts, notes, frames, and the memory tasks."""
+"""Sequences with a target at every step: texts, music, audio, and the memory tasks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal, Protocol
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.types import Notes, check_split
-from stablernn.data.windows import Float32Array, Int64Array, Samples
+from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName
+from stablernn.data.types import ClassificationData, ForecastData, Notes, any_missing, check_split
 
 Output = Literal["categorical", "bernoulli", "real"]
 
 NO_TARGET = -1
 """Class of a step that is not scored; NaN where targets are numbers."""
 
-MOST_NUMBERS = 2**25
-MOST_SEQUENCES = 5000
-"""Training inputs that are looked at to find their scale, so that none is made or read for that alone."""
+MAX_NUMBERS = 2**25
+MAX_SEQUENCES = 5000
+"""Limits on the training inputs that the scale is fitted to: others are neither generated nor read for it."""
 
 
 class StepSplit(Protocol):
@@ -36,7 +36,7 @@ class StepSplit(Protocol):
     def __len__(self) -> int: ...
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        """The sequences with these numbers, padded with zeros, and their targets, padded with "no target".
+        """Return the sequences with these numbers, padded with zeros, and their targets, padded with "no target".
 
         Returns:
             ``x`` (n, time, features) float32, or (n, time) int64 where the inputs are tokens; ``y`` (n, time) int64 of
@@ -47,11 +47,11 @@ class StepSplit(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StoredSteps:
-    """Sequences that lie in memory.
+    """Sequences in memory.
 
     Attributes:
-        inputs: A sequence each: float32 (length, features), or whole numbers (length,) of any integer type.
-        targets: A sequence each: whole numbers (length,), or float32 (length, outputs).
+        inputs: Array of each sequence: float32 (length, features), or whole numbers (length,) of any integer type.
+        targets: Array of each sequence: whole numbers (length,), or float32 (length, outputs).
     """
 
     inputs: Sequence[np.ndarray]
@@ -69,33 +69,33 @@ class StoredSteps:
         return len(self.inputs)
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        chosen = np.asarray(indices, dtype=np.int64)
-        lengths = self.lengths[chosen]
-        x = _padded([self.inputs[i] for i in chosen], 0)
-        y = _padded([self.targets[i] for i in chosen], None)
+        numbers = np.asarray(indices, dtype=np.int64)
+        lengths = self.lengths[numbers]
+        x = _pad([self.inputs[i] for i in numbers], 0)
+        y = _pad([self.targets[i] for i in numbers], None)
         return Samples(x, lengths, y)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
 class StepData:
-    """Sequences to be followed step by step: at each step the model says what comes next, or what the target is.
+    """Sequences that are predicted step by step: at each step the next input, or a target of its own.
 
     Attributes:
         name: The dataset's name.
-        output: What is said at a step: one of several classes (``categorical``), which of several switches are on
+        output: Kind of the answer at a step: one of several classes (``categorical``), several binary targets
             (``bernoulli``), or numbers (``real``).
-        tokens: Whether inputs are whole numbers below ``len(features)`` in place of numbers on channels.
+        tokens: Whether inputs are tokens (whole numbers below ``len(features)``) instead of numbers on channels.
         features: Names of the input channels; of tokens the vocabulary, in order.
-        outputs: Names of the classes, switches or numbers.
-        train: What is fitted.
-        validation: What the best weights are chosen by.
-        test: What is scored at the end.
-        continuous: Whether each split is one running text, cut into parallel streams whose state is carried on from
-            batch to batch, and not sequences of their own.
-        headline: The metric to choose by: ``bpc``, ``perplexity``, ``nll``, ``mse``, ``loss`` or ``accuracy``.
-        answer_steps: How many steps at the end hold the answer, over which alone accuracy is counted; None: all.
-        notes: What was counted, cut or skipped, as JSON types.
-        fingerprint: ``sha256:`` of the content, or of what generates it.
+        outputs: Names of the classes, binary targets or numbers.
+        train: The split that a model is fitted to.
+        validation: The split that selects the best weights.
+        test: The split that is scored at the end.
+        continuous: Whether each split is one running text, cut into parallel streams whose state is carried over from
+            batch to batch, and not separate sequences.
+        headline: The metric for model selection: ``bpc``, ``perplexity``, ``nll``, ``mse``, ``loss`` or ``accuracy``.
+        answer_steps: Steps at the end that hold the answer, to which accuracy is limited; None: all steps.
+        notes: Counts of what was read, cut or skipped, as JSON types.
+        fingerprint: ``sha256:`` of the content, or of the settings that generate it.
     """
 
     name: str
@@ -114,41 +114,88 @@ class StepData:
     task: Literal["predict-next"] = "predict-next"
 
     def split(self, name: str) -> StepSplit:
-        """One of the splits train, validation and test.
+        """Return one of the splits train, validation and test.
 
         Raises:
             UnknownNameError: If there is no split of that name.
         """
-        return {"train": self.train, "validation": self.validation, "test": self.test}[check_split(name)]
+        return self.splits()[check_split(name)]
+
+    def splits(self) -> dict[SplitName, StepSplit]:
+        """Return the splits, by name."""
+        return dict(zip(SPLITS, (self.train, self.validation, self.test), strict=True))
+
+    @property
+    def time_step(self) -> None:
+        """The regular step: None, since steps of this task have no times."""
+        return None
+
+    def with_time_step(self, time_step: float | None) -> StepData:
+        """Return the data as it is: its steps have no times."""
+        return self
+
+    def longest_step(self) -> float:
+        """Return the largest time between two steps, in steps."""
+        return 1.0
+
+    def without_validation(self) -> StepData:
+        """Refuse to train on the validation split: the best weights are chosen by it.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise errors.ConfigError(f"training.refit is not used by the task 'predict-next', and '{self.name}' is for it.")
+
+    def has_missing_inputs(self) -> bool:
+        """Return True if any input of the training split is missing; tokens never are."""
+        return not self.tokens and any_missing(self.training_values())
+
+    @property
+    def longest_input(self) -> int:
+        """Steps of the longest training sequence."""
+        return int(np.asarray(self.train.lengths).max())
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that sequences take that lie in memory; those that are made on demand take none."""
+        stored = [split for split in self.splits().values() if isinstance(split, StoredSteps)]
+        # An array that two splits or inputs and targets share is counted once.
+        arrays = {id(array): array for split in stored for array in (*split.inputs, *split.targets)}
+        return sum(array.nbytes for array in arrays.values())
 
     def training_values(self) -> list[Float32Array]:
-        """Inputs (length, features) that scaling may be fitted on; tokens have none."""
+        """Return inputs (length, features) to fit the scaling on; tokens have none."""
         if self.tokens:
             raise errors.ConfigError(f"'{self.name}' has tokens as inputs, which are not scaled.")
         return [np.asarray(x, dtype=np.float32) for x, _ in self.training_sequences()]
 
     def training_sequences(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Training inputs and targets, a sequence each, from which scaling, frequencies and means are taken.
+        """Yield inputs and targets of training sequences, for scaling, frequencies and means.
 
-        Where they are more than :data:`MOST_NUMBERS` or :data:`MOST_SEQUENCES`, some at even distances stand for all.
+        If they are more than :data:`MAX_NUMBERS` or :data:`MAX_SEQUENCES`, only some, evenly spaced, are yielded.
         """
         lengths = np.asarray(self.train.lengths)
         numbers = int(lengths.sum()) * (1 if self.tokens else len(self.features))
-        stride = max(1, -(-numbers // MOST_NUMBERS), -(-len(lengths) // MOST_SEQUENCES))
+        # The least stride that stays below both limits; -(-a // b) rounds up.
+        stride = max(1, -(-numbers // MAX_NUMBERS), -(-len(lengths) // MAX_SEQUENCES))
         for index in range(0, len(lengths), stride):
             sample = self.train.gather([index])
             length = int(sample.lengths[0])
             yield sample.x[0, :length], sample.y[0, :length]
 
 
-def _padded(sequences: Sequence[np.ndarray], value: float | None) -> Float32Array | Int64Array:
-    """Sequences (length, ...) as one array; ``value`` None stands for "no target" of their kind."""
-    whole = sequences[0].dtype.kind in "iub" and sequences[0].ndim == 1
-    fill = value if value is not None else (NO_TARGET if whole else np.nan)
+Data = ClassificationData | ForecastData | StepData
+"""Loaded data of any task."""
+
+
+def _pad(sequences: Sequence[np.ndarray], value: float | None) -> Float32Array | Int64Array:
+    """Return sequences (length, ...) as one padded array; ``value`` None stands for "no target" of their kind."""
+    is_integer = sequences[0].dtype.kind in "iub" and sequences[0].ndim == 1
+    fill = value if value is not None else (NO_TARGET if is_integer else np.nan)
     longest = max(len(sequence) for sequence in sequences)
     shape = (len(sequences), longest, *sequences[0].shape[1:])
     result: Float32Array | Int64Array = (
-        np.full(shape, fill, dtype=np.int64) if whole else np.full(shape, fill, dtype=np.float32)
+        np.full(shape, fill, dtype=np.int64) if is_integer else np.full(shape, fill, dtype=np.float32)
     )
     for row, sequence in zip(result, sequences, strict=True):
         row[: len(sequence)] = sequence

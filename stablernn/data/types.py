@@ -1,8 +1,8 @@
-"""What loading gives: labelled sequences for classification, series for forecasting. Raw units, NaN = missing."""
+"""Loaded data: labeled sequences for classification, series for forecasting. Raw units, NaN = missing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,25 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName, Timestamps
 from stablernn.data.notes import data_counts
-from stablernn.data.splits import target_range
-from stablernn.data.windows import SPLITS, Float32Array, Int64Array, Samples, SplitName, WindowSet, build_windows
+from stablernn.data.windows import WindowSet, build_windows, target_range
 
-Timestamps = npt.NDArray[np.datetime64] | Int64Array
 Notes = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceSplit:
-    """Labelled sequences of one split.
+    """Labeled sequences of one split.
 
     Attributes:
         x: float32 (samples, time, features), padded with 0 after ``lengths``.
         lengths: int64 (samples,), from 1 to ``time``.
         y: int64 (samples,), index into the labels.
         ids: Position of each sample in the file it came from, from 0.
-        dt: float32 (samples, time), the time from the step before in units of the regular step, 1 at the first step
-            and after ``lengths``; None when the file gives no time, or it is not used.
+        dt: float32 (samples, time), the time since the previous step in units of the regular step, 1 at the first step
+            and after ``lengths``; None when the file gives no times, or they are not used.
     """
 
     x: Float32Array
@@ -41,23 +40,40 @@ class SequenceSplit:
         return len(self.y)
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        """The samples with these numbers: x (n, time, features), lengths (n,), y (n,), dt (n, time)."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        dt = None if self.dt is None else self.dt[chosen]
-        return Samples(self.x[chosen], self.lengths[chosen], self.y[chosen], dt)
+        """Return the samples with these numbers: x (n, time, features), lengths (n,), y (n,), dt (n, time)."""
+        rows = np.asarray(indices, dtype=np.int64)
+        dt = None if self.dt is None else self.dt[rows]
+        return Samples(self.x[rows], self.lengths[rows], self.y[rows], dt)
 
     def sequences(self) -> list[Float32Array]:
-        """Each sample without its padding, (length, features)."""
+        """Return each sample without its padding, (length, features)."""
         return [sample[:length] for sample, length in zip(self.x, self.lengths, strict=True)]
 
     def for_scaling(self) -> list[Float32Array]:
-        """Samples, as of :meth:`sequences`, from which the scale of the values is taken."""
+        """Return samples as :meth:`sequences` does, to fit the scale of the values on."""
         return self.sequences()
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the samples take."""
+        """Bytes of memory that the samples take."""
         return self.x.nbytes
+
+    def merged(self, other: SequenceSplit) -> SequenceSplit:
+        """Return both splits as one, this one first."""
+        parts = [split.gather(np.arange(len(split))) for split in (self, other)]
+        times = [part.dt for part in parts if part.dt is not None]
+        return SequenceSplit(
+            np.concatenate([part.x for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([self.y, other.y]),
+            (*self.ids, *other.ids),
+            np.concatenate(times) if len(times) == len(parts) else None,
+        )
+
+    def emptied(self) -> SequenceSplit:
+        """Return a split of the same shapes without samples."""
+        none = self.gather(np.arange(0))
+        return SequenceSplit(none.x, none.lengths, self.y[:0], (), none.dt)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +82,14 @@ class ClassificationData:
 
     Attributes:
         name: The dataset's name or the file's.
-        labels: The classes as words, numbers in numeric order, else in alphabetical order.
+        labels: Names of the classes, in numeric order if all are numbers, else in alphabetical order.
         features: Names of the channels.
-        train: What is fitted.
-        validation: What early stopping looks at.
-        test: What is scored at the end; None when the source has none.
-        notes: What was counted, filled, cut or skipped, as JSON types.
-        fingerprint: ``sha256:`` of the content; the path, the compression and the validation split do not enter.
-        time_step: The regular step, in the unit of the file's time stamps; None when it has none.
+        train: The split that a model is fitted to.
+        validation: The split for early stopping.
+        test: The split that is scored at the end; None when the source has none.
+        notes: Counts of what was read, filled, cut or skipped, as JSON types.
+        fingerprint: ``sha256:`` of the content, independent of path, compression and validation split.
+        time_step: The regular step, in the unit of the file's timestamps; None when it has none.
     """
 
     name: str
@@ -87,9 +103,18 @@ class ClassificationData:
     time_step: float | None = None
     task: Literal["classify"] = "classify"
 
-    def in_steps_of(self, time_step: float | None) -> ClassificationData:
-        """The same data with times measured in another regular step; None leaves the times out."""
+    def with_time_step(self, time_step: float | None) -> ClassificationData:
+        """Return the same data with times measured in another regular step; None leaves the times out.
+
+        Raises:
+            DataError: If the data has no times to measure.
+        """
         if self.time_step is None:
+            if time_step is not None:
+                raise errors.DataError(
+                    f"'{self.name}' does not say when its steps were, and the model was trained with the time of each "
+                    "step. Add an array 't'."
+                )
             return self
         factor = None if time_step is None else self.time_step / time_step
         test = None if self.test is None else _rescaled(self.test, factor)
@@ -97,28 +122,52 @@ class ClassificationData:
         return replace(self, train=train, validation=validation, test=test, time_step=time_step)
 
     def longest_step(self) -> float:
-        """The largest time between two steps of any split, in regular steps; at least 1."""
+        """Return the largest time between two steps of any split, in regular steps; at least 1."""
         splits = [split for split in (self.train, self.validation, self.test) if split is not None and len(split)]
         return max(float(split.dt.max()) for split in splits if split.dt is not None)
 
     def split(self, name: str) -> SequenceSplit:
-        """One of the splits train, validation and test.
+        """Return one of the splits train, validation and test.
 
         Raises:
             UnknownNameError: If there is no split of that name.
             DataError: If the source came without a test split.
         """
-        found = {"train": self.train, "validation": self.validation, "test": self.test}[check_split(name)]
-        if found is None:
+        split = {"train": self.train, "validation": self.validation, "test": self.test}[check_split(name)]
+        if split is None:
             raise errors.DataError(
                 f"'{self.name}' has no test split. Take the split 'validation', or name a file to test on (train "
                 "--test, eval --data)."
             )
-        return found
+        return split
+
+    def splits(self) -> dict[SplitName, SequenceSplit]:
+        """Return the splits that there are, by name."""
+        splits = zip(SPLITS, (self.train, self.validation, self.test), strict=True)
+        return {name: split for name, split in splits if split is not None}
+
+    def without_validation(self) -> ClassificationData:
+        """Return the same data with its validation sequences in the training split, and none to validate on."""
+        train, validation = self.train.merged(self.validation), self.train.emptied()
+        return replace(self, train=train, validation=validation, notes=_notes_of_refit(self.notes))
 
     def training_values(self) -> list[Float32Array]:
-        """The training sequences (length, features), without padding: what scaling may be fitted on."""
+        """Return the training sequences (length, features), without padding, to fit the scaling on."""
         return self.train.for_scaling()
+
+    def has_missing_inputs(self) -> bool:
+        """Return True if any value of the training split is missing."""
+        return any_missing(self.training_values())
+
+    @property
+    def longest_input(self) -> int:
+        """Steps of the longest training sequence."""
+        return int(self.train.lengths.max())
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the sequences take."""
+        return sum(split.held_bytes for split in self.splits().values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +178,9 @@ class Series:
         unique_id: The series' name.
         ds: (time,) datetime64[ns], UTC when the file gave a zone, or int64.
         values: float32 (time, channels); NaN where the file has no value or no row.
-        static: float32 (s,), what is constant for the series, raw units.
-        dt: float32 (time,), the time from the row before in regular steps, 1 at the first row; None where time stamps
-            are on a grid, or their distances are not used.
+        static: float32 (s,), values that are constant for the series, raw units.
+        dt: float32 (time,), the time since the previous row in regular steps, 1 at the first row; None where timestamps
+            are on a grid, or the time between them is not used.
     """
 
     unique_id: str
@@ -148,24 +197,24 @@ class ForecastData:
     Attributes:
         name: The dataset's name or the file's.
         series: All series, in the order of the file.
-        channels: What the model sees at each step.
+        channels: Inputs of the model at each step.
         targets: The channels that are forecast.
-        frequency: Word of the time grid, as in pandas (``h``, ``W-SAT``, ``MS``); a number for integer time stamps;
-            None when the time stamps are irregular.
+        frequency: Frequency alias of the time grid, as in pandas (``h``, ``W-SAT``, ``MS``); a number for integer
+            timestamps; None when the timestamps are irregular.
         season: Steps of the main season; 1 = none.
         horizon: Steps that are forecast.
         context_length: Steps that the model sees before them.
         validation_steps: Steps of each series, before the test steps, that only validation targets use.
         test_steps: Steps at the end of each series that only test targets use.
-        notes: What was counted, filled, cut or skipped, as JSON types.
-        fingerprint: ``sha256:`` of the content: time stamps, channels and values.
-        future: Channels that are known in advance, those of the calendar among them.
-        static: Names of what is constant for a series.
+        notes: Counts of what was read, filled, cut or skipped, as JSON types.
+        fingerprint: ``sha256:`` of the content: timestamps, channels and values.
+        future: Channels that are known in advance, those of the calendar included.
+        static: Names of the values that are constant for a series.
         calendar: Periods of the calendar that are channels: ``day``, ``week``, ``year``.
-        time_step: The regular step in seconds, or in the unit of integer time stamps; None where time stamps are on a
-            grid, or their distances are not used.
+        time_step: The regular step in seconds, or in the unit of integer timestamps; None where timestamps are on a
+            grid, or the time between them is not used.
         window_stride: Steps from a training window to the next.
-        has_default_context: Whether nobody gave the context length.
+        has_default_context: Whether the context length is a default.
     """
 
     name: str
@@ -189,17 +238,22 @@ class ForecastData:
     task: Literal["forecast"] = "forecast"
 
     @property
+    def features(self) -> tuple[str, ...]:
+        """The channels, under the name that they have in data of the other tasks."""
+        return self.channels
+
+    @property
     def target_indices(self) -> tuple[int, ...]:
-        """Position of each target among the channels."""
+        """Positions of the targets among the channels."""
         return tuple(self.channels.index(target) for target in self.targets)
 
     @property
     def future_indices(self) -> tuple[int, ...]:
-        """Position among the channels of each that is known in advance."""
+        """Positions of the channels that are known in advance."""
         return tuple(self.channels.index(name) for name in self.future)
 
-    def in_steps_of(self, time_step: float | None) -> ForecastData:
-        """The same data with times measured in a regular step of so many seconds or integers; None leaves them out."""
+    def with_time_step(self, time_step: float | None) -> ForecastData:
+        """Return the data with times in a regular step of so many seconds or integers; None leaves the times out."""
         if time_step is None:
             if self.time_step is None:
                 return self
@@ -208,30 +262,45 @@ class ForecastData:
         return replace(self, series=series, time_step=time_step)
 
     def longest_step(self) -> float:
-        """The largest time between two rows of a series, in regular steps; at least 1."""
-        return max([1.0, *(float(one.dt.max()) for one in self.series if one.dt is not None)])
+        """Return the largest time between two rows of a series, in regular steps; at least 1."""
+        return max([1.0, *(float(series.dt.max()) for series in self.series if series.dt is not None)])
 
     def windows(self, split: str) -> WindowSet:
-        """The windows whose whole target lies in the steps of a split; their context may reach back before it.
+        """Return the windows whose whole target lies in the steps of a split; their context may reach back before it.
 
         Raises:
             UnknownNameError: If there is no split of that name.
         """
-        word = check_split(split)
+        name = check_split(split)
         return build_windows(
             [series.values for series in self.series],
-            [target_range(len(s.values), self.validation_steps, self.test_steps, word) for s in self.series],
+            [target_range(len(s.values), self.validation_steps, self.test_steps, name) for s in self.series],
             context_length=self.context_length,
             horizon=self.horizon,
             target_indices=self.target_indices,
-            stride=self.window_stride if word == "train" else 1,
+            # A stride saves time in training; scores are over every window.
+            stride=self.window_stride if name == "train" else 1,
             future_indices=self.future_indices,
             static=np.stack([series.static for series in self.series]) if self.static else None,
-            dt=[one.dt for one in self.series if one.dt is not None] if self.time_step is not None else None,
+            dt=[series.dt for series in self.series if series.dt is not None] if self.time_step is not None else None,
         )
 
+    def split(self, name: str) -> WindowSet:
+        """Return the windows of a split, see :meth:`windows`."""
+        return self.windows(name)
+
+    def splits(self) -> dict[SplitName, WindowSet]:
+        """Return the windows of all splits, by name."""
+        return {name: self.windows(name) for name in SPLITS}
+
+    def without_validation(self) -> ForecastData:
+        """Return the same data with the validation steps in the training split, and no window to validate on."""
+        merged = replace(self, validation_steps=0, notes=_notes_of_refit(self.notes))
+        merged.notes["windows"] = merged.window_counts()
+        return merged
+
     def window_counts(self) -> dict[str, dict[str, int]]:
-        """How many windows each split has, and how many were left out, as for the notes."""
+        """Return how many windows each split has and how many were left out, as the notes hold it."""
         return {
             split: {"kept": len(windows), "dropped_without_target": windows.dropped}
             | ({"dropped_without_context": windows.without_context} if windows.without_context else {})
@@ -241,20 +310,43 @@ class ForecastData:
         }
 
     def training_values(self) -> list[Float32Array]:
-        """The training part (time, channels) of each series: what scaling may be fitted on."""
+        """Return the training part (time, channels) of each series, to fit the scaling on."""
         held_out = self.validation_steps + self.test_steps
         return [series.values[: len(series.values) - held_out] for series in self.series]
 
+    def has_missing_inputs(self) -> bool:
+        """Return True if any value of the training part is missing."""
+        return any_missing(self.training_values())
+
+    @property
+    def longest_input(self) -> int:
+        """Steps of a context."""
+        return self.context_length
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that values and timestamps take."""
+        return sum(series.values.nbytes + series.ds.nbytes for series in self.series)
+
+
+def any_missing(sequences: Iterable[Float32Array]) -> bool:
+    """Return True if any sequence has a NaN."""
+    return any(bool(np.isnan(values).any()) for values in sequences)
+
+
+def _notes_of_refit(notes: Notes) -> Notes:
+    return {**notes, "validation": {"how": "none: joined to the training split by training.refit"}}
+
 
 def lengths_of_time(distances: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Differences of time stamps in seconds, or in what integer time stamps count."""
+    """Return differences of timestamps in seconds, or in the unit of integer timestamps."""
     if distances.dtype.kind == "m":
         return np.asarray(distances.astype("timedelta64[ns]").astype(np.int64) * 1e-9, dtype=np.float64)
     return distances.astype(np.float64)
 
 
 def steps_between(ds: Timestamps, time_step: float) -> Float32Array:
-    """The time from the row before in units of ``time_step``, (time,); 1 at the first row."""
+    """Return the time since the previous row in units of ``time_step``, (time,); 1 at the first row."""
     dt = np.ones(len(ds), dtype=np.float32)
     dt[1:] = lengths_of_time(np.diff(ds)) / time_step
     return dt
@@ -270,31 +362,30 @@ def _rescaled(split: SequenceSplit, factor: float | None) -> SequenceSplit:
 
 
 def score_notes(notes: Notes) -> Notes:
-    """What of the notes is to be read beside every score.
+    """Return the notes that must accompany every score.
 
     Returns:
         ``partial``, files that were missing or short, ``unchecked``, files that could not be checked, and ``counts`` of
         what was filled, cut or skipped, each where there is any.
     """
     counts = data_counts(notes)
-    lacking: Notes = {key: notes[key] for key in ("partial", "unchecked") if key in notes}
-    return {**lacking, "counts": counts} if counts else lacking
+    file_notes: Notes = {key: notes[key] for key in ("partial", "unchecked") if key in notes}
+    return {**file_notes, "counts": counts} if counts else file_notes
 
 
 def add_notes(first: Notes, second: Notes) -> Notes:
-    """The notes of two files as one: numbers are added, of anything else the first file's is kept."""
-    both = {**second, **first}
+    """Return the notes of two files as one: numbers are added, of anything else the first file's is taken."""
     return {
         key: value + second[key] if isinstance(value, int) and key in first and key in second else value
-        for key, value in both.items()
+        for key, value in {**second, **first}.items()
     }
 
 
 def check_split(name: str) -> SplitName:
-    """The name, if it is that of a split.
+    """Return the name if it is that of a split.
 
     Raises:
-        UnknownNameError: Otherwise.
+        UnknownNameError: If it is not.
     """
     if name not in SPLITS:
         raise errors.unknown("split", name, SPLITS, "Splits are train, validation and test.")

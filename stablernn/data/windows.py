@@ -1,51 +1,33 @@
-"""Windows over series: which steps a forecast sees and which it must hit, gathered on demand instead of stored."""
+"""Windows over series: the steps that a forecast sees and those that it must hit, gathered on demand, not stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from typing import Literal, NamedTuple
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-Float32Array = npt.NDArray[np.float32]
-Int64Array = npt.NDArray[np.int64]
-SplitName = Literal["train", "validation", "test"]
-SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
+from stablernn.data.arrays import Float32Array, Int64Array, Samples, SplitName
 
 
-class Samples(NamedTuple):
-    """Some samples of a split, as numpy.
+class SampleSource(Protocol):
+    """Numbered samples, such as a split of sequences or of windows."""
 
-    Attributes:
-        x: float32 (samples, time, features), raw units, NaN = missing, padded with 0 after ``lengths``.
-        lengths: int64 (samples,), steps of each sample that are real.
-        y: int64 (samples,) class indices, or float32 (samples, horizon, targets) with NaN = missing.
-        dt: float32 (samples, time), the time from the step before in units of the regular step; None when the time of
-            the steps is not known or not used.
-        static: float32 (samples, s), what is constant for a whole series, raw units; None where there is none.
-        future: float32 (samples, horizon, f), what is known in advance of the steps to forecast, raw units, NaN =
-            missing; None where nothing is.
-    """
+    def __len__(self) -> int: ...
 
-    x: Float32Array
-    lengths: Int64Array
-    y: Int64Array | Float32Array
-    dt: Float32Array | None = None
-    static: Float32Array | None = None
-    future: Float32Array | None = None
+    def gather(self, indices: Int64Array) -> Samples: ...
 
 
 class WindowSet:
     """All windows of one split over all series.
 
-    A window is named by its origin ``(series, end)``: the context is steps ``end - context_length .. end - 1`` of that
-    series, the targets are steps ``end .. end + horizon - 1``.
+    A window is identified by its origin ``(series, end)``: its context is steps ``end - context_length .. end - 1`` of
+    that series, its targets are steps ``end .. end + horizon - 1``.
 
     Args:
-        values: One float32 array (time, channels) a series.
+        values: One float32 array (time, channels) per series.
         origins: int64 (windows, 2) of series index and end index, in the order in which the windows are numbered:
             series by series.
         context_length: Steps that the model sees.
@@ -55,8 +37,8 @@ class WindowSet:
         skipped: Windows left out by the stride.
         without_context: Windows left out because no target has a value in their context.
         future_indices: Channels that are known in advance, in their order.
-        static: float32 (series, s), what is constant for each series.
-        dt: One float32 array (time,) a series: the time from the step before, in regular steps.
+        static: float32 (series, s), values that are constant for each series.
+        dt: One float32 array (time,) per series: the time since the previous step, in regular steps.
     """
 
     def __init__(
@@ -81,9 +63,10 @@ class WindowSet:
         self.dropped = dropped
         self.skipped = skipped
         self.without_context = without_context
-        self._flat = joined(values)
+        # One array over all series, so that a batch of windows is cut out by one indexing operation.
+        self._flat = concatenate_series(values)
         self._static = static
-        self._dt = None if dt is None else joined(dt)
+        self._dt = None if dt is None else concatenate_series(dt)
         lengths = np.array([len(series) for series in values], dtype=np.int64)
         self._starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
         self._origins = origins
@@ -93,43 +76,44 @@ class WindowSet:
 
     @property
     def origins(self) -> list[tuple[int, int]]:
-        """``(series index, end index)`` of every window; ``end`` is the first step that is forecast."""
+        """``(series index, end index)`` of every window; ``end`` is its first forecast step."""
         return [(int(series), int(end)) for series, end in self._origins]
 
     def with_context(self, context_length: int) -> WindowSet:
-        """The same windows under the same numbers with contexts of another length.
+        """Return the same windows under the same numbers with contexts of another length.
 
-        A window that does not have as many steps before its targets must not be gathered from it.
+        A window with fewer steps before its targets must not be gathered from the result.
         """
-        found = copy(self)
-        found.context_length = context_length
-        return found
+        windows = copy(self)
+        windows.context_length = context_length
+        return windows
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        """The windows with these numbers: x (n, context_length, channels), lengths (n,), y (n, horizon, targets).
+        """Return these windows: x (n, context_length, channels), lengths (n,), y (n, horizon, targets).
 
         Where the data has them also ``dt`` (n, context_length), 1 at the first step, ``static`` (n, s) and ``future``
         (n, horizon, f).
         """
         series, end = self._select(indices)
+        # Positions of the first targets in the concatenated series.
         first = self._starts[series] + end
-        x = _cut(self._flat, first - self.context_length, self.context_length)
+        x = _slice_windows(self._flat, first - self.context_length, self.context_length)
         return Samples(
             x,
             np.full(len(x), self.context_length, dtype=np.int64),
             self.truth(indices),
-            None if self._dt is None else self._steps(first - self.context_length),
+            None if self._dt is None else self._context_dt(first - self.context_length),
             None if self._static is None else self._static[series],
-            _cut(self._flat, first, self.horizon, self.future_indices) if self.future_indices else None,
+            _slice_windows(self._flat, first, self.horizon, self.future_indices) if self.future_indices else None,
         )
 
     def gather_longer(self, indices: Sequence[int] | Int64Array, extra: int, multiple: int = 1) -> Samples:
-        """:meth:`gather` with contexts that begin up to ``extra`` steps earlier, as far as each series reaches back.
+        """Return :meth:`gather` with contexts that begin up to ``extra`` steps earlier, where the series reaches back.
 
         Args:
             indices: Numbers of windows.
             extra: Steps, a multiple of ``multiple``.
-            multiple: Of what a context is made longer by whole numbers.
+            multiple: Contexts grow by whole multiples of so many steps.
 
         Returns:
             Samples of ``context_length + extra`` steps, of which the first ``lengths`` are real.
@@ -138,83 +122,117 @@ class WindowSet:
         more = np.minimum(extra, (end - self.context_length) // multiple * multiple)
         lengths = self.context_length + more
         begin = self._starts[series] + end - lengths
-        found = self.gather(indices)
+        samples = self.gather(indices)
         x = np.zeros((len(series), self.context_length + extra, self._flat.shape[1]), dtype=np.float32)
         dt = None if self._dt is None else np.ones(x.shape[:2], dtype=np.float32)
+        # Contexts of one length are sliced together; there are at most extra / multiple + 1 lengths.
         for steps in np.unique(lengths):
             rows = np.flatnonzero(lengths == steps)
-            x[rows, :steps] = _cut(self._flat, begin[rows], int(steps))
+            x[rows, :steps] = _slice_windows(self._flat, begin[rows], int(steps))
             if dt is not None and self._dt is not None:
-                dt[rows, 1:steps] = _cut(self._dt[:, None], begin[rows] + 1, int(steps) - 1)[..., 0]
-        return found._replace(x=x, lengths=lengths, dt=dt)
+                dt[rows, 1:steps] = _slice_windows(self._dt[:, None], begin[rows] + 1, int(steps) - 1)[..., 0]
+        return samples._replace(x=x, lengths=lengths, dt=dt)
 
     def truth(self, indices: Sequence[int] | Int64Array) -> Float32Array:
-        """What :meth:`gather` gives as y, without the contexts, which are by far the larger part."""
+        """Return only the y of :meth:`gather`, without the contexts, which are by far the larger part."""
         series, end = self._select(indices)
-        return _cut(self._flat, self._starts[series] + end, self.horizon, self.target_indices)
+        return _slice_windows(self._flat, self._starts[series] + end, self.horizon, self.target_indices)
 
-    def _steps(self, first: Int64Array) -> Float32Array:
+    def _context_dt(self, first: Int64Array) -> Float32Array:
         assert self._dt is not None
-        dt = _cut(self._dt[:, None], first, self.context_length)[:, :, 0]
-        # What was before the context is not seen, so the way from there is not either.
+        dt = _slice_windows(self._dt[:, None], first, self.context_length)[:, :, 0]
+        # The step before the context is not seen, so the time since it is unknown: it counts as one step.
         dt[:, 0] = 1
         return dt
 
     def history(self, indices: Sequence[int] | Int64Array, steps: int) -> Float32Array:
-        """The last ``steps`` steps before each window's targets, also where that is more than the context.
+        """Return the last ``steps`` steps before each window's targets, also where that is more than the context.
 
-        A season can be longer than the context; naive forecasts need it whole. Steps before a series began are NaN.
+        A season can be longer than the context, and naive forecasts need all of it. Steps before the start of a series
+        are NaN.
 
         Returns:
             float32 (windows, steps, channels).
         """
         series, end = self._select(indices)
         step = end[:, None] + np.arange(-steps, 0)
-        found: Float32Array = self._flat[self._starts[series][:, None] + np.maximum(step, 0)]
-        found[step < 0] = np.nan
-        return found
+        values: Float32Array = self._flat[self._starts[series][:, None] + np.maximum(step, 0)]
+        values[step < 0] = np.nan
+        return values
 
     def _select(self, indices: Sequence[int] | Int64Array) -> tuple[Int64Array, Int64Array]:
-        chosen = self._origins[np.asarray(indices, dtype=np.int64)]
-        return chosen[:, 0], chosen[:, 1]
+        origins = self._origins[np.asarray(indices, dtype=np.int64)]
+        return origins[:, 0], origins[:, 1]
 
 
-def _cut(values: Float32Array, first: Int64Array, steps: int, channels: Sequence[int] | None = None) -> Float32Array:
-    """``values[i : i + steps]`` for each i of ``first``: (windows, steps, channels), without a table of all indices."""
+def _slice_windows(
+    values: Float32Array, first: Int64Array, steps: int, channels: Sequence[int] | None = None
+) -> Float32Array:
+    """Return ``values[i : i + steps]`` for each i of ``first``: (windows, steps, channels).
+
+    It indexes a view of all windows, so no table of windows * steps indices is made.
+    """
     if not len(first):
         return np.empty((0, steps, values.shape[1] if channels is None else len(channels)), dtype=np.float32)
     if channels is None:
-        found: Float32Array = sliding_window_view(values, (steps, values.shape[1]))[:, 0][first]
-        return found
-    rows = sliding_window_view(values, steps, axis=0)
-    return np.ascontiguousarray(rows[first[:, None], np.array(channels)].transpose(0, 2, 1))
+        windows: Float32Array = sliding_window_view(values, (steps, values.shape[1]))[:, 0][first]
+        return windows
+    # (time - steps + 1, channels, steps): the window is the last axis.
+    views = sliding_window_view(values, steps, axis=0)
+    return np.ascontiguousarray(views[first[:, None], np.array(channels)].transpose(0, 2, 1))
 
 
-def evenly(windows: WindowSet, most: int, batch_size: int) -> Iterator[Int64Array]:
-    """Numbers of at most so many windows, evenly spread over all of them, in batches."""
-    chosen = np.unique(np.linspace(0, len(windows) - 1, min(most, len(windows))).round().astype(np.int64))
-    for start in range(0, len(chosen), batch_size):
-        yield chosen[start : start + batch_size]
+def batch_evenly_spaced(windows: WindowSet, max_windows: int, batch_size: int) -> Iterator[Int64Array]:
+    """Yield numbers of at most ``max_windows`` windows, evenly spaced over all of them, in batches."""
+    count = min(max_windows, len(windows))
+    numbers = np.unique(np.linspace(0, len(windows) - 1, count).round().astype(np.int64))
+    for start in range(0, len(numbers), batch_size):
+        yield numbers[start : start + batch_size]
 
 
-def joined(parts: Sequence[Float32Array]) -> Float32Array:
-    """The parts one behind the other; not copied where they lie so already, as in a table larger than the memory."""
-    if len(parts) == 1:
-        return parts[0]
-    whole = parts[0].base
-    if isinstance(whole, np.ndarray) and whole.dtype == np.float32 and whole.ndim == parts[0].ndim:
-        address = whole.__array_interface__["data"][0]
-        start = parts[0].__array_interface__["data"][0]
-        row = whole.strides[0]
-        ends = np.cumsum([len(part) for part in parts])
-        places = [part.__array_interface__["data"][0] for part in parts]
-        if whole.shape[1:] == parts[0].shape[1:] and all(
-            part.base is whole and part.strides == whole.strides and place == start + row * int(end - len(part))
-            for part, place, end in zip(parts, places, ends, strict=True)
+def concatenate_series(series: Sequence[Float32Array]) -> Float32Array:
+    """Return the series one after another in one array.
+
+    Nothing is copied where they are consecutive slices of one array already, as in a table larger than the memory.
+    """
+    if len(series) == 1:
+        return series[0]
+    base = series[0].base
+    if isinstance(base, np.ndarray) and base.dtype == np.float32 and base.ndim == series[0].ndim:
+        start = _address(series[0])
+        row_bytes = base.strides[0]
+        ends = np.cumsum([len(values) for values in series])
+        if base.shape[1:] == series[0].shape[1:] and all(
+            values.base is base
+            and values.strides == base.strides
+            and _address(values) == start + row_bytes * int(end - len(values))
+            for values, end in zip(series, ends, strict=True)
         ):
-            offset = (start - address) // row
-            return whole[offset : offset + int(ends[-1])]
-    return np.concatenate(parts)
+            offset = (start - _address(base)) // row_bytes
+            return base[offset : offset + int(ends[-1])]
+    return np.concatenate(series)
+
+
+def _address(array: Float32Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def target_range(length: int, validation_steps: int, test_steps: int, split: SplitName) -> tuple[int, int]:
+    """Return the steps ``start .. stop - 1`` of a series that targets of a split may use.
+
+    The test is at the end, validation directly before it, training before that: within one series no target of a split
+    is later than any target of the next. Series that end at different times are split at different times, so a training
+    target of one may be later than a test target of another.
+    """
+    test_start = length - test_steps
+    validation_start = test_start - validation_steps
+    ranges: dict[SplitName, tuple[int, int]] = {
+        "train": (0, validation_start),
+        "validation": (validation_start, test_start),
+        "test": (test_start, length),
+    }
+    return ranges[split]
 
 
 def build_windows(
@@ -229,34 +247,36 @@ def build_windows(
     static: Float32Array | None = None,
     dt: Sequence[Float32Array] | None = None,
 ) -> WindowSet:
-    """The windows whose whole target lies in each series' range and whose context lies in the series.
+    """Return the windows whose whole target lies in each series' range and whose context lies in the series.
 
-    One in which no target has a value is dropped and counted: there is nothing to score. So is one in whose context
-    none has: there is nothing to forecast from, and whoever asked for such a forecast would be refused.
+    Windows without any target value are dropped and counted: there is nothing to score. So are those without any target
+    value in their context: there is nothing to forecast from, and prediction refuses such a context.
 
     Args:
-        values: One float32 array (time, channels) a series.
-        ranges: ``(start, stop)`` a series: the steps that targets may use.
+        values: One float32 array (time, channels) per series.
+        ranges: ``(start, stop)`` per series: the steps that targets may use.
         context_length: Steps before the target that the model sees; they may reach back before ``start``.
         horizon: Steps of the target.
         target_indices: Channels that are forecast.
         stride: Steps from a window to the next, counted back from the last window of each series.
         future_indices: Channels that are known in advance.
         static: float32 (series, s).
-        dt: One float32 array (time,) a series.
+        dt: One float32 array (time,) per series.
     """
     origins: list[Int64Array] = []
     dropped = skipped = without_context = 0
     for number, (series, (start, stop)) in enumerate(zip(values, ranges, strict=True)):
-        every = np.arange(max(start, context_length), stop - horizon + 1, dtype=np.int64)
-        ends = every[(len(every) - 1) % stride :: stride] if len(every) else every
-        skipped += len(every) - len(ends)
+        candidates = np.arange(max(start, context_length), stop - horizon + 1, dtype=np.int64)
+        # Counted back from the last one, so that the latest window is in the set at any stride.
+        ends = candidates[(len(candidates) - 1) % stride :: stride] if len(candidates) else candidates
+        skipped += len(candidates) - len(ends)
+        # Cumulative counts of steps with a target value: any slice has one if the counts at its ends differ.
         present = np.concatenate(([0], np.cumsum(np.isfinite(series[:, list(target_indices)]).any(axis=1))))
         scored = ends[present[ends + horizon] > present[ends]]
-        kept = scored[present[scored] > present[scored - context_length]]
+        usable = scored[present[scored] > present[scored - context_length]]
         dropped += len(ends) - len(scored)
-        without_context += len(scored) - len(kept)
-        origins.append(np.stack([np.full_like(kept, number), kept], axis=1))
+        without_context += len(scored) - len(usable)
+        origins.append(np.stack([np.full_like(usable, number), usable], axis=1))
     return WindowSet(
         values,
         np.concatenate(origins),

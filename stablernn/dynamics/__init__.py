@@ -1,1 +1,1 @@
-"""Observed dynamics: Jacobian spectra, Lyapunov exponents and gradients along real sequences."""
+"""DynamicsReport dynamics: Jacobian spectra, Lyapunov exponents and gradients along real sequences."""

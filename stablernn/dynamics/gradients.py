@@ -1,4 +1,4 @@
-"""How the gradient of the loss changes on its way back through time, along real sequences: observed, not proved."""
+"""Norms of the gradient of the loss on its way back through time, along real sequences: observed, not proved."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from stablernn.data.arrays import Samples
 from stablernn.data.step_data import NO_TARGET
-from stablernn.data.windows import Samples
-from stablernn.dynamics.spectra import Layers
+from stablernn.dynamics.spectra import LayerDynamics
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn.nn.models._base import States
 
@@ -25,7 +25,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradient norms ``r_t = |dL/dh_t| / |dL/dh_T|`` of sequences, ``L`` what each one's last answer is trained by.
+    """Gradient norms ``r_t = |dL/dh_t| / |dL/dh_T|`` of sequences, ``L`` the training loss of each one's last answer.
 
     Attributes:
         ratios: ``(sequences, steps)``: column ``k`` is ``k`` steps before the last one, so that the first is 1; NaN
@@ -40,52 +40,58 @@ class Gradients:
         return np.array([_slope(row) for row in self.ratios])
 
     def document(self) -> dict[str, Any]:
-        """Quantiles over the sequences, as JSON types; docs/evaluation.md says what each means."""
+        """Return quantiles over the sequences as JSON types; docs/evaluation.md explains each."""
+        # The last column that is not NaN is the first step of the sequence.
         firsts = np.array([row[~np.isnan(row)][-1] for row in self.ratios])
         with np.errstate(invalid="ignore"):
-            flat = np.array([np.nanmin(row) / np.nanmax(row) for row in self.ratios])
-        found = {"slope": self.slopes, "first_over_last": firsts, "least_over_most": flat}
-        return {"sequences": len(self.ratios), **{name: _quantiles(values) for name, values in found.items()}}
+            flatness = np.array([np.nanmin(row) / np.nanmax(row) for row in self.ratios])
+        figures = {"slope": self.slopes, "first_over_last": firsts, "least_over_most": flatness}
+        return {"sequences": len(self.ratios), **{name: _quantiles(values) for name, values in figures.items()}}
 
 
-def gradients(model: SequenceModel, layers: Layers, samples: Samples, truth: Array) -> Gradients:
-    """Back through time, in float64.
+def gradients(model: SequenceModel, layers: LayerDynamics, samples: Samples, truth: Array) -> Gradients:
+    """Return the gradients of a model's loss with respect to the states of its layers, in float64.
 
     Args:
-        model: Whose loss it is; it is not changed.
+        model: The model; it is not changed.
         layers: Its layers along the samples.
         samples: The sequences in raw units.
         truth: Class numbers ``(batch,)``, targets ``(batch, horizon, targets)`` in raw units, or those of every step.
     """
-    exactly = copy.deepcopy(model).cpu().double().eval().requires_grad_(False)
+    exact = copy.deepcopy(model).cpu().double().eval().requires_grad_(False)
     state = layers.start().requires_grad_(True)
     states, outputs = [], []
     for t in range(layers.steps):
         state = torch.where((t < layers.lengths)[:, None], layers.step(t, state), state)
         states.append(state)
         outputs.append(layers.rnn.output(layers.split(state)))
-    final = (*layers.entered, *layers.split(state), *_kept(exactly, torch.stack(outputs, dim=1), layers))
-    loss = _last_loss(exactly, final, samples, truth)
-    found = torch.autograd.grad(loss, states) if loss.requires_grad else [torch.zeros_like(one) for one in states]
-    norms = torch.stack([gradient.norm(dim=1) for gradient in found], dim=1).numpy()
-    place = layers.lengths.numpy()[:, None] - 1 - np.arange(layers.steps)
-    back = np.where(place >= 0, np.take_along_axis(norms, np.maximum(place, 0), axis=1), math.nan)
-    ended = np.isfinite(back[:, 0]) & (back[:, 0] > 0)
-    return Gradients(back[ended] / back[ended, :1])
+    readout_state = _final_readout_state(exact, torch.stack(outputs, dim=1), layers)
+    final = (*layers.preprocessing_state, *layers.split(state), *readout_state)
+    loss = _last_loss(exact, final, samples, truth)
+    # Without any target the loss depends on no state.
+    state_gradients = (
+        torch.autograd.grad(loss, states) if loss.requires_grad else [torch.zeros_like(tensor) for tensor in states]
+    )
+    norms = torch.stack([gradient.norm(dim=1) for gradient in state_gradients], dim=1).numpy()
+    # Column k of each row is the step k before its sequence's last one.
+    index = layers.lengths.numpy()[:, None] - 1 - np.arange(layers.steps)
+    backward = np.where(index >= 0, np.take_along_axis(norms, np.maximum(index, 0), axis=1), math.nan)
+    has_gradient = np.isfinite(backward[:, 0]) & (backward[:, 0] > 0)
+    return Gradients(backward[has_gradient] / backward[has_gradient, :1])
 
 
-def _kept(model: SequenceModel, outputs: Tensor, layers: Layers) -> States:
-    """What the readout holds after the last step."""
+def _final_readout_state(model: SequenceModel, outputs: Tensor, layers: LayerDynamics) -> States:
+    """Return the state of the readout after the last step."""
     if model.readout == "last":
         return ()
-    roles = model.state_roles()[len(layers.entered) + len(layers.rnn.state_roles()) :]
+    roles = model.state_roles()[len(layers.preprocessing_state) + len(layers.rnn.state_roles()) :]
     start = tuple(outputs.new_zeros(len(outputs), size) for _, size in roles)
-    return model._keep(outputs, start, torch.arange(layers.steps) < layers.lengths[:, None])
+    return model._update_readout(outputs, start, torch.arange(layers.steps) < layers.lengths[:, None])
 
 
 def _last_loss(model: SequenceModel, final: States, samples: Samples, truth: Array) -> Tensor:
-    """Sum over the sequences of what the answer after the last step is trained by, but for penalties and quantiles."""
-    known = {
+    """Return the training loss of the answers after the last step, summed, without penalties and quantiles."""
+    covariates = {
         name: torch.from_numpy(values).double()
         for name, values in (("static", samples.static), ("future", samples.future))
         if values is not None
@@ -98,40 +104,47 @@ def _last_loss(model: SequenceModel, final: States, samples: Samples, truth: Arr
             reduction="sum",
         )
     if isinstance(model, Forecaster):
-        if "future" in known:
-            known["future"] = known["future"][:, : model.steps]
+        # A recursive head answers one step at a time.
+        if "future" in covariates:
+            covariates["future"] = covariates["future"][:, : model.steps]
         target = torch.from_numpy(truth[:, : model.steps]).double()
-        there = ~torch.isnan(target)
-        change, location, scale = model.changes(final, **known)
-        wanted = (model.scaling.transform(torch.where(there, target, 1), model.target_indices) - location) / scale
-        return (torch.where(there, wanted, 0)[:, None] - change[..., 0] * there[:, None]).abs().sum()
+        is_observed = ~torch.isnan(target)
+        change, location, scale = model.changes(final, **covariates)
+        # 1 stands in for missing targets: a logarithm of it is finite, and the gradient holds no NaN.
+        filled = model.scaling.transform(torch.where(is_observed, target, 1), model.target_indices)
+        target_change = torch.where(is_observed, (filled - location) / scale, 0)
+        return (target_change[:, None] - change[..., 0] * is_observed[:, None]).abs().sum()
     assert isinstance(model, SequencePredictor)
     return _step_loss(model, model.emit(final)[0], truth[np.arange(len(truth)), samples.lengths - 1])
 
 
 def _step_loss(model: SequencePredictor, answer: Tensor, truth: Array) -> Tensor:
+    """Return the loss of the answers of single steps, summed over those that have a target."""
     if model.output == "categorical":
         return nn.functional.cross_entropy(answer, torch.from_numpy(truth), ignore_index=NO_TARGET, reduction="sum")
     target = torch.from_numpy(truth).double()
-    there = ~torch.isnan(target)
-    wanted = torch.where(there, target, 0)
+    is_observed = ~torch.isnan(target)
+    filled = torch.where(is_observed, target, 0)
     if model.output == "bernoulli":
-        each = nn.functional.binary_cross_entropy_with_logits(answer, wanted, reduction="none")
+        losses = nn.functional.binary_cross_entropy_with_logits(answer, filled, reduction="none")
     else:
-        each = (answer - wanted).square()
-    return torch.where(there, each, 0).sum()
+        losses = (answer - filled).square()
+    return torch.where(is_observed, losses, 0).sum()
 
 
 def _slope(ratios: Array) -> float:
-    seen = np.flatnonzero(np.nan_to_num(ratios) > 0)
-    if len(seen) < 2:
+    """Return the least squares slope of ``log ratios`` against their index; NaN for fewer than two positive ones."""
+    positive = np.flatnonzero(np.nan_to_num(ratios) > 0)
+    if len(positive) < 2:
         return math.nan
-    back = seen - seen.mean()
-    return float(back @ np.log(ratios[seen]) / (back @ back))
+    distances = positive - positive.mean()
+    return float(distances @ np.log(ratios[positive]) / (distances @ distances))
 
 
 def _quantiles(values: Array) -> dict[str, float | None]:
-    known = values[np.isfinite(values)]
+    """Return the quantiles of the finite values; None if there are none."""
+    finite = values[np.isfinite(values)]
     return {
-        f"q{level:g}": float(np.quantile(known, level, method="linear")) if len(known) else None for level in QUANTILES
+        f"q{level:g}": float(np.quantile(finite, level, method="linear")) if len(finite) else None
+        for level in QUANTILES
     }

@@ -1,4 +1,4 @@
-"""Lyapunov exponents along trajectories, by QR: what was observed there, and no proof of what happens elsewhere.
+"""Lyapunov exponents along trajectories, by QR: an observation of these, and no proof about others.
 
 The method is that of Benettin and others (Meccanica 15, 1980) and of Shimada and Nagashima (Prog. Theor. Phys. 61,
 1979); of recurrent networks see Vogt, Puelma Touzel, Shlizerman, Lajoie, "On Lyapunov exponents for RNNs" (Front. Appl.
@@ -21,8 +21,8 @@ from torch import Tensor
 
 Array = npt.NDArray[np.float64]
 Step = Callable[[int, Tensor], Tensor]
-"""The states ``(batch, n)`` after step ``t`` (from 0) from those before it; of each row alone."""
-Push = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""The states ``(batch, n)`` after step ``t`` (from 0) from those before it; each row depends on its own alone."""
+TangentMap = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """The states after step ``t``, and the products of its Jacobians with tangents ``(batch, m, k)``."""
 
 
@@ -31,9 +31,9 @@ class LyapunovSpectrum:
     """Exponents in nats a step, or a unit of time, the largest first.
 
     Attributes:
-        exponents: ``(k,)``, the mean over the sequences; minus infinity where a direction is forgotten at once.
-        standard_error: ``(k,)``, of these means; NaN for one sequence, and beside an infinite exponent.
-        size: Directions there are; ``k`` may be less.
+        exponents: ``(k,)``, the mean over the sequences; minus infinity for a direction that a single step erases.
+        standard_error: ``(k,)``, of these means; NaN for one sequence, and for an infinite exponent.
+        size: Number of directions; ``k`` may be less.
         sequences: How many were averaged.
         steps: How many steps of them were measured.
         warm_up: Steps before these, in each.
@@ -48,19 +48,19 @@ class LyapunovSpectrum:
 
     @property
     def kaplan_yorke(self) -> float | None:
-        """The Kaplan-Yorke dimension; None where more exponents would be needed."""
+        """The Kaplan-Yorke dimension; None if more exponents would be needed."""
         return kaplan_yorke(self.exponents.tolist(), self.size)
 
     @property
     def entropy_rate(self) -> float | None:
-        """The sum of the positive exponents; None where a further one may be positive."""
+        """The sum of the positive exponents; None if a further one may be positive."""
         return entropy_rate(self.exponents.tolist(), self.size)
 
     def document(self) -> dict[str, Any]:
-        """The figures as JSON types; what is not finite is None."""
+        """Return the figures as JSON types, None for those that are not finite."""
         return {
-            "exponents": [_known(one) for one in self.exponents],
-            "standard_error": [_known(one) for one in self.standard_error],
+            "exponents": [_finite_or_none(exponent) for exponent in self.exponents],
+            "standard_error": [_finite_or_none(error) for error in self.standard_error],
             "kaplan_yorke": self.kaplan_yorke,
             "entropy_rate": self.entropy_rate,
             "size": self.size,
@@ -70,21 +70,22 @@ class LyapunovSpectrum:
         }
 
 
-def tangent_map(step: Step) -> Push:
-    """The step together with its derivative along any number of tangents, by forward differentiation."""
+def tangent_map(step: Step) -> TangentMap:
+    """Return the step together with its derivative along any number of tangents, by forward differentiation."""
 
     def push(t: int, state: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
         def along(tangent: Tensor) -> Tensor:
-            pushed: Tensor = torch.func.jvp(lambda at: step(t, at), (state,), (tangent,))[1]
-            return pushed
+            derivative: Tensor = torch.func.jvp(lambda point: step(t, point), (state,), (tangent,))[1]
+            return derivative
 
+        # Tangents are the columns of (batch, m, k).
         return step(t, state), torch.func.vmap(along, in_dims=-1, out_dims=-1)(tangents)
 
     return push
 
 
 def lyapunov_spectrum(
-    push: Push,
+    push: TangentMap,
     start: Tensor,
     steps: int,
     *,
@@ -96,7 +97,7 @@ def lyapunov_spectrum(
     lengths: Sequence[int] | None = None,
     seed: int = 0,
 ) -> LyapunovSpectrum:
-    """The leading Lyapunov exponents of a map, averaged over trajectories of it.
+    """Return the leading Lyapunov exponents of a map, averaged over trajectories of it.
 
     Orthonormal tangents are pushed along each trajectory and made orthonormal again by QR with a positive diagonal,
     whose logarithms are added up.
@@ -107,7 +108,7 @@ def lyapunov_spectrum(
         steps: Length of the longest of them.
         size: Length ``m`` of a tangent; ``n`` when omitted.
         count: Exponents to find, up to ``size``; all when omitted.
-        warm_up: First steps, in which the tangents turn to where they grow, that are not counted.
+        warm_up: First steps, which are not counted: the tangents still turn to the directions of growth.
         every: Steps between two QR. Exponents further apart than ``36 / every`` lose their digits.
         time_step: Units of time of a step.
         lengths: Steps of each trajectory; ``steps`` when omitted. Those no longer than ``warm_up`` are left out.
@@ -121,74 +122,82 @@ def lyapunov_spectrum(
     ends = np.full(len(start), steps) if lengths is None else np.asarray(lengths)
     if not 1 <= count <= size or every < 1:
         raise ValueError(
-            f"count must be from 1 to {size}, the directions there are, and every 1 or more; got count={count} and "
+            f"count must be from 1 to {size}, the number of directions, and every 1 or more; got count={count} and "
             f"every={every}."
         )
     if not (ends > warm_up).any():
         raise ValueError(f"warm_up must be less than the longest trajectory's {int(ends.max())} steps, got {warm_up}.")
     generator = torch.Generator().manual_seed(seed)
     tangents, _ = torch.linalg.qr(torch.randn(len(start), size, count, generator=generator, dtype=torch.float64))
-    growth, measured = torch.zeros(len(start), count, dtype=torch.float64), np.zeros(len(start), dtype=np.int64)
-    state, since = start, 0
+    log_growth, measured_steps = (
+        torch.zeros(len(start), count, dtype=torch.float64),
+        np.zeros(len(start), dtype=np.int64),
+    )
+    state, steps_since_qr = start, 0
     with torch.no_grad():
         for t in range(steps):
             state, tangents = push(t, state, tangents)
-            since += 1
-            if t + 1 != warm_up and t + 1 != steps and since < every:
+            steps_since_qr += 1
+            # Also at the end of the warm-up, so that its growth is not counted, and at the last step.
+            if t + 1 != warm_up and t + 1 != steps and steps_since_qr < every:
                 continue
-            tangents, logarithms = _orthonormal(tangents)
+            tangents, log_lengths = _orthonormal(tangents)
             if t >= warm_up:
-                inside = ends > t
-                growth += torch.where(torch.from_numpy(inside)[:, None], logarithms, 0.0)
-                measured += inside * since
-            since = 0
-    found = growth.numpy()[measured > 0] / (measured[measured > 0, None] * time_step)
-    mean = found.mean(axis=0)
+                is_running = ends > t
+                log_growth += torch.where(torch.from_numpy(is_running)[:, None], log_lengths, 0.0)
+                measured_steps += is_running * steps_since_qr
+            steps_since_qr = 0
+    is_measured = measured_steps > 0
+    exponents = log_growth.numpy()[is_measured] / (measured_steps[is_measured, None] * time_step)
+    mean = exponents.mean(axis=0)
     order = np.argsort(-mean, kind="stable")
+    # The deviation of infinite exponents is NaN.
     with np.errstate(invalid="ignore"):
-        spread = found.std(axis=0, ddof=1) if len(found) > 1 else np.full(count, math.nan)
+        deviation = exponents.std(axis=0, ddof=1) if len(exponents) > 1 else np.full(count, math.nan)
     return LyapunovSpectrum(
         exponents=mean[order],
-        standard_error=(spread / math.sqrt(len(found)))[order],
+        standard_error=(deviation / math.sqrt(len(exponents)))[order],
         size=size,
-        sequences=len(found),
-        steps=int(measured.sum()),
+        sequences=len(exponents),
+        steps=int(measured_steps.sum()),
         warm_up=warm_up,
     )
 
 
 def kaplan_yorke(exponents: Sequence[float], size: int | None = None) -> float | None:
-    """The dimension ``j + (l_1 + ... + l_j) / |l_(j+1)|``, with ``j`` the most exponents whose sum is not negative.
+    """Return ``j + (l_1 + ... + l_j) / |l_(j+1)|``, with ``j`` the most exponents whose sum is not negative.
 
     Args:
         exponents: The largest first.
-        size: How many there are in all; as many as are given when omitted.
+        size: Their total number; the length of ``exponents`` when omitted.
 
     Returns:
-        0 where the largest exponent is negative; None where those that are given do not tell. Kaplan, Yorke 1979.
+        0 if the largest exponent is negative; None if more exponents would be needed. Kaplan, Yorke 1979.
     """
     sums = list(accumulate(exponents))
-    for place, total in enumerate(sums):
+    for index, total in enumerate(sums):
         if total < 0 or math.isnan(total):
-            before = sums[place - 1] if place else 0.0
-            return None if math.isnan(total) else place + before / abs(exponents[place])
+            previous = sums[index - 1] if index else 0.0
+            return None if math.isnan(total) else index + previous / abs(exponents[index])
     return float(len(sums)) if size is None or size == len(sums) else None
 
 
 def entropy_rate(exponents: Sequence[float], size: int | None = None) -> float | None:
-    """The sum of the positive exponents, at least the metric entropy (Ruelle 1978); arguments as `kaplan_yorke`."""
-    if any(math.isnan(one) for one in exponents):
+    """Return the sum of the positive exponents, at least the metric entropy (Ruelle 1978); args as `kaplan_yorke`."""
+    if any(math.isnan(exponent) for exponent in exponents):
         return None
-    is_whole = size is None or size == len(exponents) or exponents[-1] <= 0
-    return math.fsum(one for one in exponents if one > 0) if is_whole else None
+    # Exponents are sorted: behind one that is not positive there are no positive ones.
+    is_complete = size is None or size == len(exponents) or exponents[-1] <= 0
+    return math.fsum(exponent for exponent in exponents if exponent > 0) if is_complete else None
 
 
 def _orthonormal(tangents: Tensor) -> tuple[Tensor, Tensor]:
-    """An orthonormal base of the tangents, and the logarithms of how long they are in it."""
-    base, triangle = torch.linalg.qr(tangents)
+    """Return an orthonormal basis of the tangents, and the logarithms of the diagonal of R."""
+    basis, triangle = torch.linalg.qr(tangents)
     diagonal = triangle.diagonal(dim1=-2, dim2=-1)
-    return base * torch.where(diagonal < 0, -1.0, 1.0)[:, None], diagonal.abs().log()
+    # LAPACK leaves the signs open: a positive diagonal makes the decomposition unique.
+    return basis * torch.where(diagonal < 0, -1.0, 1.0)[:, None], diagonal.abs().log()
 
 
-def _known(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Pictures of what was observed of a model's stability, as PNG."""
+"""Plots of a model's observed dynamics, as PNG."""
 
 from __future__ import annotations
 
@@ -15,95 +15,98 @@ from matplotlib.patches import Circle
 from matplotlib.ticker import MaxNLocator
 
 from stablernn.dynamics.gradients import Gradients
-from stablernn.dynamics.report import Observed
+from stablernn.dynamics.report import DynamicsReport
 from stablernn.dynamics.spectra import Spectra
 from stablernn.plotting import BLACK, BLUE, GREY, ORANGE, _save, _style
 
 Array = npt.NDArray[Any]
 
-_FARTHEST_CIRCLE = 2.0
-_CROWDED = 0.5
+_MAX_DRAWN_RADIUS = 2.0
+"""A certified rate beyond this is not drawn."""
+_CROWDED_SPAN = 0.5
+"""Span of the eigenvalues up to which they are drawn once more in an inset."""
 _DASHES = (0, (5, 4))
 _SMALLEST_SHARE = 1e-18
-"""Gradient norms below this are drawn there: what is smaller than float64's rounding says nothing."""
+"""Gradient norms below this are drawn at this: anything smaller than float64's rounding says nothing."""
 
 
-def draw_observed(folder: Path, observed: Observed, title: str) -> list[Path]:
-    """``jacobian_spectrum.png`` and ``gradient_norms.png``, as far as there is something to draw; what was written.
-
-    Args:
-        folder: Where the pictures go.
-        observed: What was seen.
-        title: Of which data.
-    """
-    written = []
-    if observed.spectra is not None:
-        written.append(folder / "jacobian_spectrum.png")
-        plot_spectrum(written[-1], observed.spectra, radius=observed.radius, title=title)
-    if len(observed.gradients.ratios):
-        written.append(folder / "gradient_norms.png")
-        plot_gradients(written[-1], observed.gradients, title=title)
-    return written
-
-
-def plot_spectrum(path: Path, found: Spectra, *, radius: float | None, title: str) -> None:
-    """All eigenvalues against the unit circle, and how their moduli are distributed.
+def draw_report(folder: Path, report: DynamicsReport, title: str) -> list[Path]:
+    """Write ``jacobian_spectrum.png`` and ``gradient_norms.png``, each if it has data, and return the written files.
 
     Args:
-        path: Where the picture goes.
-        found: The eigenvalues.
-        radius: What is proved of their modulus; None where nothing is.
-        title: Of which data.
+        folder: Where the files go.
+        report: The observations.
+        title: Name of the data.
     """
-    points = found.eigenvalues.ravel()
+    paths = []
+    if report.spectra is not None:
+        paths.append(folder / "jacobian_spectrum.png")
+        plot_spectrum(paths[-1], report.spectra, radius=report.radius, title=title)
+    if len(report.gradients.ratios):
+        paths.append(folder / "gradient_norms.png")
+        plot_gradients(paths[-1], report.gradients, title=title)
+    return paths
+
+
+def plot_spectrum(path: Path, spectra: Spectra, *, radius: float | None, title: str) -> None:
+    """Plot all eigenvalues with the unit circle, and the distribution of their moduli.
+
+    Args:
+        path: The file.
+        spectra: The eigenvalues.
+        radius: The proved bound on their modulus; None if there is none.
+        title: Name of the data.
+    """
+    points = spectra.eigenvalues.ravel()
     moduli = np.abs(points)
-    drawn = radius if radius is not None and radius <= _FARTHEST_CIRCLE else None
+    drawn_radius = radius if radius is not None and radius <= _MAX_DRAWN_RADIUS else None
     figure = Figure(figsize=(10.4, 5.8), layout="constrained")
-    plane, below = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    plane, histogram = figure.subplots(1, 2, width_ratios=(1.25, 1))
     _style(plane, f"Jacobian eigenvalues: {title}")
-    _circles(plane, drawn)
+    _circles(plane, drawn_radius)
     _eigenvalues(plane, points)
-    reach = 1.08 * max(1.0, float(moduli.max()), drawn or 0.0)
-    plane.set_xlim(-reach, reach)
-    plane.set_ylim(-reach, reach)
+    limit = 1.08 * max(1.0, float(moduli.max()), drawn_radius or 0.0)
+    plane.set_xlim(-limit, limit)
+    plane.set_ylim(-limit, limit)
     plane.set_aspect("equal")
     plane.set_xlabel("real part")
     plane.set_ylabel("imaginary part")
-    _enlarge(plane, points, drawn)
-    _style(below, "their moduli")
+    _add_inset(plane, points, drawn_radius)
+    _style(histogram, "their moduli")
     low, high = float(moduli.min()), float(moduli.max())
+    # Wider than the range, which may be a single number; every weight is a share in percent.
     edges = np.linspace(low - 1e-3, high + 1e-3, 60)
-    below.hist(moduli, edges, weights=np.full(len(moduli), 100 / len(moduli)), color=BLUE, alpha=0.75, linewidth=0)
-    below.axvline(1, color=BLACK, linewidth=1.2)
-    if drawn is not None:
-        below.axvline(drawn, color=ORANGE, linewidth=1.4, linestyle=_DASHES)
-    below.set_xlabel("modulus")
-    below.set_ylabel("share of all eigenvalues, %")
-    below.set_title(f"largest observed {high:.4g}", loc="right", color=BLUE, fontsize=9)
-    below.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    histogram.hist(moduli, edges, weights=np.full(len(moduli), 100 / len(moduli)), color=BLUE, alpha=0.75, linewidth=0)
+    histogram.axvline(1, color=BLACK, linewidth=1.2)
+    if drawn_radius is not None:
+        histogram.axvline(drawn_radius, color=ORANGE, linewidth=1.4, linestyle=_DASHES)
+    histogram.set_xlabel("modulus")
+    histogram.set_ylabel("share of all eigenvalues, %")
+    histogram.set_title(f"largest observed {high:.4g}", loc="right", color=BLUE, fontsize=9)
+    histogram.xaxis.set_major_locator(MaxNLocator(nbins=6))
     handles = [
         Line2D([], [], color=BLUE, marker="o", markersize=4, linewidth=0, label="eigenvalues of single steps"),
         Line2D([], [], color=BLACK, linewidth=1.2, label="unit circle"),
     ]
-    if drawn is not None:
-        label = f"certified rate {drawn:.4g}"
+    if drawn_radius is not None:
+        label = f"certified rate {drawn_radius:.4g}"
         handles.append(Line2D([], [], color=ORANGE, linewidth=1.4, linestyle=_DASHES, label=label))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     _save(figure, path)
 
 
-def plot_gradients(path: Path, found: Gradients, *, title: str) -> None:
-    """How large the gradient of the loss is on its way back through time, relative to its size at the end.
+def plot_gradients(path: Path, gradients: Gradients, *, title: str) -> None:
+    """Plot the norm of the gradient of the loss on its way back through time, relative to that at the end.
 
     Args:
-        path: Where the picture goes.
-        found: Ratios of each sequence.
-        title: Of which data.
+        path: The file.
+        gradients: Ratios of each sequence.
+        title: Name of the data.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     _style(axes, f"Gradient norms: {title}")
-    ratios = np.maximum(found.ratios, _SMALLEST_SHARE)
+    ratios = np.maximum(gradients.ratios, _SMALLEST_SHARE)
     back = np.arange(ratios.shape[1])
     for row in ratios:
         axes.plot(back, row, color=BLUE, linewidth=0.6, alpha=0.25)
@@ -114,13 +117,14 @@ def plot_gradients(path: Path, found: Gradients, *, title: str) -> None:
     axes.set_yscale("log")
     lower, upper = float(np.nanmin(ratios)), float(np.nanmax(ratios))
     if upper < 20 * lower:
-        # So near to 1 that a decade on each side says it better than digits do.
+        # Ratios this close to 1 are clearer over a decade on each side than on a narrow axis with many digits.
         axes.set_ylim(min(lower, 0.1), max(upper, 10.0))
+    # The last step is at the right edge, as time runs.
     axes.set_xlim(max(back[-1], 1), 0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("steps before the last one")
     axes.set_ylabel("size of dL/dh, relative to the last step")
-    slope = float(np.nanmedian(found.slopes)) if np.isfinite(found.slopes).any() else math.nan
+    slope = float(np.nanmedian(gradients.slopes)) if np.isfinite(gradients.slopes).any() else math.nan
     if math.isfinite(slope):
         axes.set_title(f"median slope {slope:+.3g} a step back", loc="right", color=BLUE, fontsize=9)
     axes.legend(loc="best", frameon=True, framealpha=0.85, edgecolor="none", fontsize=9)
@@ -137,16 +141,18 @@ def _circles(axes: Axes, radius: float | None) -> None:
 
 
 def _eigenvalues(axes: Axes, points: Array) -> None:
+    # Fainter the more there are, so that dense regions still show.
     alpha = float(np.clip(16 / math.sqrt(len(points)), 0.06, 0.8))
     axes.scatter(np.real(points), np.imag(points), s=10, color=BLUE, alpha=alpha, linewidths=0, zorder=2)
 
 
-def _enlarge(axes: Axes, points: Array, radius: float | None) -> None:
-    """Show eigenvalues that crowd on the right of the circle once more, larger, in its empty left half."""
+def _add_inset(axes: Axes, points: Array, radius: float | None) -> None:
+    """Draw eigenvalues that crowd on the right of the circle once more, larger, in its empty left half."""
     left, right, high = float(np.real(points).min()), float(np.real(points).max()), float(np.abs(np.imag(points)).max())
     side = max(right - left, 2 * high)
-    if side > _CROWDED or left < 0.35:
+    if side > _CROWDED_SPAN or left < 0.35:
         return
+    # In data coordinates, around the middle of the eigenvalues.
     middle, half = (left + right) / 2, max(0.58 * side, 1e-4)
     inset = axes.inset_axes((-0.66, -0.45, 0.9, 0.9), transform=axes.transData)
     _circles(inset, radius)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from stablernn.engines.select import Engine, check_engine, list_engines, register_engine, select_engine
+from stablernn.engines.base import Engine
+from stablernn.engines.select import check_engine, list_engines, register_engine, select_engine
 
 __all__ = ["Engine", "check_engine", "list_engines", "register_engine", "select_engine"]

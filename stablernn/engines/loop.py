@@ -1,4 +1,4 @@
-"""The plain loop under autograd: the oracle that every other engine is compared with. It has a double backward."""
+"""The plain loop under autograd: the reference for every other engine. It has a double backward."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class LoopEngine:
         outputs = []
         # unbind, not drive[:, t]: the backward of indexing writes a full-size gradient a step, 10 to 30 times slower.
         steps = drive.unbind(dim=1)
-        keeps: list[Tensor | None] = [None] * len(steps)
+        valid_steps: list[Tensor | None] = [None] * len(steps)
         if valid is not None:
-            # Up to the shortest length no state needs holding.
+            # Before the shortest length every step is valid, and no state is held.
             shortest = int(valid.sum(dim=1).min())
-            keeps[shortest:] = valid[:, shortest:, None].unbind(dim=1)
+            # Each is (batch, 1), to broadcast over the state.
+            valid_steps[shortest:] = valid[:, shortest:, None].unbind(dim=1)
         times: Sequence[Tensor | None] = [None] * len(steps) if dt is None else dt[..., None].unbind(dim=1)
-        for step, keep, time in zip(steps, keeps, times, strict=True):
-            following = cell.advance(weights, state, step, time, substeps)
-            if keep is not None:
-                following = tuple(torch.where(keep, new, old) for new, old in zip(following, state, strict=True))
-            state = following
+        for step, is_valid, time in zip(steps, valid_steps, times, strict=True):
+            next_state = cell.advance(weights, state, step, time, substeps)
+            if is_valid is not None:
+                next_state = tuple(torch.where(is_valid, new, old) for new, old in zip(next_state, state, strict=True))
+            state = next_state
             outputs.append(state[0])
         return torch.stack(outputs, dim=1), state

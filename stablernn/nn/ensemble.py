@@ -1,4 +1,4 @@
-"""Several networks of one kind side by side, which differ by their first weights alone, and their heads."""
+"""Ensembles: networks of one kind that differ only in their initial weights, and their heads."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from stablernn.cells import StableCell, State
 from stablernn.nn.layers import StableRNN
 
 
-class Members(nn.Module):
-    """Independent stacks of recurrent layers over one input; their outputs stand side by side.
+class Ensemble(nn.Module):
+    """Independent stacks of recurrent layers over one input; their outputs are concatenated.
 
     Nothing is shared, so that training them at once is training each of them alone, in the same order of samples.
 
     Args:
-        count: How many, 1 or more.
+        count: Number of members, 1 or more.
         cell: A key of the catalog.
         input_size: Channels of the input.
         hidden_size: Length of each layer's state.
         num_layers: Layers of each.
-        embedding: Length of the vector that a step's channels are turned into first, by a linear map of each member's
-            own and a GELU; 0 for none.
-        options: Further ones of :class:`stablernn.StableRNN`.
+        embedding: Length of the vector into which each member first maps a step's channels, by a linear map and a GELU;
+            0 for none.
+        options: Further options of :class:`stablernn.StableRNN`.
 
     Raises:
         ValueError: If ``count`` is not 1 or more, or ``embedding`` less than 0.
@@ -58,84 +58,92 @@ class Members(nn.Module):
 
     @property
     def first(self) -> StableRNN:
-        """The first of them, for what all have in common."""
-        return self._all()[0]
+        """The first member, for properties that all share."""
+        return self._members()[0]
 
     @property
     def cells(self) -> list[StableCell]:
         """The layers' cells, member after member."""
-        return [cell for stack in self._all() for cell in stack.cells]
+        return [cell for stack in self._members() for cell in stack.cells]
 
     @property
     def output_size(self) -> int:
-        """Length of the outputs of one step side by side."""
+        """Length of the concatenated outputs of one step."""
         return len(self) * self.first.output_size
 
     def run(
         self, x: Tensor, state: State, lengths: Tensor | None = None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Outputs ``(batch, time, output_size)`` and the flat state after the last valid step, member after member."""
+        """Return outputs ``(batch, time, output_size)`` and the flat state after the last valid step, by member."""
         results = [
-            stack.run(self._embedded(x, number), part, lengths, dt)
-            for number, (stack, part) in enumerate(zip(self._all(), self._parts(state), strict=True))
+            stack.run(self._embedded(x, number), member_state, lengths, dt)
+            for number, (stack, member_state) in enumerate(
+                zip(self._members(), self._member_states(state), strict=True)
+            )
         ]
         outputs = [output for output, _ in results]
-        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-        return joined, tuple(tensor for _, part in results for tensor in part)
+        # The outputs of a single member need no copy.
+        concatenated = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+        return concatenated, tuple(tensor for _, member_state in results for tensor in member_state)
 
     def advance(
         self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: State, dt: Tensor | None = None
     ) -> State:
-        """The flat state after one step; arguments as for :meth:`stablernn.StableRNN.advance`."""
+        """Return the flat state after one step; arguments as for :meth:`stablernn.StableRNN.advance`."""
         depth = self.first.num_layers
-        following: list[Tensor] = []
-        for number, (stack, part) in enumerate(zip(self._all(), self._parts(state), strict=True)):
-            used = weights[number * depth : (number + 1) * depth]
-            following.extend(stack.advance(used, self._embedded(x, number), part, dt))
-        return tuple(following)
+        next_state: list[Tensor] = []
+        for number, (stack, member_state) in enumerate(zip(self._members(), self._member_states(state), strict=True)):
+            # The weights of all layers, member after member.
+            member_weights = weights[number * depth : (number + 1) * depth]
+            next_state.extend(stack.advance(member_weights, self._embedded(x, number), member_state, dt))
+        return tuple(next_state)
 
     def output(self, state: State) -> Tensor:
-        """The outputs that a flat state stands for, ``(batch, output_size)``."""
-        top = -len(self.first.cells[-1].state_names)
-        tops = [part[top] for part in self._parts(state)]
-        return tops[0] if len(tops) == 1 else torch.cat(tops, dim=-1)
+        """Return the outputs of a flat state, ``(batch, output_size)``."""
+        # The output is the first state tensor of the last layer.
+        index = -len(self.first.cells[-1].state_names)
+        outputs = [member_state[index] for member_state in self._member_states(state)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def initial_state(self, batch_size: int) -> State:
-        """Zeros, as one flat tuple."""
-        return tuple(tensor for stack in self._all() for tensor in stack.initial_state(batch_size))
+        """Return zeros, as one flat tuple."""
+        return tuple(tensor for stack in self._members() for tensor in stack.initial_state(batch_size))
 
     def state_roles(self) -> list[tuple[str, int]]:
-        """What each tensor of the flat state is, and its length."""
+        """Return the role and the length of each tensor of the flat state."""
         if len(self) == 1:
             return self.first.state_roles()
         return [
             (f"member {number} {role}", size)
-            for number, stack in enumerate(self._all())
+            for number, stack in enumerate(self._members())
             for role, size in stack.state_roles()
         ]
 
     def after_step(self, step: int, total_steps: int) -> None:
         """Let the cells project their parameters after optimizer step ``step`` (from 1) of ``total_steps``."""
-        for stack in self._all():
+        for stack in self._members():
             stack.after_step(step, total_steps)
 
     def penalty(self) -> Tensor | None:
-        """Sum of what the cells add to the training loss, or None."""
-        penalties = [penalty for stack in self._all() if (penalty := stack.penalty()) is not None]
+        """Return the sum of the cells' penalties for the training loss, or None."""
+        penalties = [penalty for stack in self._members() if (penalty := stack.penalty()) is not None]
         return torch.stack(penalties).sum() if penalties else None
 
     def parameters_of(self, number: int) -> list[nn.Parameter]:
-        """What belongs to one member."""
-        own = list(self.embeddings[number].parameters()) if self.embedding else []
-        return [*own, *self.stacks[number].parameters()]
+        """Return the parameters of one member."""
+        embedding = list(self.embeddings[number].parameters()) if self.embedding else []
+        return [*embedding, *self.stacks[number].parameters()]
 
     def _embedded(self, x: Tensor, number: int) -> Tensor:
+        """Return the input of a member's layers."""
         return nn.functional.gelu(self.embeddings[number](x)) if self.embedding else x
 
-    def _all(self) -> list[StableRNN]:
+    def _members(self) -> list[StableRNN]:
+        # nn.ModuleList yields nn.Module: this narrows the type.
         return [stack for stack in self.stacks if isinstance(stack, StableRNN)]
 
-    def _parts(self, state: State) -> list[State]:
+    def _member_states(self, state: State) -> list[State]:
+        """Split a flat state into those of the members."""
         size = len(self.first.state_roles())
         return [state[start : start + size] for start in range(0, len(state), size)]
 
@@ -144,9 +152,9 @@ class Heads(nn.Module):
     """A linear map for each member, of that member's features alone.
 
     Args:
-        members: How many there are.
-        features: What each reads.
-        outputs: What each says.
+        members: Number of members.
+        features: Input features of each.
+        outputs: Outputs of each.
         dropout: Share of the features zeroed in training, 0 to 1.
 
     Shape:
@@ -168,4 +176,5 @@ class Heads(nn.Module):
         if self.dropout:
             features = nn.functional.dropout(features, self.dropout, self.training)
         parts = features.chunk(len(self.maps), dim=-1)
+        # (batch, members, outputs)
         return torch.stack([linear(part) for linear, part in zip(self.maps, parts, strict=True)], dim=1)

@@ -24,17 +24,17 @@ class StableRNN(nn.Module):
         num_layers: Layers, 1 or more.
         batch_first: Whether input and output are ``(batch, time, feature)``. True by default, unlike ``torch.nn``.
         dropout: Share of each layer's outputs zeroed in training before the next layer, 0 to 1.
-        engine: What runs the steps: ``auto``, or one of :func:`stablernn.engines.list_engines`.
+        engine: The engine that runs the steps: ``auto``, or one of :func:`stablernn.engines.list_engines`.
         preset: ``practical`` (ours) or ``paper``, the cell's defaults.
-        max_dt: Longest step that will be given as ``dt``, 1 or more, which fixes into how many sub-steps each step is
-            divided. When omitted, each call divides by its own longest step.
-        options: Options of the cell, which win over the preset.
+        max_dt: Longest step to be passed as ``dt``, 1 or more, which fixes the number of sub-steps of each step. When
+            omitted, each call divides by its own longest step.
+        options: Options of the cell, which override the preset.
 
     Shape:
         - input: ``(batch, time, input_size)``, or ``(time, input_size)`` for one sequence
         - state: ``(num_layers, batch, size)``, a tuple of them where the cell has several; without ``batch`` for one
-          sequence; zeros when omitted. ``size`` is ``hidden_size`` but for the tensors of which the cell says otherwise
-          (``state_sizes``); of a tensor that upper layers do not need only the layers that have it are stacked.
+          sequence; zeros when omitted. ``size`` is ``hidden_size``, except for tensors with a size of their own
+          (``state_sizes``); a tensor that upper layers do not need is stacked over the layers that have it.
         - lengths: ``(batch,)`` integers: steps from there on are padding, over which the state is held
         - dt: ``(batch, time)``, or ``(time,)`` for one sequence: the time from the step before to each step, in units
           of the regular one; only for cells that come from a differential equation
@@ -47,7 +47,7 @@ class StableRNN(nn.Module):
         UnknownNameError: If there is no such cell or engine.
 
     In a custom training loop, add :meth:`penalty` to the loss and call :meth:`after_step` after each optimizer step,
-    which moves base points and makes matrices sparse; constraints hold without it. The ``orthogonal`` parameters of
+    which moves base points and sparsifies matrices; constraints hold without it. The ``orthogonal`` parameters of
     :meth:`parameter_groups` may need a smaller learning rate.
 
     Example:
@@ -94,6 +94,7 @@ class StableRNN(nn.Module):
         layers = [create_cell(cell, input_size, hidden_size, preset=preset, **options)]
         if max_dt is not None:
             layers[0].check_takes_dt()
+        # Upper layers read the layer below, and some cells take other options there.
         for _ in range(num_layers - 1):
             size = layers[-1].output_size
             layers.append(create_cell(cell, size, hidden_size, preset=preset, **{**options, **info.upper_options}))
@@ -122,6 +123,7 @@ class StableRNN(nn.Module):
                 f"input has shape {tuple(input.shape)}, the layer expects (batch, time, {self.input_size}) "
                 f"or (time, {self.input_size})."
             )
+        # From here on everything is batched, and batch first.
         single = input.dim() == 2
         x = input[None] if single else input
         steps = dt[None] if single and dt is not None else dt
@@ -139,6 +141,7 @@ class StableRNN(nn.Module):
         for (_, name, _), tensor in zip(self._state_parts(), final, strict=True):
             parts[name].append(tensor)
         stacked = tuple(torch.stack(tensors) for tensors in parts.values())
+        # Back to the shapes of an unbatched input.
         if single:
             output, stacked = output[0], tuple(tensor[:, 0] for tensor in stacked)
         return output, stacked[0] if len(names) == 1 else self.cells[0].state_type()(*stacked)
@@ -146,14 +149,15 @@ class StableRNN(nn.Module):
     def run(
         self, x: Tensor, state: State, lengths: Tensor | None = None, dt: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """:meth:`forward` on ``(batch, time, input_size)`` with the state as one flat tuple, layer after layer."""
+        """Run :meth:`forward` on ``(batch, time, input_size)`` with the state as one flat tuple, layer after layer."""
         valid = valid_steps(x, lengths)
         if valid is not None:
-            # What stands in the padding must not reach a gradient: there even a weight of zero gives NaN for NaN.
+            # Padding must not reach a gradient: even a weight of zero gives NaN for NaN.
             x = x.masked_fill(~valid[..., None], 0)
         longest = 1.0
         if dt is not None:
             dt = self.checked_dt(dt, x, valid)
+            # With max_dt the number of sub-steps does not depend on the batch.
             longest = self.max_dt or longest_step(dt)
         final: list[Tensor] = []
         start = 0
@@ -161,6 +165,7 @@ class StableRNN(nn.Module):
             if depth and self.dropout:
                 x = nn.functional.dropout(x, self.dropout, self.training)
             end = start + len(cell.state_names)
+            # One product over all steps, outside of the recurrence.
             drive = cell.drive(x)
             engine = select_engine(self.engine, cell, drive)
             weights = cell.weights(timed=dt is not None)
@@ -172,31 +177,31 @@ class StableRNN(nn.Module):
     def advance(
         self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: State, dt: Tensor | None = None
     ) -> State:
-        """The flat state after one step of all layers.
+        """Return the flat state after one step of all layers.
 
         Args:
-            weights: Each layer's used matrices.
+            weights: Each layer's matrices, as ``cell.weights`` returns them.
             x: ``(batch, input_size)``.
             state: As :meth:`run` takes it.
             dt: ``(batch, 1)``, up to ``max_dt``, which must be set.
         """
-        following: list[Tensor] = []
+        next_state: list[Tensor] = []
         start = 0
-        for cell, used in zip(self.cells, weights, strict=True):
+        for cell, cell_weights in zip(self.cells, weights, strict=True):
             end = start + len(cell.state_names)
             substeps = cell.substeps(self.max_dt) if self.max_dt is not None else 1
-            last = cell.advance(used, state[start:end], cell.drive(x), dt, substeps)
+            last = cell.advance(cell_weights, state[start:end], cell.drive(x), dt, substeps)
             x = last[0]
-            following.extend(last)
+            next_state.extend(last)
             start = end
-        return tuple(following)
+        return tuple(next_state)
 
     def initial_state(self, batch_size: int) -> State:
-        """Zeros, as one flat tuple, layer after layer."""
+        """Return zeros, as one flat tuple, layer after layer."""
         return tuple(tensor for cell in self.cells for tensor in cell.initial_state(batch_size))
 
     def state_roles(self) -> list[tuple[str, int]]:
-        """What each tensor of the flat state is, and its length."""
+        """Return the role and the length of each tensor of the flat state."""
         return [(f"layer {depth} {name}", size) for depth, name, size in self._state_parts()]
 
     def after_step(self, step: int, total_steps: int) -> None:
@@ -206,16 +211,16 @@ class StableRNN(nn.Module):
                 cell.after_step(step, total_steps)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters behind ``orthogonal`` and unitary matrices, and all ``other`` ones."""
+        """Return the parameters behind ``orthogonal`` and unitary matrices, and all ``other`` ones."""
         return group_parameters(self)
 
     def penalty(self) -> Tensor | None:
-        """Sum of what the cells add to the training loss, or None."""
+        """Return the sum of the cells' penalties for the training loss, or None."""
         penalties = [penalty for cell in self.cells if (penalty := cell.penalty()) is not None]
         return torch.stack(penalties).sum() if penalties else None
 
     def _state_parts(self) -> list[tuple[int, str, int]]:
-        """Layer, name and length of each tensor of the flat state."""
+        """Return layer, name and length of each tensor of the flat state."""
         return [
             (depth, name, size)
             for depth, cell in enumerate(self.cells)
@@ -223,30 +228,33 @@ class StableRNN(nn.Module):
         ]
 
     def _unstacked(self, state: Tensor | Sequence[Tensor], batch_size: int, single: bool) -> State:
-        given = (state,) if isinstance(state, Tensor) else tuple(state)
+        """Return the flat state of a stacked one, and check its shapes."""
+        tensors = (state,) if isinstance(state, Tensor) else tuple(state)
         batch = () if single else (batch_size,)
         parts, cell = self._state_parts(), self.cells[0]
+        # Of a tensor that only some layers have, as many rows as these.
         shapes = {
             name: (sum(other == name for _, other, _ in parts), *batch, size)
             for name, size in zip(cell.state_names, cell.state_sizes, strict=True)
         }
-        if [tuple(tensor.shape) for tensor in given] != list(shapes.values()):
+        if [tuple(tensor.shape) for tensor in tensors] != list(shapes.values()):
             expected = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
             raise ValueError(
                 f"The state of the cell '{cell.key}' is {expected} here, "
-                f"got {' and '.join(str(tuple(tensor.shape)) for tensor in given)}."
+                f"got {' and '.join(str(tuple(tensor.shape)) for tensor in tensors)}."
             )
         if single:
-            given = tuple(tensor[:, None] for tensor in given)
-        rows = {name: iter(tensor) for name, tensor in zip(cell.state_names, given, strict=True)}
+            tensors = tuple(tensor[:, None] for tensor in tensors)
+        # A stacked tensor holds the layers in the order in which the flat state names them.
+        rows = {name: iter(tensor) for name, tensor in zip(cell.state_names, tensors, strict=True)}
         return tuple(next(rows[name]) for _, name, _ in parts)
 
     def checked_dt(self, dt: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
-        """The times of the steps of ``x`` in its dtype, 1 over padding.
+        """Return the times of the steps of ``x`` in its dtype, 1 over padding.
 
         Raises:
             ValueError: If there is not one for each step, or one is not a finite number of 0 or more.
-            ConfigError: If the cell takes none, or one is longer than ``max_dt``.
+            ConfigError: If the cell takes no ``dt``, or a time is longer than ``max_dt``.
         """
         self.cells[0].check_takes_dt()
         if dt.shape != x.shape[:2]:
@@ -256,7 +264,7 @@ class StableRNN(nn.Module):
             dt = torch.where(valid, dt, 1.0)
         check_dt(dt)
         longest = longest_step(dt)
-        # In float32 a dt may lie just above the number that it was written as.
+        # Rounding to float32 can put a dt just above max_dt.
         if self.max_dt is not None and longest > self.max_dt * (1 + 1e-6):
             raise ConfigError(
                 f"dt is at most max_dt={self.max_dt:g}, the longest step that the model takes, got {longest:g}; divide "
@@ -272,22 +280,23 @@ class StableRNN(nn.Module):
 
 
 def group_parameters(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """A module's parameters: those behind ``orthogonal`` and unitary matrices of its cells, and all ``other`` ones."""
+    """Return a module's parameters: those behind ``orthogonal`` and unitary matrices, and all ``other`` ones."""
     orthogonal = [
         getattr(cell, name) for cell in module.modules() if isinstance(cell, StableCell) for name in cell.orthogonal
     ]
-    apart = {id(parameter) for parameter in orthogonal}
+    # By identity: comparing tensors would compare their values.
+    orthogonal_ids = {id(parameter) for parameter in orthogonal}
     return {
-        "other": [parameter for parameter in module.parameters() if id(parameter) not in apart],
+        "other": [parameter for parameter in module.parameters() if id(parameter) not in orthogonal_ids],
         "orthogonal": orthogonal,
     }
 
 
 def check_tensor(x: Any, dtype: torch.dtype) -> None:
-    """Refuse an input that is no tensor, or one of another dtype than the parameters.
+    """Refuse an input that is no tensor, or has another dtype than the parameters.
 
     Raises:
-        ValueError: If it is.
+        ValueError: If it does.
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"input must be a tensor with lengths= where sequences differ, got {type(x).__name__}.")
@@ -296,7 +305,7 @@ def check_tensor(x: Any, dtype: torch.dtype) -> None:
 
 
 def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor | None:
-    """Which steps of ``(batch, time, features)`` are no padding, ``(batch, time)``; None when all count.
+    """Return the mask ``(batch, time)`` of the steps of ``(batch, time, features)`` that are no padding; None for all.
 
     Raises:
         ValueError: If there is no step, or ``lengths`` are not one whole number from 0 to time for each sequence.
@@ -312,6 +321,7 @@ def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor | None:
             f"lengths must be {batch} whole numbers, one for each sequence, "
             f"got shape {tuple(lengths.shape)} of {lengths.dtype}."
         )
+    # No lengths have no minimum.
     if batch == 0:
         return None
     shortest, longest = int(lengths.min()), int(lengths.max())

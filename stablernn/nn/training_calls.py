@@ -1,4 +1,4 @@
-"""Calls that a training loop owes a model: what was left out, as warnings."""
+"""Warnings of calls that a custom training loop has left out."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from stablernn.nn.models import Forecaster, SequenceModel, SequencePredictor
 
 
 def warn_of_missing_calls(module: nn.Module, *, stacklevel: int) -> None:
-    """Warn of each call that a model's own training loop makes and that this module has not seen.
+    """Warn of each call that stablernn's training loop makes and that this module has not received.
 
     Args:
         module: A cell, layers or a model.
         stacklevel: As for :func:`warnings.warn`, counted from the caller of this function.
     """
-    for sentence in _missing_calls(module):
-        warnings.warn(sentence, UntrainedWarning, stacklevel=stacklevel + 1)
+    for message in _missing_calls(module):
+        warnings.warn(message, UntrainedWarning, stacklevel=stacklevel + 1)
 
 
 def _missing_calls(module: nn.Module) -> Iterator[str]:
+    """Yield a message for each missing call."""
     cells = [cell for cell in module.modules() if isinstance(cell, StableCell)]
-    # Layers and members are trained together, so that one sentence serves all of them.
+    # Layers and members are trained together, so that one message serves all of them.
     missed = next((missed for cell in cells if (missed := cell.missed_schedule()) is not None), None)
     if missed is not None:
         yield (

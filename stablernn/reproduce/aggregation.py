@@ -11,7 +11,7 @@ from stablernn.reproduce.folder import ReproductionFolder, Run
 from stablernn.reproduce.measurement import extract_figures
 from stablernn.reproduce.parameter_matching import parameter_count
 from stablernn.reproduce.table import Protocol, Table
-from stablernn.training.settings.config import load_config
+from stablernn.training.settings.load import load_config
 
 
 def describe_run(

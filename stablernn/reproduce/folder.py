@@ -12,7 +12,7 @@ from stablernn.errors import CheckpointError, ConfigError
 from stablernn.reproduce.table import FULL, ProtocolName, Table
 
 if TYPE_CHECKING:
-    from stablernn.training.run import RunDirectory
+    from stablernn.training.run_directory import RunDirectory
 
 ROOT = Path("reproductions")
 """Default folder of all reproductions, relative to the working directory."""
@@ -44,7 +44,7 @@ class Run:
     @property
     def directory(self) -> RunDirectory:
         # Imported here because it loads torch, which listing tables does not need.
-        from stablernn.training.run import RunDirectory
+        from stablernn.training.run_directory import RunDirectory
 
         return RunDirectory(self.path)
 

@@ -19,7 +19,7 @@ from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.report import robustness
 from stablernn.training import TorchPredictor, load_run, predict
 from stablernn.training.batches.losses import Batch
-from stablernn.training.evaluation.evaluate import Scorer
+from stablernn.training.evaluation.scorers import ClassificationScorer
 from stablernn.training.loop.device import torch_settings
 
 ATTACKS = {"pgd": ("pgd", "linf"), "deepfool_l2": ("deepfool", "l2"), "deepfool_linf": ("deepfool", "linf")}
@@ -46,7 +46,7 @@ def measure(run: Path, epoch: int, protocol: Protocol) -> dict[str, Any]:
         assert isinstance(model, Classifier)
         scores = {}
         for split in ("validation", "test"):
-            scorer = Scorer(data, split)
+            scorer = ClassificationScorer(data, split)
             scores[split] = scorer.score(predict(TorchPredictor(model), scorer.source))["accuracy"]
         measurement: dict[str, Any] = {
             "epoch": epoch,

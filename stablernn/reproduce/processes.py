@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stablernn.errors import InterruptedRun, StableRNNError, TrainingError
-from stablernn.training.loop.trainer import stop_signals
+from stablernn.training.loop.stop_signals import stop_signals
 
 _POLL_SECONDS = 0.2
 """Interval at which a stop by the user is checked for."""

@@ -11,7 +11,7 @@ import torch
 
 from stablernn.atomic_files import read_json, to_json_types, write_bytes, write_json
 from stablernn.data import ClassificationData
-from stablernn.data.load import LARGEST_SEED
+from stablernn.data.options import LARGEST_SEED
 from stablernn.errors import ConfigError, unknown
 from stablernn.reproduce.aggregation import describe_run, missing_runs, table_rows
 from stablernn.reproduce.folder import ROOT, ReproductionFolder, Run, default_folder
@@ -25,7 +25,7 @@ from stablernn.reproduce.states import state_of
 from stablernn.reproduce.table import FULL, Protocol, ProtocolName, Table
 from stablernn.training import load_run_data, train
 from stablernn.training.loop.environment import environment
-from stablernn.training.settings.config import validate
+from stablernn.training.settings.load import validate
 
 Results = dict[str, Any]
 Report = Callable[[str], None]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import Classifier
-from stablernn.training.batches.losses import Batch, ClassifyTask
+from stablernn.training.batches.losses import Batch, ClassifyObjective
 
 Vector = npt.NDArray[np.float64]
 Product = Callable[[Vector], Vector]
@@ -201,7 +201,7 @@ def _double_copy(model: Classifier) -> tuple[Classifier, list[nn.Parameter]]:
 
 
 def _chunk_losses(model: Classifier, batch: Batch) -> list[WeightedLoss]:
-    task, count = ClassifyTask(), len(batch.x)
+    task, count = ClassifyObjective(), len(batch.x)
 
     def chunk_loss(rows: slice) -> WeightedLoss:
         dt = None if batch.dt is None else batch.dt[rows].double()

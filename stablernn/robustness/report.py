@@ -24,7 +24,9 @@ from stablernn.robustness.hessian import loss_hessian
 from stablernn.robustness.noise import KINDS, NoiseInput, noise_curve
 from stablernn.robustness.settings import NORMS, Norm, Settings
 from stablernn.training.batches.losses import Batch
-from stablernn.training.evaluation.evaluate import BATCH_SIZE, Scorer, TorchPredictor, open_split
+from stablernn.training.evaluation.predictors import BATCH_SIZE
+from stablernn.training.evaluation.scorers import ClassificationScorer, open_classification
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
 
 Array = npt.NDArray[Any]
 Stage = Callable[[str], AbstractContextManager[Any]]
@@ -74,7 +76,7 @@ def robustness(
         DataError: If the split is empty, or the model was trained on another kind of data.
     """
     settings, enter_stage = settings or Settings(), stage or (lambda title: nullcontext())
-    scorer = open_split(data, split, labels=labels, features=features)
+    scorer = open_classification(data, split, labels=labels, features=features)
     sample = _draw_sample(model, data, scorer, settings)
     with enter_stage("certified radii"):
         is_correct, radii, reason = _certify(model, sample)
@@ -106,7 +108,9 @@ def robustness(
     }
 
 
-def _draw_sample(model: Classifier, data: ClassificationData, scorer: Scorer, settings: Settings) -> Sample:
+def _draw_sample(
+    model: Classifier, data: ClassificationData, scorer: ClassificationScorer, settings: Settings
+) -> Sample:
     training_values = [values for values in data.training_values() if len(values)]
     # Data without a training split: the range of the measured split stands in for it.
     low, high = _feature_ranges(
@@ -115,7 +119,7 @@ def _draw_sample(model: Classifier, data: ClassificationData, scorer: Scorer, se
     return Sample(_draw_batch(model, scorer, settings), low, high)
 
 
-def _draw_batch(model: Classifier, scorer: Scorer, settings: Settings) -> Batch:
+def _draw_batch(model: Classifier, scorer: ClassificationScorer, settings: Settings) -> Batch:
     count = min(settings.sequences, scorer.samples)
     indices = np.sort(np.random.default_rng(settings.seed).permutation(scorer.samples)[:count])
     samples, device = scorer.source.gather(indices), model.scaling.mean.device
@@ -264,7 +268,7 @@ def _measure_noise(model: Classifier, sample: Sample, kind: str, settings: Setti
 def _measure_hessian(
     model: Classifier, data: ClassificationData, labels: Sequence[str] | None, settings: Settings
 ) -> dict[str, Any] | None:
-    scorer = Scorer(data, "train", labels=labels)
+    scorer = ClassificationScorer(data, "train", labels=labels)
     if not scorer.samples:
         return None
     return loss_hessian(model, _draw_batch(model, scorer, settings), seed=settings.seed)

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING
 from stablernn._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from stablernn.training.evaluation.evaluate import Predictor, TorchPredictor, evaluate, predict
+    from stablernn.training.evaluate_data import evaluate
+    from stablernn.training.evaluation.predictors import Predictor, predict
+    from stablernn.training.evaluation.torch_predictor import TorchPredictor
+    from stablernn.training.loaded_run import LoadedRun, load_run
     from stablernn.training.loop.trainer import Progress
-    from stablernn.training.run import LoadedRun, load_run, load_run_data, train
-    from stablernn.training.settings.config import Config, load_config
+    from stablernn.training.run_data import load_run_data
+    from stablernn.training.settings.config import Config
+    from stablernn.training.settings.load import load_config
+    from stablernn.training.train_model import train
 
 __all__ = [
     "Config",
@@ -33,15 +38,15 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Config": "settings.config",
-        "LoadedRun": "run",
-        "Predictor": "evaluation.evaluate",
+        "LoadedRun": "loaded_run",
+        "Predictor": "evaluation.predictors",
         "Progress": "loop.trainer",
-        "TorchPredictor": "evaluation.evaluate",
-        "evaluate": "evaluation.evaluate",
-        "load_config": "settings.config",
-        "load_run": "run",
-        "load_run_data": "run",
-        "predict": "evaluation.evaluate",
-        "train": "run",
+        "TorchPredictor": "evaluation.torch_predictor",
+        "evaluate": "evaluate_data",
+        "load_config": "settings.load",
+        "load_run": "loaded_run",
+        "load_run_data": "run_data",
+        "predict": "evaluation.predictors",
+        "train": "train_model",
     },
 )

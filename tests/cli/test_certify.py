@@ -10,7 +10,7 @@ from cli_helpers import ALIKE, NO_PLOTS, Workplace
 from stablernn import list_cells
 from stablernn.certificates import certificate
 from stablernn_cli import options
-from stablernn_registry import certificates
+from stablernn_registry.documents import certificates
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_what_is_required_and_not_proved_is_refused(trained_cells: Workplace) ->
     refused = trained_cells("certify", "rnn", "--require", "non-expansive")
     assert refused.code == 3
     assert refused.sentence == (
-        "'non-expansive' is required of rnn, and 'bounded' is what is proved. `stablernn train --certified` keeps a "
-        "model where more is proved; docs/stability.md says of which cells."
+        "'non-expansive' is required of rnn, but only 'bounded' is proved. `stablernn train --certified` keeps "
+        "the layers provably contracting; docs/stability.md lists the cells."
     )
 
 

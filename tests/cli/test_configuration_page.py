@@ -7,8 +7,10 @@ import re
 import pytest
 
 from stablernn.data import load_data
-from stablernn.training.settings.config import Config, load_config
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import task_for
 from stablernn_cli.docs_configuration import configuration_page
 
 PAGE = configuration_page()
@@ -46,7 +48,7 @@ def recommended(heading: str) -> dict[str, str]:
 
 
 def test_the_recommendations_are_those_of_a_classification() -> None:
-    config = resolve(load_config(overrides=["data.source=digits", "model.cell=gru"]), load_data("digits"))
+    config = resolve(load_config(overrides=["data.source=digits", "model.cell=gru"]), task_for(load_data("digits")))
     model, training, said = config.model, config.training, recommended("To classify")
     assert said["patch_stride"] == "the longest training sequence over 24, rounded"
     assert model.patch_stride == round(64 / 24)
@@ -59,7 +61,7 @@ def test_the_recommendations_are_those_of_a_classification() -> None:
 
 
 def test_the_recommendations_are_those_of_a_forecast() -> None:
-    config = resolve(load_config(overrides=["data.source=co2", "model.cell=gru"]), load_data("co2"))
+    config = resolve(load_config(overrides=["data.source=co2", "model.cell=gru"]), task_for(load_data("co2")))
     model, training, said = config.model, config.training, recommended("To forecast")
     assert said["scaling"].startswith(f"`{model.scaling}`;")
     assert said["skip"].startswith(f"`{model.skip}` ")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import NO_PLOTS, Workplace, first_document
+from cli_helpers import NO_PLOTS, Workplace, first_document, run_alone
 from stablernn_registry import Registry
 
 HORIZON = 4
@@ -180,6 +180,13 @@ def test_rows_that_are_needed_ahead_are_asked_for(shops: Workplace) -> None:
             "'past.csv': series 'north' has 0 rows behind its last observation, 4 are needed, one for each step to "
             "forecast, with promo."
         )
+
+
+def test_a_recursive_version_is_predicted_without_torch(shops: Workplace) -> None:
+    predict = ("-q", "predict", "rolled:1", "--input", "new.csv")
+    result, has_torch = run_alone(shops, *predict)
+    assert (result.code, result.err, has_torch) == (0, "", False)
+    assert result.out == shops.ok(*predict).out
 
 
 def test_a_shorter_horizon_is_the_beginning(shops: Workplace, url: str) -> None:

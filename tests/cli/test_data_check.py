@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +59,7 @@ def test_a_constant_series_is_taken_with_a_warning(empty: Workplace) -> None:
         "warning: y has a single value in all of training (scale 0), from which nothing can be learnt. "
         "[constant_column]" in result.out
     )
-    assert result.out.endswith("`train` would take this; 1 warning.\n")
+    assert result.out.endswith("`train` would accept this; 1 warning.\n")
     empty.ok("-q", "train", *NO_PLOTS, "--data", "flat.csv", "--cell", "gru", "--hidden-size", 4, "--max-steps", 1)
 
 
@@ -71,7 +74,7 @@ def test_a_good_file_says_what_train_would_do(empty: Workplace) -> None:
     ):
         assert words in result.out
     assert result.out.endswith("Nothing is wrong.\n")
-    assert "Looking at good.csv ..." in result.err
+    assert "Checking good.csv ..." in result.err
 
 
 def test_the_document_has_the_plan_for_the_cell_that_is_named(empty: Workplace) -> None:
@@ -101,6 +104,57 @@ def test_a_config_file_names_the_settings_and_the_argument_the_data(empty: Workp
     empty.path("run.yaml").write_text("data: {source: other.csv}\nmodel: {cell: lem}\ntask: {horizon: 4}\n")
     document = empty.ok("-q", "data", "check", "good.csv", "--config", "run.yaml", "--json").json
     assert (document["train"]["cell"], document["train"]["horizon"]) == ("lem", 4)
+
+
+def fresh_process(workplace: Workplace, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new interpreter, whose last line on stderr tells exit code and whether torch was imported."""
+    code = "import sys; from stablernn_cli.main import run; code = run(sys.argv[1:]); " + (
+        "print(code, 'torch' in sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "-q", "data", "check", *arguments]
+    return subprocess.run(command, cwd=workplace.folder, capture_output=True, text=True, check=True)
+
+
+def test_without_the_plan_torch_is_not_imported(empty: Workplace) -> None:
+    table("good.csv", ROWS)(empty.folder)
+    checked = fresh_process(empty, "good.csv", "--no-plan", "--horizon", "3", "--set", "model.hidden_size=8")
+    assert checked.stderr == "0 False\n"
+    assert "What `train` would do" not in checked.stdout
+    assert checked.stdout.endswith("Nothing is wrong.\n")
+    described = fresh_process(empty, "digits", "--no-plan", "--json")
+    assert described.stderr == "0 False\n"
+    document = json.loads(described.stdout)
+    assert (document["ok"], document["train"], document["task"]) == (True, None, "classify")
+
+
+def test_data_that_cannot_be_loaded_needs_no_torch(empty: Workplace) -> None:
+    (bad,) = [bad for bad in BAD_FILES if bad.fault == "truncated gzip"]
+    bad.write(empty.folder)
+    assert fresh_process(empty, bad.name).stderr == "1 False\n"
+    misspelled = fresh_process(empty, "digits", "--cell", "lipshitz")
+    assert misspelled.stderr.endswith("2 False\n")
+    assert "Unknown cell 'lipshitz'. Did you mean 'lipschitz'?" in misspelled.stderr
+
+
+def test_findings_are_printed_before_the_plan_is_made(
+    empty: Workplace,
+) -> None:
+    table("flat.csv", [f"{row.split(',')[0]},5" for row in ROWS])(empty.folder)
+    result = empty.ok("data", "check", "flat.csv")
+    warning, plan = result.out.index("warning: y has"), result.out.index("What `train` would do")
+    assert warning < plan < result.out.index("`train` would accept this")
+
+
+def test_an_option_of_the_cell_is_wrong_usage_with_a_plan_only(empty: Workplace) -> None:
+    table("good.csv", ROWS)(empty.folder)
+    option = ("--set", "model.cell_options={nothing: 1}")
+    refused = empty("data", "check", "good.csv", *option)
+    assert (refused.code, "nothing" in refused.sentence) == (2, True)
+    assert refused.out.startswith("source")
+    assert empty("-q", "data", "check", "good.csv", *option, "--no-plan").code == 0
+    (bad,) = [bad for bad in BAD_FILES if bad.fault == "truncated gzip"]
+    bad.write(empty.folder)
+    assert empty("data", "check", bad.name, *option).code == 2
 
 
 def test_a_file_that_is_not_there_is_wrong_usage(empty: Workplace) -> None:

@@ -14,14 +14,14 @@ import pytest
 from cli_helpers import NO_PLOTS, Workplace
 from stablernn.data import load_data
 from stablernn.training import load_run
-from stablernn_cli.commands.registry import data_notes
+from stablernn_cli.metric_tables import data_notes
 from stablernn_registry import Registry
 
 PARTIAL = {"partial": ["data_batch_3.bin", "data_batch_5.bin"]}
 UNCHECKED = {"unchecked": ["MuseData.pickle"]}
 LINE = (
-    "Data: only in part, missing or short: data_batch_3.bin, data_batch_5.bin; with no published checksum to hold "
-    "against: MuseData.pickle."
+    "Data: only in part, missing or short: data_batch_3.bin, data_batch_5.bin; with no published checksum to compare "
+    "with: MuseData.pickle."
 )
 
 
@@ -30,12 +30,12 @@ LINE = (
     [
         ({}, None),
         (PARTIAL, LINE.partition(";")[0] + "."),
-        (UNCHECKED, "Data: with no published checksum to hold against: MuseData.pickle."),
+        (UNCHECKED, "Data: with no published checksum to compare with: MuseData.pickle."),
         (UNCHECKED | PARTIAL, LINE),
         ({"counts": {"gap_steps_filled": 6, "constant_series": 1}}, "Data: 6 missing steps filled, 1 constant series."),
         (
             UNCHECKED | {"counts": {"short_rows": 1}},
-            "Data: with no published checksum to hold against: MuseData.pickle; 1 row with too few cells.",
+            "Data: with no published checksum to compare with: MuseData.pickle; 1 row with too few cells.",
         ),
     ],
 )
@@ -96,7 +96,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         data = load_data(*arguments, **options)
         return replace(data, notes={**data.notes, **PARTIAL, **UNCHECKED})
 
-    return lambda: monkeypatch.setattr("stablernn.training.run.load_data", load)
+    return lambda: monkeypatch.setattr("stablernn.training.run_data.load_data", load)
 
 
 def test_scores_say_what_their_data_lacks(trained: Workplace, lacking: Callable[[], None], tmp_path: Path) -> None:

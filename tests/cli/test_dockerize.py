@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from cli_helpers import Workplace
-from stablernn_cli.image_files import HEALTHCHECK, USER
+from stablernn_cli.image.build_files import HEALTHCHECK, USER
 from stablernn_registry import IntegrityError, Registry
 from stablernn_server import Settings
 from stablernn_server.security.auth import Auth
@@ -302,7 +302,7 @@ def test_a_folder_of_somebody_else_is_left_alone(trained: Workplace, tmp_path: P
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     result = trained("-q", "dockerize", "load", "--output", tmp_path)
     assert result.sentence == (
-        f"--output {tmp_path} holds files that this command did not make. Choose a new or empty folder, or write into "
+        f"--output {tmp_path} has files that this command did not create. Choose a new or empty folder, or write into "
         "it with --force."
     )
     assert result.code == 2
@@ -317,7 +317,7 @@ def test_what_was_changed_by_hand_is_not_lost(trained: Workplace, tmp_path: Path
     compose.write_text(compose.read_text().replace("memory: 2g", "memory: 8g"))
     result = trained("-q", "dockerize", "load", "--output", tmp_path / "x")
     assert result.sentence == (
-        f"compose.yaml in {tmp_path / 'x'} was changed after this command wrote it. Write over it with --force, or "
+        f"compose.yaml in {tmp_path / 'x'} was changed after this command wrote it. Overwrite it with --force, or "
         "choose another --output."
     )
     assert result.code == 2
@@ -332,15 +332,15 @@ def test_no_registry_is_replaced(workplace: Workplace) -> None:
     for arguments in (["--output", "image"], ["--output", "image", "--force"]):
         result = workplace("-q", "dockerize", "load", *arguments)
         assert result.sentence == (
-            f"--output {workplace.path('image')} holds 'registry' or 'secrets' that this command did not make, and it "
-            "would replace them. Choose another folder."
+            f"--output {workplace.path('image')} has 'registry' or 'secrets' that this command did not create and "
+            "would replace. Choose another folder."
         )
         assert result.code == 2
     assert sorted(path for path in workplace.path("image").rglob("*")) == before
     for folder in (workplace.registry, workplace.registry / "x", workplace.folder):
         result = workplace("-q", "dockerize", "load", "--output", folder, "--force")
         assert result.sentence == (
-            f"--output {folder} and the registry {workplace.registry} overlap. Choose a folder outside of it."
+            f"--output {folder} and the registry {workplace.registry} overlap. Choose a folder outside of the registry."
         )
         assert result.code == 2
 
@@ -357,9 +357,9 @@ def test_output_is_a_file(trained: Workplace, tmp_path: Path) -> None:
         (["gone"], r"Unknown model 'gone' in the registry .*", 2),
         (["load:9"], r"Model 'load' has no version 9, it has only version 1\.", 2),
         (["load@live"], r"Model 'load' has no alias 'live'\. .*", 2),
-        (["load-run/"], r"'load-run/' is a run, and an image serves versions\. .*--name NAME', then give NAME\.", 2),
-        (["load", "--base", "a b"], r"--base is the name of an image such as 'python:3\.11-slim', got 'a b'\.", 2),
-        (["load", "--base", "x\nRUN y"], r"--base is the name of an image .*", 2),
+        (["load-run/"], r"'load-run/' is a run, but an image serves versions\. .*--name NAME', then give NAME\.", 2),
+        (["load", "--base", "a b"], r"--base must be the name of an image such as 'python:3\.11-slim', got 'a b'\.", 2),
+        (["load", "--base", "x\nRUN y"], r"--base must be the name of an image .*", 2),
     ],
 )
 def test_what_cannot_be_done_is_said_and_leaves_nothing(
@@ -427,6 +427,6 @@ def test_an_installed_package_is_packed_again(
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == (
         "Error: 'stablernn_cli/errors.py' was changed after stablernn was installed, so an image of it would hold "
-        "something that nobody released. Install stablernn again, or run this from its source tree.\n"
+        "code that was never released. Install stablernn again, or run this from its source tree.\n"
     )
     assert (done.returncode, (tmp_path / "y").exists()) == (1, False)

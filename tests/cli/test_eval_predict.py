@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cli_helpers import HORIZON, STEPS, Workplace, write_load
+from cli_helpers import HORIZON, STEPS, Workplace, run_alone, write_load
 from stablernn.data import ClassificationData, load_data
 from stablernn.training.evaluation.metrics import classification_metrics
 
@@ -113,6 +113,16 @@ def test_predict_gives_what_eval_scores_for_forecasts(workplace: Workplace, targ
     assert float(np.mean(errors)) == pytest.approx(scored["mae"], rel=1e-6)
 
 
+@pytest.mark.parametrize("target", ["digits", "load"])
+def test_predict_of_a_version_loads_no_torch(workplace: Workplace, target: str) -> None:
+    # Ten sequences of 64 steps with one feature.
+    np.savez(workplace.path("digits.npz"), x=np.linspace(0, 16, 640, dtype=np.float32).reshape(10, 64, 1))
+    predict = ("-q", "predict", target, "--input", {"digits": "digits.npz", "load": "load.csv"}[target])
+    result, has_torch = run_alone(workplace, *predict)
+    assert (result.code, result.err, has_torch) == (0, "", False)
+    assert result.out == workplace.ok(*predict).out
+
+
 def test_a_shorter_horizon_cuts_the_forecast(trained: Workplace) -> None:
     whole = table(trained.ok("-q", "predict", "load", "--input", "load.csv").out)
     short = table(trained.ok("-q", "predict", "load", "--input", "load.csv", "--horizon", 2).out)
@@ -192,7 +202,7 @@ def test_an_output_of_no_known_format_is_refused(trained: Workplace, name: str) 
     result = trained("predict", "load", "--input", "load.csv", "--output", name)
     assert result.code == 2
     assert result.sentence == (
-        f"--output must end in .csv, .parquet or .jsonl, which says what is written, got '{name}'. Choose another name."
+        f"--output must end in .csv, .parquet or .jsonl, which selects the format, got '{name}'. Choose another name."
     )
     assert not trained.path(name).exists()
 
@@ -325,7 +335,7 @@ def test_a_version_whose_data_lies_in_another_folder_says_which_file_is_wanted(
     result = elsewhere(*command)
     assert result.sentence == (
         f"'load:1' was trained on the file 'load.csv', which is not in the working folder {elsewhere.folder}. Name the "
-        "data with --data, or give the command where the file is."
+        "data with --data, or run the command in the folder of the file."
     )
     assert result.code == 2
 
@@ -342,7 +352,7 @@ def test_a_run_whose_data_is_gone_says_where_it_was(workplace: Workplace) -> Non
     result = workplace("eval", "load-run")
     assert result.sentence == (
         "'load-run' was trained on the file 'load.csv', which is not in the working folder "
-        f"{workplace.folder}. Name the data with --data, or give the command where the file is."
+        f"{workplace.folder}. Name the data with --data, or run the command in the folder of the file."
     )
     assert result.code == 2
 

@@ -15,7 +15,7 @@ import pytest
 
 from cli_helpers import NO_PLOTS, Result, Workplace, copied
 from stablernn_cli.output import Output
-from stablernn_cli.records import keep
+from stablernn_cli.records import record_report
 from stablernn_registry import Registry, Version
 
 FEW = ("--attack-sequences", 20, "--attack-steps", 3, "--attack-budgets", "0.01,0.2", "--attack-budgets-l2", "0.1,1,5")
@@ -71,7 +71,7 @@ def test_a_version_is_attacked_by_its_own_weights_and_its_report_is_kept_beside_
     report = result.json["robustness"]
     assert run.result.json["robustness"] == report
     assert report["weights"] == f"sha256:{before.manifest.files['weights.safetensors'].sha256}"
-    assert "Kept beside digits:1 as its record 'robustness'." in result.err
+    assert "Stored with digits:1 as its record 'robustness'." in result.err
 
     (record,) = result.json["records"]
     assert (record["kind"], record["seq"]) == ("robustness", 2)
@@ -108,8 +108,8 @@ def test_where_the_registry_takes_nothing_the_reports_are_shown_all_the_same(wor
     result = workplace.ok("eval", "digits:1", "--robustness", *FEW, "--stability", "--json")
     assert "records" not in result.json
     assert result.json["robustness"]["sequences"] == 20
-    assert "Kept beside" not in result.err
-    note = "Note: this report is shown only and not kept in the registry. Could not lock 'digits' in the registry "
+    assert "Stored with" not in result.err
+    note = "Note: this report is only printed, not stored in the registry. Could not lock 'digits' in the registry "
     assert result.err.count(note) == 2
 
 
@@ -133,7 +133,7 @@ def test_a_registry_of_somebody_else_is_not_written(
         try:
             if is_root:
                 os.seteuid(SOMEBODY)
-            records = keep(Output(), "digits:1", "robustness", report)
+            records = record_report(Output(), "digits:1", "robustness", report)
         finally:
             if is_root:
                 os.seteuid(0)
@@ -142,7 +142,7 @@ def test_a_registry_of_somebody_else_is_not_written(
         assert records == []
         assert Registry(registry).records("digits:1") == ()
     assert capsys.readouterr().err == (
-        "Note: this report is shown only and not kept in the registry. Could not lock 'digits': the registry "
+        "Note: this report is only printed, not stored in the registry. Could not lock 'digits': the registry "
         f"{registry} does not allow it: Permission denied ({registry}/locks/digits). Change its permissions or point "
         "STABLERNN_REGISTRY to another folder.\n"
     )
@@ -189,14 +189,14 @@ def test_a_report_goes_with_the_weights_that_it_is_of(reported: Workplace) -> No
     [
         (
             lambda report: {**report, "weights": "sha256:" + "0" * 64},
-            "digits-run/robustness.json is left out with its pictures, for it is of other weights than those that are "
-            "exported. See `stablernn eval digits-run --robustness`.",
+            "digits-run/robustness.json is left out with its plots: it is about other weights than the "
+            "exported ones. See `stablernn eval digits-run --robustness`.",
         ),
         (
             lambda report: {key: value for key, value in report.items() if key != "weights"},
-            "digits-run/robustness.json is left out with its pictures, for it is of other weights",
+            "digits-run/robustness.json is left out with its plots: it is about other weights",
         ),
-        (lambda report: [report], "digits-run/robustness.json is left out, for it is no robustness report that"),
+        (lambda report: [report], "digits-run/robustness.json is left out: it is not a robustness report that"),
     ],
     ids=["other-weights", "no-weights", "no-report"],
 )
@@ -217,7 +217,7 @@ def test_a_run_that_is_trained_further_loses_its_report(empty: Workplace) -> Non
     assert "robustness.json" in exported["files"]
     empty.ok("-q", "train", "--resume", "--run-dir", "digits-run", "--max-steps", 2)
     result = empty.ok("export", "digits-run", "--name", "digits", "--json")
-    assert "for it is of other weights than those that are exported" in result.err
+    assert "it is about other weights than the exported ones" in result.err
     assert not {"robustness.json", *PICTURES} & set(result.json["files"])
 
 
@@ -237,9 +237,12 @@ def test_people_see_tables(workplace: Workplace) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("load-run", "--robustness"), "--robustness is for classes, and load-run is for 'forecast'. Leave it out."),
-        (("digits-run", "--attack-steps", 3), "The options --attack-... are for --robustness."),
-        (("digits-run", "--robustness", "--attack-budgets", "a,b"), "--attack-budgets is a list of numbers"),
+        (
+            ("load-run", "--robustness"),
+            "--robustness is for classification, and load-run is for 'forecast'. Leave it out.",
+        ),
+        (("digits-run", "--attack-steps", 3), "The options --attack-... need --robustness."),
+        (("digits-run", "--robustness", "--attack-budgets", "a,b"), "--attack-budgets must be a list of numbers"),
         (("digits-run", "--robustness", "--attack-budgets-l2", "2,1"), "increasing numbers greater than 0"),
         (("digits-run", "--robustness", "--attack-sequences", 0), "must be 1 or more, got 0"),
     ],

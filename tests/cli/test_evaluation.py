@@ -102,7 +102,7 @@ def test_the_figures_for_people(trained: Workplace) -> None:
         "By step",
         "Backtest: 2 windows, 6 steps apart; 2 origins",
         "state carried",
-        "context afresh",
+        "context reread",
         "By window, earliest first",
         "free run             1 series, 60 steps:",
         "proved of the state  layer 0 hidden stays within 2.83 (l2), ",
@@ -150,7 +150,7 @@ def test_a_calendar_and_patches_soak_alike_by_torch_and_by_the_served_graph(gaps
 BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "by": (("digits", "--by", "step"), 2, "--by is for forecasts, and digits:1 is for 'classify'. Leave it out."),
     "soak": (("digits", "--soak"), 2, "--soak is for forecasts, and digits:1 is for 'classify'. Leave it out."),
-    "early": (("load", "--early"), 2, "--early is for classes, and load:1 is for 'forecast'. Leave it out."),
+    "early": (("load", "--early"), 2, "--early is for classification, and load:1 is for 'forecast'. Leave it out."),
     "backtest": (("load", "--backtest", "8"), 2, "A backtest is written windows=8,step=24, got '8'."),
     "too many": (
         ("load", "--backtest", "windows=30,step=3"),

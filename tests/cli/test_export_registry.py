@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from cli_helpers import Result, Workplace
-from stablernn_registry import AliasEntry, Registry, atomic_io
+from stablernn_registry import AliasEntry, Registry
+from stablernn_registry.disk import atomic_io
 
 FILES = {
     "certificate.json",
@@ -105,7 +106,7 @@ def test_an_unknown_format(workplace: Workplace) -> None:
 def test_a_run_that_was_not_finished_can_be_exported(workplace: Workplace) -> None:
     (workplace.path("digits-run") / "summary.json").unlink()
     result = workplace.ok("export", "digits-run", "--name", "early", "--json")
-    assert "Note: the run was not finished, so no figures are stored. See `stablernn eval early:1`." in result.err
+    assert "Note: the run was not finished, so no metrics are stored. See `stablernn eval early:1`." in result.err
     assert workplace.ok("registry", "show", "early", "--json").json["manifest"]["metrics"] == {}
 
 

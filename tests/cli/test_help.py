@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import typer
 
-from cli_helpers import Workplace
-from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, readme, render, serving
+from cli_helpers import Workplace, run_alone
+from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, evaluation, readme, render, serving
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
 
@@ -87,20 +87,22 @@ def test_lists_load_nothing_heavy(command: str) -> None:
     assert done.stderr.splitlines()[-1] == "0 []"
 
 
-def test_registry_commands_load_no_torch(trained: Workplace) -> None:
+def test_the_direction_of_a_metric_in_a_policy_loads_no_torch(empty: Workplace) -> None:
     code = (
-        "import sys; from stablernn_cli.main import run; run(sys.argv[1:]);"
-        "print('torch' in sys.modules, file=sys.stderr)"
+        "import sys; from stablernn_cli.main import run; code = run(sys.argv[1:]);"
+        "print(code, 'torch' in sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "-q", "registry", "list", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | trained.environment,
-    )
-    assert '"digits"' in done.stdout
-    assert done.stderr.strip() == "False"
+    policy = ("registry", "policy", "set", "--metric", "mae", "--worse-by", "0", "--why", "w", "--json")
+    environment = os.environ | empty.environment
+    done = subprocess.run([sys.executable, "-c", code, "-q", *policy], capture_output=True, text=True, env=environment)
+    assert '"better": "lower"' in done.stdout
+    assert done.stderr.splitlines()[-1] == "0 False"
+
+
+def test_registry_commands_load_no_torch(trained: Workplace) -> None:
+    result, has_torch = run_alone(trained, "-q", "registry", "list", "--json")
+    assert '"digits"' in result.out
+    assert (result.code, result.err, has_torch) == (0, "", False)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -141,6 +143,8 @@ def test_the_documentation_is_current() -> None:
     assert (root / "docs" / "configuration.md").read_text(encoding="utf-8") == configuration_page(), "run `make docs`"
     served = (root / "docs" / "serving.md").read_text(encoding="utf-8")
     assert served == serving(served), "run `make docs`"
+    evaluated = (root / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    assert evaluated == evaluation(evaluated), "run `make docs`"
     page = (root / "README.md").read_text(encoding="utf-8")
     assert page == readme(page, root), "run `make docs`"
 

@@ -40,7 +40,7 @@ def test_cells_show_has_every_option_under_both_presets(empty: Workplace, key: s
     assert document["equation"]
     assert set(document["options"]) == {"practical", "paper"}
     text = empty.ok("cells", "show", key).out
-    assert "The preset 'practical' is ours." in text
+    assert "Source of the preset 'paper': " in text
     for name in document["options"]["practical"]:
         assert name in text
 
@@ -88,7 +88,7 @@ def test_doctor_says_how_to_mend_a_folder(empty: Workplace, monkeypatch: pytest.
     document = empty.ok("doctor", "--json").json
     problem = {
         "what": f"The cache {empty.path('file')}/cache cannot be written to.",
-        "fix": "Set STABLERNN_CACHE to a folder of yours",
+        "fix": "Set STABLERNN_CACHE to a writable folder",
         "essential": False,
     }
     assert problem in document["problems"]
@@ -102,7 +102,7 @@ def test_doctor_fails_when_a_library_does_not_load(
     )
     monkeypatch.syspath_prepend(tmp_path)
     findings = doctor.Findings()
-    assert doctor._imported("broken_runtime", findings, needed_for="serve") is None
+    assert doctor._import("broken_runtime", findings, needed_for="serve") is None
     assert findings.ok is False
     assert findings.problems == [
         {
@@ -169,7 +169,7 @@ def test_doctor_says_which_of_two_runtimes_to_uninstall(
     monkeypatch.syspath_prepend(folder)
     assert {
         "what": "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files; onnxruntime-gpu "
-        "can do all that onnxruntime can.",
+        "includes all of onnxruntime.",
         "fix": "pip uninstall onnxruntime, then pip install --force-reinstall --no-deps onnxruntime-gpu==1.31.1",
         "essential": False,
     } in empty.ok("doctor", "--json").json["problems"]

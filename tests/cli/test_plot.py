@@ -66,12 +66,12 @@ BAD: dict[str, tuple[tuple[object, ...], int, str]] = {
     "kind": (
         ("load", "--kind", "early", "--output", "p.png"),
         2,
-        "--kind is one of forecast, loss, metric for the task 'forecast' of load:1, got early.",
+        "--kind must be one of forecast, loss, metric for the task 'forecast' of load:1, got early.",
     ),
     "curve of a version": (
         ("load", "--kind", "loss", "--output", "p.png"),
         2,
-        "--kind loss is of a run directory, got 'load'. Name the run that it came from.",
+        "--kind loss needs a run directory, got 'load'. Name the run that it was exported from.",
     ),
     "series of classes": (
         ("digits", "--series", "a", "--output", "p.png"),

@@ -80,7 +80,12 @@ def test_from_two_trainings_to_a_gate_with_its_history(empty: Workplace) -> None
     why = ("--why", "it runs unattended")
     policy = ("-q", "registry", "policy", "set", "--alias", "production", *rules, "--model-signature", *why)
     shown = empty.ok(*policy).out
-    for words in ("contracting or stronger", "0.0001 at most", "accuracy on test: 0.05 worse at most", "must fit the"):
+    for words in (
+        "contracting or stronger",
+        "0.0001 at most",
+        "accuracy on test: 0.05 worse at most",
+        "must match the",
+    ):
         assert words in shown
 
     refused = empty("export", "free", "--name", "digits", "--alias", "production")
@@ -367,7 +372,7 @@ def test_without_graphs_the_policy_decides_whether_a_signature_is_needed(
     assert refused.code == 3
     moved = workplace.ok("-q", "registry", "alias", "digits@production", 1, "--json").json
     assert moved["checks"][0]["detail"] == "the manifest has a signature of both graphs"
-    assert "must fit the graphs" in workplace.ok("-q", "registry", "policy", "show").out
+    assert "must match the graphs" in workplace.ok("-q", "registry", "policy", "show").out
 
 
 def test_weights_that_are_no_model_are_found(workplace: Workplace) -> None:
@@ -419,7 +424,7 @@ def test_verify_recomputes_every_version(workplace: Workplace) -> None:
     ]
     assert all(one["parity"].startswith("max_rel_error ") for one in report["recomputed"])
     text = workplace.ok("-q", "registry", "verify", UNSTABLE, "--recompute").out
-    assert "1 version computed anew, everything is as it was published." in text
+    assert "1 version recomputed, everything is as it was published." in text
     assert "recomputed" not in workplace.ok("registry", "verify", "--json").json
 
 
@@ -437,7 +442,7 @@ def test_damage_is_reported_once(workplace: Workplace) -> None:
     log = workplace.registry / "models/digits/log.jsonl"
     log.write_bytes(log.read_bytes()[:-1])
     report = workplace("registry", "verify", "--recompute", "--json").json
-    assert "Nothing was computed anew, for a log is damaged; name a version of another model." in report["notes"]
+    assert "Nothing was recomputed, since a log is damaged; name a version of another model." in report["notes"]
     assert report["recomputed"] == []
 
 
@@ -538,12 +543,12 @@ def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
         (["--split", "test"], "--split goes with --metric, got it alone. Add --metric NAME."),
         (
             ["--metric", "mse"],
-            "--metric mse needs --worse-by, by how much it may be worse than where the alias points now; 0 allows no "
-            "step back.",
+            "--metric mse needs --worse-by, the allowed loss compared with the version that the alias points to "
+            "now; 0 allows none.",
         ),
         (
             ["--metric", "coverage_0.9", "--worse-by", "0"],
-            "Whether more or less of 'coverage_0.9' is better is not known. Add --better higher or --better lower.",
+            "The direction of improvement of 'coverage_0.9' is not known. Add --better higher or --better lower.",
         ),
         (
             ["--require", "bounded", "--clear", "kind"],
@@ -558,7 +563,10 @@ def test_rules_are_changed_one_by_one(empty: Workplace) -> None:
         (["--max-parity", "nan"], None),
         (["--require", "stable"], None),
         (["--require", "bounded", "--alias", "latest"], None),
-        (["--require", "bounded", "--why", " "], "--why needs a reason, got none. Say why the rules are as they are."),
+        (
+            ["--require", "bounded", "--why", " "],
+            "--why needs a reason, got none. State why the rules are as they are.",
+        ),
     ],
 )
 def test_rules_that_make_no_sense(empty: Workplace, arguments: list[str], sentence: str | None) -> None:

@@ -57,7 +57,7 @@ def test_a_command_says_what_the_installation_lacks(image: Workplace, tmp_path: 
     done = run(image, tmp_path, "-q", *arguments)
     assert done.stderr.startswith("Error: This installation has no '"), done.stderr
     assert done.stderr.endswith(
-        "', which this command needs. A serving image holds what 'serve' and 'registry' need, no more; elsewhere, "
+        "', which this command needs. A serving image has only what 'serve' and 'registry' need; elsewhere, "
         "install stablernn again with its dependencies. See 'stablernn doctor'.\n"
     )
     assert (done.returncode, done.stdout) == (1, "")

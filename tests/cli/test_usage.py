@@ -35,14 +35,14 @@ ROWS = {
         ["doctor", "now"],
         "Got unexpected extra argument(s) (now). See 'stablernn doctor --help'.",
     ),
-    "no data": (["train", "--cell", "gru"], "Missing option '--data'. See `stablernn data list` for what there is."),
+    "no data": (["train", "--cell", "gru"], "Missing option '--data'. See `stablernn data list` for the choices."),
     "no cell": (
         ["train", "--data", "digits"],
-        "Missing option '--cell'. See `stablernn cells list` for what there is.",
+        "Missing option '--cell'. See `stablernn cells list` for the choices.",
     ),
     "resume what": (
         ["train", "--resume"],
-        "--resume needs the run to go on with, got no --run-dir. Add --run-dir DIR.",
+        "--resume needs the directory of the run, got no --run-dir. Add --run-dir DIR.",
     ),
     "resume nothing": (
         ["train", "--resume", "--run-dir", "gone"],
@@ -50,19 +50,19 @@ ROWS = {
     ),
     "two lengths": (
         ["train", "--data", "digits", "--cell", "gru", "--epochs", "3", "--max-steps", "2"],
-        "--epochs and --max-steps exclude each other, got 3 and 2. Give one of the two.",
+        "--epochs and --max-steps exclude each other, got 3 and 2. Give only one of them.",
     ),
     "two values": (
         ["train", "--data", "digits", "--cell", "gru", "--lr", "0.1", "--set", "training.lr=0.2"],
-        "--lr 0.1 contradicts --set, which makes training.lr 0.2. Give one of the two.",
+        "--lr 0.1 contradicts --set, which makes training.lr 0.2. Give only one of them.",
     ),
     "length against --set": (
         ["train", "--data", "digits", "--cell", "gru", "--epochs", "3", "--set", "training.max_steps=2"],
-        "--epochs 3 contradicts --set, which makes training.epochs None. Give one of the two.",
+        "--epochs 3 contradicts --set, which makes training.epochs None. Give only one of them.",
     ),
     "section against option": (
         ["train", "--data", "digits", "--cell", "gru", "--set", "model={cell: lstm}"],
-        "--cell gru contradicts --set, which makes model.cell lstm. Give one of the two.",
+        "--cell gru contradicts --set, which makes model.cell lstm. Give only one of them.",
     ),
     "value out of range": (
         ["train", "--data", "digits", "--cell", "gru", "--lr", "-1"],
@@ -118,7 +118,7 @@ ROWS = {
     ),
     "no run": (
         ["export", "gone", "--name", "x"],
-        "There is no run in 'gone'. Give the directory that `stablernn train` named.",
+        "There is no run in 'gone'. Name the directory that `stablernn train` printed.",
     ),
     "bad name": (
         ["export", "gone", "--name", "X"],
@@ -138,27 +138,27 @@ ROWS = {
     ),
     "no alias": (
         ["registry", "alias", "x", "1"],
-        "An alias is written NAME@ALIAS, got 'x'. Write 'x@production' for example.",
+        "An alias is written NAME@ALIAS, got 'x'. For example: 'x@production'.",
     ),
     "an alias as a word of its own": (
         ["registry", "alias", "load", "prod"],
-        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load prod'. Write 'stablernn "
-        "registry alias load@prod 1' for example.",
+        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load prod'. For example: "
+        "'stablernn registry alias load@prod 1'.",
     ),
     "an alias behind a version": (
         ["registry", "alias", "load:3", "prod"],
-        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load:3 prod'. Write 'stablernn "
-        "registry alias load@prod 3' for example.",
+        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load:3 prod'. For example: "
+        "'stablernn registry alias load@prod 3'.",
     ),
     "an alias to no number": (
         ["registry", "alias", "load@prod", "two"],
-        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load@prod two'. Write "
-        "'stablernn registry alias load@prod 1' for example.",
+        "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load@prod two'. For "
+        "example: 'stablernn registry alias load@prod 1'.",
     ),
     "an alias without a version": (
         ["registry", "alias", "load@prod"],
         "'stablernn registry alias' takes NAME@ALIAS and the number of a version, got 'load@prod' without a version. "
-        "Write 'stablernn registry alias load@prod 1' for example.",
+        "For example: 'stablernn registry alias load@prod 1'.",
     ),
     "force without a reason": (
         ["registry", "alias", "x@p", "1", "--force"],

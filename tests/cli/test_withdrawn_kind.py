@@ -84,7 +84,7 @@ def test_requiring_the_withdrawn_kind_requires_bounded_with_a_warning(made: Work
     refused = made("certify", target, "--require", "local")
     assert refused.code == 3
     assert MEANT in refused.err.splitlines()
-    assert refused.sentence.startswith(f"'bounded' is required of {target}, and 'none' is what is proved. ")
+    assert refused.sentence.startswith(f"'bounded' is required of {target}, but only 'none' is proved. ")
     assert MEANT not in made("-q", "certify", target, "--require", "local").err
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from stablernn.data.load import read_sequences
-from stablernn.data.readers.paths import ending
-from stablernn.data.sequences import plain_word
+from stablernn.data.readers.paths import detect_format
+from stablernn.data.sequences import plain_label
 
 ROOT = os.environ.get("STABLERNN_DATA")
 pytestmark = [
@@ -86,8 +86,8 @@ def test_our_reader_gives_what_aeon_gives(path: Path, theirs: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(ours.values), values)
     assert ours.labels is not None
     # aeon writes the words of .ts in lower case, whatever the file has.
-    assert [label.lower() for label in ours.labels] == [plain_word(str(label)).lower() for label in labels]
+    assert [label.lower() for label in ours.labels] == [plain_label(str(label)).lower() for label in labels]
 
 
 def test_every_kind_of_file_is_among_them() -> None:
-    assert {ending(path) for path in FILES} == {".ts", ".tsv", ".arff"}
+    assert {detect_format(path) for path in FILES} == {".ts", ".tsv", ".arff"}

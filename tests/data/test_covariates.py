@@ -127,19 +127,19 @@ def test_static_values_of_a_test_file_must_be_the_same(tmp_path: Path) -> None:
         (
             {"future": ["y"]},
             ConfigError,
-            "'y' is a target and stands in future; what is to be forecast is not known in advance. Leave it out of "
+            "'y' is a target and is in future; what is to be forecast is not known in advance. Leave it out of "
             "future.",
         ),
         (
             {"future": ["size"], "static": ["size"]},
             ConfigError,
-            "'size' stands in future and in static; what never changes is static.",
+            "'size' is in future and in static; a column that never changes is static.",
         ),
         ({"future": ["promo", "promo"]}, ConfigError, "future must name each once, got promo, promo."),
         (
             {"channels": ["y", "size"], "static": ["size"]},
             ConfigError,
-            "'size' stands in channels and in static; leave it out of channels.",
+            "'size' is in channels and in static; leave it out of channels.",
         ),
         (
             {"target": "size", "static": ["size"]},
@@ -235,7 +235,7 @@ def test_channels_of_the_calendar_take_the_place_they_are_given(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("header", "sentence"),
     [
-        (None, "calendar needs dates, and 'd.csv' has integers as time stamps. Leave it out."),
+        (None, "calendar needs dates, and 'd.csv' has integers as timestamps. Leave it out."),
         (
             "unique_id,ds,y,calendar_day_sin,wind,size",
             "'d.csv' has a column 'calendar_day_sin', as calendar would make it. Rename it.",
@@ -271,8 +271,8 @@ def test_irregular_rows_say_how_much_time_lies_between_them(tmp_path: Path) -> N
     found = data.windows("train").gather([0, 1])
     assert found.dt is not None
     assert found.dt.tolist() == [[1, 0.5, 1.5], [1, 1.5, 1]]
-    assert data.in_steps_of(3600).windows("train").gather([0]).dt.tolist() == [[1, 1, 3]]  # type: ignore[union-attr]
-    without = data.in_steps_of(None)
+    assert data.with_time_step(3600).windows("train").gather([0]).dt.tolist() == [[1, 1, 3]]  # type: ignore[union-attr]
+    without = data.with_time_step(None)
     assert (without.time_step, without.windows("train").gather([0]).dt, without.longest_step()) == (None, None, 1)
 
 
@@ -285,7 +285,7 @@ def test_integers_count_in_their_own_unit(tmp_path: Path) -> None:
 def test_a_grid_has_no_distances_until_they_are_asked_for(tmp_path: Path) -> None:
     data = load(write(tmp_path / "d.csv", lines()))
     assert (data.time_step, data.series[0].dt) == (None, None)
-    asked = data.in_steps_of(43_200).windows("test").gather([0]).dt
+    asked = data.with_time_step(43_200).windows("test").gather([0]).dt
     assert asked is not None
     assert asked.tolist() == [[1, 2, 2]]
 

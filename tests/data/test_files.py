@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stablernn.data import ClassificationData, ForecastData, load_data
-from stablernn.data.readers.paths import companion_test, ending, text_blocks
+from stablernn.data.readers.paths import detect_format, find_test_file, read_text_blocks
 from stablernn.errors import DataError
 
 CSV = "ds,y\n" + "".join(f"{i},{i % 7}\n" for i in range(60))
@@ -84,11 +84,11 @@ def test_another_kind_of_file_than_its_name_says_is_named(
 @pytest.mark.parametrize("test", ["A_TEST.ts", "A_TEST.ts.gz", "A_TEST.ts.xz"])
 def test_the_test_file_may_be_packed_otherwise(tmp_path: Path, test: str) -> None:
     (tmp_path / test).write_bytes(b"")
-    assert companion_test(tmp_path / "A_TRAIN.ts.xz") == tmp_path / test
+    assert find_test_file(tmp_path / "A_TRAIN.ts.xz") == tmp_path / test
 
 
 def test_endings_are_read_in_any_case() -> None:
-    assert [ending(Path(name)) for name in ("A.CSV.GZ", "b.Ts.xZ", "c.PARQUET")] == [".csv", ".ts", ".parquet"]
+    assert [detect_format(Path(name)) for name in ("A.CSV.GZ", "b.Ts.xZ", "c.PARQUET")] == [".csv", ".ts", ".parquet"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 64])
@@ -111,7 +111,7 @@ def test_blocks_are_the_whole_text_and_end_at_ends_of_rows(
     path = tmp_path / "d.csv"
     path.write_bytes(text.encode())
     monkeypatch.setattr("stablernn.data.readers.paths._BLOCK_BYTES", size)
-    blocks = list(text_blocks(path))
+    blocks = list(read_text_blocks(path))
     assert "".join(blocks) == text.replace("\r\n", "\n").replace("\r", "\n")
     for block in blocks[:-1]:
         assert block.endswith("\n")
@@ -126,5 +126,5 @@ def test_a_byte_that_is_no_text_is_named_by_its_place_in_the_file(
     path.write_bytes(b"ds,y\n1,2\n2,\xff\n")
     monkeypatch.setattr("stablernn.data.readers.paths._BLOCK_BYTES", size)
     with pytest.raises(DataError) as caught:
-        list(text_blocks(path))
+        list(read_text_blocks(path))
     assert str(caught.value) == "'d.csv' is not UTF-8 text (byte 11 is 0xff). Save it as UTF-8."

@@ -212,7 +212,7 @@ def test_fingerprint_is_of_series_not_of_what_is_forecast(tmp_path: Path) -> Non
         (
             {"frequency": "1"},
             DataError,
-            "'d.csv' has dates as time stamps, which frequency '1' cannot step through.",
+            "'d.csv' has dates as timestamps, which frequency '1' cannot step through.",
         ),
     ],
     ids=lambda value: None if isinstance(value, type | str) else "-".join(value),

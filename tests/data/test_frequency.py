@@ -44,7 +44,7 @@ def stamps(pandas: Any, word: str, start: str, count: int = 40) -> Any:
 def test_frequency_is_inferred(pandas: Any, word: str, start: str) -> None:
     found = infer_frequency(stamps(pandas, word, start))
     assert found is not None
-    assert found.word == word
+    assert found.alias == word
 
 
 @pytest.mark.parametrize(("word", "start"), WORDS, ids=[word for word, _ in WORDS])
@@ -52,7 +52,7 @@ def test_frequency_is_inferred_across_gaps(pandas: Any, word: str, start: str) -
     ds = np.delete(stamps(pandas, word, start), [3, 4, 17, 30])
     found = infer_frequency(ds)
     assert found is not None
-    assert found.word == word
+    assert found.alias == word
     positions = found.positions(ds)
     assert positions is not None
     assert positions.tolist() == [i for i in range(40) if i not in (3, 4, 17, 30)]
@@ -71,7 +71,7 @@ def test_months_on_the_same_day_go_on_on_that_day() -> None:
     ds = np.array(["2024-01-15T06", "2024-02-15T06", "2024-03-15T06"], dtype="datetime64[ns]")
     found = infer_frequency(ds)
     assert found is not None
-    assert found.word == "MS"
+    assert found.alias == "MS"
     assert str(found.at(ds[-1], np.array([1]))[0]) == "2024-04-15T06:00:00.000000000"
 
 

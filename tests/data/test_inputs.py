@@ -145,7 +145,7 @@ def test_single_row_without_frequency_has_no_future(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         inputs.future_ds(0, 2)
     assert str(caught.value) == (
-        "Series 'd' has one row and no frequency is known, so its next time stamps are not. Give the frequency."
+        "Series 'd' has one row and no frequency is known, so its next timestamps are not. Give the frequency."
     )
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from stablernn.data import ForecastData, load_data, read_inputs
 from stablernn.errors import ConfigError, DataError
-from stablernn.training import load_config, load_run, train
-from stablernn.training.evaluation.evaluate import evaluate
+from stablernn.training import evaluate, load_config, load_run, train
 
 STEPS = 40
 
@@ -109,7 +108,7 @@ def test_the_fingerprint_says_which_columns(tmp_path: Path) -> None:
         (
             "ds,a,b,known",
             {"target": ["a", "known"], "future": ["known"]},
-            "'known' is a target and stands in future; what is to be forecast is not known in advance. Leave it out of "
+            "'known' is a target and is in future; what is to be forecast is not known in advance. Leave it out of "
             "future.",
         ),
         (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stablernn.data import dataset_info, list_datasets
-from stablernn.data.named.entry import OPTIONS, DatasetInfo
+from stablernn.data.named.entry import DatasetInfo
+from stablernn.data.options import NAMED_OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
 NAMES = (
@@ -28,7 +29,7 @@ def test_a_dataset_says_what_it_is(info: DatasetInfo) -> None:
     assert all((info.title, info.licence, info.source, info.splits))
     assert info.task in ("classify", "forecast", "predict-next")
     assert (info.file is None) != (info.load is None)
-    assert set(info.options) <= set(OPTIONS) - {"variant"}
+    assert set(info.options) <= set(NAMED_OPTIONS) - {"variant"}
     assert bool(info.folders) == bool(info.files)
     # What cannot be fetched says where it is had.
     assert (info.obtain is not None) == any(file.address is None for file in info.files)

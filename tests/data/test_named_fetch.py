@@ -289,6 +289,8 @@ def test_an_archive_of_another_content_is_refused(cifar: Callable[..., DatasetIn
 def test_an_archive_without_a_file_is_refused_as_a_whole(cifar: Callable[..., DatasetInfo], tmp_path: Path) -> None:
     contents = batches()
     del contents["test_batch.bin"]
-    with pytest.raises(DataError, match=r"^'cifar-10-batches-bin/test_batch.bin' cannot be taken out of what http"):
+    with pytest.raises(
+        DataError, match=r"^'cifar-10-batches-bin/test_batch.bin' cannot be extracted from the archive of http"
+    ):
         fetch(cifar(archive(contents, "cifar-10-batches-bin")))
     assert left_behind(tmp_path) == []

@@ -12,7 +12,7 @@ from named_helpers import at_home, batches, idx, images, lay, published
 from stablernn.data import ClassificationData, load_data
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.permutations import permutation
-from stablernn.data.sequences import pad
+from stablernn.data.sequences import pad_sequences
 from stablernn.errors import ConfigError, DataError
 
 
@@ -124,7 +124,7 @@ def test_two_lazy_splits_may_be_joined(digits: dict[str, bytes]) -> None:
     data = loaded("mnist")
     assert isinstance(data.train, LazySplit)
     assert isinstance(data.validation, LazySplit)
-    both = data.train.joined(data.validation)
+    both = data.train.merged(data.validation)
     assert both.ids == data.train.ids + data.validation.ids
     np.testing.assert_array_equal(both.x, np.concatenate([data.train.x, data.validation.x]))
     np.testing.assert_array_equal(both.gather([20, 3]).x[0], data.validation.gather([8]).x[0])
@@ -136,9 +136,11 @@ def test_joined_sequences_may_have_unequal_lengths() -> None:
     def split(lengths: list[int]) -> LazySplit:
         values = [np.full((length, 1), length, np.float32) for length in lengths]
         sizes = np.array(lengths)
-        return LazySplit(lambda i: pad([values[k] for k in i])[0], 0, sizes, sizes % 2, [str(n) for n in lengths])
+        return LazySplit(
+            lambda i: pad_sequences([values[k] for k in i])[0], 0, sizes, sizes % 2, [str(n) for n in lengths]
+        )
 
-    both = split([2, 5]).joined(split([3]))
+    both = split([2, 5]).merged(split([3]))
     assert both.gather([2, 0]).x[:, :, 0].tolist() == [[3, 3, 3], [2, 2, 0]]
     assert [len(one) for one in both.sequences()] == [2, 5, 3]
 
@@ -170,7 +172,7 @@ def test_fashion_mnist_is_never_taken_from_the_folder_of_mnist(digits: dict[str,
     ("content", "sentence"),
     [
         (b"\x89PNG1234", "'t' is not an IDX file of bytes (it begins with 0x89504e47)."),
-        (idx(np.zeros((3, 2)))[:-1], "'t' must hold (3, 2) values, as it says, got 5."),
+        (idx(np.zeros((3, 2)))[:-1], "'t' must contain (3, 2) values according to its header, got 5."),
     ],
 )
 def test_what_is_no_idx_file_is_refused(content: bytes, sentence: str) -> None:
@@ -366,8 +368,8 @@ def test_what_is_no_batch_is_refused(content: bytes, sentence: str) -> None:
 
 
 def test_options_of_a_run_are_not_asked_of_another_source(digits: dict[str, bytes], tmp_path: Path) -> None:
-    from stablernn.training.run import load_run_data
-    from stablernn.training.settings.config import load_config
+    from stablernn.training.run_data import load_run_data
+    from stablernn.training.settings.load import load_config
 
     settings = ["data.source=pmnist", "data.permutation=nnrnn", "data.variant=released", "model.cell=gru"]
     config = load_config(overrides=settings)

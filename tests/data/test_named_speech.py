@@ -308,7 +308,7 @@ def test_a_corpus_in_part_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(DataError) as caught:
         load_data("timit")
     assert str(caught.value) == (
-        f"'timit': '{folder}' is not the whole of it: {', '.join(lacks)}. It must hold TRAIN and TEST with DR1 to DR8, "
+        f"'timit': '{folder}' is incomplete: {', '.join(lacks)}. It must contain TRAIN and TEST with DR1 to DR8, "
         "as LDC93S1 does; --set data.partial=true takes what is there."
     )
     assert followed(partial=True).notes["partial"] == lacks
@@ -318,7 +318,7 @@ def test_a_corpus_in_part_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_folder_without_utterances_is_no_corpus_in_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (at_home(monkeypatch, tmp_path) / "timit").mkdir()
-    with pytest.raises(DataError, match=r"is not the whole of it: train has 0 of 3696 utterances, "):
+    with pytest.raises(DataError, match=r"is incomplete: train has 0 of 3696 utterances, "):
         load_data("timit", partial=True)
 
 

@@ -410,7 +410,7 @@ def test_what_stands_behind_the_end_counts_in_no_time(tmp_path: Path) -> None:
 
 def test_times_in_another_step_or_left_out(tmp_path: Path) -> None:
     data = times_of(tmp_path / "d.npz", np.array([0.0, 60.0, 120.0, 240.0]))
-    finer, without = data.in_steps_of(20.0), data.in_steps_of(None)
+    finer, without = data.with_time_step(20.0), data.with_time_step(None)
     assert finer.train.dt is not None
     assert finer.train.dt[0].tolist() == [1.0, 3.0, 3.0, 6.0]
     assert finer.time_step == 20.0

@@ -11,7 +11,7 @@ import pytest
 from stablernn.data import load_data, read_inputs
 from stablernn.data.check import check_data
 from stablernn.data.readers.tables import Table, open_table
-from stablernn.data.time.numeric_timestamps import resemblance
+from stablernn.data.time.numeric_timestamps import find_resemblance
 from stablernn.errors import ConfigError, DataError, UnknownNameError
 
 HOUR = 3600
@@ -57,7 +57,7 @@ def refusal(form: str, first: object, date: str, column: str = "ds") -> str:
     ],
 )
 def test_numbers_that_look_like_dates(numbers: list[int], form: str, example: str) -> None:
-    seen = resemblance(np.array(numbers, dtype=np.int64))
+    seen = find_resemblance(np.array(numbers, dtype=np.int64))
     assert seen is not None
     assert (seen.form, seen.example) == (form, example)
 
@@ -85,7 +85,7 @@ def test_numbers_that_look_like_dates(numbers: list[int], form: str, example: st
     ],
 )
 def test_numbers_that_only_number_the_steps(numbers: range | list[int]) -> None:
-    assert resemblance(np.array(numbers, dtype=np.int64)) is None
+    assert find_resemblance(np.array(numbers, dtype=np.int64)) is None
 
 
 @pytest.mark.parametrize(

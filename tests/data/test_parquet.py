@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.data import ForecastData, load_data, read_inputs
-from stablernn.data.readers.spilling_array import Budget, GrowingArray, free_memory
+from stablernn.data.readers.spilling_array import GrowingArray, MemoryBudget, free_memory
 from stablernn.data.readers.tables import Table, open_table
 from stablernn.errors import DataError, UnknownNameError
 
@@ -147,7 +147,7 @@ def test_pieces_change_nothing(
     whole = open_table(folder / "d.csv").read()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stablernn.data.readers.paths._BLOCK_BYTES", block)
-        patch.setattr("stablernn.data.readers.tables.Budget", lambda: Budget(40))
+        patch.setattr("stablernn.data.readers.tables.MemoryBudget", lambda: MemoryBudget(40))
         pieces = open_table(folder / "d.csv").read()
     same(whole, pieces)
     assert pieces.notes == whole.notes
@@ -167,11 +167,11 @@ def test_what_is_larger_than_its_budget_lies_in_a_file_without_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STABLERNN_CACHE", str(tmp_path / "cache"))
-    grown = GrowingArray(np.float32, 2, Budget(100))
+    grown = GrowingArray(np.float32, 2, MemoryBudget(100))
     pieces = [np.arange(2 * n, dtype=np.float32).reshape(n, 2) for n in (5, 6, 0, 9)]
     for piece in pieces:
         grown.append(piece)
-    found = grown.whole()
+    found = grown.finish()
     np.testing.assert_array_equal(found, np.concatenate(pieces))
     assert isinstance(found.base, np.memmap)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -181,7 +181,7 @@ def test_a_cache_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STABLERNN_CACHE", str(tmp_path / "file"))
     with pytest.raises(DataError) as caught:
-        GrowingArray(np.float32, None, Budget(0)).append(np.zeros(1))
+        GrowingArray(np.float32, None, MemoryBudget(0)).append(np.zeros(1))
     assert str(caught.value) == (
         f"The table is larger than the memory and '{tmp_path / 'file'}' cannot take it: File exists. "
         "Set STABLERNN_CACHE to a folder with room, or read fewer columns by 'channels'."
@@ -189,7 +189,7 @@ def test_a_cache_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest
 
 
 def test_windows_of_a_table_on_disk_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stablernn.data.readers.tables.Budget", lambda: Budget(0))
+    monkeypatch.setattr("stablernn.data.readers.tables.MemoryBudget", lambda: MemoryBudget(0))
     monkeypatch.setenv("STABLERNN_CACHE", str(tmp_path))
     frame = long_table().sort("unique_id").drop_nulls()
     frame.with_columns(ds=pl.int_range(pl.len()).over("unique_id")).write_parquet(tmp_path / "d.parquet")

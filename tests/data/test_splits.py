@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stablernn.data.splits import stratified_validation, target_range
+from stablernn.data.splits import stratified_validation
+from stablernn.data.windows import target_range
 
 
 @settings(deadline=None, max_examples=60)

@@ -132,12 +132,12 @@ def test_a_header_that_says_otherwise_of_lengths_and_gaps_is_noted(
         ),
         (
             STAMPED + "(noon,1):up\n",
-            "'a.ts' line 4: the time stamp 'noon' is neither a number nor a date as 2024-01-31 or 2024-01-31 13:00:00.",
+            "'a.ts' line 4: the timestamp 'noon' is neither a number nor a date as 2024-01-31 or 2024-01-31 13:00:00.",
         ),
-        (STAMPED + "(2,1),(1,2):up\n", "'a.ts' line 4: time stamps must never fall. Sort the steps by time."),
+        (STAMPED + "(2,1),(1,2):up\n", "'a.ts' line 4: timestamps must never fall. Sort the steps by time."),
         (
             STAMPED + "(1,1),(1,2):(2,3):up\n",
-            "'a.ts' line 4: channel 0 has a time stamp twice, and the channels have different ones, so its values "
+            "'a.ts' line 4: channel 0 has a timestamp twice, and the channels have different ones, so its values "
             "cannot be matched.",
         ),
     ],

@@ -235,6 +235,12 @@ def test_test_file_with_other_channels_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["\u00a0", "\x1f\n"], ids=["no-break space", "separator"])
+def test_a_file_of_blanks_that_are_no_ascii_is_empty(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DataError, match=r"^'a\.tsv' is empty\. "):
+        read_tsv(write(tmp_path / "a.tsv", text))
+
+
 def test_a_missing_test_file_is_refused(tmp_path: Path) -> None:
     train = write(tmp_path / "a.tsv", "1\t1\n1\t2\n2\t3\n2\t4\n")
     with pytest.raises(UnknownNameError) as caught:

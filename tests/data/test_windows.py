@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablernn.data import ForecastData, Series
-from stablernn.data.windows import SPLITS
+from stablernn.data.arrays import SPLITS
 from stablernn.errors import UnknownNameError
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import stablernn as srn
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.preprocessing import ContextScaling, create_scaling
-from stablernn.training.batches.losses import Batch, ForecastTask
+from stablernn.training.batches.losses import Batch, ForecastObjective
 
 FLOOR, LIMIT = 0.05, 8.0
 
@@ -222,7 +222,7 @@ def test_a_recursive_head_learns_beside_a_constant_series(kind: str) -> None:
     losses = []
     for _ in range(12):
         optimizer.zero_grad()
-        loss = ForecastTask().loss(model, Batch(x, torch.tensor([12, 12]), y))
+        loss = ForecastObjective().loss(model, Batch(x, torch.tensor([12, 12]), y))
         loss.backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
         optimizer.step()

@@ -461,11 +461,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "unknown-input": (
         lambda: srn.Forecaster("rnn", 3, 2, static_size=1)(X, statc=torch.zeros(3, 1)),
-        "Unknown input 'statc'. Did you mean 'static'? Beside the series the model takes static.",
+        "Unknown input 'statc'. Did you mean 'static'? Besides the series the model takes static.",
     ),
     "no-such-input": (
         lambda: srn.Classifier("rnn", 3, 2).run(X, future=torch.zeros(3, 2, 1)),
-        "Unknown input 'future'. Beside the series the model takes nothing.",
+        "Unknown input 'future'. Besides the series the model takes nothing.",
     ),
     "static-shape": (
         lambda: srn.Forecaster("rnn", 3, 2, static_size=2)(X, static=torch.zeros(3, 1)),

@@ -11,7 +11,7 @@ import torch
 import stablernn as srn
 from stablernn.errors import ConfigError
 from stablernn.nn.models import READOUTS, SequenceModel, build_model
-from stablernn.training.batches.losses import Batch, task_for
+from stablernn.training.batches.losses import Batch, ClassifyObjective, ForecastObjective
 
 WINDOW = {"standard": None, "window": 6}
 
@@ -160,7 +160,7 @@ def test_the_forecast_loss_is_the_mean_pinball_loss_over_observed_targets() -> N
     model.fit_scaling([np.random.default_rng(0).normal(10, 4, (30, 1))])
     x, y = torch.randn(5, 7, 1).double() * 4 + 10, torch.randn(5, 3, 1).double() * 4 + 10
     y[0, 1] = torch.nan
-    loss = task_for(model).loss(model, Batch(x, torch.full((5,), 7), y))
+    loss = ForecastObjective().loss(model, Batch(x, torch.full((5,), 7), y))
 
     outputs, _ = model.run(x)
     scale = float(model.scaling.scale)
@@ -186,7 +186,7 @@ def test_a_soft_constraint_of_the_cell_reaches_the_loss() -> None:
             for cell in model.rnn.cells:
                 cell.weight_hh.copy_(torch.linspace(-1, 1, cell.weight_hh.numel()))
         batch = Batch(torch.ones(2, 5, 1), torch.tensor([5, 5]), torch.tensor([0, 1]))
-        return float(task_for(model).loss(model, batch).detach())
+        return float(ClassifyObjective().loss(model, batch).detach())
 
     free, light, heavy = loss(0.0), loss(1.0), loss(3.0)
     assert light > free

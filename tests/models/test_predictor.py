@@ -14,7 +14,7 @@ from stablernn.data.step_data import NO_TARGET
 from stablernn.errors import ConfigError
 from stablernn.nn.models import SequencePredictor, build_model
 from stablernn.nn.models.predictor import target_frequencies
-from stablernn.training.batches.losses import Batch, PredictNextTask, task_for
+from stablernn.training.batches.losses import Batch, PredictNextObjective
 
 FRAMES = [np.random.default_rng(seed).normal(5.0, 3.0, (40, 2)).astype(np.float32) for seed in (0, 1)]
 
@@ -142,7 +142,7 @@ def test_a_uniform_model_has_the_logarithm_of_its_classes_as_loss() -> None:
     y = x.roll(-1, dims=1)
     y[:, -1] = NO_TARGET
     batch = Batch(x, torch.full((3,), 9), y)
-    assert float(task_for(model).loss(model, batch).detach()) == pytest.approx(math.log(5))
+    assert float(PredictNextObjective("nll").loss(model, batch).detach()) == pytest.approx(math.log(5))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,7 +158,7 @@ def test_steps_without_a_target_do_not_count(kind: str) -> None:
         y = torch.randint(2, (3, 6, count)).double()
         other = y.clone()
         other[:, 2:] = math.nan
-    task = PredictNextTask("nll")
+    task = PredictNextObjective("nll")
     lengths = torch.full((3,), 6)
     model.requires_grad_(False)
     short = float(task.loss(model, Batch(x[:, :2], torch.full((3,), 2), y[:, :2])))
@@ -173,14 +173,14 @@ def test_losses_are_those_of_their_formulas() -> None:
     y = torch.randint(2, (3, 9, 4)).double()
     share = torch.sigmoid(switches(x))
     expected = -(y * share.log() + (1 - y) * (1 - share).log()).sum(dim=2).mean()
-    assert float(task_for(switches).loss(switches, Batch(x, lengths, y)).detach()) == pytest.approx(
+    assert float(PredictNextObjective("nll").loss(switches, Batch(x, lengths, y)).detach()) == pytest.approx(
         float(expected.detach())
     )
     y = torch.randn(3, 9, 3, dtype=torch.float64)
     y[0, 0, 0] = math.nan
     unit = numbers.targets.scale.square().mean()
     expected = ((numbers(x) - y) ** 2).nansum() / (y.numel() - 1) / unit
-    assert float(task_for(numbers).loss(numbers, Batch(x, lengths, y)).detach()) == pytest.approx(
+    assert float(PredictNextObjective("mse").loss(numbers, Batch(x, lengths, y)).detach()) == pytest.approx(
         float(expected.detach())
     )
 
@@ -189,7 +189,7 @@ def test_a_stretch_without_targets_has_no_gradient() -> None:
     model = predictor("numbers")
     x = inputs_of(model)
     y = torch.full((3, 9, 3), math.nan, dtype=torch.float64)
-    loss, state = PredictNextTask("mse").follow(model, Batch(x, torch.full((3,), 9), y), None)
+    loss, state = PredictNextObjective("mse").advance(model, Batch(x, torch.full((3,), 9), y), None)
     assert (float(loss), loss.requires_grad) == (0, False)
     torch.testing.assert_close(state, tuple(part.detach() for part in model.answers(x)[1]))
 
@@ -209,11 +209,11 @@ def test_stretches_longer_than_the_sequence_give_the_whole_gradient(kind: str) -
 def gradient(model: SequencePredictor, x: torch.Tensor, y: torch.Tensor, steps: int) -> torch.Tensor:
     """That of the sum of all stretches' losses, each weighted by its targets."""
     model.zero_grad()
-    task, state = PredictNextTask("nll"), None
+    task, state = PredictNextObjective("nll"), None
     for start in range(0, x.shape[1], steps):
         part = slice(start, start + steps)
         batch = Batch(x[:, part], torch.full((len(x),), x[:, part].shape[1]), y[:, part])
-        loss, state = task.follow(model, batch, state)
+        loss, state = task.advance(model, batch, state)
         (loss * y[:, part].numel()).backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 

@@ -21,8 +21,8 @@ import stablernn_registry
 from stablernn_registry import Registry
 
 WRITING = {
-    str(Path(stablernn_registry.__file__).with_name(name))
-    for name in ("registry.py", "aliases.py", "storage.py", "transaction.py", "atomic_io.py")
+    str(Path(stablernn_registry.__file__).parent / name)
+    for name in ("registry.py", "aliases.py", "storage.py", "disk/transaction.py", "disk/atomic_io.py")
 }
 FIELDS: dict[str, Any] = {"task": "predict-next", "cell": "lipschitz", "signature": {}, "features": ["x"]}
 Line = tuple[str, int]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stablernn_registry import atomic_io
+from stablernn_registry.disk import atomic_io
 
 
 def test_a_folder_that_another_process_makes_in_between_is_no_error(

@@ -12,7 +12,8 @@ from typing import Any
 import filelock
 import pytest
 
-from stablernn_registry import CheckResult, PolicyRules, Registry, StorageError, Version, transaction
+from stablernn_registry import CheckResult, PolicyRules, Registry, StorageError, Version
+from stablernn_registry.disk import transaction
 
 Publish = Callable[..., Version]
 Write = Callable[[Registry, Publish, Path], object]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stablernn import Classifier
 from stablernn.robustness.hessian import hessian_product, hutchinson, lanczos, loss_hessian
-from stablernn.training.batches.losses import Batch, ClassifyTask
+from stablernn.training.batches.losses import Batch, ClassifyObjective
 
 MEMBERS = {"members": 2, "patch_embedding": 3, "patch_size": 2}
 
@@ -128,4 +128,4 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, batch: Batch) -> Tensor:
-        return ClassifyTask().loss(self.model, batch._replace(x=batch.x.double()))
+        return ClassifyObjective().loss(self.model, batch._replace(x=batch.x.double()))

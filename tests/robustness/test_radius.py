@@ -195,7 +195,7 @@ def test_an_embedding_counts_by_its_norm_and_the_slope_of_gelu() -> None:
     with torch.no_grad():
         without.rnn.embeddings[0].weight.div_(norm)  # type: ignore[operator,union-attr]
     assert bounds.growth(7) == pytest.approx(norm * ClassBounds(without).growth(7), rel=1e-6)
-    last, _ = bounds._layers[0].gains(7)
+    last, _ = bounds._cascades[0].gains(7)
     rows = model.head.maps[0].weight.detach().double().numpy()
     apart = np.linalg.norm(rows[0] - rows[1])
     assert bounds.growth(7)[0, 1] == pytest.approx(apart * last * norm * GELU_SLOPE, rel=1e-6)

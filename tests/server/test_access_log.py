@@ -24,7 +24,7 @@ from websockets.typing import Subprotocol
 
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_server import Settings, create_app
-from stablernn_server.http.access_log import shown_path
+from stablernn_server.http.access_log import redact_path
 
 TOKEN = "infer-marker-5a7f31c0de"
 BAD_TOKEN = "wrong-marker-5a7f31c0de"
@@ -221,4 +221,4 @@ def test_a_whole_server_prints_nothing_of_them_even_when_debugged(published: Pub
     ],
 )
 def test_paths_as_logs_show_them(path: str, shown: str) -> None:
-    assert shown_path(path) == shown
+    assert redact_path(path) == shown

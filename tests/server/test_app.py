@@ -109,7 +109,7 @@ def test_a_fault_of_ours_is_a_500_that_gives_nothing_away(published: Published) 
 
     response = asyncio.run(_get(app, "/fault"))
     assert response.status_code == 500
-    assert response.json() == {"error": "The server failed to answer; its log says why.", "code": "internal"}
+    assert response.json() == {"error": "Internal server error; the server's log has the details.", "code": "internal"}
 
 
 def test_inferences_do_not_stop_the_event_loop(server: Running, client: httpx.Client) -> None:

@@ -22,8 +22,8 @@ from websockets.sync.client import connect
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.errors import ForbiddenError, UnauthorizedError
-from stablernn_server.http.origin_policy import Origins
-from stablernn_server.security.auth import ANYONE, Auth, access_of, is_loopback
+from stablernn_server.http.origin_policy import OriginPolicy
+from stablernn_server.security.auth import ANYONE, Auth, is_loopback, required_access
 from stablernn_server.security.bearer_tokens import read_tokens
 from stablernn_server.security.state_key import create_state_tokens
 
@@ -70,8 +70,8 @@ def test_tokens_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (f"reader {INFER}\n", "line 1, begins with no role, got 'reader'"),
-        (f"infer {INFER}\n{ADMIN} admin\n", "line 2, begins with no role; write"),
+        (f"reader {INFER}\n", "line 1, does not begin with a role, got 'reader'"),
+        (f"infer {INFER}\n{ADMIN} admin\n", "line 2, does not begin with a role; write"),
         ("\nadmin short-0123456\n", "line 2, has 13 characters; a token needs at least 16"),
         (f"infer {INFER} again\n", "line 1, has 3 words"),
         (f"infer\n{INFER}\n", "line 1, has 1 words"),
@@ -128,7 +128,7 @@ def test_off_lets_everybody_in_whatever_is_configured(caplog: pytest.LogCaptureF
     auth = Auth.from_settings(Settings(auth="off", infer_tokens=INFER))
     assert not auth.is_on
     assert auth.check(scope_of("/v2/repository/models/m/load")) == ANYONE
-    assert "auth is off: the 1 configured tokens are not asked for" in caplog.text
+    assert "auth is off: the 1 configured tokens are not checked" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
@@ -185,19 +185,19 @@ def test_serve_refuses_to_let_others_in_without_tokens(published: Published) -> 
     ],
 )
 def test_what_a_path_needs(path: str, access: str) -> None:
-    assert access_of(path) == access
+    assert required_access(path) == access
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
         ([], "send it in the header"),
-        ([b"Bearer"], "is to be 'Bearer TOKEN', once"),
-        ([b"Basic aW5mZXI6aW5mZXI="], "is to be 'Bearer TOKEN', once"),
-        ([b"Bearer " + INFER.encode()] * 2, "is to be 'Bearer TOKEN', once"),
-        ([b"Bearer " + INFER[:-1].encode()], "none that this server knows"),
-        ([b"Bearer " + INFER.encode() + b"x"], "none that this server knows"),
-        ([b"Bearer \xff\xfe"], "none that this server knows"),
+        ([b"Bearer"], "must be 'Bearer TOKEN', and be there only once"),
+        ([b"Basic aW5mZXI6aW5mZXI="], "must be 'Bearer TOKEN', and be there only once"),
+        ([b"Bearer " + INFER.encode()] * 2, "must be 'Bearer TOKEN', and be there only once"),
+        ([b"Bearer " + INFER[:-1].encode()], "does not know the token"),
+        ([b"Bearer " + INFER.encode() + b"x"], "does not know the token"),
+        ([b"Bearer \xff\xfe"], "does not know the token"),
     ],
 )
 def test_headers_that_let_nobody_in(values: list[bytes], sentence: str) -> None:
@@ -378,7 +378,7 @@ def test_preflight_requests_need_no_token(guarded: Running) -> None:
 @pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:8080", "LOCALHOST", "192.0.2.7:80", "own:8080"])
 def test_on_loopback_without_tokens_its_own_page_has_a_name_that_stands_for_this_machine(host: str) -> None:
     headers = [(b"host", host.encode()), (b"origin", b"http://" + host.encode())]
-    origins = Origins(is_local=True, name="Own")
+    origins = OriginPolicy(is_local=True, name="Own")
     assert origins.check(scope_of() | {"headers": headers}) == ()
     assert origins.check(scope_of() | {"headers": headers[:1]}) == ()
 
@@ -405,12 +405,12 @@ def test_on_loopback_without_tokens_other_names_are_let_in_where_they_are_listed
 ) -> None:
     listed = ("https://app.example", "http://gateway.example:8080")
     scope = scope_of() | {"headers": [] if host is None else [(b"host", host.encode())]}
-    assert Origins().check(scope) == ()
+    assert OriginPolicy().check(scope) == ()
     if is_let_in:
-        assert Origins(listed, is_local=True).check(scope) == ()
+        assert OriginPolicy(listed, is_local=True).check(scope) == ()
         return
-    with pytest.raises(ForbiddenError, match=r"This server asks for no token and answers under the address") as caught:
-        Origins(listed, is_local=True).check(scope)
+    with pytest.raises(ForbiddenError, match=r"This server requires no token and answers under the address") as caught:
+        OriginPolicy(listed, is_local=True).check(scope)
     assert f"got the host '{host}'; ask for 127.0.0.1 or localhost." in str(caught.value)
 
 
@@ -454,7 +454,7 @@ def test_everybody_let_in_on_purpose_may_use_any_name(published: Published) -> N
     ],
 )
 def test_spellings_of_an_origin(given: str, matches: bytes) -> None:
-    origins = Origins([given])
+    origins = OriginPolicy([given])
     assert origins.check(scope_of() | {"headers": [(b"host", b"h"), (b"origin", matches)]})
     with pytest.raises(ForbiddenError):
         origins.check(scope_of() | {"headers": [(b"host", b"h"), (b"origin", matches + b"x")]})
@@ -466,7 +466,7 @@ def test_spellings_of_an_origin(given: str, matches: bytes) -> None:
 )
 def test_what_is_no_origin(given: str) -> None:
     with pytest.raises(SettingsError, match="allowed_origins takes origins such as"):
-        Origins([given])
+        OriginPolicy([given])
 
 
 def test_a_tokens_file_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ def test_a_tokens_file_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None
         finally:
             # Ends a read that waits for a writer.
             os.close(os.open(tmp_path / "tokens", os.O_RDWR))
-    assert str(caught.value) == f"The tokens file {tmp_path / 'tokens'} is no file."
+    assert str(caught.value) == f"The tokens file {tmp_path / 'tokens'} is not a regular file."
 
 
 def test_a_state_key_file_that_never_ends_is_refused() -> None:

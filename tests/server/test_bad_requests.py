@@ -65,13 +65,13 @@ INFER = [
     pytest.param(
         "animals",
         {**ONE, "outputs": [{"name": "logits"}, {"name": "logits"}]},
-        "The output 'logits' is asked for twice.",
+        "The output 'logits' is requested twice.",
         id="output twice",
     ),
     pytest.param(
         "animals",
         {**ONE, "outputs": [{"name": "state_1_out", "parameters": {"classification": 2}}]},
-        "The output 'state_1_out' has no classes; ask for it without the parameter classification.",
+        "The output 'state_1_out' has no classes; request it without the parameter classification.",
         id="classes of a state",
     ),
     pytest.param(
@@ -113,7 +113,7 @@ INFER = [
     pytest.param(
         "animals",
         {**ONE, "parameters": {"sequence_id": "s" * 129}},
-        "The parameter sequence_id may have 128 characters, got 129.",
+        "The parameter sequence_id may have at most 128 characters, got 129.",
         id="long sequence",
     ),
     pytest.param(
@@ -317,8 +317,8 @@ INFER = [
     pytest.param(
         "animals",
         {"inputs": ONE["inputs"] + tensor([1], [1.5], "INT64", "lengths")["inputs"]},
-        "The data of input 'lengths' must be whole numbers from -9223372036854775808 to 9223372036854775807, written "
-        "without a point.",
+        "The data of input 'lengths' must be whole numbers from -9223372036854775808 to 9223372036854775807, "
+        "without a decimal point.",
         id="length with a fraction",
     ),
     pytest.param(
@@ -342,7 +342,7 @@ INFER = [
     pytest.param(
         "animals",
         {"inputs": ONE["inputs"] + tensor([1], [2**31], "INT32", "lengths")["inputs"]},
-        "The data of input 'lengths' must be whole numbers from -2147483648 to 2147483647, written without a point.",
+        "The data of input 'lengths' must be whole numbers from -2147483648 to 2147483647, without a decimal point.",
         id="beyond INT32",
     ),
 ]
@@ -450,7 +450,7 @@ def test_an_unknown_path_has_the_same_shape(client: httpx.Client) -> None:
     response = client.get("/v3")
     assert response.status_code == 404
     assert response.json() == {
-        "error": "Not Found: GET /v3 is nothing that this server answers.",
+        "error": "Not Found: GET /v3 is not a route of this server; see /docs.",
         "code": "unknown_path",
     }
 
@@ -474,7 +474,7 @@ def test_a_wrong_method_is_told_the_right_ones(
     assert response.status_code == 405
     assert response.headers["allow"] == ", ".join(allowed)
     assert response.json() == {
-        "error": f"{method} is not for {path}; send {' or '.join(allowed)}.",
+        "error": f"{path} does not support {method}; send {' or '.join(allowed)}.",
         "code": "method_not_allowed",
     }
 
@@ -525,7 +525,7 @@ def test_a_nested_bomb_is_a_400(client: httpx.Client) -> None:
     body = b'{"inputs":[{"name":"x","shape":[1,1,1],"datatype":"FP32","data":%s}]}' % bomb
     response = client.post("/v2/models/animals/infer", content=body)
     assert response.status_code == 400
-    assert response.json()["error"].startswith("The data of input 'x' nests arrays deeper than 8")
+    assert response.json()["error"].startswith("The data of input 'x' is nested more than 8")
 
 
 def test_the_server_still_answers_after_all_of_this(client: httpx.Client) -> None:

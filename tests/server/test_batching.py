@@ -23,7 +23,7 @@ from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
 from stablernn_runtime.run_batch import run_steps
 from stablernn_server import InputError
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 
 Arrays = dict[str, np.ndarray]
 FAST_CELLS = ("gru_d", "ode_lstm")
@@ -107,7 +107,7 @@ def test_rows_of_one_request_are_what_each_is_alone(kind: Kind) -> None:
     model = kind.model
     inputs = kind.inputs(seed=7, rows=9, steps=19)
     if model.rollout is not None:
-        shape = (9, model.rollout.horizon, len(model.rollout.known))
+        shape = (9, model.rollout.horizon, len(model.rollout.future_indices))
         inputs["future"] = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     x, lengths = inputs.pop(model.input_name), inputs.pop("lengths")
     together = model.run_numpy(x, lengths, **inputs)
@@ -147,14 +147,14 @@ def step_requests(kind: Kind, count: int) -> list[tuple[Arrays, Arrays, bool]]:
     return requests
 
 
-@pytest.mark.parametrize("step_ns", [0.0, 1e12], ids=["on the event loop", "on a thread"])
-def test_steps(kind: Kind, step_ns: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("estimate_step_ns", [0.0, 1e12], ids=["on the event loop", "on a thread"])
+def test_steps(kind: Kind, estimate_step_ns: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, requests = kind.model, step_requests(kind, 40)
     alone = [
         run_steps(model.step, [model.prepare_steps(inputs, states, every=every)], None)[0]
         for inputs, states, every in requests
     ]
-    monkeypatch.setattr(model, "step_ns", lambda rows: step_ns)
+    monkeypatch.setattr(model, "estimate_step_ns", lambda rows: estimate_step_ns)
 
     async def together() -> dict[int, int]:
         async with scheduling() as desk:

@@ -17,7 +17,7 @@ import pytest
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import InputError, Settings, TooLargeError, create_app
-from stablernn_server.http.body import body_of, decompressed
+from stablernn_server.http.body import decompress, read_body
 
 INFER = "/v2/models/animals/infer"
 LIMIT = 100_000
@@ -115,7 +115,7 @@ def test_a_bomb_is_not_expanded(packer: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(TooLargeError):
-            decompressed(bomb, encoding.lower(), LIMIT)
+            decompress(bomb, encoding.lower(), LIMIT)
         assert tracemalloc.get_traced_memory()[1] < 10 * LIMIT
     finally:
         tracemalloc.stop()
@@ -125,9 +125,9 @@ def test_a_bomb_is_not_expanded(packer: str) -> None:
 def test_what_is_as_long_as_the_limit_is_read(packer: str) -> None:
     encoding, pack = PACKERS[packer]
     body = np.random.default_rng(0).bytes(LIMIT)
-    assert decompressed(pack(body), encoding.lower(), LIMIT) == body
+    assert decompress(pack(body), encoding.lower(), LIMIT) == body
     with pytest.raises(TooLargeError):
-        decompressed(pack(body + b"."), encoding.lower(), LIMIT)
+        decompress(pack(body + b"."), encoding.lower(), LIMIT)
 
 
 @compressed
@@ -136,7 +136,7 @@ def test_damaged_data_is_a_400(client: httpx.Client, packer: str) -> None:
     word = encoding.lower()
     whole = pack(json.dumps({"inputs": [json_tensor("x", X)]}).encode())
     ends, goes_on = (
-        f"The body {what} the end of its {word} data; send one stream, and all of it."
+        f"The body {what} the end of its {word} data; send exactly one complete stream."
         for what in ("ends before", "goes on after")
     )
     for content, sentence in (
@@ -157,7 +157,7 @@ def test_damaged_data_is_a_400(client: httpx.Client, packer: str) -> None:
 def test_other_encodings_are_refused(client: httpx.Client, encoding: str) -> None:
     response = client.post(INFER, content=b"{}", headers={"Content-Encoding": encoding})
     shown = encoding if len(encoding) < 100 else f"{'g' * 100}..."
-    sentence = f"The Content-Encoding '{shown}' is not understood; send gzip, deflate or neither."
+    sentence = f"The Content-Encoding '{shown}' is not supported; send gzip, deflate or an uncompressed body."
     assert (response.status_code, response.json()) == (400, {"error": sentence, "code": "bad_input"})
 
 
@@ -172,7 +172,7 @@ def test_the_body_and_what_it_expands_to_are_held(packer: str) -> None:
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     scope: dict[str, Any] = {"headers": [(b"content-encoding", encoding.encode())]}
-    assert asyncio.run(body_of(scope, receive, LIMIT, held.append)) == body
+    assert asyncio.run(read_body(scope, receive, LIMIT, held.append)) == body
     assert held == [10, len(content) - 10, *([] if encoding == "identity" else [len(body)])]
 
 
@@ -262,5 +262,5 @@ def test_the_server_is_found_with_and_without_a_slash(client: httpx.Client) -> N
 
 def test_bodies_read_alone_know_their_encoding() -> None:
     with pytest.raises(InputError, match=r"^The body ends before the end of its deflate data;"):
-        decompressed(zlib.compress(b"x")[:4], "deflate", LIMIT)
-    assert decompressed(b"", "gzip", LIMIT) == b""
+        decompress(zlib.compress(b"x")[:4], "deflate", LIMIT)
+    assert decompress(b"", "gzip", LIMIT) == b""

@@ -14,7 +14,13 @@ from hypothesis.extra import numpy as hnp
 
 from stablernn_server.codecs.json_arrays import to_array
 from stablernn_server.codecs.json_values import parse_json
-from stablernn_server.codecs.open_inference import DTYPES, InferRequest, decode_request, encode_response, json_bytes
+from stablernn_server.codecs.open_inference import (
+    DTYPES,
+    InferRequest,
+    decode_request,
+    encode_response,
+    parse_json_length,
+)
 from stablernn_server.errors import InputError
 
 HEAD = {"model_name": "m", "model_version": "1"}
@@ -42,11 +48,11 @@ def test_a_tensor_arrives_as_it_was_sent(tensor: tuple[str, np.ndarray], form: s
     body, header_length = as_request(datatype, value, form)
     if form != "binary" and value.dtype.kind == "f" and np.isinf(value).any():
         with pytest.raises(InputError, match="holds an infinite value"):
-            decode_request(body, json_bytes(body, header_length))
+            decode_request(body, parse_json_length(body, header_length))
         return
     if form == "nested" and value.size == 0:
         return  # an empty array in JSON has lost the sizes behind the first 0
-    got = decode_request(body, json_bytes(body, header_length)).inputs["x"]
+    got = decode_request(body, parse_json_length(body, header_length)).inputs["x"]
     assert got.dtype == value.dtype
     np.testing.assert_array_equal(got, value)
 
@@ -110,7 +116,7 @@ def test_every_body_is_decoded_or_refused(body: Any, raw: bytes, header: str) ->
     head = json.dumps(body).encode()
     length = {"right": str(len(head)), "none": None}.get(header, header)
     try:
-        request = decode_request(head + raw, json_bytes(head + raw, length))
+        request = decode_request(head + raw, parse_json_length(head + raw, length))
     except InputError:
         return
     assert all(isinstance(value, np.ndarray) for value in request.inputs.values())
@@ -119,7 +125,7 @@ def test_every_body_is_decoded_or_refused(body: Any, raw: bytes, header: str) ->
 @given(st.binary(max_size=60), st.none() | st.integers(-2, 70).map(str))
 def test_every_string_of_bytes_is_refused(body: bytes, length: str | None) -> None:
     with pytest.raises(InputError):
-        decode_request(body, json_bytes(body, length))
+        decode_request(body, parse_json_length(body, length))
 
 
 @given(JSON)

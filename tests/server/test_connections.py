@@ -33,7 +33,7 @@ from server_helpers import Published, Running, serve
 from serving_helpers import ServeProcess, start_serve
 from stablernn_server import Settings, SettingsError, create_app
 from stablernn_server.http.write_coalescing import LINGER_IDLE_SECONDS
-from stablernn_server.process.server import connection_table
+from stablernn_server.process.server import create_connection_table
 from stablernn_server.transport.connections import ConnectionTable, parse_networks, raise_file_limit
 
 MIB = 2**20
@@ -170,7 +170,7 @@ def test_trailers_are_not_taken_for_fields_of_the_head(small: Running) -> None:
 def test_what_is_not_http_is_a_400(small: Running, content: bytes) -> None:
     with connected(small.port) as connection:
         connection.sendall(content)
-        sentence = "The request is not valid HTTP/1.1; send it again."
+        sentence = "The request is not valid HTTP/1.1; correct it and send it again."
         assert read_error(connection) == (400, "bad_input", sentence)
 
 
@@ -319,14 +319,14 @@ def test_where_all_connections_are_busy_one_more_is_a_503(published: Published) 
         for count in range(1, 4):
             connection = stack.enter_context(connected(server.port))
             connection.sendall(CHUNKED + b"1\r\n \r\n")
-            wait(lambda count=count: context.held_bytes == count)  # type: ignore[misc]
+            wait(lambda count=count: context.budget.held_bytes == count)  # type: ignore[misc]
         with connected(server.port) as refused:
             status, headers, body = read_response(refused)
-            sentence = "The server has as many connections as it can take; try again later."
+            sentence = "The server has reached its limit of open connections; try again later."
             assert (status, headers["retry-after"]) == (503, "1")
             assert json.loads(body) == {"error": sentence, "code": "busy"}
         connection.close()
-        wait(lambda: context.held_bytes == 2)
+        wait(lambda: context.budget.held_bytes == 2)
         assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
 
 
@@ -457,12 +457,12 @@ def test_a_proxy_that_is_no_address_is_refused(texts: tuple[str, ...]) -> None:
 
 def test_limits_follow_from_the_open_file_limit(caplog: pytest.LogCaptureFixture) -> None:
     files = raise_file_limit()
-    table = connection_table(Settings())
+    table = create_connection_table(Settings())
     assert (table.limit, table.idle_per_address) == (int(0.8 * files), int(0.25 * int(0.8 * files)))
-    assert connection_table(Settings(max_connections=50)).limit == 50
+    assert create_connection_table(Settings(max_connections=50)).limit == 50
     assert not caplog.messages
     with caplog.at_level(logging.WARNING):
-        assert connection_table(Settings(max_connections=10**12)).limit < 10**12
+        assert create_connection_table(Settings(max_connections=10**12)).limit < 10**12
     assert caplog.messages[0].endswith("raise the limit on open files (ulimit -n).")
 
 

@@ -23,7 +23,7 @@ from stablernn.data.time.frequency import parse_frequency
 from stablernn.nn.models import Forecaster, SequenceModel
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
-from stablernn_runtime.calendar import spacing, times
+from stablernn_runtime.calendar import step_frequency, step_times
 from stablernn_server import InputError, ModelLoadError, Settings, create_app
 
 QUANTILES = [0.1, 0.5, 0.9]
@@ -340,8 +340,8 @@ def test_fewer_steps_need_fewer_values(client: httpx.Client) -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no start": (
         asked(start_timestamp=None),
-        "inputs.0.start_timestamp is missing: the model 'told' is told where in the day and the week each step lies. "
-        "Give the time of the first value.",
+        "inputs.0.start_timestamp is missing: the model 'told' needs the position of each step in the day and the week"
+        ". Give the time of the first value.",
     ),
     "the calendar is sent": (
         asked(future={"calendar_day_sin": [0, 0, 0]}),
@@ -403,11 +403,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a misspelled option": (
         asked(options={"horizn": 2}),
-        "options: unknown field 'horizn'. Did you mean 'horizon'? Known are horizon, quantiles.",
+        "options: unknown field 'horizn'. Did you mean 'horizon'? Known fields: horizon, quantiles.",
     ),
     "a misspelled field": (
         asked(futures={"price": [1, 2, 3]}),
-        "inputs.0: unknown field 'futures'. Did you mean 'future'? Known are series, type, name, frequency, "
+        "inputs.0: unknown field 'futures'. Did you mean 'future'? Known fields: series, type, name, frequency, "
         "start_timestamp, dt, future, static.",
     ),
 }
@@ -433,9 +433,9 @@ def test_times_are_those_that_training_reads(start: datetime, frequency: str, fi
         start -= timedelta(days=max(0, start.weekday() - 4))
     stamps = parse_frequency(frequency).at(np.datetime64(start, "ns"), np.arange(first, first + count))
     expected = stamps.astype("datetime64[ns]").astype(np.int64) * 1e-9
-    word = spacing(None, frequency)
+    word = step_frequency(None, frequency)
     assert word is not None
-    assert np.array_equal(times(start.isoformat(), first, count, word), expected)
+    assert np.array_equal(step_times(start.isoformat(), first, count, word), expected)
 
 
 def test_the_time_between_values_is_told_by_dt(client: httpx.Client, published: Published) -> None:

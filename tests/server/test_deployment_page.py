@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from stablernn_cli import image_files
+from stablernn_cli.image import build_files as build_files
 from stablernn_server import Settings
-from stablernn_server.security.auth import Auth, access_of
+from stablernn_server.security.auth import Auth, required_access
 from stablernn_server.security.state_key import create_state_tokens
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -43,10 +43,10 @@ def test_docker_run_closes_what_the_printed_command_closes() -> None:
     commands = [command for block in blocks("console") for command in re.split(r"\n(?=docker )", block)]
     [line] = [command for command in commands if command.startswith("docker run --detach")]
     words = shlex.split(line.replace("\\\n", " "))
-    for name, value in image_files.ENVIRONMENT.items():
+    for name, value in build_files.ENVIRONMENT.items():
         assert f"{name}={value}" in words
     assert {"--read-only", "--cap-drop", "--security-opt", "--user"} <= set(words)
-    assert words[words.index("--stop-timeout") + 1] == str(image_files.STOP_SECONDS)
+    assert words[words.index("--stop-timeout") + 1] == str(build_files.STOP_SECONDS)
 
 
 @pytest.mark.parametrize("kind", PODS)
@@ -54,13 +54,13 @@ def test_a_pod_fits_the_image(kind: str) -> None:
     pod: dict[str, Any] = PODS[kind]
     [container] = pod["containers"]
     user = pod["securityContext"]
-    assert {user["runAsUser"], user["runAsGroup"], user["fsGroup"]} == {image_files.USER}
-    assert [port["containerPort"] for port in container["ports"]] == [image_files.PORT]
+    assert {user["runAsUser"], user["runAsGroup"], user["fsGroup"]} == {build_files.USER}
+    assert [port["containerPort"] for port in container["ports"]] == [build_files.PORT]
     probes = [probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")]
     assert probes
     for probe in probes:
-        assert access_of(probe["path"]) == "open"
-        assert probe["port"] == image_files.PORT
+        assert required_access(probe["path"]) == "open"
+        assert probe["port"] == build_files.PORT
     [secrets] = [volume for volume in pod["volumes"] if volume["name"] == "secrets"]
     assert secrets["secret"]["defaultMode"] == 0o440
     [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "secrets"]
@@ -75,8 +75,8 @@ def test_a_pod_is_not_killed_while_it_drains() -> None:
     pod = PODS["Deployment"]
     [container] = pod["containers"]
     [pause] = re.findall(r"sleep\((\d+)\)", container["lifecycle"]["preStop"]["exec"]["command"][-1])
-    assert int(pause) + image_files.STOP_SECONDS < pod["terminationGracePeriodSeconds"]
-    assert [port["targetPort"] for port in SERVICE["spec"]["ports"]] == [image_files.PORT]
+    assert int(pause) + build_files.STOP_SECONDS < pod["terminationGracePeriodSeconds"]
+    assert [port["targetPort"] for port in SERVICE["spec"]["ports"]] == [build_files.PORT]
 
 
 def test_a_tokens_file_of_root_and_the_server_s_group_is_taken(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_tokens_file_of_root_and_the_server_s_group_is_taken(tmp_path: Path) -
     tokens.chmod(0o440)
     if os.getuid() == 0:
         tmp_path.chmod(0o755)
-        os.chown(tokens, 0, image_files.USER)
+        os.chown(tokens, 0, build_files.USER)
     assert Auth.from_settings(Settings(tokens_file=tokens)).is_on
 
 
@@ -101,4 +101,4 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     assert "stablernn.service" not in done.stderr + done.stdout, done.stderr
     assert done.returncode == 0, done.stderr
     [seconds] = re.findall(r"^TimeoutStopSec=(\d+)$", block, re.MULTILINE)
-    assert int(seconds) >= image_files.STOP_SECONDS
+    assert int(seconds) >= build_files.STOP_SECONDS

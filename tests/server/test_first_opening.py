@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +11,7 @@ from hostile_graphs import with_endless_scan, with_huge_tensor
 from server_helpers import Published
 from serving_helpers import children, cpu_seconds, start_serve, until
 from stablernn_registry import Version
-from stablernn_runtime import isolation
-from stablernn_runtime import trial_load as first_opening
 from stablernn_runtime.graph_safety import check_graph
-from stablernn_runtime.isolation import Abort
 from stablernn_server import DeadlineError, ModelLoadError, NotReadyError, Settings, VersionGoneError, create_app
 from stock_helpers import Stock, index, loads, version
 
@@ -103,10 +97,10 @@ def test_other_versions_are_opened_while_one_is_tried(stock: Stock) -> None:
     context = create_app(settings).state.context
 
     async def open_both() -> None:
-        slow = asyncio.create_task(context.models.by_digest(hostile.digest, "animals", hostile.version))
+        slow = asyncio.create_task(context.models.find_by_digest(hostile.digest, "animals", hostile.version))
         await asyncio.sleep(0.1)
         async with asyncio.timeout(60):
-            model = await context.models.by_digest(untried.digest, "animals", untried.version)
+            model = await context.models.find_by_digest(untried.digest, "animals", untried.version)
             assert model.digest == untried.digest
             assert (await context.models.load("flow:1")).ref == "flow:1"
         assert not slow.done()
@@ -124,7 +118,7 @@ def test_a_version_is_tried_once_for_all_who_wait_and_their_deadlines_hold(stock
 
     async def open_for_several() -> list[BaseException | object]:
         soon = asyncio.get_running_loop().time() + 0.5
-        waits = [models.by_digest(hostile.digest, "animals", 3, deadline) for deadline in (soon, None, None)]
+        waits = [models.find_by_digest(hostile.digest, "animals", 3, deadline) for deadline in (soon, None, None)]
         return await asyncio.gather(*waits, return_exceptions=True)
 
     late, *others = asyncio.run(open_for_several())
@@ -133,69 +127,3 @@ def test_a_version_is_tried_once_for_all_who_wait_and_their_deadlines_hold(stock
     for error in others:
         assert isinstance(error, VersionGoneError)
         assert sentence in str(error)
-
-
-def test_nothing_is_opened_in_another_process_after_an_abort(stock: Stock) -> None:
-    abort = Abort()
-    abort.set()
-    untried = stock.copy(stock.registry.get("animals:1"), parity_json=b"4")
-    with pytest.raises(NotReadyError) as caught:
-        first_opening.try_opening(untried, stock.registry.root, 1, 60, 2 * GIB, abort)
-    assert str(caught.value) == "'animals:3' is not open yet, and the server is shutting down."
-
-
-def test_what_was_opened_in_time_is_not_tried_again(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = stock.registry.root
-    known = stock.registry.get("animals:1")
-    first_opening.try_opening(known, root, 1, 60, 2 * GIB)
-    first_opening.close()
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    copy = stock.copy(known)
-    first_opening.try_opening(copy, root, 1, 60, 2 * GIB)
-    with pytest.raises(ModelLoadError) as caught:
-        first_opening.try_opening(stock.copy(known, parity_json=b"{}"), root, 1, 60, 2 * GIB)
-    assert str(caught.value).startswith("'animals:4' cannot be served: ")
-    assert "the process for it does not start (No such file or directory)" in str(caught.value)
-
-
-def test_a_process_that_was_killed_is_replaced(stock: Stock) -> None:
-    root, known = stock.registry.root, stock.registry.get("animals:1")
-    pids = set()
-    for number in (1, 2):
-        first_opening.try_opening(stock.copy(known, parity_json=b"%d" % number), root, 1, 60, 2 * GIB)
-        process = first_opening._process.idle[-1]
-        pids.add(process.pid)
-        os.kill(process.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert len(pids) == 2
-
-
-def test_a_process_without_work_is_ended_and_leaves_nothing(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    first_opening.close()
-    monkeypatch.setattr(isolation, "IDLE_SECONDS", 0.2)
-    process_of_its_own = isolation.IsolatedProcess("stablernn_runtime.trial_load")
-    known = stock.registry.get("animals:1")
-    request = {"root": str(stock.registry.root), "ref": known.ref, "digest": known.digest, "threads": 1}
-    assert process_of_its_own.ask(request, 60, 2 * GIB) == {}
-    (process,) = process_of_its_own.idle
-    until(lambda: process.returncode is not None)
-    until(lambda: process.stdout is not None and process.stdout.closed)
-    assert process.stdin is not None
-    assert process.stdin.closed
-    assert process_of_its_own.idle == ()
-
-
-SECRETS = ("STABLERNN_STATE_KEY", "stablernn_state_key", "Stablernn_Infer_Tokens", "OTEL_EXPORTER_OTLP_HEADERS")
-
-
-def test_the_process_is_not_told_what_the_server_keeps_secret(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    first_opening.close()
-    for name in SECRETS:
-        monkeypatch.setenv(name, "a" * 64)
-    known = stock.registry.get("animals:1")
-    first_opening.try_opening(stock.copy(known, parity_json=b"3"), stock.registry.root, 1, 60, 2 * GIB)
-    (process,) = first_opening._process.idle
-    environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-    assert [name for name in SECRETS if name.encode() in environment] == []
-    assert b"a" * 64 not in environment
-    assert b"PATH=" in environment

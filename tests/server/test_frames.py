@@ -65,7 +65,7 @@ def test_any_other_bytes_are_refused_in_words(name: str, content: bytes, flags: 
 
 
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "A binary frame begins with 12 bytes of head, got 0 in all."),
+    "nothing": (b"", "A binary frame begins with a head of 12 bytes, got 0 in all."),
     "version": (
         struct.pack("<BBHII", 2, 0, 0, 1, 1),
         "A binary frame begins with the version 1, flags of 31 and a u16 of 0, got 2, 0 and 0.",
@@ -76,26 +76,26 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "no stream": (
         struct.pack("<BBHII", 1, 0, 0, 0, 1),
-        "A binary frame has at least 1 stream and 1 sample of it, got 0 and 1.",
+        "A binary frame has at least 1 stream and 1 sample of each, got 0 and 1.",
     ),
-    "cut off": (frame([1], np.zeros((1, 2, 2)))[:-1], "The binary frame must have 32 bytes as its head says, got 31."),
+    "cut off": (frame([1], np.zeros((1, 2, 2)))[:-1], "By its head, the binary frame must have 32 bytes, got 31."),
     "too long": (
         frame([1], np.zeros((1, 2, 2))) + b"0",
-        "The binary frame must have 32 bytes as its head says, got 33.",
+        "By its head, the binary frame must have 32 bytes, got 33.",
     ),
     "twice": (
         frame([5, 6, 5], np.zeros((3, 1, 2))),
-        "The stream 5 is named twice in one binary frame; give its samples in one row.",
+        "The stream 5 is named twice in one binary frame; send its samples in one row.",
     ),
     "within a token": (
         frame([1], np.zeros((1, 0, 2)), tokens=["abcd"]).replace(struct.pack("<II", 1, 0), struct.pack("<II", 1, 1))[
             :-1
         ],
-        "The binary frame ends within token 0 of 1; each is its length and its text.",
+        "The binary frame ends within token 0 of 1; each token is its length and its text.",
     ),
     "a token of bytes": (
         frame([1], np.zeros((1, 1, 2)), tokens=["é"]),
-        "Token 0 of the binary frame is not ASCII; send it as it was given.",
+        "Token 0 of the binary frame is not ASCII; send it as you got it.",
     ),
 }
 

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from server_helpers import Published
 from stablernn_runtime import ServedModel
-from stablernn_runtime.run_batch import run_parts
+from stablernn_runtime.run_batch import run_items
 from stablernn_server import InputError, ServerError, Settings
 from stablernn_server.codecs.json_values import json_body
-from stablernn_server.codecs.open_inference import encode_response, raw_request
+from stablernn_server.codecs.open_inference import decode_raw_request, encode_response
 from stablernn_server.errors import STATUS_AND_CODE
 from stablernn_server.handlers.timeseries import check_size, prepare_classify, prepare_forecast
-from stablernn_server.http.body import decompressed
+from stablernn_server.http.body import decompress
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.repository.model_repository import ModelRepository
 from stablernn_server.routes.infer import _decode
-from stablernn_server.routes.timeseries import _checked
+from stablernn_server.routes.timeseries import _parse_body
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
 
 LIMITS = Settings(max_elements=2**12)
@@ -148,7 +148,7 @@ def test_infer(animals: ServedModel, body: dict[str, Any], header: str | None) -
         if x is not None and x.ndim == 3:
             check_size(animals, x.shape[0], x.shape[1], LIMITS)
         part = animals.prepare(animals.sequence, request.inputs, names, from_client=True)
-        (share,) = run_parts(animals.sequence, [part], None)
+        (share,) = run_items(animals.sequence, [part], None)
         if isinstance(share, InputError):
             raise share
         content, json_length = encode_response({"model_name": "animals"}, request, share.outputs, LABELS)
@@ -163,7 +163,7 @@ def test_infer(animals: ServedModel, body: dict[str, Any], header: str | None) -
 @given(st.binary(max_size=64) | st.integers(0, 12).map(lambda count: np.ones(count, "<f4").tobytes()))
 def test_raw_infer(animals: ServedModel, body: bytes) -> None:
     try:
-        request = raw_request(body, animals.sequence.inputs[animals.input_name])
+        request = decode_raw_request(body, animals.sequence.inputs[animals.input_name])
         found = animals.run(animals.sequence, request.inputs)
     except ServerError as error:
         if not is_refused_well(error):
@@ -179,7 +179,7 @@ def test_compressed_bodies(body: bytes, encoding: str, cut: int, limit: int) -> 
     packed = gzip.compress(body, mtime=0) if encoding != "deflate" else zlib.compress(body)
     for content in (packed, body, packed[:cut], packed + body, packed[: len(packed) - cut] + body):
         try:
-            found = decompressed(content, encoding, limit)
+            found = decompress(content, encoding, limit)
         except ServerError as error:
             if not is_refused_well(error):
                 raise
@@ -215,14 +215,14 @@ def test_paths(table: ModelRepository, model: str, version: str | None) -> None:
 )
 def test_timeseries(table: ModelRepository, schema: Any, prepare: Any, body: Any) -> None:
     try:
-        request = _checked(json.dumps(body).encode(), schema)
+        request = _parse_body(json.dumps(body).encode(), schema)
         model = asyncio.run(table.find_open(request.model))
         prepared = prepare(model, request, LIMITS)
         part = model.prepare(model.sequence, prepared.inputs, prepared.outputs)
-        (share,) = run_parts(model.sequence, [part], None)
+        (share,) = run_items(model.sequence, [part], None)
         if isinstance(share, InputError):
             raise share
-        content = json_body(prepared.finish(share.outputs, share.outside))
+        content = json_body(prepared.finish(share.outputs, share.violations))
     except ServerError as error:
         if not is_refused_well(error):
             raise

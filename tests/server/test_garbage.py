@@ -18,7 +18,7 @@ from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import NotReadyError, Settings, create_app
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 
 COUNT = 20
 INFER = "/v2/models/animals/infer"

@@ -92,7 +92,7 @@ def test_a_client_alone_has_its_answer_before_it_is_written_down(
 ) -> None:
     answered = threading.Event()
     noticed = []
-    monkeypatch.setattr(AccessLog, "http", lambda *about: noticed.append(answered.wait(10)))
+    monkeypatch.setattr(AccessLog, "log_request", lambda *about: noticed.append(answered.wait(10)))
     # A server of its own: others may still be writing down what tests before have asked.
     for server in serve(create_app(Settings(registry=published.root, models=("animals:1",)))):
         assert httpx.get(f"{server.url}/v2/health/live").status_code == 200

@@ -313,7 +313,7 @@ def test_what_is_not_in_the_registry_cannot_be_loaded(
     [
         (
             '{"parameters": {"config": "{}"}}',
-            "the parameter 'config' is not supported: what is served lies in the registry.",
+            "the parameter 'config' is not supported: models come from the registry.",
         ),
         ('{"parameters": {"file:1/model.onnx": ""}}', "the parameter 'file:1/model.onnx' is not supported"),
         ('{"parameters": {"unload_dependents": "perhaps"}}', "parameters.unload_dependents: input should be a valid "),
@@ -343,7 +343,7 @@ def test_under_a_memory_budget_the_least_recently_used_is_closed(stock: Stock, o
             assert {why for _, why in rows.values()} == {"", reason}
             return {key for key, (_, why) in rows.items() if why != reason}
 
-        assert running.app.state.context.models.served() == ["animals:1", "animals:2", "flow:1"]
+        assert running.app.state.context.models.served_refs() == ["animals:1", "animals:2", "flow:1"]
         assert open_now() == {("animals", 2), ("flow", 1)}
         session = client.post("/v1/sessions", json={"model": "animals:2"}).json()["session_id"]
         x = noise(1, 5, 1)

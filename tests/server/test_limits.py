@@ -22,7 +22,7 @@ from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import InputError, NotReadyError, Settings, create_app
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_arrays import to_array
 from stablernn_server.http.app_context import UNFINISHED
 
@@ -88,7 +88,7 @@ def test_more_time_steps_than_the_limit_are_refused(small: Running) -> None:
 def test_outputs_count_as_numbers_too(animals: ServedModel) -> None:
     # x, lengths, logits, probabilities, and two states in and out.
     states = sum(int(np.prod(state.shape[1:])) for state in animals.states)
-    assert animals.elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
+    assert animals.count_elements(3, 7) == 3 * (7 + 1 + 4 + 4 + 2 * states)
 
 
 def opened_session(server: Running) -> str:
@@ -137,7 +137,7 @@ def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
         stalled(server, "POST", "/v1/timeseries/classify", 4000, b" " * 2900) as one,
     ):
         context = server.app.state.context
-        wait(lambda: context.held_bytes == 2900)
+        wait(lambda: context.budget.held_bytes == 2900)
         body = {"model": "animals", "inputs": [{"series": [1] * 200}]}
         response = httpx.post(f"{server.url}/v1/timeseries/classify", json=body)
         assert (response.status_code, response.headers["retry-after"]) == (503, "5")
@@ -146,7 +146,7 @@ def test_bodies_in_hand_are_bounded_together(published: Published) -> None:
             "code": "busy",
         }
         one.close()
-        wait(lambda: context.held_bytes == 0)
+        wait(lambda: context.budget.held_bytes == 0)
         assert httpx.post(f"{server.url}/v1/timeseries/classify", json=body).status_code == 200
 
 
@@ -160,12 +160,12 @@ def test_work_of_a_client_that_left_is_not_begun(published: Published) -> None:
                 left.sendall(head + body)
                 wait(lambda: context.scheduler.pending == 2)
             # Only then is its turn.
-            wait(lambda: on_loop(server, lambda: all(item.is_gone() for item in context.in_hand)))
-        wait(lambda: not context.in_hand and context.scheduler.pending == 0)
-        assert context.telemetry.statistics.of("animals", 2).executions == 0
+            wait(lambda: on_loop(server, lambda: all(item.is_gone() for item in context.in_flight)))
+        wait(lambda: not context.in_flight and context.scheduler.pending == 0)
+        assert context.telemetry.statistics.by_version("animals", 2).executions == 0
         # Others still have theirs.
         assert httpx.post(f"{server.url}/v1/timeseries/classify", content=body).status_code == 200
-        assert context.telemetry.statistics.of("animals", 2).executions == 1
+        assert context.telemetry.statistics.by_version("animals", 2).executions == 1
 
 
 def test_an_inference_is_ended_from_another_thread(animals: ServedModel) -> None:
@@ -173,7 +173,7 @@ def test_an_inference_is_ended_from_another_thread(animals: ServedModel) -> None
     threading.Timer(0.2, stop.set).start()
     started = time.monotonic()
     with pytest.raises(NotReadyError) as caught:
-        animals.run_numpy(np.zeros((1, 40 * LONG, 1), np.float32), stop=stop)
+        animals.run_numpy(np.zeros((1, 40 * LONG, 1), np.float32), cancellation=stop)
     assert str(caught.value) == (
         "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
     )
@@ -210,7 +210,7 @@ def test_draining_ends_what_is_in_hand(published: Published) -> None:
     assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
     # The inference has ended, which would go on for longer than this waits. Servers of other tests may start threads of
     # other kinds meanwhile.
-    wait(lambda: {thread for thread in threading.enumerate() if thread.name == "runner"} <= threads)
+    wait(lambda: {thread for thread in threading.enumerate() if thread.name == "worker"} <= threads)
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
@@ -219,7 +219,7 @@ def test_draining_ends_bodies_that_do_not_come(published: Published, method: str
         path = "/v1/timeseries/classify" if method == "POST" else opened_session(server)
         context = server.app.state.context
         with stalled(server, method, path) as connection:
-            wait(lambda: context.held_bytes == 1)
+            wait(lambda: context.budget.held_bytes == 1)
             on_loop(server, lambda: context.drain(0.2))
             assert answered(connection) == (503, {"error": UNFINISHED, "code": "not_ready"})
 
@@ -285,7 +285,7 @@ def test_a_series_of_missing_values_only_is_refused(client: httpx.Client) -> Non
     body = {"model": "co2", "inputs": [{"series": [1, *[None] * 6]}]}
     response = client.post("/v1/timeseries/forecast", json=body)
     sentence = (
-        "inputs.0.series holds only missing values in the 6 steps that the model looks at; at least one must be there."
+        "inputs.0.series holds only missing values in the 6 steps that the model uses; at least one must be there."
     )
     assert (response.status_code, response.json()["error"]) == (400, sentence)
 

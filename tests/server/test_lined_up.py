@@ -15,8 +15,8 @@ from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, scheduling,
 from stablernn_runtime import ServedModel
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import NotReadyError
-from stablernn_server.batching import scheduler as scheduler_module
-from stablernn_server.batching.scheduler import Caller, InferenceResult
+from stablernn_server.batching import dispatch, job_queues
+from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.batching.worker_threads import WorkerThreads
 from stablernn_server.errors import ClientGoneError
 
@@ -26,8 +26,8 @@ def run(desk: Desk, model: ServedModel, seed: int = 0, priority: int = 100) -> a
     return asyncio.create_task(desk.scheduler.run(model, {"x": x}, caller=Caller(priority=priority)))
 
 
-def lined_up(desk: Desk) -> int:
-    batch = desk.scheduler._runners.lined_up
+def prefetched_jobs(desk: Desk) -> int:
+    batch = desk.scheduler._dispatcher._workers.prefetched
     return 0 if batch is None else len(batch.jobs)
 
 
@@ -43,18 +43,18 @@ async def behind_a_short_run(flow: ServedModel, **settings: Any) -> AsyncIterato
         await asyncio.wait_for(short, PATIENT)
         async with desk.occupied(flow) as blocker:
             yield desk, blocker
-        scheduler = desk.scheduler
-        assert (scheduler.pending, scheduler._waiting, scheduler._queues, scheduler._in_runs) == (0, 0, {}, {})
+        queues = desk.scheduler._queues
+        assert (queues.pending, queues.waiting, queues.by_key, queues.batches) == (0, 0, {}, {})
 
 
-def test_what_arrives_joins_the_batch_that_is_lined_up(animals: ServedModel, flow: ServedModel) -> None:
+def test_what_arrives_joins_the_batch_that_is_prefetched(animals: ServedModel, flow: ServedModel) -> None:
     async def ask() -> None:
         async with behind_a_short_run(flow, inferences=1, max_batch_size=3) as (desk, blocker):
             tasks = []
             for count in (1, 2, 3, 3):
                 tasks.append(run(desk, animals, count))
                 await turns()
-                assert lined_up(desk) == count
+                assert prefetched_jobs(desk) == count
             blocker.released.set()
             assert [answer.batch_rows for answer in await answers(tasks)] == [3, 3, 3, 1]
 
@@ -72,7 +72,7 @@ def test_what_is_more_urgent_goes_before_it(
             for priority in (100, 3, 200, 1):
                 tasks.append(run(desk, animals, priority=priority))
                 await turns()
-                assert lined_up(desk) == 1
+                assert prefetched_jobs(desk) == 1
             recorder.priorities.clear()
             blocker.released.set()
             await answers(tasks)
@@ -81,27 +81,26 @@ def test_what_is_more_urgent_goes_before_it(
     assert recorder.priorities == [1, 3, 100, 200]
 
 
-@pytest.mark.parametrize("is_taken", [True, False], ids=["taken by a thread", "lined up"])
+@pytest.mark.parametrize("is_taken", [True, False], ids=["taken by a thread", "prefetched"])
 def test_cheap_work_does_not_overtake_a_batch_whose_thread_has_not_begun(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch, is_taken: bool
 ) -> None:
     # However slow this machine is, what has run once is cheap enough for the event loop.
-    monkeypatch.setattr(scheduler_module, "INLINE_NS", 1e9)
+    monkeypatch.setattr(dispatch, "INLINE_NS", 1e9)
     recorder = BeginRecorder(monkeypatch)
 
     async def ask() -> None:
         async with behind_a_short_run(flow, inferences=1, max_batch_size=1) as (desk, blocker):
-            scheduler = desk.scheduler
             urgent = run(desk, animals, priority=1)
             await turns()
-            assert lined_up(desk) == 1
+            assert prefetched_jobs(desk) == 1
             recorder.priorities.clear()
             recorder.threads_may_begin.clear()
             if is_taken:
                 blocker.released.set()
-                await until(lambda: lined_up(desk) == 0)
+                await until(lambda: prefetched_jobs(desk) == 0)
             # Learned from a run that ended elsewhere.
-            scheduler._sequence_ns[(animals.ref, 1)] = 0.0
+            desk.scheduler._costs._sequence_step_ns[(animals.ref, 1)] = 0.0
             later = run(desk, animals, priority=200)
             await turns()
             assert not later.done()
@@ -118,10 +117,10 @@ def test_what_is_given_up_leaves_it(animals: ServedModel, flow: ServedModel) -> 
         async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
             tasks = [run(desk, animals, seed) for seed in range(3)]
             await turns()
-            assert lined_up(desk) == 3
+            assert prefetched_jobs(desk) == 3
             tasks[1].cancel()
             await turns()
-            assert lined_up(desk) == 2
+            assert prefetched_jobs(desk) == 2
             blocker.released.set()
             assert [answer.batch_rows for answer in await answers([tasks[0], tasks[2]])] == [2, 2]
 
@@ -135,11 +134,11 @@ def test_a_client_that_has_gone_leaves_it(animals: ServedModel, flow: ServedMode
             x = np.zeros((1, 10, 1), np.float32)
             task = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=gone.is_set)))
             await turns()
-            assert lined_up(desk) == 1
+            assert prefetched_jobs(desk) == 1
             gone.set()
             desk.scheduler.drop_abandoned()
             await turns()
-            assert (lined_up(desk), task.done()) == (0, True)
+            assert (prefetched_jobs(desk), task.done()) == (0, True)
             assert isinstance(task.exception(), Exception)
 
     asyncio.run(ask())
@@ -157,12 +156,12 @@ def test_a_fault_about_one_that_would_join_it_is_for_that_one_alone(animals: Ser
             x = np.zeros((1, 10, 1), np.float32)
             first = run(desk, animals)
             await turns()
-            assert lined_up(desk) == 1
+            assert prefetched_jobs(desk) == 1
             second = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=fail)))
             third = run(desk, animals)
             with pytest.raises(FaultError):
                 await asyncio.wait_for(second, PATIENT)
-            assert lined_up(desk) == 2
+            assert prefetched_jobs(desk) == 2
             blocker.released.set()
             assert [answer.batch_rows for answer in await answers([first, third])] == [2, 2]
 
@@ -179,9 +178,9 @@ def test_a_fault_while_it_is_made_up_is_told_to_all_that_are_in_it(
         async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
             tasks = [run(desk, animals)]
             await turns()
-            assert lined_up(desk) == 1
+            assert prefetched_jobs(desk) == 1
             with monkeypatch.context() as broken:
-                broken.setattr(scheduler_module, "_numbers", fail)
+                broken.setattr(job_queues, "_count_elements", fail)
                 tasks.append(run(desk, animals))
                 tasks.append(run(desk, animals))
                 for task in tasks:
@@ -194,7 +193,7 @@ def test_a_fault_while_it_is_made_up_is_told_to_all_that_are_in_it(
     asyncio.run(ask())
 
 
-def test_the_place_of_a_client_that_has_gone_is_free_though_another_is_lined_up(
+def test_the_place_of_a_client_that_has_gone_is_free_though_another_is_prefetched(
     animals: ServedModel, flow: ServedModel
 ) -> None:
     async def ask() -> None:
@@ -205,7 +204,7 @@ def test_the_place_of_a_client_that_has_gone_is_free_though_another_is_lined_up(
             x = np.zeros((1, 10, 1), np.float32)
             second = asyncio.create_task(desk.scheduler.run(animals, {"x": x}, caller=Caller(is_gone=gone.is_set)))
             await turns()
-            assert (lined_up(desk), desk.scheduler.pending) == (1, 3)
+            assert (prefetched_jobs(desk), desk.scheduler.pending) == (1, 3)
             gone.set()
             third = run(desk, animals)
             await turns()
@@ -218,7 +217,7 @@ def test_the_place_of_a_client_that_has_gone_is_free_though_another_is_lined_up(
 
 
 def test_runs_that_came_to_go_on_at_a_time_fall_back_to_one(flow: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
+    monkeypatch.setattr(dispatch, "available_cpus", lambda: 2)
 
     async def ask() -> None:
         async with behind_a_short_run(flow) as (desk, first):
@@ -229,14 +228,14 @@ def test_runs_that_came_to_go_on_at_a_time_fall_back_to_one(flow: ServedModel, m
                 tasks.append(asyncio.create_task(desk.scheduler.call(flow, blockers[-1], 1, caller=Caller())))
 
             begin()
-            # After the patience of the second.
+            # After the wait budget of the second.
             await until(blockers[1].started.is_set)
-            counts.append(len(desk.scheduler._runners.running))
+            counts.append(len(desk.scheduler._dispatcher._workers.running))
             begin()
             await turns()
             blockers[1].released.set()
             await asyncio.wait_for(tasks[0], PATIENT)
-            counts.append(len(desk.scheduler._runners.running))
+            counts.append(len(desk.scheduler._dispatcher._workers.running))
             for blocker in blockers:
                 blocker.released.set()
             await answers(tasks)
@@ -256,12 +255,12 @@ def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: ServedMod
         async with behind_a_short_run(flow, inferences=1) as (desk, blocker):
             task = asyncio.create_task(desk.scheduler.call(flow, follow, 1, caller=Caller()))
             await turns()
-            assert lined_up(desk) == 1
+            assert prefetched_jobs(desk) == 1
             blocker.released.set()
             # The event loop does nothing meanwhile.
             assert ran.wait(PATIENT)
             await asyncio.wait_for(task, PATIENT)
-            assert lined_up(desk) == 0
+            assert prefetched_jobs(desk) == 0
 
     asyncio.run(ask())
 
@@ -269,7 +268,7 @@ def test_the_thread_goes_on_with_it_while_the_event_loop_is_busy(flow: ServedMod
 def test_it_begins_beside_a_run_that_is_not_over_soon_after_all(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
+    monkeypatch.setattr(dispatch, "available_cpus", lambda: 2)
 
     async def ask() -> None:
         async with behind_a_short_run(flow) as (desk, blocker):
@@ -277,16 +276,16 @@ def test_it_begins_beside_a_run_that_is_not_over_soon_after_all(
             for count in (1, 2):
                 tasks.append(run(desk, animals))
                 await turns()
-                assert lined_up(desk) == count
+                assert prefetched_jobs(desk) == count
             first, second = await answers(tasks)
-            assert first.queue_ns >= scheduler_module.SHORT_SECONDS * 1e9
+            assert first.queue_ns >= dispatch.SHORT_SECONDS * 1e9
             assert (first.batch_rows, second.batch_rows) == (2, 2)
             assert not blocker.released.is_set()
 
     asyncio.run(ask())
 
 
-def test_nothing_is_lined_up_behind_a_run_of_which_nothing_is_known(animals: ServedModel, flow: ServedModel) -> None:
+def test_nothing_is_prefetched_behind_a_run_of_which_nothing_is_known(animals: ServedModel, flow: ServedModel) -> None:
     """Its end may be far away, and until then what waits can still be ordered, joined and given up."""
 
     async def ask() -> None:
@@ -294,7 +293,7 @@ def test_nothing_is_lined_up_behind_a_run_of_which_nothing_is_known(animals: Ser
             async with desk.occupied(flow):
                 task = run(desk, animals)
                 await turns()
-                assert lined_up(desk) == 0
+                assert prefetched_jobs(desk) == 0
             await answers([task])
 
     asyncio.run(ask())
@@ -315,7 +314,7 @@ def test_it_is_not_run_by_a_server_that_stops(flow: ServedModel) -> None:
             await until(blocker.started.is_set)
             second = asyncio.create_task(desk.scheduler.call(flow, follow, 1, caller=Caller()))
             await turns()
-            assert lined_up(desk) == 1
+            assert prefetched_jobs(desk) == 1
             end = desk.scheduler.stop()
             for task in (first, second):
                 with pytest.raises(NotReadyError):
@@ -327,7 +326,7 @@ def test_it_is_not_run_by_a_server_that_stops(flow: ServedModel) -> None:
     assert not ran.is_set()
 
 
-def test_a_thread_of_a_start_before_takes_nothing_that_was_lined_up_later() -> None:
+def test_a_thread_of_a_start_before_takes_nothing_that_was_prefetched_later() -> None:
     first, second, third = threading.Event(), threading.Event(), threading.Event()
     ended: list[threading.Event] = []
     began: list[threading.Event] = []
@@ -338,23 +337,23 @@ def test_a_thread_of_a_start_before_takes_nothing_that_was_lined_up_later() -> N
 
     async def start_twice() -> None:
         loop = asyncio.get_running_loop()
-        runners = WorkerThreads[threading.Event](work, lambda: ended.extend(runners.ended()), 1)
-        runners.start(loop)
-        runners.begin(first)
+        workers = WorkerThreads[threading.Event](work, lambda: ended.extend(workers.collect_ended()), 1)
+        workers.start(loop)
+        workers.begin(first)
         await until(lambda: len(began) == 1)
-        end = runners.stop()
-        runners.start(loop)
-        runners.begin(second)
+        end = workers.stop()
+        workers.start(loop)
+        workers.begin(second)
         await until(lambda: len(began) == 2)
-        runners.line_up(third)
+        workers.prefetch(third)
         first.set()
         await asyncio.to_thread(end)
-        assert (began, runners.lined_up) == ([first, second], third)
-        assert runners.running == {second}
+        assert (began, workers.prefetched) == ([first, second], third)
+        assert workers.running == {second}
         third.set()
         second.set()
         await until(lambda: ended == [second, third])
-        assert (runners.lined_up, len(runners.running), runners.is_one_idle) == (None, 0, True)
-        await asyncio.to_thread(runners.stop())
+        assert (workers.prefetched, len(workers.running), workers.has_idle) == (None, 0, True)
+        await asyncio.to_thread(workers.stop())
 
     asyncio.run(start_twice())

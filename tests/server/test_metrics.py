@@ -20,14 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_server import Settings, SettingsError, create_app
-from stablernn_server.observability.multiprocess import forget_worker, prepare_metrics_dir
+from stablernn_server.observability.multiprocess import prepare_metrics_dir, remove_worker_gauges
 from stablernn_server.observability.telemetry import MAX_ROUTES, RATIO_RUNS, Telemetry
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Guard:
-    exits = 0
+    violation_count = 0
 
 
 class Model:
@@ -58,8 +58,8 @@ def rendered(telemetry: Telemetry) -> Samples:
 
 def test_a_run_is_counted_once_for_the_batch() -> None:
     telemetry, model = Telemetry(Settings()), Model()
-    telemetry.executed(model, "sequence", 3, 5, 500, 6_000_000, 20_000_000)
-    telemetry.executed(model, "step", 2, 2, 8, 0, 100_000)
+    telemetry.record_run(model, "sequence", 3, 5, 500, 6_000_000, 20_000_000)
+    telemetry.record_run(model, "step", 2, 2, 8, 0, 100_000)
     found = rendered(telemetry)
     which = {"model": "digits", "version": "3"}
     run = {**which, "kind": "sequence"}
@@ -78,7 +78,7 @@ def test_a_run_is_counted_once_for_the_batch() -> None:
 def test_buckets_hold_what_is_at_most_their_bound() -> None:
     telemetry, model = Telemetry(Settings()), Model()
     for rows in (1, 2, 3, 4, 5000):
-        telemetry.executed(model, "step", 4, rows, rows, 4_000_000, 1)
+        telemetry.record_run(model, "step", 4, rows, rows, 4_000_000, 1)
     found = rendered(telemetry)
     run = {"model": "digits", "version": "3", "kind": "step"}
     got = {le: value(found, "batch_rows_bucket", **run, le=le) for le in ("1.0", "2.0", "4.0", "8.0", "4096.0", "+Inf")}
@@ -92,10 +92,10 @@ def test_requests_and_failures() -> None:
     telemetry, model = Telemetry(Settings()), Model()
     route = "/v2/models/{model}/infer"
     for _ in range(3):
-        telemetry.finished(model, route, 200, None, 0.01)
-    telemetry.finished(model, route, 400, "bad_input", 0.001)
-    telemetry.finished(None, "unknown", 404, "unknown_path", 0.0)
-    telemetry.failed(model, "bad_input")
+        telemetry.record_request(model, route, 200, None, 0.01)
+    telemetry.record_request(model, route, 400, "bad_input", 0.001)
+    telemetry.record_request(None, "unknown", 404, "unknown_path", 0.0)
+    telemetry.record_failure(model, "bad_input")
     found = rendered(telemetry)
     which = {"model": "digits", "version": "3"}
     assert value(found, "requests_total", **which, route=route, code="200") == 3
@@ -108,7 +108,7 @@ def test_requests_and_failures() -> None:
 def test_paths_that_clients_invent_do_not_become_labels_without_end() -> None:
     telemetry = Telemetry(Settings())
     for number in range(3 * MAX_ROUTES):
-        telemetry.finished(None, f"/invented/{number}", 404, "unknown_path", 0.0)
+        telemetry.record_request(None, f"/invented/{number}", 404, "unknown_path", 0.0)
     lines = [key for key in rendered(telemetry) if key[0] == "stablernn_requests_total"]
     assert len(lines) == MAX_ROUTES
     assert value(rendered(telemetry), "requests_total", model="", version="", route="other", code="404") > MAX_ROUTES
@@ -120,33 +120,33 @@ def test_the_norm_ratio_is_the_largest_of_the_last_runs() -> None:
     def shown() -> float:
         return value(rendered(telemetry), "state_norm_ratio", model="digits", version="3")
 
-    telemetry.norm_ratio(model, 0.25)
-    telemetry.norm_ratio(model, 0.75)
-    telemetry.norm_ratio(model, 0.5)
+    telemetry.record_norm_ratio(model, 0.25)
+    telemetry.record_norm_ratio(model, 0.75)
+    telemetry.record_norm_ratio(model, 0.5)
     assert shown() == 0.75
     for _ in range(RATIO_RUNS):
-        telemetry.norm_ratio(model, 0.5)
+        telemetry.record_norm_ratio(model, 0.5)
     assert shown() == 0.75
     for _ in range(RATIO_RUNS):
-        telemetry.norm_ratio(model, 0.5)
+        telemetry.record_norm_ratio(model, 0.5)
     assert shown() == 0.5
 
 
 def test_exits_count_across_a_reload_of_the_same_version() -> None:
     telemetry, old, new = Telemetry(Settings()), Model(), Model()
     for model, exits in ((old, 2), (new, 1), (old, 3), (new, 1)):
-        model.guard.exits = exits
-        telemetry.executed(model, "step", 1, 1, 1, 0, 1)
+        model.guard.violation_count = exits
+        telemetry.record_run(model, "step", 1, 1, 1, 0, 1)
     assert value(rendered(telemetry), "state_exits_total", model="digits", version="3") == 4
 
 
 def test_gauges_and_loads() -> None:
     telemetry = Telemetry(Settings())
-    telemetry.pending(7)
-    telemetry.sessions(3)
-    telemetry.streams(2)
-    telemetry.loaded("digits", 3, True, 0.2)
-    telemetry.loaded("digits", 4, False, 0.1)
+    telemetry.set_pending(7)
+    telemetry.set_sessions(3)
+    telemetry.set_streams(2)
+    telemetry.record_load("digits", 3, True, 0.2)
+    telemetry.record_load("digits", 4, False, 0.1)
     found = rendered(telemetry)
     assert [value(found, name) for name in ("pending_requests", "sessions", "streams")] == [7, 3, 2]
     assert value(found, "loads_total", model="digits", version="3", result="ok") == 1
@@ -161,8 +161,8 @@ def test_gauges_and_loads() -> None:
 
 def test_two_applications_in_one_process_count_apart() -> None:
     first, second = Telemetry(Settings()), Telemetry(Settings())
-    first.pending(1)
-    second.pending(2)
+    first.set_pending(1)
+    second.set_pending(2)
     assert value(rendered(first), "pending_requests") == 1
     assert value(rendered(second), "pending_requests") == 2
 
@@ -230,19 +230,19 @@ from stablernn_server.observability.telemetry import Telemetry
 class Model:
     name, version = "digits", 3
     class guard:
-        exits = 0
+        violation_count = 0
 
 folder, number = sys.argv[1], int(sys.argv[2])
 telemetry = Telemetry(Settings(metrics_dir=folder))
 for _ in range(number):
-    telemetry.executed(Model, "step", 2, 2, 2, 1000, 1000)
-    telemetry.finished(Model, "/v2/models/{model}/infer", 200, None, 0.01)
-telemetry.sessions(number)
-telemetry.norm_ratio(Model, number / 10)
+    telemetry.record_run(Model, "step", 2, 2, 2, 1000, 1000)
+    telemetry.record_request(Model, "/v2/models/{model}/infer", 200, None, 0.01)
+telemetry.set_sessions(number)
+telemetry.record_norm_ratio(Model, number / 10)
 print("counted", flush=True)
 for line in sys.stdin:
     import json
-    [(_, found)] = telemetry.statistics.total([("digits", 3)])
+    [(_, found)] = telemetry.statistics.totals([("digits", 3)])
     text = telemetry.metrics.render("")[0].decode()
     told = {"metrics": text, "success": found.success[0], "rows": found.rows, "sizes": found.sizes}
     print(json.dumps(told), flush=True)
@@ -305,7 +305,7 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
         gone = workers[1]
         gone.process.send_signal(signal.SIGKILL)
         gone.process.wait()
-        forget_worker(folder, gone.process.pid)
+        remove_worker_gauges(folder, gone.process.pid)
         told = workers[0].ask()
         found = samples(told["metrics"])
         # What was done stays done; what only lived with the worker is gone.
@@ -409,7 +409,7 @@ def test_a_scrape_tells_of_all_workers_whichever_answers(two_workers: dict[str, 
 def test_a_folder_that_comes_too_late_or_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="comes too late: this process has metrics already"):
         Telemetry(Settings(metrics_dir=tmp_path))
-    with pytest.raises(SettingsError, match="metrics_dir is no folder"):
+    with pytest.raises(SettingsError, match="metrics_dir must be a folder"):
         Telemetry(Settings(metrics_dir=tmp_path / "none"))
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="cannot be used: "):

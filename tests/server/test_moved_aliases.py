@@ -101,8 +101,8 @@ def test_a_token_of_another_name_or_number_than_the_request_names(
     _, client, token = moved
     body = {"state_token": token, "model": model} | ({"values": [1]} if path == "/v1/step" else {})
     sentence = (
-        f"The state token is of 'animals:1', the request names '{model}'; leave model out, or begin anew without the "
-        "token."
+        f"The state token is of 'animals:1', the request names '{model}'; leave model out, or begin a new stream "
+        "without the token."
     )
     assert refusal(client.post(path, json=body)) == (409, "other_model", sentence)
 
@@ -247,7 +247,7 @@ def test_a_version_that_was_opened_for_tokens_closes_when_they_have_expired(stoc
                 assert wire.say(state_token=token)["step"] == BREAK
             model = weakref.ref(models._by_digest[stock.registry.get("animals:1").digest])
             if transport == "websocket":
-                until(lambda: not models._for_tokens)
+                until(lambda: not models._token_models)
                 # Its stream still holds it, and goes on.
                 assert wire.say(values=[1])["step"] == BREAK + 1
         until(lambda: model() is None)
@@ -299,7 +299,7 @@ def test_the_client_takes_tokens_of_one_version_at_a_time(moved: tuple[Running, 
     with Both.of(kind, running.url) as both, pytest.raises(BadRequest) as caught:
         both.streams("animals", 2, tokens=tokens)
     assert str(caught.value) == (
-        "tokens must all be of one version, got animals:1, animals:2; open the streams of each by themselves."
+        "tokens must all be of one version, got animals:1, animals:2; open the streams of each version separately."
     )
 
 
@@ -311,8 +311,8 @@ def test_the_client_begins_no_stream_with_a_version_that_is_not_served(
         both.stream("animals:1")
     assert (caught.value.status, caught.value.code) == (404, "unknown_model")
     assert str(caught.value) == (
-        "The server does not serve version 1 of 'animals' any more, streams only go on from their state tokens; begin "
-        "with 'animals' or give the token of a stream."
+        "The server no longer serves version 1 of 'animals'; streams can only resume from their state tokens. Start "
+        "with 'animals', or pass the token of a stream."
     )
 
 

@@ -19,13 +19,13 @@ from scheduler_helpers import PATIENT, BeginRecorder, Blocker, Desk, busy, sched
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import ClientGoneError, DeadlineError, Settings, create_app
-from stablernn_server.batching.scheduler import Caller, InferenceResult
+from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.http.app_context import AppContext
 
 ENDLESS = 14_000_000
 """Time steps whose inference takes longer than a test waits for it."""
 SERIES = {"model": "animals", "inputs": [{"series": [1, 2, 3]}]}
-LATE = {"error": "The deadline passed before the answer was there; give more time or retry.", "code": "deadline"}
+LATE = {"error": "The deadline passed before the answer was ready; give more time or retry.", "code": "deadline"}
 INFER = "/v2/models/animals/infer"
 
 
@@ -96,12 +96,12 @@ def endless(server: Running, last_bytes: int = 0) -> Iterator[None]:
     head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""])
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode() + content[: len(content) - last_bytes])
-        wait(lambda: server.app.state.context.held_bytes >= len(content) - last_bytes)
+        wait(lambda: server.app.state.context.budget.held_bytes >= len(content) - last_bytes)
         if last_bytes:
             server.app.state.context.loop.call_soon_threadsafe(time.sleep, 0.2)
             time.sleep(0.05)
         connection.sendall(content[len(content) - last_bytes :])
-        wait(lambda: len(server.app.state.context.scheduler._runners.running) == 1)
+        wait(lambda: len(server.app.state.context.scheduler._dispatcher._workers.running) == 1)
         yield
 
 
@@ -115,8 +115,8 @@ def test_one_client_has_a_share_and_others_have_theirs(published: Published) -> 
                     refused = await here.post(path, body)
                     assert refused.status_code == 429
                     assert refused.json() == {
-                        "error": "This client has 2 requests in the queue already, the most that one may have; wait "
-                        "for an answer.",
+                        "error": "This client has 2 requests in the queue already, its limit; "
+                        "wait for an answer first.",
                         "code": "too_many",
                     }
                 waiting.append(here.post(INFER, tensors(), here.other_client("10.0.0.2")))
@@ -234,7 +234,7 @@ def test_a_step_that_waited_too_long_leaves_its_session_where_it_was(
 ) -> None:
     async def ask() -> None:
         async with house(published, request_timeout_seconds=0.05) as here:
-            monkeypatch.setattr(here.animals, "step_ns", lambda rows: 1e12)
+            monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 1e12)
             session = (await here.post("/v1/sessions", {"model": "animals"})).json()["session_id"]
             path = f"/v1/sessions/{session}/step"
             async with here.desk.occupied(here.flow):
@@ -242,7 +242,7 @@ def test_a_step_that_waited_too_long_leaves_its_session_where_it_was(
                 assert (late.status_code, late.json()) == (504, LATE)
             assert (await here.client.get(f"/v1/sessions/{session}")).json()["step"] == 0
             assert here.desk.executions(here.animals) == 0
-            monkeypatch.setattr(here.animals, "step_ns", lambda rows: 0.0)
+            monkeypatch.setattr(here.animals, "estimate_step_ns", lambda rows: 0.0)
             assert (await here.post(path, {"values": [1.0], "sequence": 1})).json()["step"] == 1
 
     asyncio.run(ask())
@@ -327,7 +327,7 @@ def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: ServedM
             steps = 20_000 if kind == "sequence" else 5_000
             for _ in range(20):
                 tasks = [work(steps), work(steps)]
-                await until(lambda tasks=tasks: len(scheduler._runners.running) == 1 or tasks[0].done())
+                await until(lambda tasks=tasks: len(scheduler._dispatcher._workers.running) == 1 or tasks[0].done())
                 if tasks[0].cancel():
                     break
                 # This process was held up for as long as the whole run took.
@@ -340,10 +340,10 @@ def test_a_batch_goes_on_for_those_who_stay_and_ends_with_the_last(flow: ServedM
             assert np.array_equal(found, expected["mean"])
 
             tasks = [work(ENDLESS), work(ENDLESS)]
-            await until(lambda: len(scheduler._runners.running) == 1)
+            await until(lambda: len(scheduler._dispatcher._workers.running) == 1)
             for task in tasks:
                 task.cancel()
-            await until(lambda: len(scheduler._runners.running) == 0)
+            await until(lambda: len(scheduler._dispatcher._workers.running) == 0)
 
     asyncio.run(ask())
 
@@ -354,7 +354,7 @@ def test_a_run_whose_client_hung_up_is_ended(published: Published, last_bytes: i
     with on_a_port(published, "animals", inferences=1, max_steps=ENDLESS, request_timeout_seconds=600) as server:
         with endless(server, last_bytes):
             pass
-        wait(lambda: len(server.app.state.context.scheduler._runners.running) == 0)
+        wait(lambda: len(server.app.state.context.scheduler._dispatcher._workers.running) == 0)
         assert httpx.post(f"{server.url}{INFER}", json=tensors(), timeout=PATIENT).status_code == 200
 
 
@@ -387,16 +387,16 @@ def test_bodies_of_requests_that_wait_are_held_and_given_back(published: Publish
             async with here.desk.occupied(here.flow):
                 waiting = [ask_once() for _ in range(3)]
                 await here.waiting(3)
-                assert here.context.held_bytes == 3 * len(content)
+                assert here.context.budget.held_bytes == 3 * len(content)
                 refused = await ask_once()
                 assert (refused.status_code, refused.json()["code"]) == (503, "busy")
                 assert refused.json()["error"].startswith(f"The server holds {3 * len(content)} bytes of other")
                 waiting[0].cancel()
                 await here.waiting(2)
-                assert here.context.held_bytes == 2 * len(content)
+                assert here.context.budget.held_bytes == 2 * len(content)
             assert [(await answer).status_code for answer in waiting[1:]] == [200, 200]
-            assert here.context.held_bytes == 0
-            assert not here.context.in_hand
+            assert here.context.budget.held_bytes == 0
+            assert not here.context.in_flight
 
     asyncio.run(ask())
 
@@ -426,7 +426,7 @@ def test_a_burst_is_answered_or_refused_to_the_last_request(published: Published
             else:
                 logits = np.array(answer.json()["outputs"][0]["data"], np.float32)
                 assert np.array_equal(logits, animals.run_numpy(x)["logits"].reshape(-1))
-        wait(lambda: context.scheduler.pending == 0 and not context.in_hand and context.held_bytes == 0)
+        wait(lambda: context.scheduler.pending == 0 and not context.in_flight and context.budget.held_bytes == 0)
 
 
 def test_everything_else_is_answered_while_a_run_goes_on(published: Published) -> None:

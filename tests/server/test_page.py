@@ -20,7 +20,7 @@ from server_helpers import Published, Running, serve
 from stablernn import Forecaster
 from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn_registry import Registry
-from stablernn_runtime.calendar import advance, spacing
+from stablernn_runtime.calendar import advance, step_frequency
 from stablernn_server import Settings, create_app
 from stablernn_server.routes import page as page_routes
 
@@ -226,7 +226,9 @@ def test_a_certificate_of_the_withdrawn_kind_proves_nothing(server: Running, vis
     badge = card.locator(".kind")
     playwright.expect(badge).to_have_text("none (stored as local; withdrawn)")
     playwright.expect(badge).not_to_have_class(re.compile("proved"))
-    playwright.expect(card).to_contain_text("No rate, and no bound of all states, is proved of these weights.")
+    playwright.expect(card).to_contain_text(
+        "No contraction rate and no bound on the states is proved for these weights."
+    )
     card.get_by_text("What papers ask for").click()
     playwright.expect(card.get_by_role("row").last).to_have_text("theorem 1 (a)0.250.5✓ yes")
 
@@ -236,7 +238,8 @@ def test_the_facts_of_a_version(server: Running, visit: Callable[..., Visit]) ->
     page = visit(server, "/#/markup").page
     card = page.get_by_role("region", name="Stability certificate")
     playwright.expect(card).to_contain_text(
-        "Two states under one input approach, by the factor 0.875 a step or faster, whatever the input."
+        "Two states under the same input approach each other, by a factor of 0.875 per step or faster, whatever the "
+        "input."
     )
     card.get_by_text("What the proof rests on").click()
     playwright.expect(card.locator(".holds")).to_have_text("✓ yes")
@@ -259,7 +262,7 @@ def test_the_facts_of_a_version(server: Running, visit: Callable[..., Visit]) ->
 def test_figures_of_a_version(server: Running, visit: Callable[..., Visit]) -> None:
     page = visit(server, "/#/markup").page
     table = page.get_by_role("group", name="Metrics, test split")
-    playwright.expect(table.locator("thead th")).to_have_text(["Figure", "This version", "ridge"])
+    playwright.expect(table.locator("thead th")).to_have_text(["Metric", "This version", "ridge"])
     playwright.expect(table.locator("tbody tr")).to_have_text(["accuracy0.75", "log loss0.70.5"])
     # Heads stand over their numbers, of methods that have fewer figures too.
     playwright.expect(table.locator("thead th")).to_have_class(["", "number", "number"])
@@ -335,7 +338,7 @@ def test_forecast_of_a_table_with_a_heading(server: Running, visit: Callable[...
     page.get_by_role("button", name="Forecast").click()
     said = page.locator(".attempt [role=status].lead")
     playwright.expect(said).to_contain_text(
-        "Forecast of 4 steps, resting on the last 8 steps. The times of the rows were not used: the model was trained "
+        "Forecast of 4 steps, based on the last 8 steps. The times of the rows were not used: the model was trained "
         "without a frequency."
     )
     page.get_by_text("Forecast as a table").click()
@@ -370,7 +373,7 @@ def test_sentences_of_errors_are_shown_as_they_are(server: Running, visit: Calla
     # What is no series is told before anything is sent.
     page.get_by_label("Series of flow, rain, level").fill("1, 2, 3\n4, many, 6")
     page.get_by_role("button", name="Forecast").click()
-    playwright.expect(alert).to_contain_text('Line 2 holds "many", which is no number.')
+    playwright.expect(alert).to_contain_text('Line 2 holds "many", which is not a number.')
     made.expected = {400, 404}
     page.goto(f"{server.url}/#/nobody")
     playwright.expect(page.locator("main [role=alert] p")).to_contain_text("Unknown model 'nobody'.")
@@ -411,7 +414,7 @@ def test_token(guarded: Running, visit: Callable[..., Visit]) -> None:
     made = visit(guarded, "/")
     made.expected = {401}
     page = made.page
-    dialog = page.get_by_role("dialog", name="This server wants a token")
+    dialog = page.get_by_role("dialog", name="This server needs a token")
     refused = httpx.get(f"{guarded.url}/v2").json()["error"]
     playwright.expect(dialog).to_contain_text(refused)
     playwright.expect(page.get_by_label("Bearer token")).to_be_focused()
@@ -449,7 +452,7 @@ def test_who_gives_no_token_is_not_asked_again_for_what_was_under_way(
     page.route("**/v2/repository/index", lambda route: held.append(route))
     with page.expect_request("**/v2/repository/index"):
         page.reload()
-    dialog = page.get_by_role("dialog", name="This server wants a token")
+    dialog = page.get_by_role("dialog", name="This server needs a token")
     playwright.expect(dialog).to_be_visible()
     page.keyboard.press("Escape")
     playwright.expect(dialog).to_be_hidden()
@@ -512,7 +515,7 @@ def test_stream(server: Running, visit: Callable[..., Visit]) -> None:
         socket.on("framereceived", lambda frame: answered.append(json.loads(frame)))
 
     page.on("websocket", listen)
-    page.get_by_label("A second").fill("50")
+    page.get_by_label("Per second").fill("50")
     page.get_by_role("button", name="Start").click()
     playwright.expect(page.locator(".stream .lead")).to_contain_text(re.compile(r"Step \d\d+: "))
     playwright.expect(page.locator(".stream .bars li")).to_have_count(4)
@@ -572,7 +575,7 @@ def test_the_times_of_a_pasted_table_are_those_of_the_forecast(hourly: Running, 
     page.get_by_label("Series of load").fill("\n".join(["unique_id,ds,load", *rows]))
     page.get_by_role("button", name="Forecast").click()
     playwright.expect(page.locator(".attempt [role=status].lead")).to_contain_text(
-        "Forecast of 4 steps from 2024-03-05T16:00:00Z, resting on the last 9 steps."
+        "Forecast of 4 steps from 2024-03-05T16:00:00Z, based on the last 9 steps."
     )
     playwright.expect(start).to_have_value("2024-03-05T07:00:00.000Z")
     # The row of 10:00 is missing: a step without a value.
@@ -609,8 +612,8 @@ def test_a_model_with_a_calendar_asks_for_the_time(hourly: Running, visit: Calla
     start, series = page.get_by_label("Time of the first value"), page.get_by_label("Series of load")
     alert = page.locator(".attempt [role=alert]")
     asked = (
-        "The model is told where in the day each step lies: give the time of the first value, or paste a table with a "
-        "column ds of times."
+        "The model needs the position of each step in the day: enter the time of the first value, or paste a table "
+        "with a column ds of times."
     )
     series.fill("1 2 3 4 5 6")
     page.get_by_role("button", name="Forecast").click()
@@ -665,7 +668,7 @@ def test_covariates_of_a_pasted_table_are_sent(hourly: Running, visit: Callable[
         ),
         (
             "ds,y,promo\n2024-01-01,1,0\n2024-01-02 06:00,2,0",
-            "The model takes steps of D, and 2024-01-02 06:00 lies on none of them after 2024-01-01 00:00.",
+            "The model takes steps of D, but 2024-01-02 06:00 is not a whole number of steps after 2024-01-01 00:00.",
         ),
         (
             "unique_id,ds,y,promo\na,2024-01-01,1,0\nb,2024-01-01,2,0",
@@ -673,7 +676,7 @@ def test_covariates_of_a_pasted_table_are_sent(hourly: Running, visit: Callable[
         ),
         (
             "ds,y,promo\n2024-01-01,1,0\n2024-02-31,2,0",
-            'Line 3 holds "2024-02-31" in the column ds, which is no time. Times are written as 2024-01-31 or '
+            'Line 3 holds "2024-02-31" in the column ds, which is not a time. Write times as 2024-01-31 or '
             "2024-01-31 13:00.",
         ),
         (
@@ -708,7 +711,7 @@ def test_the_page_counts_steps_as_the_server_does(server: Running, visit: Callab
         **dict.fromkeys(("QE", "YE"), "2023-12-31"),
     }
     cases = [[start, steps, frequency] for frequency, start in starts.items() for steps in (1, 2, 5, 13, 100)]
-    wanted = [[advance(start, steps, str(spacing(None, frequency))), steps] for start, steps, frequency in cases]
+    wanted = [[advance(start, steps, str(step_frequency(None, frequency))), steps] for start, steps, frequency in cases]
     assert page.evaluate(script, cases) == wanted
 
 
@@ -745,10 +748,10 @@ def test_stream_of_patches_in_a_calendar(hourly: Running, visit: Callable[..., V
     page = visit(hourly, "/#/hourly").page
     sent: list[Any] = []
     page.on("websocket", lambda socket: socket.on("framesent", lambda frame: sent.append(json.loads(frame))))
-    page.get_by_label("A second").fill("50")
+    page.get_by_label("Per second").fill("50")
     page.get_by_role("button", name="Start").click()
     playwright.expect(page.locator(".stream [role=status]")).to_contain_text(
-        "50 steps of 3 samples a second. Their times are made up, too: from 2024-01-01 00:00 on."
+        "50 steps of 3 samples per second. Their times are generated, starting at 2024-01-01 00:00."
     )
     playwright.expect(page.locator(".stream .lead")).to_contain_text(re.compile(r"Step \d\d+\."))
     page.get_by_role("button", name="Stop").click()

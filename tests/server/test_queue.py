@@ -22,8 +22,9 @@ from stablernn_runtime.cpus import available_cpus
 from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import InputError, NotReadyError, TooLargeError
-from stablernn_server.batching import scheduler as scheduler_module
-from stablernn_server.batching.scheduler import PATIENCE_RUNS, PATIENCE_SECONDS, Caller, InferenceResult
+from stablernn_server.batching import dispatch
+from stablernn_server.batching.dispatch import WAIT_BUDGET_RUNS, WAIT_BUDGET_SECONDS
+from stablernn_server.batching.types import Caller, InferenceResult
 
 MS = 1_000_000
 """Nanoseconds."""
@@ -80,7 +81,7 @@ def test_lengths_and_models_that_do_not_go_together_run_apart(animals: ServedMod
 
 def test_a_padded_batch_stays_within_the_limit_of_numbers(animals: ServedModel) -> None:
     async def together() -> None:
-        async with scheduling(inferences=1, max_elements=animals.elements(3, 15)) as desk:
+        async with scheduling(inferences=1, max_elements=animals.count_elements(3, 15)) as desk:
             # Three of 15 steps fit; the others are padded to 15 as well.
             await all_of([run(desk, animals, series(1, steps)) for steps in (8, 15, 8, 8, 8, 8)])
             assert desk.sizes(animals) == {3: 2}
@@ -241,21 +242,21 @@ def test_a_delay_that_passed_while_the_runner_was_busy_does_not_begin_again(
 def test_a_short_request_gets_a_further_thread_behind_a_long_one(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 1)
+    monkeypatch.setattr(dispatch, "available_cpus", lambda: 1)
 
     async def together() -> None:
         async with scheduling() as desk, desk.occupied(flow) as blocker:
             answer = await asyncio.wait_for(run(desk, animals, series()), PATIENT)
-            assert answer.queue_ns >= PATIENCE_SECONDS * 1e9
+            assert answer.queue_ns >= WAIT_BUDGET_SECONDS * 1e9
             assert not blocker.released.is_set()
 
     asyncio.run(together())
 
 
-def test_work_of_the_kind_that_runs_is_patient_for_as_long_as_that_usually_takes(
+def test_work_of_the_kind_that_runs_waits_for_as_long_as_that_usually_takes(
     flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 1)
+    monkeypatch.setattr(dispatch, "available_cpus", lambda: 1)
 
     async def together() -> None:
         async with scheduling() as desk:
@@ -266,7 +267,7 @@ def test_work_of_the_kind_that_runs_is_patient_for_as_long_as_that_usually_takes
             async with desk.occupied(flow) as blocker:
                 work = desk.scheduler.call(flow, lambda stop: BatchResult({}), 1, caller=Caller())
                 answer = await asyncio.wait_for(work, PATIENT)
-                assert answer.queue_ns >= 0.1 * PATIENCE_RUNS * 1e9
+                assert answer.queue_ns >= 0.1 * WAIT_BUDGET_RUNS * 1e9
                 assert not blocker.released.is_set()
 
     asyncio.run(together())
@@ -293,13 +294,13 @@ def test_a_scheduler_that_was_stopped_can_be_started_again(animals: ServedModel,
 def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
     animals: ServedModel, monkeypatch: pytest.MonkeyPatch, inline_ns: float
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "INLINE_NS", inline_ns)
-    monkeypatch.setattr(scheduler_module, "ALONE_NS", inline_ns)
+    monkeypatch.setattr(dispatch, "INLINE_NS", inline_ns)
+    monkeypatch.setattr(dispatch, "INLINE_ALONE_NS", inline_ns)
 
     async def together() -> None:
         async with scheduling(inferences=1) as desk:
             with monkeypatch.context() as broken:
-                broken.setattr(scheduler_module, "InferenceResult", lambda *given: 1 / 0)
+                broken.setattr(dispatch, "InferenceResult", lambda *given: 1 / 0)
                 for work in [run(desk, animals, series()), run(desk, animals, series())]:
                     with pytest.raises(ZeroDivisionError):
                         await asyncio.wait_for(work, PATIENT)
@@ -312,8 +313,8 @@ def test_answers_that_cannot_be_handed_out_fail_those_who_wait_for_them(
 def test_the_last_cpu_is_the_event_loops_while_a_short_run_is_under_way(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "available_cpus", lambda: 2)
-    monkeypatch.setattr(scheduler_module, "SHORT_SECONDS", PATIENT)
+    monkeypatch.setattr(dispatch, "available_cpus", lambda: 2)
+    monkeypatch.setattr(dispatch, "SHORT_SECONDS", PATIENT)
 
     async def together() -> None:
         async with scheduling() as desk:
@@ -334,7 +335,7 @@ def test_the_last_cpu_is_the_event_loops_while_a_short_run_is_under_way(
 def test_cheap_steps_are_answered_while_every_runner_is_busy(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(animals, "step_ns", lambda rows: 0.0)
+    monkeypatch.setattr(animals, "estimate_step_ns", lambda rows: 0.0)
     x = series(1, 5)
 
     async def together() -> None:
@@ -350,7 +351,7 @@ def test_short_sequences_are_answered_while_every_runner_is_busy(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow this machine is.
-    monkeypatch.setattr(scheduler_module, "INLINE_NS", 1e9)
+    monkeypatch.setattr(dispatch, "INLINE_NS", 1e9)
 
     async def together() -> None:
         async with scheduling(inferences=1) as desk:
@@ -385,7 +386,7 @@ def test_what_was_short_for_others_is_not_taken_to_be_short_for_all(
 def test_a_run_that_failed_teaches_nothing(
     animals: ServedModel, flow: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "INLINE_NS", 1e9)
+    monkeypatch.setattr(dispatch, "INLINE_NS", 1e9)
     # This model's states grow without end.
     x = series(1, 60_000)
 
@@ -407,9 +408,9 @@ def test_as_many_run_at_a_time_as_the_containers_quota_has_cpus(
 ) -> None:
     (tmp_path / "cpu.max").write_text("300000 100000")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    monkeypatch.setattr(scheduler_module, "available_cpus", partial(available_cpus, tmp_path))
+    monkeypatch.setattr(dispatch, "available_cpus", partial(available_cpus, tmp_path))
     # A batch that has waited for long gets one thread more, which on a slow machine happens here, too.
-    monkeypatch.setattr(scheduler_module, "PATIENCE_SECONDS", 2 * PATIENT)
+    monkeypatch.setattr(dispatch, "WAIT_BUDGET_SECONDS", 2 * PATIENT)
     # Nobody passes before three are there.
     barrier = threading.Barrier(3, timeout=PATIENT)
     lock, running, most = threading.Lock(), 0, 0
@@ -504,12 +505,12 @@ def test_requests_whose_batch_needs_too_much_memory_are_run_one_by_one(
     assert "a batch of 4 requests for model 'animals:1' failed, they are run one by one" in caplog.messages
 
 
-@pytest.mark.parametrize("inline_ns", [-math.inf, scheduler_module.INLINE_NS], ids=["on threads", "as usual"])
+@pytest.mark.parametrize("inline_ns", [-math.inf, dispatch.INLINE_NS], ids=["on threads", "as usual"])
 def test_nothing_is_lost_when_requests_come_and_go(
     animals: ServedModel, monkeypatch: pytest.MonkeyPatch, inline_ns: float
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "INLINE_NS", inline_ns)
-    monkeypatch.setattr(scheduler_module, "ALONE_NS", inline_ns)
+    monkeypatch.setattr(dispatch, "INLINE_NS", inline_ns)
+    monkeypatch.setattr(dispatch, "INLINE_ALONE_NS", inline_ns)
     random = np.random.default_rng(0)
     requests = [series(int(random.integers(1, 4)), int(random.integers(1, 40)), seed=seed) for seed in range(300)]
     doomed = set(random.choice(300, 100, replace=False).tolist())
@@ -524,8 +525,8 @@ def test_nothing_is_lost_when_requests_come_and_go(
                 if random.random() < 0.3:
                     await asyncio.sleep(0)
             answers = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), PATIENT)
-            scheduler = desk.scheduler
-            assert (scheduler.pending, scheduler._waiting, scheduler._queues, scheduler._in_runs) == (0, 0, {}, {})
+            queues = desk.scheduler._queues
+            assert (queues.pending, queues.waiting, queues.by_key, queues.batches) == (0, 0, {}, {})
             return answers
 
     for number, (x, answer) in enumerate(zip(requests, asyncio.run(together()), strict=True)):

@@ -18,7 +18,7 @@ from scheduler_helpers import busy, on_loop, turns, until, wait
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import Settings, create_app
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.errors import ClientGoneError, DeadlineError, TooManyError, UnknownSequenceError
 from stablernn_server.streams.triton_sequences import SequenceTable
 from stock_helpers import Stock, noise, refusal, version
@@ -67,7 +67,7 @@ class Desk:
 
     async def _work(self, asked: Asked, caller: Caller, identity: int) -> None:
         try:
-            async with self.table.turn(
+            async with self.table.hold(
                 self._model, identity, 1, caller=caller, start=asked.start, end=asked.end
             ) as sequence:
                 self.order.append(asked.number)
@@ -77,7 +77,7 @@ class Desk:
                 await turns(asked.pauses)
                 if asked.fails:
                     raise ValueError("its work failed")
-                sequence.keep({"state_0": np.array([*before, asked.number])})
+                sequence.set_states({"state_0": np.array([*before, asked.number])})
         except BaseException as error:
             asked.error = error
             if isinstance(error, asyncio.CancelledError):
@@ -238,7 +238,7 @@ def test_who_has_gone_holds_no_place(animals: ServedModel) -> None:
         leaving = [desk.send(Asked(5), Caller(is_gone=lambda: bool(gone)))]
         await turns()
         gone.append(True)
-        desk.table.drop_gone()
+        desk.table.drop_gone_clients()
         await done(*leaving)
         assert isinstance(leaving[0].error, ClientGoneError)
         desk.let(0, 4)
@@ -291,7 +291,7 @@ def test_what_is_worked_on_does_not_give_way(animals: ServedModel) -> None:
         gone = desk.send(Asked(4), identity=2)
         desk.let(2)
         await done(going_on, gone)
-        assert "gave way to a newer one" in str(gone.error)
+        assert "was evicted for a newer one" in str(gone.error)
         again = desk.send(Asked(5), identity=1)
         desk.let(5)
         await done(again)
@@ -325,7 +325,7 @@ def test_a_server_keeps_the_order_of_end_start_and_continue(one_at_a_time: Runni
     context = one_at_a_time.app.state.context
 
     def waiting() -> int:
-        return on_loop(one_at_a_time, lambda: sum(map(len, context.sequences._kept.turns._queues.values())))
+        return on_loop(one_at_a_time, lambda: sum(map(len, context.sequences._cache.locks._queues.values())))
 
     with ThreadPoolExecutor(3) as pool:
         with busy(one_at_a_time):
@@ -347,10 +347,10 @@ def test_a_request_without_series_is_refused(one_at_a_time: Running, shape: list
         tensor |= {"shape": [1], "datatype": "INT64", "data": [1]}
     body = {"inputs": [tensor], "parameters": {"sequence_id": 3, "sequence_start": True}}
     answer = httpx.post(f"{one_at_a_time.url}/v2/models/animals/infer", json=body)
-    got = "no such input" if shape is None else "one of the shape ()"
+    got = "no such input" if shape is None else "one of shape ()"
     assert (answer.status_code, answer.json()["error"]) == (
         400,
-        f"Each request of a sequence must have the input 'x', its first axis over the series, got {got}.",
+        f"Each request of a sequence must have the input 'x' with the series along its first axis, got {got}.",
     )
 
 

@@ -23,9 +23,9 @@ from server_helpers import Published, Running, serve
 from stablernn_runtime import ServedModel
 from stablernn_runtime.state_token import StateTokens
 from stablernn_server import Settings, create_app
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.errors import ServerError
-from stablernn_server.handlers.stream_steps import advance
+from stablernn_server.handlers.stream_steps import advance_stream
 from stablernn_server.http.app_context import UNFINISHED
 from stablernn_server.schemas.sessions import Samples
 from stablernn_server.streams.stream import Stream
@@ -109,7 +109,7 @@ def test_a_session_from_its_beginning_to_its_end(client: httpx.Client) -> None:
     ):
         assert refused(answer, 404, "unknown_session") == (
             f"The session '{session}' was closed; begin a new one with POST /v1/sessions, with a state_token if you "
-            "kept one."
+            "have one."
         )
 
 
@@ -127,7 +127,7 @@ def test_a_session_shows_its_states_against_their_balls(client: httpx.Client, cl
         if name in balls:
             assert shown["radius"] == balls[name].radius
             assert shown["ratio"] == shown["size"] / shown["radius"] <= 1
-            assert shown["size"] == pytest.approx(float(balls[name].size(value)[0]))
+            assert shown["size"] == pytest.approx(float(balls[name].distances(value)[0]))
         else:
             assert (shown["radius"], shown["ratio"]) == (None, None)
             assert shown["size"] == pytest.approx(float(np.linalg.norm(value)))
@@ -155,7 +155,7 @@ def test_what_was_taken_is_not_taken_again(client: httpx.Client) -> None:
     session = opened(client)
     first = step(client, session, sequence=1).json()
     assert refused(step(client, session, sequence=1), 409, "duplicate_step") == (
-        "The stream has taken 1 samples, sample 1 among them; it was not taken again. Go on with sequence 2."
+        "The stream has taken 1 samples, sample 1 among them; it was not taken again. Continue with sequence 2."
     )
     assert refused(step(client, session, sequence=4), 409, "skipped_step") == (
         "The stream has taken 1 samples, so sequence must be 2, got 4: send the samples between first, with null "
@@ -194,7 +194,7 @@ def test_idle_sessions_expire(published: Published) -> None:
                 client.get(f"/v1/sessions/{idle}")  # to look at it does not keep it
             assert refused(step(client, idle), 404, "unknown_session") == (
                 f"The session '{idle}' expired after 0.5 s without a request; begin a new one with POST /v1/sessions, "
-                "with a state_token if you kept one."
+                "with a state_token if you have one."
             )
 
 
@@ -205,15 +205,15 @@ def test_the_longest_idle_session_gives_way(published: Published) -> None:
             step(client, first)
             fourth = opened(client)
             sentence = refused(step(client, second), 404, "unknown_session")
-            assert sentence.startswith(f"The session '{second}' gave way to a newer one, 3 are kept;")
+            assert sentence.startswith(f"The session '{second}' was evicted for a newer one, at most 3 are kept;")
             for session in (first, third, fourth):
                 assert step(client, session).status_code == 200
 
 
 def test_sessions_that_never_were(client: httpx.Client) -> None:
     assert refused(step(client, "nobody"), 404, "unknown_session") == (
-        "Unknown session 'nobody': this server process opened none of that name; begin a new one with POST "
-        "/v1/sessions, with a state_token if you kept one."
+        "Unknown session 'nobody': this server process has not opened it; begin a new one with POST "
+        "/v1/sessions, with a state_token if you have one."
     )
 
 
@@ -251,7 +251,7 @@ def test_too_many_may_not_wait(published: Published) -> None:
             assert turned_away
             for answer in turned_away:
                 assert refused(answer, 429, "too_many") == (
-                    "1 requests of this session wait for their turn already, its limit; wait for their answers, or "
+                    "1 requests of this session are already waiting, its limit; wait for their answers, or "
                     "send several samples in one request."
                 )
 
@@ -263,7 +263,7 @@ def held(server: Running, session: str) -> Iterator[None]:
     began, released = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        async with context.sessions.turn(session, Caller()):
+        async with context.sessions.hold(session, Caller()):
             began.set()
             await asyncio.to_thread(released.wait)
 
@@ -278,7 +278,7 @@ def held(server: Running, session: str) -> Iterator[None]:
 
 def wait_for(server: Running, session: str, count: int) -> None:
     """Until so many requests wait for their turn."""
-    queues = server.app.state.context.sessions._kept.turns._queues
+    queues = server.app.state.context.sessions._cache.locks._queues
     wait(lambda: on_loop(server, lambda: len(queues.get(session, ()))) == count)
 
 
@@ -289,7 +289,7 @@ def test_a_turn_is_waited_for_no_longer_than_a_request_may_take(published: Publi
             with held(running, session):
                 sentence = refused(step(client, session), 504, "deadline")
                 assert sentence == (
-                    "The deadline passed while other requests of this session were worked on; give more time, or wait "
+                    "The deadline passed while other requests of this session were processed; give more time, or wait "
                     "for their answers first."
                 )
                 refused(client.delete(f"/v1/sessions/{session}"), 504, "deadline")
@@ -336,8 +336,8 @@ def test_a_session_keeps_its_last_outputs_alone(running: Running, client: httpx.
     found = step(client, session, plain(samples(classes, 700))).json()
     assert len(found["outputs"]) == 700
     same(stacked(found["outputs"]), offline(classes, samples(classes, 700)))
-    kept = on_loop(running, lambda: running.app.state.context.sessions.look(session))
-    for value in (*kept.last.values(), *kept.stream.states.values()):
+    kept = on_loop(running, lambda: running.app.state.context.sessions.peek(session))
+    for value in (*kept.last_outputs.values(), *kept.stream.states.values()):
         if isinstance(value, np.ndarray):
             assert value.base is None
             assert value.nbytes < 1000
@@ -363,14 +363,14 @@ def test_the_work_of_a_step_is_told(published: Published) -> None:
     async def check() -> None:
         async with scheduling() as desk:
             samples_ = Samples(values=[1.0, 2.0, 3.0])
-            one = await advance(desk.scheduler, Stream(fed), samples_, Settings(), Caller())
-            far = await advance(
+            one = await advance_stream(desk.scheduler, Stream(fed), samples_, Settings(), Caller())
+            far = await advance_stream(
                 desk.scheduler, Stream(fed), samples_.model_copy(update={"horizon": 4}), Settings(), Caller()
             )
             for stepped in (one, far):
-                assert stepped.work.queue_ns > 0
-                assert stepped.work.compute_ns > 0
-                assert stepped.work.batch_rows == 1
+                assert stepped.inference.queue_ns > 0
+                assert stepped.inference.compute_ns > 0
+                assert stepped.inference.batch_rows == 1
             assert desk.executions(fed) == 5
 
     asyncio.run(check())
@@ -399,7 +399,7 @@ def test_large_requests_are_checked_beside_the_event_loop(published: Published, 
         async with scheduling() as desk:
             going_on = asyncio.create_task(others())
             with pytest.raises(ServerError):
-                await advance(
+                await advance_stream(
                     desk.scheduler, Stream(deep), request, Settings(), Caller(), size=2**20 if what == "size" else 0
                 )
             going_on.cancel()
@@ -460,7 +460,8 @@ def test_a_token_of_another_model(client: httpx.Client) -> None:
     token = client.post("/v1/step", json={"model": "classes", "values": X}).json()["state_token"]
     answer = client.post("/v1/step", json={"state_token": token, "model": "deep", "values": X})
     assert refused(answer, 409, "other_model") == (
-        "The state token is of 'classes:1', the request names 'deep'; leave model out, or begin anew without the token."
+        "The state token is of 'classes:1', the request names 'deep'; leave model out, or begin a new stream "
+        "without the token."
     )
     assert client.post("/v1/step", json={"state_token": token, "model": "classes", "values": X}).status_code == 200
 
@@ -558,7 +559,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "half a token": (
         "text",
         {"values": 1.5},
-        "values must be whole numbers, the places of tokens in the vocabulary, without a point.",
+        "values must be integers, the indices of tokens in the vocabulary, without a decimal point.",
     ),
     "beyond": (
         "text",
@@ -568,7 +569,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "misspelled": (
         "classes",
         {"values": X, "sequnce": 1},
-        "the body: unknown field 'sequnce'. Did you mean 'sequence'? Known are values, time, dt, sequence, future, "
+        "the body: unknown field 'sequnce'. Did you mean 'sequence'? Known fields: values, time, dt, sequence, future, "
         "every, token, horizon.",
     ),
     "dt of regular steps": (
@@ -615,8 +616,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "the calendar's time": (
         "told",
         {"values": [1, 2]},
-        "time is missing: the model 'told' is told where in the day and the week each step lies. Give the time of the "
-        "sample, at least of the first of the stream.",
+        "time is missing: the model 'told' needs the position of each step in the day and the week. Give the time of "
+        "the sample, at least of the first of the stream.",
     ),
     "the calendar's numbers": (
         "told",
@@ -637,7 +638,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "futures": (
         "fed",
         {"values": [[1, 2, 3]] * 2, "future": {"b": [1]}},
-        "future must be an array of one object for each of the 2 samples, got 1; null is not known.",
+        "future must be an array of one object for each of the 2 samples, got 1; use null for samples without any.",
     ),
     "horizon of classes": (
         "classes",
@@ -647,12 +648,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "horizon": (
         "fed",
         {"values": [1, 2, 3], "horizon": 5},
-        "horizon must be at most 4, what the model 'fed' was trained for, got 5.",
+        "horizon must be at most 4, which the model 'fed' was trained for, got 5.",
     ),
     "horizon of every step": (
         "fed",
         {"values": [[1, 2, 3]] * 2, "horizon": 2},
-        "A recursive head looks further than one step ahead after the last sample alone; send every=false with "
+        "A recursive head looks further than one step ahead only after the last sample; send every=false with "
         "horizon, or one sample at a time.",
     ),
     "sequence": (
@@ -677,7 +678,7 @@ def test_too_many_samples_at_a_time(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ({}, "model is missing: name the model of a new stream, or give the state_token of one."),
+        ({}, "model is missing: name the model of a new stream, or give the state_token of a stream."),
         ({"model": "classes", "static": {"size": 1}}, "static: unknown name 'size'. The model 'classes' takes none."),
         (
             {"model": "told", "static": {"sice": 1}},

@@ -138,7 +138,7 @@ def test_forecasts_and_classifications_count_too(counted: Running, client: trito
 
 def test_a_run_counts_once_for_each_of_its_requests() -> None:
     found = ModelStatistics()
-    found.ran(3, 4, 300, 1000)
+    found.record_run(3, 4, 300, 1000)
     assert found.queue == [3, 300]
     assert found.compute == [3, 3000]
     assert found.sizes == {4: [1, 1000]}
@@ -147,6 +147,6 @@ def test_a_run_counts_once_for_each_of_its_requests() -> None:
 def test_there_are_not_endlessly_many_batch_sizes() -> None:
     found = ModelStatistics()
     for rows in range(1, 5000):
-        found.ran(1, rows, 0, 1)
+        found.record_run(1, rows, 0, 1)
     assert set(found.sizes) == {*range(1, EXACT_SIZES + 1), 2048, 4096, 8192}
     assert sum(entry[0] for entry in found.sizes.values()) == 4999

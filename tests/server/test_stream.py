@@ -148,8 +148,8 @@ def test_static_values_of_a_stream(running: Running) -> None:
         error = wire.send(frame([2], np.zeros((1, 1, 6))))
         assert isinstance(error, dict)
         assert error["error"] == (
-            "The model 'told' is told where in the calendar each step lies, which a binary frame does not say; send "
-            "text frames with time."
+            "The model 'told' needs the position of each step in the calendar, which a binary frame does not give; "
+            "send text frames with time."
         )
 
 
@@ -169,7 +169,7 @@ BINARY: dict[str, tuple[str, bytes, str, str]] = {
         "classes",
         frame([0], np.zeros((1, 1, 2)))[:-1],
         "bad_input",
-        "The binary frame must have 24 bytes as its head says, got 23.",
+        "By its head, the binary frame must have 24 bytes, got 23.",
     ),
     "infinite": (
         "classes",
@@ -262,7 +262,7 @@ def test_a_binary_frame_is_refused_in_words(running: Running, case: str) -> None
 TEXT: dict[str, tuple[str, str, str]] = {
     "no JSON": ("{", "bad_input", "The body is not JSON"),
     "no object": ("[1]", "bad_input", "The body must be a JSON object, got an array."),
-    "nothing": ("{}", "bad_input", "The frame says nothing: give values, state_token, static, token or close."),
+    "nothing": ("{}", "bad_input", "The frame is empty: give values, state_token, static, token or close."),
     "misspelled": ('{"value": 1}', "bad_input", "the frame: unknown field 'value'. Did you mean 'values'?"),
     "stream": ('{"stream": -1, "values": [1, 2]}', "bad_input", "stream: input should be greater than or equal to 0"),
     "values": ('{"stream": 3, "id": 5, "values": [1]}', "bad_input", "values must be one sample of the shape [2]"),
@@ -431,7 +431,7 @@ def test_frames_count_among_what_is_held(published: Published) -> None:
             assert taken == [10]
         with Wire(running.url, "classes") as wire:
             assert wire.say(values=X)["step"] == 1
-        assert running.app.state.context.held_bytes == 0
+        assert running.app.state.context.budget.held_bytes == 0
 
 
 @pytest.fixture
@@ -446,8 +446,8 @@ def test_a_reader_that_does_not_read_holds_up_itself_alone(alone: Running) -> No
     sockets = alone.app.state.context.sockets
 
     def taken() -> int:
-        versions = [version for each in sockets._open for version in each.conversation._versions.values()]
-        return max((version.table.steps[0] for version in versions if len(version.table)), default=0)
+        versions = [version for each in sockets._open for version in each.connection._versions.values()]
+        return max((version.batch.steps[0] for version in versions if len(version.batch)), default=0)
 
     async def send_all(slow: Any) -> None:
         for _ in range(frames):
@@ -481,7 +481,7 @@ def test_a_reader_that_does_not_read_holds_up_itself_alone(alone: Running) -> No
 
 def leave(running: Running, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
     sockets = running.app.state.context.sockets
-    asyncio.run_coroutine_threadsafe(sockets.leave(seconds), loop).result(seconds + 10)
+    asyncio.run_coroutine_threadsafe(sockets.drain(seconds), loop).result(seconds + 10)
 
 
 def test_a_server_that_stops_hands_back_the_streams(published: Published, classes: ServedModel) -> None:
@@ -554,7 +554,7 @@ def test_what_is_sent_while_a_frame_takes_long_is_answered_in_its_order(alone: R
             assert isinstance(answer, bytes)
             assert wire.read(answer)[0] == [step]
         assert json.loads(wire.socket.recv(60))["step"] == 20_003
-    wait_for(lambda: alone.app.state.context.held_bytes == 0)
+    wait_for(lambda: alone.app.state.context.budget.held_bytes == 0)
 
 
 def test_goodbye_is_said_after_the_frame_in_hand(alone: Running) -> None:

@@ -22,7 +22,7 @@ from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server import Settings, create_app
-from stablernn_server.handlers.stream_connection import Conversation
+from stablernn_server.handlers.stream_connection import StreamConnection
 from stablernn_server.http.app_context import AppContext
 from stream_helpers import STATE_KEY, Wire, distances, frame, offline, plain, publish, same, samples, stacked
 
@@ -302,7 +302,7 @@ def test_static_values_hold_in_a_shared_batch(published: Published, opened: dict
         context = AppContext.open(settings(published))
         context.start()
         served = await context.models.find_open("still")
-        sockets = [Conversation(served, served.ref, None, context, "") for _ in range(2)]
+        sockets = [StreamConnection(served, served.ref, None, context, "") for _ in range(2)]
         for place, socket in enumerate(sockets):
             for row in range(2):
                 await socket.text({"stream": row, "static": known(STATIC[row] + place)}, 0)
@@ -344,7 +344,7 @@ def test_many_tokens_do_not_stop_the_others(published: Published) -> None:
         nonlocal turns
         context = AppContext.open(settings(published))
         context.start()
-        socket = Conversation(await context.models.find_open("classes"), "classes", None, context, "")
+        socket = StreamConnection(await context.models.find_open("classes"), "classes", None, context, "")
         numbers, x = list(range(2000)), np.zeros((2000, 1, 2), np.float32)
         turning = asyncio.create_task(turn())
         await asyncio.sleep(0)

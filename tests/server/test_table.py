@@ -127,7 +127,7 @@ def test_a_token_opens_a_version_that_was_closed_to_make_room_for_everybody(stoc
 def test_of_versions_that_only_tokens_name_the_last_used_stay_open(
     stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stablernn_server.repository.model_repository.KEPT_FOR_TOKENS", 2)
+    monkeypatch.setattr("stablernn_server.repository.eviction.MAX_TOKEN_MODELS", 2)
     for _ in range(2):
         stock.copy(stock.registry.get("animals:1"))
     names = [f"animals:{number}" for number in (1, 2, 3)]
@@ -188,8 +188,8 @@ def test_whatever_goes_wrong_while_a_version_is_opened_is_a_failed_load(stock: S
 
 def waits(running: Running) -> Callable[[], bool]:
     """Whether one request is read and not answered: it waits for its model."""
-    in_hand = running.app.state.context.in_hand
-    return lambda: [item.is_read for item in list(in_hand)] == [True]
+    in_flight = running.app.state.context.in_flight
+    return lambda: [item.is_read for item in list(in_flight)] == [True]
 
 
 @contextmanager

@@ -170,7 +170,7 @@ FORECAST = [
     ),
     pytest.param(
         bad(options={"horizon": 9}),
-        "options.horizon must be at most 4, what the model 'co2' was trained for, got 9.",
+        "options.horizon must be at most 4, which the model 'co2' was trained for, got 9.",
         id="horizon beyond the trained one",
     ),
     pytest.param(

@@ -97,7 +97,7 @@ def opened(**settings: Any) -> Tracing:
 def test_a_request_with_its_wait_and_its_run(collector: Collector) -> None:
     tracing = opened()
     span = tracing.begin("POST", [(b"host", b"h"), (b"traceparent", TRACEPARENT.encode())])
-    span.ran("digits", 3, 2, 16, 4_000_000, 9_000_000)
+    span.record_run("digits", 3, 2, 16, 4_000_000, 9_000_000)
     span.end("/v2/models/{model}/infer", 200)
     tracing.close()
     spans = collector.wait(3)
@@ -143,7 +143,7 @@ def test_the_standard_variables_are_obeyed(collector: Collector, monkeypatch: py
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     tracing = opened()
     unsampled = tracing.begin("GET", [])
-    unsampled.ran("digits", 3, 1, 1, 1, 1)
+    unsampled.record_run("digits", 3, 1, 1, 1, 1)
     unsampled.end("/v2", 200)
     tracing.begin("GET", [(b"traceparent", TRACEPARENT.encode())]).end("/v2", 200)
     tracing.close()
@@ -161,9 +161,9 @@ def test_the_standard_variables_are_obeyed(collector: Collector, monkeypatch: py
         (
             "OTEL_EXPORTER_OTLP_PROTOCOL",
             "grpc",
-            "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'; traces go out by http/protobuf",
+            "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'; traces are sent by http/protobuf",
         ),
-        ("OTEL_TRACES_EXPORTER", "console", "OTEL_TRACES_EXPORTER is 'console'; traces go out by otlp only"),
+        ("OTEL_TRACES_EXPORTER", "console", "OTEL_TRACES_EXPORTER is 'console'; traces are sent by otlp only"),
     ],
 )
 def test_variables_that_ask_for_something_else(
@@ -202,7 +202,7 @@ def test_without_the_extra_the_error_says_how_to_get_it() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert result.stdout == (
-        "traces is 'otlp', and OpenTelemetry is not installed here. Install it with: pip install 'stablernn[otel]'\n"
+        "traces is 'otlp', but OpenTelemetry is not installed here. Install it with: pip install 'stablernn[otel]'\n"
     ), result.stderr
 
 

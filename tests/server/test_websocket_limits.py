@@ -61,7 +61,7 @@ def closed(wire: Wire) -> tuple[int, str]:
 
 
 def held_bytes(server: Running) -> int:
-    count: int = server.app.state.context.held_bytes
+    count: int = server.app.state.context.budget.held_bytes
     return count
 
 

@@ -29,7 +29,7 @@ from serving_helpers import ServeProcess, failed_serve, is_alive, start_serve, u
 from stablernn_client import ConnectionFailed
 from stablernn_registry import Registry, Version
 from stablernn_runtime import ServedModel
-from stablernn_server.process.supervisor import Place
+from stablernn_server.process.supervisor import WorkerSlot
 
 QUICK = {"STABLERNN_RELOAD_SECONDS": "0.1"}
 TOKEN = "a-token-that-is-long-enough-for-this"
@@ -226,7 +226,7 @@ def test_a_process_that_is_killed_is_replaced_and_its_totals_stay(start: Start) 
     until(lambda: counted() == count)
     killed = server.ready["workers"][0]
     os.kill(killed, signal.SIGKILL)
-    until(lambda: f"server process {killed} ended with exit code -9; another takes its place" in server.told())
+    until(lambda: f"server process {killed} ended with exit code -9; starting another" in server.told())
     # The other answers meanwhile.
     assert infer(server.url, x).status_code == 200
     until(lambda: counted() == count + 1)
@@ -245,18 +245,18 @@ def test_processes_that_end_together_are_replaced_together(start: Start) -> None
         os.kill(pid, signal.SIGKILL)
     until(lambda: set(children(server.process.pid)) - killed)
     for pid in killed:
-        assert f"server process {pid} ended with exit code -9; another takes its place" in server.told()
+        assert f"server process {pid} ended with exit code -9; starting another" in server.told()
     until(lambda: len({worker(httpx.get(f"{server.url}/v2", timeout=30)) for _ in range(30)}) == 3, 30)
     assert server.stop() == 0
 
 
-def test_a_place_is_left_empty_for_longer_each_time_until_a_process_was_well() -> None:
-    place, pauses = Place(), []
-    for was_well in (True, *[False] * 8, True, False):
-        place.vacate(100.0, was_well=was_well)
-        assert place.due == 100.0 + place.pause_seconds
-        pauses.append(place.pause_seconds)
-    assert pauses == [0, 1, 2, 4, 8, 16, 32, 32, 32, 0, 1]
+def test_restarts_are_delayed_for_longer_each_time_until_a_process_was_healthy() -> None:
+    slot, delays = WorkerSlot(), []
+    for was_healthy in (True, *[False] * 8, True, False):
+        slot.schedule_restart(100.0, was_healthy=was_healthy)
+        assert slot.start_at == 100.0 + slot.delay_seconds
+        delays.append(slot.delay_seconds)
+    assert delays == [0, 1, 2, 4, 8, 16, 32, 32, 32, 0, 1]
 
 
 def children(pid: int) -> list[int]:
@@ -397,8 +397,8 @@ def test_the_client_over_tls(
             with pytest.raises(ConnectionFailed) as refused:
                 call()
             assert str(refused.value) == (
-                f"The certificate of {server.url} is not trusted (self-signed certificate); give an ssl_context that "
-                "does."
+                f"The certificate of {server.url} is not trusted (self-signed certificate); pass an ssl_context that "
+                "trusts it."
             )
 
 
@@ -410,8 +410,8 @@ def test_tls_files_that_cannot_be_used(certificate: tuple[Path, Path], registry:
     subprocess.run(locking, check=True, capture_output=True)
     unusable = f"Error: The TLS certificate {cert} and the key "
     for words, sentence in {
-        ("--tls-cert-file", cert): "Error: Settings: tls_cert_file is given without tls_key_file; https needs both",
-        ("--tls-key-file", key): "Error: Settings: tls_key_file is given without tls_cert_file; https needs both",
+        ("--tls-cert-file", cert): "Error: Settings: tls_cert_file is set without tls_key_file; https needs both",
+        ("--tls-key-file", key): "Error: Settings: tls_key_file is set without tls_cert_file; https needs both",
         ("--tls-cert-file", cert.parent / "none", "--tls-key-file", key): (
             f"Error: The TLS certificate {cert.parent / 'none'} cannot be read: No such file or directory."
         ),

@@ -12,7 +12,8 @@ from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Forecaster
 from stablernn.training import TorchPredictor
 from stablernn.training.evaluation.backtest import backtest, parse
-from stablernn.training.evaluation.evaluate import Scorer, predict
+from stablernn.training.evaluation.predictors import predict
+from stablernn.training.evaluation.scorers import ForecastScorer
 
 
 def toy(*lengths: int, channels: int = 1, **changes: object) -> ForecastData:
@@ -85,7 +86,7 @@ def test_a_carried_state_equals_reading_everything_since_the_first_origin(cell: 
     chosen = np.array(
         [n for n, (s, end) in enumerate(windows.origins) if (len(data.series[s].values) - 2 - end) in (0, 2, 4, 6)]
     )
-    scorer = Scorer(data, "test", quantiles=(0.1, 0.5, 0.9), windows=chosen)
+    scorer = ForecastScorer(data, "test", quantiles=(0.1, 0.5, 0.9), windows=chosen)
     expected = scorer.score(predict(predictor, scorer.source))
     assert own(got["fresh"]) == pytest.approx(own({"metrics": expected}), rel=1e-5)
     assert got["carried"]["metrics"]["seasonal_naive"] == expected["seasonal_naive"]

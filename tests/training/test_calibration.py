@@ -17,7 +17,7 @@ from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training import load_config, load_run, train
 from stablernn.training.calibration import temperature as calibration
 from stablernn.training.calibration.temperature import fit_offsets, fit_temperature
-from stablernn.training.run import calibrate
+from stablernn.training.tasks import task_for
 
 
 def told(samples: int, sure: float, *, flip: float = 0.0, kinds: int = 3) -> tuple[Classifier, SequenceSplit]:
@@ -113,7 +113,7 @@ def test_dropout_is_off_while_a_run_is_calibrated() -> None:
         model.fit_scaling(data.training_values())
         model.train()
         torch.manual_seed(len(found))
-        found.append(calibrate(model, config, data, None))
+        found.append(task_for(data).calibrate(model, config, None))
         assert not model.training
     assert found[0] == found[1]
 

@@ -16,7 +16,7 @@ from stablernn.certificates.certificate import certify
 from stablernn.certificates.projection import BY_CONSTRUCTION
 from stablernn.errors import InterruptedRun, TrainingError
 from stablernn.training import Progress, load_config, load_run, train
-from stablernn.training.loop import certificate_log as certified
+from stablernn.training.loop import certificate_log
 from stablernn.training.loop.certificate_log import StabilityLog, check_certified, is_due
 from training.test_resume import assert_same
 
@@ -168,7 +168,7 @@ def test_free_runs_are_certified_ever_more_seldom() -> None:
 def test_large_models_say_once_that_they_are_not_followed(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(place, "rnn", "small", *NO_PLOTS)
     model = load_run(place.path("small")).model
-    monkeypatch.setattr(certified, "LARGEST", 2)
+    monkeypatch.setattr(certificate_log, "LARGEST", 2)
     log = StabilityLog(model, each=True)
     told = "hidden_size 3 is above 2; `stablernn certify` says in the end what is proved"
     assert [log.entry(epoch) for epoch in (1, 2)] == [{"stability": {"skipped": told}}, {}]
@@ -177,7 +177,7 @@ def test_large_models_say_once_that_they_are_not_followed(place: Workplace, monk
 def test_a_slow_certificate_is_the_last_one(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(place, "rnn", "slow", *NO_PLOTS)
     model = load_run(place.path("slow")).model
-    monkeypatch.setattr(certified, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(certificate_log, "MOST_SECONDS", 0.0)
     log = StabilityLog(model, each=True)
     found = log.entry(1)["stability"]
     assert found["skipped"] == "later epochs are not certified, since this took more than 0 s"

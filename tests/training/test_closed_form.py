@@ -11,7 +11,7 @@ import torch
 from forecast_helpers import many_series
 from stablernn.data import ForecastData
 from stablernn.nn.models import Forecaster
-from stablernn.training.loop import ridge_skip as closed_form
+from stablernn.training.loop import ridge_skip
 from stablernn.training.loop.ridge_skip import fit_forecaster, gate, set_share
 
 CONTEXT, HORIZON = 12, 2
@@ -119,7 +119,7 @@ def test_windows_with_a_gap_in_their_truth_are_left_out() -> None:
 
 def test_a_skip_is_fitted_to_evenly_spread_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     data = recurrence()
-    monkeypatch.setattr(closed_form, "MOST_WINDOWS", 5)
+    monkeypatch.setattr(ridge_skip, "MOST_WINDOWS", 5)
     gathered: list[int] = []
     windows = data.windows("train")
     monkeypatch.setattr(type(windows), "gather", lambda self, chosen: gathered.extend(chosen) or original(self, chosen))

@@ -7,7 +7,8 @@ import yaml
 from pydantic import ValidationError
 
 from stablernn.errors import ConfigError
-from stablernn.training.settings.config import Config, load_config, validate
+from stablernn.training.settings.config import Config, TrainingConfig
+from stablernn.training.settings.load import load_config, validate
 
 NEEDED = ["data.source=digits", "model.cell=lipschitz"]
 
@@ -97,12 +98,9 @@ def test_a_length_in_a_later_layer_replaces_the_other_kind(first: str, second: s
     assert {key: getattr(config.training, key) for key in (first, second)} == {kept: 7, first: None}
 
 
-TRAINING = (
-    "'training' has epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, weight_decay, momentum, schedule, "
-    "step_epochs, lr_decay, clip_norm, refit, label_smoothing, class_weights, time_warp, jitter, rescale, warm_up, "
-    "certified, certified_margin, "
-    "skip_lr, calibrate, bptt_steps, patience, keep_epochs, plots, seed, device, threads."
-)
+# All keys in their order, however many there are.
+TRAINING_KEYS = ", ".join(TrainingConfig.model_fields)
+TRAINING = f"'training' has {TRAINING_KEYS}."
 UNKNOWN = {
     "typing mistake": (
         "training.epoch=3",
@@ -164,12 +162,7 @@ WRONG = {
         "model.window is only used by the scalings 'window' and 'context', got model.scaling='standard'."
     ),
     "model.cell=null": "model.cell must be a valid string, got None.",
-    "training=5": (
-        "training must be a section with keys (epochs, max_steps, batch_size, lr, orthogonal_lr, optimizer, "
-        "weight_decay, momentum, schedule, step_epochs, lr_decay, clip_norm, refit, label_smoothing, class_weights, "
-        "time_warp, jitter, rescale, warm_up, certified, certified_margin, skip_lr, calibrate, bptt_steps, patience, "
-        "keep_epochs, plots, seed, device, threads), got 5."
-    ),
+    "training=5": f"training must be a section with keys ({TRAINING_KEYS}), got 5.",
 }
 
 

@@ -9,7 +9,7 @@ from stablernn.data.types import SequenceSplit
 from stablernn.nn.models import Classifier
 from stablernn.training import TorchPredictor, evaluate
 from stablernn.training.evaluation.early_classification import SHARES, Beginnings, early
-from stablernn.training.evaluation.evaluate import Scorer
+from stablernn.training.evaluation.scorers import ClassificationScorer
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ class Counts:
 def test_accuracy_rises_when_what_tells_has_been_seen(digits: ClassificationData) -> None:
     source = split([10, 20])
     data = ClassificationData("toy", ("a", "b"), ("f",), source, source, None, {}, "")
-    scorer = Scorer(data, "validation")
+    scorer = ClassificationScorer(data, "validation")
     scorer.truth = np.ones(2, dtype=np.int64)
     rows = early(Counts(), scorer)
     assert [row["share"] for row in rows] == pytest.approx([n / 10 for n in range(1, 11)])
@@ -71,7 +71,7 @@ def test_the_last_row_is_the_score_of_whole_sequences(digits: ClassificationData
     torch.manual_seed(0)
     predictor = TorchPredictor(Classifier("gru", 1, 10, 4))
     scores = evaluate(predictor, digits, "validation")
-    last = early(predictor, Scorer(digits, "validation"))[-1]
+    last = early(predictor, ClassificationScorer(digits, "validation"))[-1]
     assert {name: last[name] for name in ("accuracy", "macro_f1")} == {
         name: scores[name] for name in ("accuracy", "macro_f1")
     }

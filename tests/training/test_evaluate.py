@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from stablernn.data import ClassificationData, ForecastData, Samples, Series, Wi
 from stablernn.errors import DataError, UnknownNameError
 from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training import TorchPredictor, evaluate, predict
+from stablernn.training.evaluation import scorers
 from stablernn.training.evaluation.baselines import Baselines
-from stablernn.training.evaluation.evaluate import Chosen, Scorer, further_inputs
 from stablernn.training.evaluation.metrics import classification_metrics, seasonal_naive
+from stablernn.training.evaluation.predictors import optional_inputs
+from stablernn.training.evaluation.scorers import ClassificationScorer, ForecastScorer, Subset
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +253,7 @@ def test_the_truth_is_read_without_the_contexts(series: ForecastData, monkeypatc
         raise AssertionError("contexts were gathered")
 
     monkeypatch.setattr(WindowSet, "gather", gather)
-    assert Scorer(series, "test").truth.shape == (6, 6, 1)
+    assert ForecastScorer(series, "test").truth.shape == (6, 6, 1)
 
 
 def test_each_series_is_forecast_from_its_own_past() -> None:
@@ -273,11 +274,11 @@ def test_each_series_is_forecast_from_its_own_past() -> None:
         fingerprint="",
     )
     for split in ("train", "validation", "test"):
-        apart = [Scorer(replace(many, series=(one,)), split) for one in many.series]
+        apart = [ForecastScorer(replace(many, series=(one,)), split) for one in many.series]
         weights = [scorer.samples for scorer in apart]
         for name in ("seasonal_naive", "naive", "drift"):
             expected = np.average([scorer.naive[name]["mae"] for scorer in apart], weights=weights)
-            assert Scorer(many, split).naive[name]["mae"] == pytest.approx(expected)
+            assert ForecastScorer(many, split).naive[name]["mae"] == pytest.approx(expected)
 
 
 def test_many_series_are_grouped_once(series: ForecastData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,8 +289,8 @@ def test_many_series_are_grouped_once(series: ForecastData, monkeypatch: pytest.
         seen.append(ends.base is not None)
         return seasonal_naive(values, ends, **options)
 
-    monkeypatch.setattr(sys.modules[Scorer.__module__], "seasonal_naive", naive)
-    Scorer(series, "test")
+    monkeypatch.setattr(scorers, "seasonal_naive", naive)
+    ForecastScorer(series, "test")
     assert seen == [True] * 4
 
 
@@ -311,9 +312,9 @@ def test_windows_without_a_value_in_their_context_are_scored_for_nobody() -> Non
 
 
 def test_a_chosen_window_is_scored_like_a_split_of_its_own(series: ForecastData) -> None:
-    whole = Scorer(series, "validation", quantiles=(0.1, 0.5, 0.9))
+    whole = ForecastScorer(series, "validation", quantiles=(0.1, 0.5, 0.9))
     chosen = np.array([1, 4])
-    part = Scorer(series, "validation", quantiles=(0.1, 0.5, 0.9), windows=chosen)
+    part = ForecastScorer(series, "validation", quantiles=(0.1, 0.5, 0.9), windows=chosen)
     outputs = predict(Repeats(), whole.source)
     picked = predict(Repeats(), part.source)
     assert part.samples == 2
@@ -327,7 +328,7 @@ def test_a_chosen_window_is_scored_like_a_split_of_its_own(series: ForecastData)
 
 
 def test_chosen_samples_are_numbered_anew(digits: ClassificationData) -> None:
-    chosen = Chosen(digits.validation, np.array([5, 3, 9]))
+    chosen = Subset(digits.validation, np.array([5, 3, 9]))
     assert len(chosen) == 3
     np.testing.assert_array_equal(chosen.gather(np.array([2, 0])).y, digits.validation.y[[9, 5]])
 
@@ -363,7 +364,7 @@ def test_what_samples_bring_reaches_the_predictor() -> None:
     predict(Looks(), Source(), batch_size=2)
     assert [sorted(further) for further in seen] == [["future", "static"]] * 2
     np.testing.assert_array_equal(seen[1]["static"], [[2]])
-    assert further_inputs(Source().gather(np.array([0]))._replace(static=None)).keys() == {"future"}
+    assert optional_inputs(Source().gather(np.array([0]))._replace(static=None)).keys() == {"future"}
 
 
 def test_the_ridge_classifier_is_fitted_for_final_scores_only(
@@ -373,7 +374,7 @@ def test_the_ridge_classifier_is_fitted_for_final_scores_only(
         raise AssertionError("a ridge classifier was fitted")
 
     monkeypatch.setattr("stablernn.training.evaluation.baselines.Ridge", fail)
-    scorer = Scorer(digits, "validation")
+    scorer = ClassificationScorer(digits, "validation")
     scorer.score({"probabilities": np.eye(10)[digits.validation.y]})
     with pytest.raises(AssertionError):
         evaluate(Knows(digits.validation.y, 10), digits, "validation")

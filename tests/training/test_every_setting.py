@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,15 +10,17 @@ import torch
 
 from forecast_helpers import many_series
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
+from stablernn.training.build_model import create_model
 from stablernn.training.loop.checkpoint import Checkpoint
-from stablernn.training.run import RunDirectory, _trainer, create_model
-from stablernn.training.settings.config import load_config
+from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import task_for
+from stablernn.training.train_model import create_trainer
 
 Weights = dict[str, torch.Tensor]
 
 
-class Journal:
+class Recorder:
     """Keeps nothing."""
 
     def record(self, line: dict[str, Any]) -> None: ...
@@ -42,10 +44,10 @@ SERIES: ForecastData = many_series(
 def trained(data: ClassificationData | ForecastData, *overrides: str) -> Weights:
     """Weights after three steps."""
     given = ["data.source=x", "model.cell=gru", "model.hidden_size=4", "training.max_steps=3", "training.threads=1"]
-    settings = resolve(load_config(overrides=[*given, *overrides]), data)
+    settings = resolve(load_config(overrides=[*given, *overrides]), task_for(data))
     torch.manual_seed(0)
     model = create_model(settings, data)
-    assert _trainer(cast(RunDirectory, Journal()), settings, data, model).fit()
+    assert create_trainer(Recorder(), settings, task_for(data), model).fit()
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -91,7 +93,9 @@ def test_of_a_forecaster(given: str, usual: dict[str, Weights]) -> None:
 def test_what_is_recommended_is_what_is_done_without_it(
     data: ClassificationData | ForecastData, usual: dict[str, Weights]
 ) -> None:
-    resolved = resolve(load_config(overrides=["data.source=x", "model.cell=gru", "model.hidden_size=4"]), data)
+    resolved = resolve(
+        load_config(overrides=["data.source=x", "model.cell=gru", "model.hidden_size=4"]), task_for(data)
+    )
     keys = {
         "model": ("readout", "patch_size", "patch_stride", "patch_embedding", "head_dropout", "scaling"),
         "training": ("batch_size", "lr", "schedule", "optimizer", "weight_decay", "clip_norm", "calibrate"),

@@ -9,9 +9,11 @@ import pytest
 
 from stablernn.data import ForecastData
 from stablernn.errors import ConfigError
-from stablernn.training.run import load_run_data
-from stablernn.training.settings.config import Config, load_config
+from stablernn.training.run_data import load_run_data
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import task_for
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def settings(source: Path, *overrides: str) -> Config:
 
 def resolved(source: Path, *overrides: str) -> Config:
     config = settings(source, *overrides)
-    return resolve(config, load_run_data(config))
+    return resolve(config, task_for(load_run_data(config)))
 
 
 def test_a_cell_that_takes_time_is_told_it(source: Path) -> None:

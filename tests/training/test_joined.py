@@ -14,11 +14,11 @@ import torch
 from forecast_helpers import many_series
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit, load_data
 from stablernn.data.named.lazy import LazySplit
-from stablernn.data.split_merging import class_weights, without_validation
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.training import Progress, evaluate, load_config, load_run, train
 from stablernn.training.dry_run import plan_training
 from stablernn.training.loop.checkpoint import load_checkpoint
+from stablernn.training.tasks.classify import class_weights
 
 TINY = ["model.hidden_size=5", "training.threads=1", "training.device=cpu", "training.plots=false"]
 DIGITS = ["data.source=digits", "model.cell=rnn", "training.batch_size=256", "training.refit=true", *TINY]
@@ -39,7 +39,7 @@ def classes(*, timed: bool = False) -> ClassificationData:
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_sequences_are_joined_in_their_order(timed: bool) -> None:
-    got = without_validation(classes(timed=timed))
+    got = classes(timed=timed).without_validation()
     assert isinstance(got, ClassificationData)
     assert (len(got.train), len(got.validation)) == (9, 0)
     np.testing.assert_array_equal(got.train.x[:, 0, 0], range(9))
@@ -71,7 +71,7 @@ def test_sequences_that_are_made_on_demand_stay_so() -> None:
         LazySplit(make(first, length), 10, np.full(count, length), np.arange(count) % 2, list(map(str, range(count))))
         for first, length, count in ((0, 3, 6), (6, 4, 3))
     ]
-    got = without_validation(replace(classes(), train=parts[0], validation=parts[1]))
+    got = replace(classes(), train=parts[0], validation=parts[1]).without_validation()
     assert isinstance(got, ClassificationData)
     assert isinstance(got.train, LazySplit)
     assert max(asked) == 1
@@ -85,7 +85,7 @@ def test_sequences_that_are_made_on_demand_stay_so() -> None:
 def test_the_windows_of_validation_are_trained_on() -> None:
     data = many_series([np.arange(40)[:, None]])
     data.notes["windows"] = data.window_counts()
-    got = without_validation(data)
+    got = data.without_validation()
     assert isinstance(got, ForecastData)
     # A window of a split needs all of its two targets there: two splits of n have n - 1 each, joined 2 n - 1.
     before = {name: len(data.windows(name)) for name in ("train", "validation", "test")}

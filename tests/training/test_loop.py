@@ -12,10 +12,11 @@ from stablernn.data import ClassificationData, SequenceSplit
 from stablernn.data.windows import build_windows
 from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import Classifier
-from stablernn.training.batches.losses import Batch
-from stablernn.training.evaluation.evaluate import Scorer
+from stablernn.training.batches.losses import Batch, ClassifyObjective
+from stablernn.training.batches.sample_minibatches import SampleMinibatches, TensorBatches
+from stablernn.training.evaluation.scorers import ClassificationScorer
 from stablernn.training.loop.checkpoint import Checkpoint
-from stablernn.training.loop.trainer import Batches, Progress, Trainer
+from stablernn.training.loop.trainer import Progress, Trainer
 from stablernn.training.settings.config import TrainingConfig
 
 
@@ -35,7 +36,7 @@ def data(train: int = 10, validation: int = 6) -> ClassificationData:
     )
 
 
-class Journal:
+class Recorder:
     """Keeps everything in memory."""
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class Journal:
 
 def trainer(
     toy: ClassificationData | None = None, cell: str = "rnn", hidden_size: int = 5, **given: Any
-) -> tuple[Trainer, Journal]:
+) -> tuple[Trainer, Recorder]:
     toy = toy if toy is not None else data()
     settings = {"batch_size": 4, "lr": 0.01, "optimizer": "adam", "weight_decay": 0.0, "schedule": "constant"}
     if "max_steps" not in given:
@@ -59,9 +60,11 @@ def trainer(
     torch.manual_seed(3)
     model = Classifier(cell, 2, 2, hidden_size)
     model.fit_scaling(toy.training_values())
-    journal = Journal()
+    recorder = Recorder()
     chosen = TrainingConfig.model_validate({**settings, **given})
-    return Trainer(model, toy.train, Scorer(toy, "validation"), chosen, journal), journal
+    minibatches = SampleMinibatches(toy.train, chosen.batch_size or 0, torch.device("cpu"))
+    scorer = ClassificationScorer(toy, "validation")
+    return Trainer(model, minibatches, ClassifyObjective(), scorer, chosen, recorder), recorder
 
 
 def plain_loop(epochs: int) -> dict[str, torch.Tensor]:
@@ -89,20 +92,20 @@ def test_equals_a_plain_loop() -> None:
 
 
 def test_a_line_an_epoch() -> None:
-    ours, journal = trainer(epochs=2)
+    ours, recorder = trainer(epochs=2)
     ours.fit()
-    assert [(line["epoch"], line["step"], line["lr"]) for line in journal.lines] == [(1, 3, 0.01), (2, 6, 0.01)]
-    assert set(journal.lines[0]) == {"epoch", "step", "lr", "train_loss", "validation", "seconds", "stability"}
-    assert set(journal.lines[0]["validation"]) == {"accuracy", "macro_f1", "log_loss", "ece", "roc_auc"}
+    assert [(line["epoch"], line["step"], line["lr"]) for line in recorder.lines] == [(1, 3, 0.01), (2, 6, 0.01)]
+    assert set(recorder.lines[0]) == {"epoch", "step", "lr", "train_loss", "validation", "seconds", "stability"}
+    assert set(recorder.lines[0]["validation"]) == {"accuracy", "macro_f1", "log_loss", "ece", "roc_auc"}
 
 
 def test_the_training_loss_is_the_mean_over_the_samples() -> None:
     # With a rate of nearly zero the weights stand still, so that the epoch's mean equals the loss of all at once.
-    ours, journal = trainer(epochs=2, lr=1e-30)
+    ours, recorder = trainer(epochs=2, lr=1e-30)
     whole = Batch(*(torch.from_numpy(array) for array in data().train.gather(range(10))[:3]))
-    expected = float(ours.task.loss(ours.model, whole).detach())
+    expected = float(ours.objective.loss(ours.model, whole).detach())
     ours.fit()
-    assert [line["train_loss"] for line in journal.lines] == pytest.approx([expected] * 2, rel=1e-5)
+    assert [line["train_loss"] for line in recorder.lines] == pytest.approx([expected] * 2, rel=1e-5)
 
 
 def test_progress_after_every_step_and_validation() -> None:
@@ -126,11 +129,11 @@ def test_cells_project_after_every_step_without_gradients(monkeypatch: pytest.Mo
 def test_saved_weights_are_projected(projected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not projected:
         monkeypatch.setattr(IndRNNCell, "after_step", lambda *_: None)
-    ours, journal = trainer(cell="indrnn", hidden_size=6, lr=5.0, epochs=5)
+    ours, recorder = trainer(cell="indrnn", hidden_size=6, lr=5.0, epochs=5)
     ours.fit()
     largest = {
         name: float(checkpoint.group("model")["rnn.stacks.0.layers.0.weight_hh"].abs().max())
-        for name, checkpoint in journal.saved
+        for name, checkpoint in recorder.saved
     }
     assert set(largest) == {"best", "last"}
     # At this rate training leads far beyond the bound of 1.
@@ -138,9 +141,9 @@ def test_saved_weights_are_projected(projected: bool, monkeypatch: pytest.Monkey
 
 
 def test_max_steps_end_inside_an_epoch_with_a_validation() -> None:
-    ours, journal = trainer(max_steps=4)
+    ours, recorder = trainer(max_steps=4)
     ours.fit()
-    assert [(line["epoch"], line["step"]) for line in journal.lines] == [(1, 3), (2, 4)]
+    assert [(line["epoch"], line["step"]) for line in recorder.lines] == [(1, 3), (2, 4)]
     assert (ours.epochs_begun, ours.position.epoch, ours.position.batch) == (2, 1, 1)
 
 
@@ -163,13 +166,13 @@ def scored(ours: Trainer, accuracies: list[float]) -> list[float]:
     ids=["best in the middle", "a tie goes to the later", "missing first", "missing later"],
 )
 def test_the_best_weights_are_kept(accuracies: list[float], best: int) -> None:
-    ours, journal = trainer(epochs=3)
+    ours, recorder = trainer(epochs=3)
     weights = scored(ours, accuracies)
     ours.fit()
     assert ours.position.best_epoch == best
     ours.load_best()
     assert float(next(ours.model.parameters()).detach().flatten()[0]) == weights[best - 1]
-    name, checkpoint = [saved for saved in journal.saved if saved[0] == "best"][-1]
+    name, checkpoint = [saved for saved in recorder.saved if saved[0] == "best"][-1]
     assert checkpoint.state["epoch"] == best
 
 
@@ -184,10 +187,10 @@ def test_the_best_weights_are_kept(accuracies: list[float], best: int) -> None:
     ids=["a tie is no progress", "two worse", "starts again after a better one", "missing"],
 )
 def test_patience(patience: int, accuracies: list[float], epochs: int) -> None:
-    ours, journal = trainer(epochs=6, patience=patience)
+    ours, recorder = trainer(epochs=6, patience=patience)
     scored(ours, accuracies)
     assert ours.fit()
-    assert len(journal.lines) == epochs
+    assert len(recorder.lines) == epochs
 
 
 def test_patience_needs_a_validation_split() -> None:
@@ -197,26 +200,26 @@ def test_patience_needs_a_validation_split() -> None:
 
 
 def test_without_validation_the_last_weights_are_the_best() -> None:
-    ours, journal = trainer(data(validation=0), epochs=2)
+    ours, recorder = trainer(data(validation=0), epochs=2)
     ours.fit()
-    assert [line["validation"] for line in journal.lines] == [{}, {}]
+    assert [line["validation"] for line in recorder.lines] == [{}, {}]
     assert ours.position.best_epoch == 2
 
 
 def test_a_loss_that_is_not_finite() -> None:
-    ours, journal = trainer(optimizer="sgd", lr=1e38)
+    ours, recorder = trainer(optimizer="sgd", lr=1e38)
     with pytest.raises(TrainingError) as caught:
         ours.fit()
     assert str(caught.value) == (
         "The training loss became inf at step 2 (epoch 1) at a learning rate of 1e+38. "
         "Set a lower training.lr, such as 0.01, or training.clip_norm=1."
     )
-    assert journal.saved == []
+    assert recorder.saved == []
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_no_epoch_with_a_finite_metric(epochs: int) -> None:
-    ours, journal = trainer(epochs=epochs)
+    ours, recorder = trainer(epochs=epochs)
     scored(ours, [math.nan] * epochs)
     with pytest.raises(TrainingError) as caught:
         ours.fit()
@@ -224,11 +227,11 @@ def test_no_epoch_with_a_finite_metric(epochs: int) -> None:
         "No epoch left a model that can be used: the validation metric 'accuracy' was never finite, last nan. "
         "Set a lower training.lr, such as 0.001, or training.clip_norm=1."
     )
-    assert {name for name, _ in journal.saved} == {"last"}
+    assert {name for name, _ in recorder.saved} == {"last"}
 
 
 def test_weights_that_are_not_finite_are_never_the_best() -> None:
-    ours, journal = trainer(data(train=4, validation=0), optimizer="sgd", lr=1e38, momentum=0.0, epochs=1)
+    ours, recorder = trainer(data(train=4, validation=0), optimizer="sgd", lr=1e38, momentum=0.0, epochs=1)
     ours._step = _ruin(ours, ours._step)  # type: ignore[method-assign]
     with pytest.raises(TrainingError) as caught:
         ours.fit()
@@ -236,7 +239,7 @@ def test_weights_that_are_not_finite_are_never_the_best() -> None:
         "No epoch left a model that can be used: its weights are not finite. "
         "Set a lower training.lr, such as 0.01, or training.clip_norm=1."
     )
-    assert {name for name, _ in journal.saved} == {"last"}
+    assert {name for name, _ in recorder.saved} == {"last"}
 
 
 def _ruin(ours: Trainer, step: Any) -> Any:
@@ -281,15 +284,15 @@ def test_steps_are_taken_in_training_mode() -> None:
 def test_the_seed_orders_the_samples() -> None:
     results = []
     for seed in (0, 0, 1):
-        ours, journal = trainer(seed=seed, epochs=1)
+        ours, recorder = trainer(seed=seed, epochs=1)
         ours.fit()
-        results.append(journal.lines[0]["train_loss"])
+        results.append(recorder.lines[0]["train_loss"])
     assert results[0] == results[1] != results[2]
 
 
 def test_batches_are_cut_to_their_longest_sequence() -> None:
     toy = data(train=30)
-    batches = Batches(toy.train, torch.device("cpu"))
+    batches = TensorBatches(toy.train, torch.device("cpu"))
     short = np.flatnonzero(toy.train.lengths <= 3)
     batch = batches.take(torch.from_numpy(short))
     assert batch.x.shape == (len(short), int(toy.train.lengths[short].max()), 2)
@@ -298,9 +301,9 @@ def test_batches_are_cut_to_their_longest_sequence() -> None:
 
 def test_large_sources_are_gathered_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, chosen = data(train=30), torch.tensor([4, 2, 29])
-    whole = Batches(toy.train, torch.device("cpu")).take(chosen)
-    monkeypatch.setattr("stablernn.training.loop.trainer._GATHERED_BYTES", 0)
-    for got, expected in zip(Batches(toy.train, torch.device("cpu")).take(chosen)[:3], whole[:3], strict=True):
+    whole = TensorBatches(toy.train, torch.device("cpu")).take(chosen)
+    monkeypatch.setattr("stablernn.training.batches.sample_minibatches._GATHERED_BYTES", 0)
+    for got, expected in zip(TensorBatches(toy.train, torch.device("cpu")).take(chosen)[:3], whole[:3], strict=True):
         assert torch.equal(got, expected)
 
 
@@ -310,13 +313,13 @@ def test_the_truth_counts_in_what_is_gathered_at_once(monkeypatch: pytest.Monkey
     samples = windows.gather(np.arange(len(windows)))
     x, y = samples.x, samples.y
     for limit, whole in ((x.nbytes + y.nbytes, True), (x.nbytes + y.nbytes - 1, False)):
-        monkeypatch.setattr("stablernn.training.loop.trainer._GATHERED_BYTES", limit)
-        assert (Batches(windows, torch.device("cpu"))._whole is not None) is whole
+        monkeypatch.setattr("stablernn.training.batches.sample_minibatches._GATHERED_BYTES", limit)
+        assert (TensorBatches(windows, torch.device("cpu"))._whole is not None) is whole
 
 
 def test_long_epochs_are_saved_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stablernn.training.loop.trainer.SAVE_SECONDS", 0.0)
-    ours, journal = trainer(epochs=1)
+    ours, recorder = trainer(epochs=1)
     ours.fit()
-    steps = [saved.state["position"]["step"] for name, saved in journal.saved if name == "last"]
+    steps = [saved.state["position"]["step"] for name, saved in recorder.saved if name == "last"]
     assert steps == [1, 2, 3, 3]

@@ -13,9 +13,11 @@ from stablernn.cells import list_cells
 from stablernn.data import ClassificationData, ForecastData, SequenceSplit
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import ConfigError
-from stablernn.training.run import create_model
-from stablernn.training.settings.config import Config, load_config
+from stablernn.training.build_model import create_model
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.load import load_config
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import task_for
 
 
 def settings(*overrides: str, cell: str = "gru") -> Config:
@@ -47,7 +49,7 @@ def steps() -> StepData:
 
 def refused(config: Config, data: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(config, data)
+        resolve(config, task_for(data))
     return str(caught.value)
 
 
@@ -56,7 +58,7 @@ MODEL = (*MODEL, "window", "season", "log")
 
 
 def chosen(config: Config, data: ClassificationData | ForecastData, keys: tuple[str, ...] = MODEL) -> tuple[Any, ...]:
-    model = resolve(config, data).model
+    model = resolve(config, task_for(data)).model
     return tuple(getattr(model, key) for key in keys)
 
 
@@ -71,7 +73,7 @@ def test_the_embedding_is_as_long_as_the_state() -> None:
 
 def test_short_sequences_are_not_left_out_by_patches() -> None:
     assert chosen(settings(), classes(time=5), ("patch_size", "patch_stride")) == (4, 1)
-    assert resolve(settings(), classes(time=1)).model.patch_stride == 1
+    assert resolve(settings(), task_for(classes(time=1))).model.patch_stride == 1
 
 
 def test_what_a_forecaster_is_made_of() -> None:
@@ -81,7 +83,7 @@ def test_what_a_forecaster_is_made_of() -> None:
 @pytest.mark.parametrize(("task", "skip"), [("classify", "none"), ("forecast", "none")])
 def test_the_paper_recommends_none_of_what_is_ours(task: str, skip: str) -> None:
     data = classes() if task == "classify" else wave()
-    resolved = resolve(settings("model.preset=paper"), data)
+    resolved = resolve(settings("model.preset=paper"), task_for(data))
     assert chosen(settings("model.preset=paper"), data) == (
         *("last", 1, 1, 0, 0.0, skip, "standard"),
         *(None, None, None),
@@ -95,7 +97,7 @@ def test_the_paper_recommends_none_of_what_is_ours(task: str, skip: str) -> None
 def test_what_stays_none_is_off_or_of_another_task() -> None:
     shared = {"time_step", "max_dt", "embedding_size"}
     for data, off in ((classes(), {"window", "season", "log"}), (wave(), set[str]())):
-        dumped = resolve(settings(), data).model.model_dump()
+        dumped = resolve(settings(), task_for(data)).model.model_dump()
         assert {key for key, value in dumped.items() if value is None} == shared | off
 
 
@@ -104,12 +106,12 @@ def test_what_stays_none_is_off_or_of_another_task() -> None:
 def test_resolved_settings_resolve_to_themselves_and_build_a_model(cell: str, preset: str) -> None:
     config = settings(f"model.preset={preset}", "model.hidden_size=4", cell=cell)
     for data in (classes(time=20), wave(steps=120)):
-        resolved = resolve(config, data)
-        assert resolve(resolved, data) == resolved
+        resolved = resolve(config, task_for(data))
+        assert resolve(resolved, task_for(data)) == resolved
         create_model(resolved, data)
     for data in (steps(),):
-        resolved = resolve(config, data)
-        assert resolve(resolved, data) == resolved
+        resolved = resolve(config, task_for(data))
+        assert resolve(resolved, task_for(data)) == resolved
 
 
 @pytest.mark.parametrize(
@@ -152,14 +154,14 @@ def test_another_scaling_has_no_skip() -> None:
 
 @pytest.mark.parametrize(("lowest", "log"), [(0.001, True), (1.0, False), (-0.1, False), (-3.0, False)])
 def test_positive_series_that_differ_by_factors_are_taken_by_their_logarithms(lowest: float, log: bool) -> None:
-    assert resolve(settings(), wave(lowest=lowest)).model.log is log
-    assert resolve(settings("model.log=false"), wave(lowest=lowest)).model.log is False
+    assert resolve(settings(), task_for(wave(lowest=lowest))).model.log is log
+    assert resolve(settings("model.log=false"), task_for(wave(lowest=lowest))).model.log is False
 
 
 def test_logarithms_are_chosen_by_the_training_part() -> None:
     data = wave(lowest=0.001)
     data.series[0].values[-10:] = -5
-    assert resolve(settings(), data).model.log is True
+    assert resolve(settings(), task_for(data)).model.log is True
 
 
 def test_a_cell_that_takes_missing_samples_as_they_are_sees_them_side_by_side() -> None:
@@ -288,23 +290,23 @@ def test_what_an_answer_at_each_step_does_not_have(given: str) -> None:
 def test_an_answer_at_each_step_is_not_calibrated(given: str) -> None:
     expected = "training.calibrate is not used by the task 'predict-next', and 'told' is for it."
     assert refused(settings(given), steps()) == expected
-    assert resolve(settings(), steps()).training.calibrate is None
+    assert resolve(settings(), task_for(steps())).training.calibrate is None
 
 
 def test_calibration_is_stored_as_it_is_done() -> None:
-    assert resolve(settings(), classes()).training.calibrate is True
-    assert resolve(settings(), classes(validation=0)).training.calibrate is False
-    assert resolve(settings(), wave()).training.calibrate is True
-    assert resolve(settings("task.quantiles=[]"), wave()).training.calibrate is False
-    assert resolve(settings("task.quantiles=[0.5,0.9]"), wave()).training.calibrate is False
-    assert resolve(settings("task.quantiles=[0.1,0.9,0.95]"), wave()).training.calibrate is True
-    assert resolve(settings("training.calibrate=false"), wave()).training.calibrate is False
+    assert resolve(settings(), task_for(classes())).training.calibrate is True
+    assert resolve(settings(), task_for(classes(validation=0))).training.calibrate is False
+    assert resolve(settings(), task_for(wave())).training.calibrate is True
+    assert resolve(settings("task.quantiles=[]"), task_for(wave())).training.calibrate is False
+    assert resolve(settings("task.quantiles=[0.5,0.9]"), task_for(wave())).training.calibrate is False
+    assert resolve(settings("task.quantiles=[0.1,0.9,0.95]"), task_for(wave())).training.calibrate is True
+    assert resolve(settings("training.calibrate=false"), task_for(wave())).training.calibrate is False
 
 
 def test_sequences_are_changed_in_training_unless_the_paper_is_asked_for() -> None:
-    training = resolve(settings(), classes()).training
+    training = resolve(settings(), task_for(classes())).training
     assert (training.time_warp, training.jitter, training.rescale) == (0.03, 0.1, 0.1)
-    training = resolve(settings("training.time_warp=0", "training.jitter=0.5"), classes()).training
+    training = resolve(settings("training.time_warp=0", "training.jitter=0.5"), task_for(classes())).training
     assert (training.time_warp, training.jitter, training.rescale) == (0.0, 0.5, 0.1)
 
 
@@ -318,23 +320,23 @@ def timed() -> ClassificationData:
 
 
 def test_steps_whose_time_is_known_are_not_moved() -> None:
-    assert resolve(settings(cell="lipschitz"), timed()).training.time_warp == 0
-    assert resolve(settings("model.time=ignore"), timed()).training.time_warp == 0.03
+    assert resolve(settings(cell="lipschitz"), task_for(timed())).training.time_warp == 0
+    assert resolve(settings("model.time=ignore"), task_for(timed())).training.time_warp == 0.03
     assert refused(settings("training.time_warp=0.1", cell="lipschitz"), timed()) == (
         "training.time_warp moves steps in time, and 'toy' says when they were; set it to 0, or model.time=ignore."
     )
 
 
 def test_contexts_of_a_forecast_are_up_to_twice_as_long() -> None:
-    assert resolve(settings(), wave()).training.warm_up == 28
-    assert resolve(settings("training.warm_up=4"), wave()).training.warm_up == 4
-    assert resolve(settings("model.patch_size=29"), wave()).training.warm_up == 0
+    assert resolve(settings(), task_for(wave())).training.warm_up == 28
+    assert resolve(settings("training.warm_up=4"), task_for(wave())).training.warm_up == 4
+    assert resolve(settings("model.patch_size=29"), task_for(wave())).training.warm_up == 0
 
 
 def test_the_skip_learns_a_thirtieth_as_fast() -> None:
-    assert resolve(settings("training.lr=0.3"), wave()).training.skip_lr == pytest.approx(0.01)
-    assert resolve(settings("training.skip_lr=0"), wave()).training.skip_lr == 0
-    assert resolve(settings(), classes()).training.skip_lr is None
+    assert resolve(settings("training.lr=0.3"), task_for(wave())).training.skip_lr == pytest.approx(0.01)
+    assert resolve(settings("training.skip_lr=0"), task_for(wave())).training.skip_lr == 0
+    assert resolve(settings(), task_for(classes())).training.skip_lr is None
 
 
 @pytest.mark.parametrize(
@@ -343,13 +345,13 @@ def test_the_skip_learns_a_thirtieth_as_fast() -> None:
     [(8, 8, 500), (40, 8, 500), (100, 16, 560), (5000, 32, 12_560)],
 )
 def test_small_sets_get_smaller_batches_and_as_many_steps(samples: int, batch: int, steps_made: int) -> None:
-    training = resolve(settings(cell="lipschitz"), classes(samples, time=3)).training
+    training = resolve(settings(cell="lipschitz"), task_for(classes(samples, time=3))).training
     assert training.epochs is not None
     assert (training.batch_size, training.epochs * -(-samples // batch)) == (batch, steps_made)
 
 
 def test_a_given_batch_makes_the_steps_of_an_epoch() -> None:
-    training = resolve(settings("training.batch_size=20", cell="lipschitz"), classes(40, time=3)).training
+    training = resolve(settings("training.batch_size=20", cell="lipschitz"), task_for(classes(40, time=3))).training
     assert (training.batch_size, training.epochs) == (20, 250)
 
 
@@ -359,10 +361,10 @@ def test_a_given_batch_makes_the_steps_of_an_epoch() -> None:
     [(400, 32, 30), (6000, 128, 6), (66_000, 256, 5), (200_000, 256, 3)],
 )
 def test_the_steps_of_a_forecast(length: int, batch: int, epochs: int) -> None:
-    training = resolve(settings(), wave(length)).training
+    training = resolve(settings(), task_for(wave(length))).training
     assert (training.batch_size, training.epochs) == (batch, epochs)
 
 
 def test_the_paper_says_how_long() -> None:
-    training = resolve(settings("model.preset=paper", cell="lipschitz"), classes(8, time=3)).training
+    training = resolve(settings("model.preset=paper", cell="lipschitz"), task_for(classes(8, time=3))).training
     assert (training.batch_size, training.epochs) == (128, 100)

@@ -13,9 +13,11 @@ from stablernn.data import load_data
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
 from stablernn.training import Config, load_config, train
-from stablernn.training.dry_run import _PEAK, _kept_at, _longest, check_run, plan_training
-from stablernn.training.run import create_model, load_run_data
+from stablernn.training.build_model import create_model
+from stablernn.training.dry_run import _PEAK, _kept_bytes, check_run, plan_training
+from stablernn.training.run_data import load_run_data
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import task_for
 
 
 def config(source: str | Path, *overrides: str, cell: str = "lipschitz") -> Config:
@@ -61,10 +63,10 @@ def test_the_memory_of_a_batch_is_in_step_with_what_autograd_keeps_of_it(source:
     data = load_run_data(settings)
     assert not isinstance(data, StepData)
     estimate = plan_training(settings, data)["memory"]["batch_bytes"]
-    resolved = resolve(settings, data)
+    resolved = resolve(settings, task_for(data))
     model = create_model(resolved, data)
-    sample, steps = _longest(data, 0, resolved.training.warm_up or 0)
-    kept = _kept_at(model, sample, 7, steps) + 7 * sample.x[0].nbytes
+    sample, steps = task_for(data).largest_sample(resolved.training)
+    kept = _kept_bytes(model, sample, 7, steps) + 7 * sample.x[0].nbytes
     assert estimate == pytest.approx(_PEAK * kept, rel=0.25)
 
 

@@ -16,17 +16,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stablernn.data.segments import count_targets, segments, streams
 from stablernn.data.step_data import NO_TARGET, Output, StepData, StoredSteps
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.nn.models import SequencePredictor
 from stablernn.training import Progress, TorchPredictor, load_config, train
-from stablernn.training.batches.minibatches import StepFeed, feed_steps, scored_entries, segments, streams
-from stablernn.training.evaluation.evaluate_predict_next import NUMBERS, StepScorer, evaluate_steps, follow
+from stablernn.training.batches.losses import PredictNextObjective
+from stablernn.training.batches.minibatches import SegmentMinibatches, count_segment_minibatches
+from stablernn.training.build_model import create_model
+from stablernn.training.evaluation.evaluate_predict_next import StepScorer, evaluate_steps
+from stablernn.training.evaluation.metric_catalog import direction
+from stablernn.training.evaluation.stepwise import NUMBERS, predict_segments
 from stablernn.training.loop.optim import build_optimizer, build_schedule
 from stablernn.training.loop.trainer import Trainer
-from stablernn.training.run import create_model
 from stablernn.training.settings.config import Config, TrainingConfig
 from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import task_for
 
 CPU = torch.device("cpu")
 LETTERS = tuple("abcd")
@@ -72,7 +77,7 @@ def settings(*overrides: str, cell: str = "lstm") -> Config:
     return load_config(overrides=["data.source=x", f"model.cell={cell}", "model.hidden_size=6", *overrides])
 
 
-class Journal:
+class Recorder:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
 
@@ -83,17 +88,21 @@ class Journal:
         pass
 
 
-def trainer(data: StepData, **given: Any) -> tuple[Trainer, Journal]:
+def trainer(data: StepData, **given: Any) -> tuple[Trainer, Recorder]:
     config = {
         "batch_size": 4, "lr": 0.01, "optimizer": "adam", "weight_decay": 0.0, "schedule": "constant", "bptt_steps": 5,
         "epochs": 2, **given,
     }  # fmt: skip
     torch.manual_seed(3)
-    model = create_model(resolve(settings(), data), data)
+    model = create_model(resolve(settings(), task_for(data)), data)
     chosen = TrainingConfig.model_validate(config)
-    feed = StepFeed(data.train, chosen.batch_size or 0, chosen.bptt_steps or 0, continuous=data.continuous, device=CPU)
-    journal = Journal()
-    return Trainer(model, feed, StepScorer(data, "validation"), chosen, journal), journal
+    minibatches = SegmentMinibatches(
+        data.train, chosen.batch_size or 0, chosen.bptt_steps or 0, continuous=data.continuous, device=CPU
+    )
+    recorder = Recorder()
+    return Trainer(
+        model, minibatches, PredictNextObjective(data.headline), StepScorer(data, "validation"), chosen, recorder
+    ), recorder
 
 
 # --- streams and stretches -------------------------------------------------------------------------------------------
@@ -108,7 +117,7 @@ def test_streams_hold_every_step_of_a_text_in_its_order(length: int, rows: int) 
     assert np.array_equal(np.concatenate(kept), split.inputs[0])
     kept = [values[:count] for values, count in zip(cut.y, cut.lengths, strict=True)]
     assert np.array_equal(np.concatenate(kept), split.targets[0])
-    assert scored_entries(cut.y) == length
+    assert count_targets(cut.y) == length
     assert list(cut.lengths) == sorted(cut.lengths, reverse=True)
 
 
@@ -121,42 +130,42 @@ def test_streams_hold_every_step_of_a_text_in_its_order(length: int, rows: int) 
 def test_the_pieces_of_an_epoch_are_every_sequence_once(lengths: list[int], batch: int, bptt: int, seed: int) -> None:
     inputs = [100 * number + np.arange(length) for number, length in enumerate(lengths)]
     split = StoredSteps(inputs, inputs)
-    feed = StepFeed(split, batch, bptt, continuous=False, device=CPU)
-    assert feed.steps == feed_steps(split, batch, bptt, continuous=False)
-    feed.shuffle(torch.Generator().manual_seed(seed))
+    minibatches = SegmentMinibatches(split, batch, bptt, continuous=False, device=CPU)
+    assert minibatches.steps == count_segment_minibatches(split, batch, bptt, continuous=False)
+    minibatches.shuffle(torch.Generator().manual_seed(seed))
     followed: list[list[int]] = []
     going: list[list[int]] = []
-    for number in range(feed.steps):
-        piece = feed.take(number)
-        assert piece.batch.x.shape[1] <= (bptt or max(lengths))
-        assert piece.weight == int(piece.batch.lengths.sum())
-        if piece.first:
-            going = [[] for _ in piece.batch.x]
+    for number in range(minibatches.steps):
+        minibatch = minibatches.take(number)
+        assert minibatch.batch.x.shape[1] <= (bptt or max(lengths))
+        assert minibatch.weight == int(minibatch.batch.lengths.sum())
+        if minibatch.is_first:
+            going = [[] for _ in minibatch.batch.x]
             followed += going
-        assert len(piece.batch.x) <= len(going)
-        for row, values, count in zip(going, piece.batch.x, piece.batch.lengths, strict=False):
+        assert len(minibatch.batch.x) <= len(going)
+        for row, values, count in zip(going, minibatch.batch.x, minibatch.batch.lengths, strict=False):
             row += values[:count].tolist()
     assert sorted(followed) == sorted(sequence.tolist() for sequence in inputs)
 
 
 def test_steps_of_a_text_are_counted_without_reading_it() -> None:
     for batch, bptt in ((4, 10), (7, 3), (1, 0), (32, 150)):
-        feed = StepFeed(text(101), batch, bptt, continuous=True, device=CPU)
-        assert feed.steps == feed_steps(text(101), batch, bptt, continuous=True)
+        minibatches = SegmentMinibatches(text(101), batch, bptt, continuous=True, device=CPU)
+        assert minibatches.steps == count_segment_minibatches(text(101), batch, bptt, continuous=True)
 
 
 def test_the_order_of_sequences_is_drawn_and_that_of_a_text_is_not() -> None:
     split = StoredSteps([np.full(3, number) for number in range(20)], [np.zeros(3, np.int64)] * 20)
-    feed = StepFeed(split, 4, 0, continuous=False, device=CPU)
+    minibatches = SegmentMinibatches(split, 4, 0, continuous=False, device=CPU)
     orders = []
     for seed in (0, 0, 1):
-        feed.shuffle(torch.Generator().manual_seed(seed))
-        orders.append([feed.take(number).batch.x[:, 0].tolist() for number in range(feed.steps)])
+        minibatches.shuffle(torch.Generator().manual_seed(seed))
+        orders.append([minibatches.take(number).batch.x[:, 0].tolist() for number in range(minibatches.steps)])
     assert orders[0] == orders[1] != orders[2]
-    feed = StepFeed(text(50), 4, 5, continuous=True, device=CPU)
-    before = feed.take(1).batch.x.clone()
-    feed.shuffle(torch.Generator().manual_seed(5))
-    assert torch.equal(feed.take(1).batch.x, before)
+    minibatches = SegmentMinibatches(text(50), 4, 5, continuous=True, device=CPU)
+    before = minibatches.take(1).batch.x.clone()
+    minibatches.shuffle(torch.Generator().manual_seed(5))
+    assert torch.equal(minibatches.take(1).batch.x, before)
 
 
 def test_stretches_leave_out_what_has_ended() -> None:
@@ -173,7 +182,7 @@ def test_stretches_leave_out_what_has_ended() -> None:
 def plain_loop(data: StepData, epochs: int) -> dict[str, torch.Tensor]:
     """The same training of a text in the fewest lines."""
     torch.manual_seed(3)
-    model = create_model(resolve(settings(), data), data)
+    model = create_model(resolve(settings(), task_for(data)), data)
     assert isinstance(model, SequencePredictor)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     cut = streams(data.train, 4)
@@ -199,17 +208,17 @@ def test_equals_a_plain_loop_that_carries_the_state() -> None:
 
 def test_the_training_loss_is_the_mean_over_the_targets() -> None:
     data = frames(output="categorical")
-    ours, journal = trainer(data, lr=1e-30, bptt_steps=2, epochs=1)
+    ours, recorder = trainer(data, lr=1e-30, bptt_steps=2, epochs=1)
     expected = evaluate_steps(TorchPredictor(ours.model), data, "train")["nll"]
     ours.fit()
-    assert journal.lines[0]["train_loss"] == pytest.approx(expected, rel=1e-5)
+    assert recorder.lines[0]["train_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_restored_state_does_not_lie_where_the_file_put_it() -> None:
     """There it is not aligned as torch's own tensors are, and the products of the next step round in another way."""
     ours, _ = trainer(running(81))
     for number in range(2):
-        ours._step(ours._feed.take(number))
+        ours._step(ours._minibatches.take(number))
     checkpoint = ours.checkpoint()
     again, _ = trainer(running(81))
     again.restore(checkpoint)
@@ -225,11 +234,11 @@ def test_a_stretch_without_targets_moves_no_weight() -> None:
     data = replace(frames(), train=split, outputs=("sum",), features=("a", "b"), validation=split, test=split)
     ours, _ = trainer(data, bptt_steps=2, epochs=1, weight_decay=0.5, optimizer="adamw")
     before = {name: value.clone() for name, value in ours.model.state_dict().items()}
-    ours._feed.shuffle(torch.Generator())
+    ours._minibatches.shuffle(torch.Generator())
     for number in range(2):
-        ours._step(ours._feed.take(number))
+        ours._step(ours._minibatches.take(number))
         assert all(torch.equal(value, before[name]) for name, value in ours.model.state_dict().items())
-    ours._step(ours._feed.take(2))
+    ours._step(ours._minibatches.take(2))
     assert any(not torch.equal(value, before[name]) for name, value in ours.model.state_dict().items())
 
 
@@ -240,19 +249,19 @@ def _last_only(length: int) -> np.ndarray:
 
 
 def test_the_headline_of_the_data_chooses_the_best_weights() -> None:
-    ours, journal = trainer(running(80), epochs=3)
+    ours, recorder = trainer(running(80), epochs=3)
     ours.fit()
-    assert ours.task.headline == "bpc"
-    assert ours.position.best == min(line["validation"]["bpc"] for line in journal.lines)
-    assert "frequencies" not in journal.lines[-1]["validation"]
+    assert ours.objective.headline == "bpc"
+    assert ours.position.best == min(line["validation"]["bpc"] for line in recorder.lines)
+    assert "frequencies" not in recorder.lines[-1]["validation"]
 
 
 def test_plateau_halves_the_rate_when_the_headline_is_no_better() -> None:
-    ours, journal = trainer(running(80), schedule="plateau", epochs=6)
+    ours, recorder = trainer(running(80), schedule="plateau", epochs=6)
     values = iter([2.0, 2.1, 1.9, 1.9, 1.8, 1.7])
     ours._scorer.score_of = lambda predictor: {"bpc": next(values)}  # type: ignore[method-assign, union-attr]
     ours.fit()
-    rates = [line["lr"] for line in journal.lines]
+    rates = [line["lr"] for line in recorder.lines]
     assert rates == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.0025, 0.0025])
 
 
@@ -278,12 +287,14 @@ def test_plateau_takes_its_own_factor() -> None:
 
 def test_a_periodic_text_is_learnt() -> None:
     data = running(400, period=4)
-    config = resolve(settings("training.epochs=15", "model.hidden_size=16", "training.lr=0.02"), data)
+    config = resolve(settings("training.epochs=15", "model.hidden_size=16", "training.lr=0.02"), task_for(data))
     torch.manual_seed(0)
     model = create_model(config, data)
-    feed = StepFeed(data.train, 2, 20, continuous=True, device=CPU)
+    minibatches = SegmentMinibatches(data.train, 2, 20, continuous=True, device=CPU)
     chosen = config.training.model_copy(update={"batch_size": 2, "bptt_steps": 20})
-    ours = Trainer(model, feed, StepScorer(data, "train"), chosen, Journal())
+    ours = Trainer(
+        model, minibatches, PredictNextObjective(data.headline), StepScorer(data, "train"), chosen, Recorder()
+    )
     ours.fit()
     ours.load_best()
     scores = evaluate_steps(TorchPredictor(model), data, "train")
@@ -305,14 +316,21 @@ def test_a_few_symbols_are_copied() -> None:
         running(), features=tuple("_abc!"), outputs=tuple("_abc"), continuous=False, answer_steps=3,
         headline="accuracy", train=split(500, 0), validation=split(50, 1), test=split(50, 2),
     )  # fmt: skip
-    config = resolve(settings("model.hidden_size=32", "training.lr=0.02", "training.epochs=20"), data)
+    config = resolve(settings("model.hidden_size=32", "training.lr=0.02", "training.epochs=20"), task_for(data))
     torch.manual_seed(0)
     model = create_model(config, data)
-    feed = StepFeed(data.train, 25, 0, continuous=False, device=CPU)
-    ours = Trainer(model, feed, StepScorer(data, "validation"), config.training, Journal())
+    minibatches = SegmentMinibatches(data.train, 25, 0, continuous=False, device=CPU)
+    ours = Trainer(
+        model,
+        minibatches,
+        PredictNextObjective(data.headline),
+        StepScorer(data, "validation"),
+        config.training,
+        Recorder(),
+    )
     ours.fit()
     ours.load_best()
-    assert ours.task.mode == "max"
+    assert direction(ours.objective.headline) == "higher"
     assert evaluate_steps(TorchPredictor(model), data)["accuracy"] > 0.9
 
 
@@ -321,7 +339,7 @@ def test_a_few_symbols_are_copied() -> None:
 
 def fitted(data: StepData) -> SequencePredictor:
     torch.manual_seed(0)
-    model = create_model(resolve(settings(), data), data)
+    model = create_model(resolve(settings(), task_for(data)), data)
     assert isinstance(model, SequencePredictor)
     return model.eval()
 
@@ -342,9 +360,9 @@ def test_carried_state_equals_one_long_run(monkeypatch: pytest.MonkeyPatch) -> N
     """A text of one stream in stretches of a few steps has the scores of the whole at once."""
     data = running(60)
     model = fitted(data)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.STREAMS", 1)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 7)
-    parts = list(follow(TorchPredictor(model), data.test, 4, continuous=True))
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.STREAMS", 1)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 7)
+    parts = list(predict_segments(TorchPredictor(model), data.test, 4, continuous=True))
     assert [part.x.shape[1] for part, _ in parts] == [7] * 8 + [3]
     with torch.no_grad():
         whole = model(torch.from_numpy(data.test.gather([0]).x)).numpy()
@@ -356,8 +374,8 @@ def test_stretches_and_batches_do_not_move_a_score(output: Output, monkeypatch: 
     data = frames(output=output)
     predictor = TorchPredictor(fitted(data))
     whole = evaluate_steps(predictor, data)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.ROWS", 2)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 3)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.ROWS", 2)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 3)
     assert flat(evaluate_steps(predictor, data)) == pytest.approx(flat(whole), rel=1e-5)
 
 
@@ -411,7 +429,7 @@ def test_the_naive_answer_holds_the_last_observed_value_from_stretch_to_stretch(
     y = np.full((5, 2), 1.0, np.float32)
     split = StoredSteps([x], [y])
     data = replace(frames(), train=split, validation=split, test=split)
-    monkeypatch.setattr("stablernn.training.evaluation.evaluate_predict_next.LONGEST", 2)
+    monkeypatch.setattr("stablernn.training.evaluation.stepwise.LONGEST", 2)
     scores = evaluate_steps(TorchPredictor(fitted(data)), data)
     expected = [0, 16, 0, 25, 0, 25, 0, 25, 1, 25]
     assert scores["naive"]["mse"] == pytest.approx(np.mean(expected))
@@ -441,7 +459,7 @@ def test_scores_of_nothing_are_missing() -> None:
 
 def test_answers_of_many_classes_come_in_short_stretches() -> None:
     data = running(3000)
-    parts = follow(TorchPredictor(fitted(data)), data.test, NUMBERS // 64, continuous=True)
+    parts = predict_segments(TorchPredictor(fitted(data)), data.test, NUMBERS // 64, continuous=True)
     assert next(iter(parts))[0].x.shape == (10, 1)
 
 
@@ -460,28 +478,28 @@ def test_a_predictor_of_other_inputs_is_refused() -> None:
 
 
 def test_what_none_stands_for() -> None:
-    text_config, frame_config = resolve(settings(), running(100_000)), resolve(settings(), frames())
+    text_config, frame_config = resolve(settings(), task_for(running(100_000))), resolve(settings(), task_for(frames()))
     assert (text_config.training.bptt_steps, frame_config.training.bptt_steps) == (150, 0)
     assert (text_config.model.embedding_size, frame_config.model.embedding_size) == (0, 0)
     assert text_config.task.name == "predict-next"
     assert text_config.training.clip_norm == 1.0
-    assert resolve(text_config, running(100_000)) == text_config
+    assert resolve(text_config, task_for(running(100_000))) == text_config
 
 
 def test_a_short_text_is_read_in_few_streams() -> None:
-    sizes = [resolve(settings(), running(length)).training.batch_size for length in (100, 9001, 1_000_000)]
-    assert sizes == [1, 3, resolve(settings(), frames()).training.batch_size]
+    sizes = [resolve(settings(), task_for(running(length))).training.batch_size for length in (100, 9001, 1_000_000)]
+    assert sizes == [1, 3, resolve(settings(), task_for(frames())).training.batch_size]
 
 
 def test_a_large_vocabulary_is_embedded() -> None:
     names = tuple(map(str, range(300)))
     data = replace(running(), features=names, outputs=names)
-    assert resolve(settings(), data).model.embedding_size == 6
-    assert resolve(settings("model.embedding_size=0"), data).model.embedding_size == 0
+    assert resolve(settings(), task_for(data)).model.embedding_size == 6
+    assert resolve(settings("model.embedding_size=0"), task_for(data)).model.embedding_size == 0
 
 
 def test_a_named_dataset_has_settings_of_its_own() -> None:
-    training = resolve(settings(), replace(running(1000), name="ptb-char")).training
+    training = resolve(settings(), task_for(replace(running(1000), name="ptb-char"))).training
     assert (training.batch_size, training.bptt_steps) == (128, 150)
 
 
@@ -489,7 +507,7 @@ def test_the_schedule_step_counts_the_steps_of_stretches() -> None:
     data = running(1001)
     config = resolve(
         settings("training.schedule=step", "training.max_steps=90", "training.batch_size=10", "training.bptt_steps=10"),
-        data,
+        task_for(data),
     )
     assert config.training.step_epochs == 3
 
@@ -506,14 +524,14 @@ REFUSED = {
 @pytest.mark.parametrize("override", REFUSED)
 def test_refused_settings(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(settings(override), frames())
+        resolve(settings(override), task_for(frames()))
     assert str(caught.value) == REFUSED[override]
 
 
 def test_change_needs_outputs_that_are_inputs() -> None:
-    assert resolve(settings("model.predict_change=true"), frames()).model.predict_change is True
+    assert resolve(settings("model.predict_change=true"), task_for(frames())).model.predict_change is True
     with pytest.raises(ConfigError) as caught:
-        resolve(settings("model.predict_change=true"), frames(output="bernoulli"))
+        resolve(settings("model.predict_change=true"), task_for(frames(output="bernoulli")))
     assert str(caught.value) == (
         "model.predict_change needs outputs that are the inputs one step on, and those of 'frames' are not."
     )

@@ -173,7 +173,7 @@ def test_where_no_ball_is_proved_the_reason_is_told() -> None:
     model = Forecaster("unicornn", 2, 2, 4).eval()
     model.fit_scaling(data.training_values())
     got = soak(TorchPredictor(model), data, certificate=certify(model).document())
-    reason = "the certificate, of kind 'none', knows no ball in which a state stays"
+    reason = "the certificate, of kind 'none', has no ball in which a state stays"
     assert (got["bound"], got["bound_reason"]) == (None, reason)
     assert soak(TorchPredictor(model), data)["bound_reason"] == "no certificate was given"
 
@@ -276,7 +276,7 @@ def dated(hours: np.ndarray, **changes: object) -> ForecastData:
 def test_the_calendar_goes_on_beyond_the_data(hours: np.ndarray, changes: dict, later: np.ndarray) -> None:
     data = dated(hours, **changes)
     if "time_step" in changes:
-        data = data.in_steps_of(1800.0)
+        data = data.with_time_step(1800.0)
     predictor = Sums(gain=0.9, targets=(1,))
     soak(predictor, data)
     waves = np.stack([np.sin(later / 24 * 2 * np.pi), np.cos(later / 24 * 2 * np.pi)], axis=1)

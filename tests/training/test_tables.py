@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from forecast_helpers import Sums, many_series
-from stablernn.training.evaluation.evaluate import Scorer, predict
 from stablernn.training.evaluation.metrics import seasonal_naive
+from stablernn.training.evaluation.predictors import predict
 from stablernn.training.evaluation.score_tables import by_series, by_step, write_tables
+from stablernn.training.evaluation.scorers import ForecastScorer
 
 LEVELS = (0.1, 0.5, 0.9)
 
@@ -19,7 +20,7 @@ def scored():
     random = np.random.default_rng(0)
     values = [random.normal(size=(length, 3)) * unit for length, unit in ((24, 1), (12, 1), (30, 10))]
     data = many_series(values, targets=("c1", "c2"))
-    scorer = Scorer(data, "test", quantiles=LEVELS)
+    scorer = ForecastScorer(data, "test", quantiles=LEVELS)
     return data, scorer, predict(Sums(targets=(1, 2)), scorer.source)
 
 
@@ -38,7 +39,7 @@ def test_a_row_is_the_score_of_its_series_alone() -> None:
         alone = many_series(
             [one.values for one in data.series if one.unique_id == row["unique_id"]], targets=(row["target"],)
         )
-        single = Scorer(alone, "test", quantiles=LEVELS)
+        single = ForecastScorer(alone, "test", quantiles=LEVELS)
         expected = single.score(
             predict(Sums(targets=data.target_indices[data.targets.index(row["target"]) :][:1]), single.source)
         )

@@ -11,11 +11,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from forecast_helpers import many_series
 from stablernn.errors import TrainingError
 from stablernn.training import load_config, train
-from stablernn.training.batches.losses import ForecastTask
-from stablernn.training.loop import trainer as loop_module
+from stablernn.training.batches.losses import ForecastObjective
+from stablernn.training.evaluation.trivial import compare_with_baseline
+from stablernn.training.loop import trainer as trainer_module
 from stablernn.training.loop.checkpoint import load_checkpoint, save_checkpoint
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.verdict import judge
@@ -77,7 +77,7 @@ def test_a_rate_that_is_far_too_high_fails_the_run(tmp_path: Path) -> None:
 
 def test_good_weights_of_an_early_epoch_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every loss then counts as diverged at its end.
-    monkeypatch.setattr(loop_module, "DIVERGED", 0.0)
+    monkeypatch.setattr(trainer_module, "DIVERGED", 0.0)
     summary = run(tmp_path, sequences(tmp_path / "a.npz", learnable=True), "training.max_steps=60", "training.lr=0.05")
     (sentence,) = summary["warnings"]
     assert summary["diverged"] is True
@@ -85,7 +85,7 @@ def test_good_weights_of_an_early_epoch_are_kept(tmp_path: Path, monkeypatch: py
 
 
 def test_without_validation_a_diverged_loss_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "DIVERGED", 0.0)
+    monkeypatch.setattr(trainer_module, "DIVERGED", 0.0)
     source = sequences(tmp_path / "a.npz", learnable=True)
     with pytest.raises(TrainingError) as caught:
         run(tmp_path, source, "training.refit=true", "training.max_steps=4")
@@ -106,7 +106,7 @@ def test_a_resumed_run_that_stored_no_first_loss_takes_no_other_for_it(
     checkpoint = load_checkpoint(last)
     del checkpoint.state["position"]["first_loss"]
     save_checkpoint(last, checkpoint)
-    monkeypatch.setattr(loop_module, "DIVERGED", 0.0)
+    monkeypatch.setattr(trainer_module, "DIVERGED", 0.0)
     summary = train(load_config(overrides=[source, "model.cell=rnn", "training.max_steps=8"]), tmp_path / "run", True)
     assert (summary["steps"], summary["diverged"]) == (8, False)
 
@@ -132,7 +132,8 @@ def test_a_forecast_that_leaves_its_layers_out_is_told_in_the_summary(tmp_path: 
 @pytest.mark.parametrize(("headline", "is_warned"), [("mase", False), ("mae", True)])
 def test_a_forecast_is_judged_by_the_figure_that_its_epochs_are_chosen_by(headline: str, is_warned: bool) -> None:
     """Of many series it is MASE: errors in the unit of the data are those of the largest series alone."""
-    trainer = SimpleNamespace(task=ForecastTask(headline), is_diverged=False)
+    trainer = SimpleNamespace(is_diverged=False)
     scores = {"mase": 0.9, "mae": 457.0, "seasonal_naive": {"mase": 1.2, "mae": 335.0}}
-    verdict = judge(cast(Trainer, trainer), many_series([np.arange(60.0)[:, None]] * 2), scores, None)
+    comparison = compare_with_baseline(scores, ForecastObjective(headline))
+    verdict = judge(cast(Trainer, trainer), comparison, None, is_validated=True)
     assert bool(verdict.warnings) is is_warned

@@ -16,9 +16,9 @@ from stablernn.data import ForecastData
 from stablernn.data.windows import WindowSet, build_windows
 from stablernn.errors import InterruptedRun
 from stablernn.training import Progress, load_config, load_run, train
+from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.evaluation.backtest import backtest
 from stablernn.training.loop.checkpoint import load_checkpoint
-from stablernn.training.loop.trainer import SampleFeed
 
 CONTEXT, HORIZON = 5, 2
 RANDOM = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def test_nothing_more_is_the_window_itself() -> None:
 
 
 def test_lengths_are_drawn_for_each_batch() -> None:
-    feed = SampleFeed(windows(), 8, torch.device("cpu"), warm_up=7, multiple=3)
+    feed = SampleMinibatches(windows(), 8, torch.device("cpu"), warm_up=7, multiple=3)
     # The last windows of the longest series, which could be some twenty steps longer.
     lengths = {int(feed.take(2).batch.lengths.max()) for _ in range(60)}
     # Contexts are not made longer by 7 steps where patches advance by 3.
@@ -88,7 +88,7 @@ def test_lengths_are_drawn_for_each_batch() -> None:
 
 
 def test_without_a_warm_up_no_number_is_drawn() -> None:
-    feed = SampleFeed(windows(), 8, torch.device("cpu"))
+    feed = SampleMinibatches(windows(), 8, torch.device("cpu"))
     before = torch.get_rng_state()
     assert feed.take(0).batch.x.shape[1] == CONTEXT
     assert torch.equal(torch.get_rng_state(), before)

@@ -1,3 +1,3 @@
-"""One file a command. Nothing heavy is imported before a command runs, so that `stablernn --help` stays fast."""
+"""Commands, one file each. Heavy imports are made when a command runs, so that `stablernn --help` stays fast."""
 
 from __future__ import annotations

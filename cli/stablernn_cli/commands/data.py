@@ -1,4 +1,4 @@
-"""`stablernn data`: the datasets that have a name, and a look at any data."""
+"""`stablernn data`: named datasets, and checks of any data."""
 
 from __future__ import annotations
 
@@ -7,34 +7,48 @@ from typing import Annotated, Any
 import typer
 
 from stablernn_cli.commands.data_check import check
-from stablernn_cli.output import JsonOption, Output
+from stablernn_cli.options import JsonOption
+from stablernn_cli.output import Output
 
-LISTED = ("name", "title", "task", "here", "splits", "variants", "options", "licence", "source", "settings", "files")
-"""Facts that the list gives of each dataset."""
+LIST_FACTS = (
+    "name",
+    "title",
+    "task",
+    "here",
+    "splits",
+    "variants",
+    "options",
+    "licence",
+    "source",
+    "settings",
+    "files",
+)
+"""Facts about each dataset in the JSON document of the list."""
 
-app = typer.Typer(help="Look up named datasets, look at data", no_args_is_help=True)
+app = typer.Typer(help="Look up named datasets, check data", no_args_is_help=True)
 
 
 @app.command("list")
 def list_(
     context: typer.Context,
-    pattern: Annotated[str, typer.Argument(help="Only names that match, with * and ? as wildcards.")] = "*",
+    pattern: Annotated[str, typer.Argument(help="Only names that match; * and ? are wildcards.")] = "*",
     as_json: JsonOption = False,
 ) -> None:
     """List the named datasets
 
-    Whether the files are here is said as well: below STABLERNN_DATA or in the cache. What is not here is fetched when
-    it is first used, or by `stablernn data fetch`. Everything that takes `--data` also takes the path of a file.
+    The column `here` tells if the files are below STABLERNN_DATA or in the cache. Missing ones are fetched when they
+    are first used, or by `stablernn data fetch`. Wherever `--data` takes a name, it also takes the path of a file.
 
     Example: stablernn data list "*mnist*"
     """
     from stablernn.catalog import list_dataset_facts
 
     output = Output.of(context, as_json)
-    rows = [{fact: dataset[fact] for fact in LISTED} for dataset in list_dataset_facts(pattern)]
+    rows = [{fact: dataset[fact] for fact in LIST_FACTS} for dataset in list_dataset_facts(pattern)]
     if as_json:
         output.document(rows)
     else:
+        # A terminal is too narrow for all facts.
         columns = ("name", "task", "here", "title", "splits", "licence")
         output.table(columns, [[row[column] for column in columns] for row in rows])
 
@@ -44,14 +58,14 @@ def fetch_(
     context: typer.Context,
     names: Annotated[list[str], typer.Argument(help="Datasets, see `data list`.", metavar="NAME...")],
     base: Annotated[
-        str | None, typer.Option("--from", help="Address that has the files under their names, in place of their home.")
+        str | None, typer.Option("--from", help="URL of a mirror with the files under their names.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch the files of named datasets
 
-    From their homes, each file held against its published checksum before it is in place. They go below STABLERNN_DATA
-    where that is set and can be written to, else into the cache. What is here already is not fetched again.
+    From their published sources; each file is compared with its published checksum before it is stored. They go below
+    STABLERNN_DATA if that is set and writable, else into the cache. Files that are here already are not fetched again.
 
     Example: stablernn data fetch mnist etth1
     """
@@ -59,7 +73,9 @@ def fetch_(
     from stablernn.data.named.fetch import fetch
 
     output = Output.of(context, as_json)
+    # All names are looked up before the first download.
     infos = [dataset_info(name) for name in names]
+    # One at a time: an error leaves the datasets before it in place.
     rows: list[dict[str, Any]] = []
     for info in infos:
         fetched = fetch(info, base=base, report=output.note)

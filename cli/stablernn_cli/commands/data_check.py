@@ -1,22 +1,26 @@
-"""`stablernn data check`: a look at data before anything is trained on it."""
+"""`stablernn data check`: a report on data before anything is trained on it."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stablernn_cli.commands.train import read_settings
+from stablernn_cli import config_options
+from stablernn_cli.config_options import flag, model_option, options_in_use
 from stablernn_cli.errors import FAILED, Reported, UsageError, exit_code_of
-from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, Stamps
-from stablernn_cli.output import JsonOption, Output, figure
+from stablernn_cli.options import JsonOption
+from stablernn_cli.output import Output, count_of, figure
+from stablernn_cli.settings import check_cell, read_settings
 
 if TYPE_CHECKING:
-    from stablernn.data.check import DataReport
+    from stablernn.data.check import DataReport, Finding
+    from stablernn.training import Config
 
+# Options of `train` that the command has too; the others do not affect the report.
 _OPTIONS = (
     "test",
     "target",
@@ -30,128 +34,134 @@ _OPTIONS = (
     "season",
     "cell",
 )
-# Whose recommended settings the plan shows where nobody names a cell; any other plans alike.
+# Cell of the plan if none is named; other cells lead to similar plans.
 _CELL = "lipschitz"
-_MOST_ROWS = 40
-
-
-def _data(text: str, **more: Any) -> Any:
-    return typer.Option(help=text, rich_help_panel=DATA_PANEL, show_default=False, **more)
+_MAX_ROWS = 40
 
 
 def check(
     context: typer.Context,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A dataset's name (see `data list`) or a file.", show_default=False)
+        str, typer.Argument(metavar="SOURCE", help="Dataset name (see `data list`) or file.", show_default=False)
     ],
-    test: Annotated[str | None, _data("File with the test split; default: NAME_TEST beside a NAME_TRAIN.")] = None,
-    target: Annotated[
-        list[str] | None, _data("Column to forecast, may be repeated; default: y, or the only one.")
-    ] = None,
-    id_column: Annotated[str | None, _data("Column that tells series apart; default: unique_id.")] = None,
-    time_column: Annotated[str | None, _data("Column of time stamps; default: ds.")] = None,
-    stamps: Annotated[
-        Stamps | None, _data("Meaning of whole numbers as times; default: step, refused where they look like dates.")
-    ] = None,
-    frequency: Annotated[str | None, _data("Word of the time grid; default: found in the data.")] = None,
-    task: Annotated[
-        Literal["classify", "forecast", "predict-next"] | None, _data("What to learn; default: what the data is for.")
-    ] = None,
-    horizon: Annotated[int | None, _data("Steps to forecast; default: the dataset's, else one season.")] = None,
-    context_length: Annotated[int | None, _data("Steps seen before a forecast; default: from the data.")] = None,
-    season: Annotated[int | None, _data("Steps of the main season; default: from the frequency.")] = None,
-    cell: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Cell for which the plan is made; default: {_CELL}.", rich_help_panel=MODEL_PANEL, show_default=False
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML of a run, as for `train`.", show_default=False)
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any key of the configuration, as for `train`; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    test: config_options.TestOption = None,
+    target: config_options.TargetOption = None,
+    id_column: config_options.IdColumnOption = None,
+    time_column: config_options.TimeColumnOption = None,
+    stamps: config_options.StampsOption = None,
+    frequency: config_options.FrequencyOption = None,
+    task: config_options.TaskOption = None,
+    horizon: config_options.HorizonOption = None,
+    context_length: config_options.ContextLengthOption = None,
+    season: config_options.SeasonOption = None,
+    cell: Annotated[str | None, model_option(f"Cell for which the plan is made; default: {_CELL}.")] = None,
+    config: config_options.ConfigOption = None,
+    overrides: config_options.SetOption = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Also draw the data into a picture.", show_default=False)
+        Path | None, typer.Option(metavar="FILE.png", help="Also draw the data into a PNG file.", show_default=False)
     ] = None,
+    no_plan: Annotated[
+        bool, typer.Option("--no-plan", help="Omit what `train` would do, which takes seconds: it needs torch.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at data before training
+    """Check data before training
 
-    Says what is in a file or a named dataset, what is wrong with it, and what `train` would do with the same options:
-    columns and their roles, series or sequences, lengths, gaps, missing values, duplicates, classes, leakage between
-    splits. Nothing is trained and nothing is written.
+    Prints the content of a file or a named dataset, what is wrong with it, and what `train` would do with the same
+    options: columns and their roles, series or sequences, lengths, gaps, missing values, duplicates, classes, leakage
+    between splits. Nothing is trained and nothing is written.
 
-    Exit code 1 when `train` would refuse, 2 when an option is wrong, as there; then every problem that can be found is
-    listed, not the first alone. Warnings leave it at 0.
+    Exit code 1 when `train` would refuse, 2 when an option is wrong, as there; every problem that can be found is
+    listed, not only the first. Warnings leave it at 0. With --no-plan, options of the cell are not checked.
 
     Example: stablernn data check sales.csv --target sold --horizon 14
     """
     output = Output.of(context, as_json)
+    # Before the data is read.
     if plot is not None and plot.suffix.lower() != ".png":
         raise UsageError(f"--plot must end in .png, got '{plot}'.")
-    given = {name: context.params[name] for name in _OPTIONS if context.params[name] not in (None, [], ())}
-    with output.status(f"Looking at {source} ..."):
-        from stablernn.training.dry_run import check_run
+    with output.status(f"Checking {source} ..."):
+        from stablernn.catalog import get_cell_facts
+        from stablernn.training.data_report import check_run_data
 
-        defaults = {"model": {"cell": _CELL}}
-        report, plan = check_run(read_settings({"data": source, **given}, config, overrides or (), defaults))
-        if plot is not None:
-            _draw(output, plot, report)
+        options = {"data": source, **options_in_use(context, _OPTIONS)}
+        settings = read_settings(options, config, overrides or (), {"model": {"cell": _CELL}})
+        # A misspelled cell is rejected from the catalog, which needs no torch.
+        get_cell_facts(settings.model.cell)
+        report = check_run_data(settings)
+    if not as_json:
+        show_report(output, report)
+    if plot is not None:
+        _draw(output, plot, report)
+    # Only after the findings are printed, since importing torch takes seconds.
+    planned, plan = (report, None) if no_plan else _plan(output, report, settings)
     if as_json:
-        output.document({**report.as_json(), "train": plan, "plot": plot})
+        output.document({**planned.as_json(), "train": plan, "plot": plot})
     else:
-        show(output, report, plan)
-    if not report.ok:
-        raise Reported(FAILED if report.refusal is None else exit_code_of(report.refusal) or FAILED)
+        show_plan(output, planned, plan, new_problems=planned.problems[len(report.problems) :])
+    if not planned.ok:
+        raise Reported(FAILED if planned.refusal is None else exit_code_of(planned.refusal) or FAILED)
+
+
+def _plan(output: Output, report: DataReport, settings: Config) -> tuple[DataReport, dict[str, Any] | None]:
+    """Return the report, with a problem of the model's settings if there is one, and the plan of training.
+
+    Raises:
+        stablernn.errors.ConfigError: If an option of the cell is wrong, as `train` would.
+    """
+    if report.data is None and not settings.model.cell_options:
+        return report, None
+    with output.status("Planning the training ..."):
+        from stablernn.training.dry_run import add_plan
+
+        check_cell(settings)
+        return add_plan(report, settings)
 
 
 def _draw(output: Output, path: Path, report: DataReport) -> None:
-    from stablernn.training.plots.data import plot_data
-
     if report.data is None:
         output.note(f"Nothing to draw: {report.source} cannot be loaded.")
         return
-    plot_data(path, report.data)
+    from stablernn.training.tasks import task_for
+
+    with output.status("Drawing ..."):
+        task_for(report.data).draw_data(path)
     output.note(f"Drawn: {path}")
 
 
-def show(output: Output, report: DataReport, plan: Mapping[str, Any] | None) -> None:
-    """The report for people: what is there, what `train` would do, what is wrong."""
+def show_report(output: Output, report: DataReport) -> None:
+    """Print a report as text: the content, then problems and warnings."""
     output.facts(_facts(report))
     if report.columns:
         output.text()
         _show_columns(output, report)
     if report.content.get("classes"):
         output.text()
-        splits = list(report.content["sequences"])
-        rows = [[label, *(counts[split] for split in splits)] for label, counts in report.content["classes"].items()]
-        if any(report.content["unlabelled"].values()):
-            rows.append(["(no label)", *(report.content["unlabelled"][split] for split in splits)])
-        output.table(("class", *splits), rows[:_MOST_ROWS])
-        _say_more(output, len(rows), "classes")
+        _show_classes(output, report.content)
     if report.preview:
         output.text("\nThe file begins:")
         for line in report.preview:
             output.text(f"    {line}")
     if report.assumed:
-        words = " ".join(_flag(key, value) for key, value in report.assumed.items())
-        output.text(f"\nRead with guessed options, without which `train` refuses:\n    {words}")
+        flags = " ".join(_shell_option(key, value) for key, value in report.assumed.items())
+        output.text(f"\nRead with guessed options, without which `train` refuses:\n    {flags}")
+    if report.problems or report.warnings:
+        output.text()
+    for label, findings in (("problem", report.problems), ("warning", report.warnings)):
+        for finding in findings:
+            output.text(f"{label}: {finding.text} [{finding.code}]")
+
+
+def show_plan(
+    output: Output, report: DataReport, plan: Mapping[str, Any] | None, *, new_problems: Sequence[Finding]
+) -> None:
+    """Print what `train` would do, the problems that only the plan revealed, and the verdict on all of them."""
     if plan is not None:
         output.text()
         output.facts(_plan_facts(plan), title="What `train` would do")
     output.text()
-    for finding in report.problems:
+    for finding in new_problems:
         output.text(f"problem: {finding.text} [{finding.code}]")
-    for finding in report.warnings:
-        output.text(f"warning: {finding.text} [{finding.code}]")
     output.text(_verdict(report))
 
 
@@ -162,6 +172,7 @@ def _facts(report: DataReport) -> dict[str, object]:
     if "series" in content:
         facts["series"] = f"{content['series']}, of {_spread(content['steps'])} steps"
         facts["time"] = f"{content['first']} to {content['last']}, {_rhythm(content)}"
+    # Data for predict-next has sequences too, and outputs below.
     elif "sequences" in content:
         facts["sequences"] = ", ".join(f"{split} {count:,}" for split, count in content["sequences"].items())
         facts["lengths"] = f"{_spread(content['lengths'])} steps"
@@ -179,14 +190,14 @@ def _spread(lengths: Mapping[str, float]) -> str:
 
 def _rhythm(content: Mapping[str, Any]) -> str:
     if "frequencies" in content:
-        return "frequencies " + ", ".join(f"{word} ({count})" for word, count in content["frequencies"].items())
+        return "frequencies " + ", ".join(f"{alias} ({count})" for alias, count in content["frequencies"].items())
     if content["frequency"] is None:
         return f"irregular ({content['irregular_intervals']} intervals differ from the usual one)"
     return f"frequency {content['frequency']}, season {content['season']}, {content['gap_steps_filled']} gaps filled"
 
 
 def _show_columns(output: Output, report: DataReport) -> None:
-    cells = [
+    rows = [
         {
             "column": column.name,
             "role": column.role,
@@ -199,62 +210,67 @@ def _show_columns(output: Output, report: DataReport) -> None:
         }
         for column in report.columns
     ]
-    # What is nowhere needs no room.
-    shown = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
-    rows = [[row[name] for name in shown] for row in cells]
-    output.table(shown, rows[:_MOST_ROWS])
-    _say_more(output, len(rows), "columns")
+    # Facts that no column has would only widen the table.
+    headings = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
+    output.table(headings, [[row[name] for name in headings] for row in rows[:_MAX_ROWS]])
+    _note_omitted(output, len(rows), "columns")
 
 
-def _say_more(output: Output, count: int, word: str) -> None:
-    if count > _MOST_ROWS:
-        output.text(f"... and {count - _MOST_ROWS} more {word}; --json has all of them.")
+def _show_classes(output: Output, content: Mapping[str, Any]) -> None:
+    splits = list(content["sequences"])
+    rows = [[label, *(counts[split] for split in splits)] for label, counts in content["classes"].items()]
+    if any(content["unlabelled"].values()):
+        rows.append(["(no label)", *(content["unlabelled"][split] for split in splits)])
+    output.table(("class", *splits), rows[:_MAX_ROWS])
+    _note_omitted(output, len(rows), "classes")
+
+
+def _note_omitted(output: Output, count: int, noun: str) -> None:
+    if count > _MAX_ROWS:
+        output.text(f"... and {count - _MAX_ROWS} more {noun}; --json has all of them.")
 
 
 def _plan_facts(plan: Mapping[str, Any]) -> dict[str, object]:
     counts = ", ".join(f"{split} {count:,}" for split, count in plan["samples"].items())
     inputs, memory = plan["inputs"], plan["memory"]
-    told = ", told which values are missing" if inputs["mask_channel"] else ""
-    timed = ", told the time between steps" if inputs["time"] == "dt" else ""
+    mask = ", with a channel that marks missing values" if inputs["mask_channel"] else ""
+    time = ", with the time between steps" if inputs["time"] == "dt" else ""
     facts: dict[str, object] = {"task": plan["task"]}
     if plan["task"] == "forecast":
-        facts["forecast"] = (
-            f"{_steps(plan['horizon'])} of {', '.join(plan['targets'])} from {_steps(plan['context_length'])}"
-        )
+        horizon, context = (count_of(plan[key], "step") for key in ("horizon", "context_length"))
+        facts["forecast"] = f"{horizon} of {', '.join(plan['targets'])} from {context}"
         facts["windows"] = counts
     else:
         facts["sequences"] = counts
     return {
         **facts,
-        "scaling": f"{inputs['scaling']}{told}{timed}",
+        "scaling": f"{inputs['scaling']}{mask}{time}",
         "model": f"{plan['cell']} {plan['hidden_size']}, {plan['parameters']:,} parameters",
-        "training": f"{_steps(plan['steps_per_epoch'])} of {plan['batch_size']} an epoch, {plan['steps']:,} in all",
-        "memory": f"about {_bytes(memory['total_bytes'])} beside torch itself: data "
-        f"{_bytes(memory['data_bytes'])}, a batch {_bytes(memory['batch_bytes'])}",
+        "training": f"{count_of(plan['steps_per_epoch'], 'step')} of {plan['batch_size']} an epoch, "
+        f"{plan['steps']:,} in all",
+        "memory": f"about {_format_bytes(memory['total_bytes'])} in addition to torch itself: data "
+        f"{_format_bytes(memory['data_bytes'])}, a batch {_format_bytes(memory['batch_bytes'])}",
     }
 
 
-def _steps(count: int) -> str:
-    return f"{count:,} step" if count == 1 else f"{count:,} steps"
-
-
-def _bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
+    # Decimal units; at most one digit after the point.
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
     return f"{size / 1e3:.0f} kB"
 
 
-def _flag(key: str, value: object) -> str:
-    """The option that a shell takes as it is."""
+def _shell_option(key: str, value: object) -> str:
+    """Return an option, quoted for the shell."""
+    # A list, such as data.channels, has no option of its own.
     if isinstance(value, list):
         return "--set " + shlex.quote(f"data.{key}=[{', '.join(map(str, value))}]")
-    return f"--{key.replace('_', '-')} {shlex.quote(str(value))}"
+    return f"{flag(key)} {shlex.quote(str(value))}"
 
 
 def _verdict(report: DataReport) -> str:
-    warnings = f"{len(report.warnings)} warning{'' if len(report.warnings) == 1 else 's'}"
+    warnings = count_of(len(report.warnings), "warning")
     if report.problems:
-        problems = f"{len(report.problems)} problem{'' if len(report.problems) == 1 else 's'}"
-        return f"`train` would refuse this: {problems}, {warnings}."
-    return f"`train` would take this; {warnings}." if report.warnings else "Nothing is wrong."
+        return f"`train` would refuse this: {count_of(len(report.problems), 'problem')}, {warnings}."
+    return f"`train` would accept this; {warnings}." if report.warnings else "Nothing is wrong."

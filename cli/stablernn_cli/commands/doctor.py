@@ -1,4 +1,4 @@
-"""`stablernn doctor`: what is installed, what works, what is missing and how to get it."""
+"""`stablernn doctor`: a check of the installation, with remedies for what is missing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 import typer
 
 from stablernn_cli.errors import FAILED, Reported
-from stablernn_cli.output import JsonOption, Output
+from stablernn_cli.options import JsonOption
+from stablernn_cli.output import Output
 from stablernn_cli.version import installed_version
 
-# An ONNX graph of one Identity node, to see whether a provider runs it; written out, as a serving image has no onnx.
+# An ONNX graph of one Identity node, to try providers with; as bytes, since a serving image has no onnx.
 TINY_GRAPH = bytes.fromhex(
     "080a3a440a100a017812017922084964656e74697479120474696e795a140a0178120f0a0d080112090a0712056261746368"
     "62140a0179120f0a0d080112090a071205626174636842040a001014"
@@ -25,33 +26,33 @@ TINY_GRAPH = bytes.fromhex(
 
 @dataclass
 class Findings:
-    """What the examination found.
+    """Problems of an installation.
 
     Attributes:
-        problems: ``{"what", "fix", "essential"}``: without an essential thing some command cannot work.
+        problems: ``{"what", "fix", "essential"}``; an essential problem breaks some command.
     """
 
     problems: list[dict[str, Any]] = field(default_factory=list)
 
-    def problem(self, what: str, fix: str, *, essential: bool = False) -> None:
-        """Note something that is missing or broken, and what to do about it."""
+    def add(self, what: str, fix: str, *, essential: bool = False) -> None:
+        """Add a problem with its remedy."""
         self.problems.append({"what": what, "fix": fix, "essential": essential})
 
     @property
     def ok(self) -> bool:
-        """Whether everything essential works."""
+        """True if everything essential works."""
         return not any(problem["essential"] for problem in self.problems)
 
 
 def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
     """Check versions, devices and folders
 
-    Says what is missing and how to get it. Exit code 1: something that every user needs is broken.
+    Prints what is missing and how to install it. Exit code 1: something that every user needs is broken.
 
     Example: stablernn doctor
     """
     output = Output.of(context, as_json)
-    with output.status("Looking at the installation ..."):
+    with output.status("Checking the installation ..."):
         document = examine()
     if as_json:
         output.document(document)
@@ -62,7 +63,7 @@ def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that ``doctor --json`` prints."""
+    """Return the document that ``doctor --json`` prints."""
     findings = Findings()
     packages = _packages(findings)
     torch = _torch(findings)
@@ -74,6 +75,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "platform": platform.platform(),
+        # The CPUs that this process may use, fewer than the machine has in a container.
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": packages,
         "torch": torch,
@@ -84,46 +86,47 @@ def examine() -> dict[str, Any]:
 
 
 def _packages(findings: Findings) -> dict[str, dict[str, str | None]]:
-    """Version and requirement of every package that the installation names for this platform."""
+    """Return version and requirement of every package that the installation requires on this platform."""
     from importlib import metadata
 
     from packaging.requirements import Requirement
 
-    found: dict[str, dict[str, str | None]] = {}
-    _check_one_runtime(findings)
+    packages: dict[str, dict[str, str | None]] = {}
+    _check_single_runtime(findings)
     if installed_version() is None:
-        findings.problem("stablernn runs from a checkout that is not installed.", "pip install -e . in the checkout")
-        return found
+        findings.add("stablernn runs from a checkout that is not installed.", "pip install -e . in the checkout")
+        return packages
     for text in metadata.requires("stablernn") or ():
         requirement = Requirement(text)
+        # For this platform, and without extras.
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         if requirement.name == "onnxruntime-gpu" and not _version(requirement.name) and _version("onnxruntime"):
-            # A serving image for the CPU has this one, and beside it the other must not be installed.
+            # A serving image for the CPU has onnxruntime; the two packages must not be installed together.
             requirement.name = "onnxruntime"
         version = _version(requirement.name)
-        found[requirement.name] = {"version": version, "required": str(requirement.specifier)}
+        packages[requirement.name] = {"version": version, "required": str(requirement.specifier)}
         if version is None:
-            findings.problem(
+            findings.add(
                 f"{requirement.name} is not installed.", f"pip install '{requirement.name}{requirement.specifier}'"
             )
         elif not requirement.specifier.contains(version, prereleases=True):
-            findings.problem(
+            findings.add(
                 f"{requirement.name} {version} is installed, {requirement.specifier} is required.",
                 f"pip install '{requirement.name}{requirement.specifier}'",
             )
-    return found
+    return packages
 
 
-def _check_one_runtime(findings: Findings) -> None:
-    """Notes if both packages of ONNX Runtime are installed, which share one folder."""
+def _check_single_runtime(findings: Findings) -> None:
+    """Add a problem if both packages of ONNX Runtime are installed, which share one folder."""
     version = _version("onnxruntime-gpu")
     if not version or not _version("onnxruntime"):
         return
-    # Uninstalling one removes files of the other too, so that this is installed once more.
-    findings.problem(
-        "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files; onnxruntime-gpu can do "
-        "all that onnxruntime can.",
+    # Uninstalling one removes files of the other too, so the other must be installed again.
+    findings.add(
+        "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files; onnxruntime-gpu "
+        "includes all of onnxruntime.",
         f"pip uninstall onnxruntime, then pip install --force-reinstall --no-deps onnxruntime-gpu=={version}",
     )
 
@@ -138,12 +141,13 @@ def _version(package: str) -> str | None:
 
 
 def _torch(findings: Findings) -> dict[str, Any]:
-    torch = _imported("torch", findings, needed_for="train, eval of runs and export")
+    torch = _import("torch", findings, needed_for="train, eval of runs and export")
     if torch is None:
         return {"works": False}
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    # A build with CUDA on a machine without a GPU is fine.
     if not gpus and torch.version.cuda is None:
-        findings.problem(
+        findings.add(
             f"torch {torch.__version__} is built without CUDA; training uses the CPU.",
             "Only if this machine has an NVIDIA GPU: pip install torch from the CUDA 13 index",
         )
@@ -157,8 +161,8 @@ def _torch(findings: Findings) -> dict[str, Any]:
 
 
 def _onnxruntime(findings: Findings) -> dict[str, Any]:
-    """The providers that this build names, and those in which a graph really runs here."""
-    runtime = _imported("onnxruntime", findings, needed_for="serve, eval and predict of registry versions")
+    """Return the providers of this build, and the devices on which a graph really runs here."""
+    runtime = _import("onnxruntime", findings, needed_for="serve, eval and predict of registry versions")
     if runtime is None:
         return {"works": False}
     from stablernn_runtime.engines.cuda_libraries import INSTALL, missing_libraries
@@ -167,16 +171,17 @@ def _onnxruntime(findings: Findings) -> dict[str, Any]:
 
     usable: dict[str, dict[str, Any]] = {}
     for device in ("cpu", "cuda"):
+        # A build lists CUDA also where its libraries or the GPU are missing; only a session shows it.
         try:
             open_session(TINY_GRAPH, "the test graph", choose_device(device), threads=1)
             usable[device] = {"usable": True, "reason": None}
         except ServerError as error:
             usable[device] = {"usable": False, "reason": str(error)}
     if not usable["cpu"]["usable"]:
-        findings.problem(str(usable["cpu"]["reason"]), "Install stablernn again", essential=True)
+        findings.add(str(usable["cpu"]["reason"]), "Install stablernn again", essential=True)
     missing = missing_libraries()
     if missing:
-        findings.problem(
+        findings.add(
             f"ONNX Runtime cannot load {', '.join(missing)}; serving uses the CPU.",
             f"Only if this machine has an NVIDIA GPU: {INSTALL}",
         )
@@ -189,19 +194,19 @@ def _onnxruntime(findings: Findings) -> dict[str, Any]:
     }
 
 
-def _imported(name: str, findings: Findings, *, needed_for: str) -> Any:
-    # A package can be there and still not load: a missing system library, another Python's wheel.
+def _import(name: str, findings: Findings, *, needed_for: str) -> Any:
+    # A package that is installed may still not load: a missing system library, a wheel for another Python.
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        cure = "Install stablernn again"
+        remedy = "Install stablernn again"
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             what = f"{name} is not installed"
-            cure += "; a serving image leaves torch out on purpose" if name == "torch" else ""
+            remedy += "; a serving image leaves torch out on purpose" if name == "torch" else ""
         else:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             what = f"{name} cannot be imported ({reason})"
-        findings.problem(f"{what}; {needed_for} need it.", cure, essential=True)
+        findings.add(f"{what}; {needed_for} need it.", remedy, essential=True)
         return None
 
 
@@ -210,7 +215,7 @@ def _folders(findings: Findings) -> dict[str, dict[str, Any]]:
 
     from stablernn_registry import Registry
 
-    places = {
+    locations = {
         "registry": (Registry().root, "STABLERNN_REGISTRY"),
         "data": (
             _folder("STABLERNN_DATA", platformdirs.user_data_path("stablernn", appauthor=False) / "data"),
@@ -222,14 +227,14 @@ def _folders(findings: Findings) -> dict[str, dict[str, Any]]:
         ),
         "working folder": (Path.cwd(), None),
     }
-    found: dict[str, dict[str, Any]] = {}
-    for name, (path, variable) in places.items():
+    folders: dict[str, dict[str, Any]] = {}
+    for name, (path, variable) in locations.items():
         writable = _is_writable(path)
-        found[name] = {"path": str(path), "exists": path.exists(), "writable": writable, "set by": variable}
+        folders[name] = {"path": str(path), "exists": path.exists(), "writable": writable, "set by": variable}
         if not writable:
-            cure = f"Set {variable} to a folder of yours" if variable else "Change to a folder of yours before training"
-            findings.problem(f"The {name} {path} cannot be written to.", cure)
-    return found
+            remedy = f"Set {variable} to a writable folder" if variable else "Train in a writable folder"
+            findings.add(f"The {name} {path} cannot be written to.", remedy)
+    return folders
 
 
 def _folder(variable: str, default: Path) -> Path:
@@ -237,7 +242,8 @@ def _folder(variable: str, default: Path) -> Path:
 
 
 def _is_writable(path: Path) -> bool:
-    """Whether files can be made there; of a folder that does not exist yet, whether it can be made."""
+    """Return True if files can be created in a folder, or the folder itself if it does not exist."""
+    # The nearest existing folder decides; the root is its own parent.
     while not path.exists() and path != path.parent:
         path = path.parent
     return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
@@ -250,7 +256,7 @@ def _show(output: Output, document: dict[str, Any]) -> None:
             "stablernn": document["stablernn"] or "from a checkout that is not installed",
             "python": f"{document['python']} ({document['executable']})",
             "platform": f"{document['platform']}, {document['cpus']} CPUs",
-            "torch": _torch_words(torch) if torch["works"] else "does not work",
+            "torch": _torch_text(torch) if torch["works"] else "does not work",
             "onnxruntime": f"{runtime['version']}, offers {', '.join(runtime['providers'])}"
             if runtime["works"]
             else "does not work",
@@ -258,9 +264,7 @@ def _show(output: Output, document: dict[str, Any]) -> None:
                 f"  {device}": "usable" if state["usable"] else state["reason"]
                 for device, state in runtime.get("devices", {}).items()
             },
-            **{
-                f"{name}": f"{folder['path']} ({_folder_words(folder)})" for name, folder in document["folders"].items()
-            },
+            **{f"{name}": f"{folder['path']} ({_folder_text(folder)})" for name, folder in document["folders"].items()},
         }
     )
     output.text()
@@ -274,11 +278,11 @@ def _show(output: Output, document: dict[str, Any]) -> None:
     output.text("Everything essential works." if document["ok"] else "Something essential is broken.")
 
 
-def _torch_words(torch: dict[str, Any]) -> str:
+def _torch_text(torch: dict[str, Any]) -> str:
     gpus = ", ".join(torch["gpus"]) or "no GPU"
     return f"{torch['version']}, {gpus}, {torch['threads']} threads"
 
 
-def _folder_words(folder: dict[str, Any]) -> str:
-    state = "there" if folder["exists"] else "made when needed"
+def _folder_text(folder: dict[str, Any]) -> str:
+    state = "exists" if folder["exists"] else "created when needed"
     return state if folder["writable"] else f"{state}, not writable"

@@ -12,8 +12,8 @@ import typer
 
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import Split
-from stablernn_cli.output import Output
-from stablernn_cli.records import keep
+from stablernn_cli.output import Output, drop_none
+from stablernn_cli.records import record_report
 from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ RobustnessOption = Annotated[
     bool,
     typer.Option(
         "--robustness",
-        help="Classification: accuracy under attacks and noise, what is certified, curvature of the loss. A run keeps "
-        "the report, a version gets it as a record.",
+        help="Classification: accuracy under attacks and noise, certified accuracy, curvature of the loss. The report "
+        "is stored in the run, or as a record of the version.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -46,7 +46,7 @@ L2BudgetsOption = Annotated[
     typer.Option(
         "--attack-budgets-l2",
         metavar="B,B,...",
-        help="The same as 2-norm of all changes of a sequence; default: .01,.03,.1,.3,1,3.",
+        help="Largest 2-norm of all changes of a sequence, in the same unit; default: .01,.03,.1,.3,1,3.",
         show_default=False,
         rich_help_panel=PANEL,
     ),
@@ -54,14 +54,14 @@ L2BudgetsOption = Annotated[
 StepsOption = Annotated[
     int | None,
     typer.Option(
-        "--attack-steps", help="Gradients that an attack takes; default: 20.", show_default=False, rich_help_panel=PANEL
+        "--attack-steps", help="Gradient steps of an attack; default: 20.", show_default=False, rich_help_panel=PANEL
     ),
 ]
 SequencesOption = Annotated[
     int | None,
     typer.Option(
         "--attack-sequences",
-        help="How many sequences are measured, drawn at random; default: 200.",
+        help="Number of sequences to measure, drawn at random; default: 200.",
         show_default=False,
         rich_help_panel=PANEL,
     ),
@@ -74,13 +74,13 @@ ClipOption = Annotated[
 ]
 RandomStartOption = Annotated[
     bool,
-    typer.Option("--attack-random-start", help="Let PGD begin at a random point of the ball.", rich_help_panel=PANEL),
+    typer.Option("--attack-random-start", help="Start PGD at a random point of the ball.", rich_help_panel=PANEL),
 ]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the options say, as they were given."""
+class RobustnessOptions:
+    """Values of the options, as they were typed."""
 
     robustness: bool = False
     budgets: str | None = None
@@ -91,40 +91,43 @@ class Asked:
     random_start: bool = False
 
     def settings(self, task: str, name: str) -> Settings | None:
-        """How to measure; None where nothing was asked for.
+        """Return the settings of the measurement, or None without ``--robustness``.
 
         Raises:
-            UsageError: If an option needs ``--robustness``, the model does not classify, or budgets are no numbers.
+            UsageError: If an option needs ``--robustness``, the model does not classify, or budgets are not numbers.
             stablernn.errors.ConfigError: If a number is out of its range.
         """
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             "linf_budgets": _numbers("--attack-budgets", self.budgets),
             "l2_budgets": _numbers("--attack-budgets-l2", self.budgets_l2),
             "steps": self.steps,
             "sequences": self.sequences,
+            # A flag that is off is left to the default, like an option that is absent.
             "clip": self.clip or None,
             "random_start": self.random_start or None,
         }
-        used = {key: value for key, value in given.items() if value is not None}
+        options = drop_none(values)
         if not self.robustness:
-            if used:
-                raise UsageError("The options --attack-... are for --robustness. Add it, or leave them out.")
+            if options:
+                raise UsageError("The options --attack-... need --robustness. Add it, or leave them out.")
             return None
         if task != "classify":
-            raise UsageError(f"--robustness is for classes, and {name} is for '{task}'. Leave it out.")
+            raise UsageError(f"--robustness is for classification, and {name} is for '{task}'. Leave it out.")
         from stablernn.robustness.settings import Settings
 
-        return Settings(**used)
+        return Settings(**options)
 
 
 def measure(output: Output, target: str, model: Target, data: Any, split: Split, settings: Settings) -> dict[str, Any]:
-    """``robustness``, the report, and ``records`` of a version.
+    """Measure robustness, and store the report with two plots in the run's directory or as a record of the version.
 
-    With two pictures it is kept in the run's directory as ``robustness.json``, or beside the version as a record.
+    Returns:
+        ``robustness``, the report; for a version also ``records``.
     """
     from stablernn.robustness.plots import write_report
     from stablernn.robustness.report import robustness
 
+    # Attacks follow gradients, so a version is measured by its torch weights instead of its graph.
     report = robustness(
         _classifier(model),
         data,
@@ -132,33 +135,36 @@ def measure(output: Output, target: str, model: Target, data: Any, split: Split,
         settings,
         labels=model.labels or None,
         features=model.features,
-        stage=lambda words: output.status(f"Robustness of {target}: {words} ..."),
+        stage=lambda name: output.status(f"Robustness of {target}: {name} ..."),
     )
     document: dict[str, Any] = {"robustness": report}
+    # A run is a directory of the user; a version never changes, so its report is attached to it.
     if is_run(target):
-        written = write_report(Path(target), report)
-        output.note(f"Wrote {', '.join(str(path) for path in written)}.")
+        paths = write_report(Path(target), report)
+        output.note(f"Wrote {', '.join(str(path) for path in paths)}.")
     else:
         with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as folder:
             write_report(Path(folder), report)
-            document["records"] = keep(output, model.name, "robustness", Path(folder))
+            document["records"] = record_report(output, model.name, "robustness", Path(folder))
     return document
 
 
 def show(output: Output, report: Mapping[str, Any]) -> None:
-    """The report for people."""
+    """Print the report as text."""
     output.text()
     output.text(f"Robustness on {report['sequences']} sequences; changes in standard deviations of each feature")
+    # A table for each norm: a row for each budget, a column for each attack and for the certified accuracy.
     for norm, title in (("linf", "Largest change (linf)"), ("l2", "2-norm of the change (l2)")):
         output.text()
         attacks = [attack for attack in report["attacks"] if attack["norm"] == norm]
         certified = report["certified"][norm]
-        columns = ["change up to", *(_WORDS[attack["name"]] for attack in attacks), "certified"]
-        none = [None] * len(attacks[0]["budgets"])
+        columns = ["change up to", *(_ATTACK_NAMES[attack["name"]] for attack in attacks), "certified"]
         budgets = attacks[0]["budgets"]
+        no_values = [None] * len(budgets)
         rows = [
+            # The first row is without a change.
             [0.0, *[report["accuracy"]] * len(attacks), None if certified is None else report["accuracy"]],
-            *zip(budgets, *(attack["accuracy"] for attack in attacks), certified or none, strict=True),
+            *zip(budgets, *(attack["accuracy"] for attack in attacks), certified or no_values, strict=True),
         ]
         output.table(columns, rows, title=title)
     output.text()
@@ -167,15 +173,16 @@ def show(output: Output, report: Mapping[str, Any]) -> None:
     output.table(("noise", "level", "accuracy", "standard error"), _noise_rows(report["noise"]), title="Noise")
 
 
-_WORDS = {"pgd": "PGD", "deepfool": "DeepFool"}
+_ATTACK_NAMES = {"pgd": "PGD", "deepfool": "DeepFool"}
 
 
 def _facts(report: Mapping[str, Any]) -> dict[str, object]:
-    reached = {attack["norm"]: attack for attack in report["attacks"] if attack["name"] == "deepfool"}
+    # DeepFool searches the smallest change; PGD stays within a budget.
+    deepfool = {attack["norm"]: attack for attack in report["attacks"] if attack["name"] == "deepfool"}
     certified, hessian = report["certified"], report["hessian"]
     facts: dict[str, object] = {
         "median change that flips a label": ", ".join(
-            f"{_number(attack['median_perturbation'])} ({norm})" for norm, attack in reached.items()
+            f"{_number(attack['median_perturbation'])} ({norm})" for norm, attack in deepfool.items()
         ),
         "median certified radius": certified["reason"] or f"{_number(certified['median_radius'])} (l2)",
     }
@@ -194,6 +201,7 @@ def _noise_rows(noise: Mapping[str, Mapping[str, Sequence[float]]]) -> list[list
         [kind.replace("_", " "), level, accuracy, error]
         for kind, curve in noise.items()
         for level, accuracy, error in zip(*(curve[key] for key in _CURVE), strict=True)
+        # Level 0 is the accuracy without noise, which the other tables have.
         if level
     ]
 
@@ -202,14 +210,14 @@ _CURVE = ("levels", "accuracy", "standard_error")
 
 
 def _classifier(model: Target) -> Classifier:
-    """The torch model: gradients do not flow through the graph that is served."""
+    """Return the torch model; the exported graphs have no gradients."""
     from stablernn.nn.models import Classifier
     from stablernn.training import TorchPredictor
 
-    at_hand = model.predictor.model if isinstance(model.predictor, TorchPredictor) else None
-    found = at_hand or open_weights(model.name)[1]
-    assert isinstance(found, Classifier)
-    return found
+    loaded = model.predictor.model if isinstance(model.predictor, TorchPredictor) else None
+    classifier = loaded or open_weights(model.name)[1]
+    assert isinstance(classifier, Classifier)
+    return classifier
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
@@ -218,7 +226,7 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"{option} is a list of numbers such as 0.01,0.05,0.1, got '{text}'.") from None
+        raise UsageError(f"{option} must be a list of numbers such as 0.01,0.05,0.1, got '{text}'.") from None
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What `stablernn eval --stability` adds: what is proved of a model, and beside it what is observed on a split."""
+"""`stablernn eval --stability`: the certificate of a model, and its observed dynamics on a split."""
 
 from __future__ import annotations
 
@@ -9,64 +9,73 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn_cli.options import Split
-from stablernn_cli.output import Output, figure, plain
-from stablernn_cli.records import keep
+from stablernn_cli.output import Output, drop_none, figure, plain
+from stablernn_cli.records import record_report
 from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
     from stablernn.data import ClassificationData, ForecastData
     from stablernn.data.step_data import StepData
 
-_SHOWN_EXPONENTS = 5
+_MAX_EXPONENTS = 5
 
 
-def observed(
+def observe_stability(
     output: Output, text: str, target: Target, data: ClassificationData | ForecastData | StepData, split: Split
 ) -> dict[str, Any]:
-    """``stability``, of a run the ``plots`` that were written into it, of a version its ``records``.
+    """Certify and observe a model; plots go into the run, or with the report into a record of the version.
 
     Args:
-        output: Is told where the report is kept.
-        text: TARGET as the user gave it.
+        output: Prints where the report is stored.
+        text: TARGET as it was typed.
         target: The same, opened.
-        data: What it is observed on.
-        split: Of the data.
+        data: Data to observe the model on.
+        split: Split of the data.
+
+    Returns:
+        ``stability``; for a run also ``plots``, for a version ``records``.
     """
-    from stablernn.dynamics.plots import draw_observed
-    from stablernn.dynamics.report import observe
+    from stablernn.dynamics.plots import draw_report
+    from stablernn.dynamics.report import observe_dynamics
     from stablernn.export.weights import weights_digest
 
+    # The torch model, also for a version: Jacobians and gradients need it.
     model = open_weights(target.name)[1]
-    found = observe(model, data, split, labels=target.labels or None if data.task == "classify" else None)
-    document: dict[str, Any] = {"stability": found.document()}
+    observation = observe_dynamics(
+        model, data, split, labels=target.labels or None if data.task == "classify" else None
+    )
+    document: dict[str, Any] = {"stability": observation.document()}
     title = f"{data.name}, {split}"
+    # A run's plots are part of it; a version never changes, so its report is attached to it.
     if is_run(text):
-        document["plots"] = [str(path) for path in draw_observed(Path(text) / "plots", found, title)]
+        document["plots"] = [str(path) for path in draw_report(Path(text) / "plots", observation, title)]
         return document
     with tempfile.TemporaryDirectory(prefix="stablernn-eval-") as name:
         folder = Path(name)
+        # The digest ties the record to the weights that were observed.
         report = {"weights": weights_digest(model), "data": data.name, "split": split, **document["stability"]}
         (folder / "stability.json").write_text(json.dumps(plain(report), indent=2) + "\n", encoding="utf-8")
-        draw_observed(folder / "plots", found, title)
-        document["records"] = keep(output, target.name, "stability", folder)
+        draw_report(folder / "plots", observation, title)
+        document["records"] = record_report(output, target.name, "stability", folder)
     return document
 
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
-    """Both parts for people, the proved one first."""
+    """Print both parts as text, the certificate first."""
     certificate, empirical = document["stability"]["certificate"], document["stability"]["empirical"]
     output.text()
-    output.facts(_proved(certificate), title="Proved")
+    output.facts(_certificate_facts(certificate), title="Proved")
     output.text()
     sequences = empirical["sequences"]
     noun = "sequence" if sequences == 1 else "sequences"
     title = f"Observed on {sequences} {noun} of the {document['split']} split, {empirical['steps']:,} steps"
-    jacobian = _jacobian(empirical["jacobian"], certificate)
-    output.facts(jacobian | _lyapunov(empirical["lyapunov"]) | _gradients(empirical["gradients"]), title=title)
+    jacobian = _jacobian_facts(empirical["jacobian"], certificate)
+    lyapunov, gradients = _lyapunov_facts(empirical["lyapunov"]), _gradient_facts(empirical["gradients"])
+    output.facts(jacobian | lyapunov | gradients, title=title)
 
 
-def _proved(certificate: Mapping[str, Any]) -> dict[str, object]:
-    from stablernn_registry.certificates import describe_certificate
+def _certificate_facts(certificate: Mapping[str, Any]) -> dict[str, object]:
+    from stablernn_registry.documents.certificates import describe_certificate
 
     facts = {
         "kind": describe_certificate(certificate),
@@ -74,54 +83,62 @@ def _proved(certificate: Mapping[str, Any]) -> dict[str, object]:
         "contraction rate": certificate["contraction_rate"],
         "gain, input to output": certificate["gains"]["input_to_output"],
     }
-    return {word: value for word, value in facts.items() if value is not None}
+    return drop_none(facts)
 
 
-def _jacobian(found: Mapping[str, Any] | None, certificate: Mapping[str, Any]) -> dict[str, object]:
-    if found is None:
+def _jacobian_facts(spectrum: Mapping[str, Any] | None, certificate: Mapping[str, Any]) -> dict[str, object]:
+    if spectrum is None:
         return {"Jacobian": "not decomposed, the state is too long"}
-    proved = {one["name"].removesuffix("contraction rate").strip(): one["value"] for one in certificate["hypotheses"]}
+    # Hypotheses are named "layer 0 contraction rate", or without the layer if there is one only.
+    proved_rates = {
+        hypothesis["name"].removesuffix("contraction rate").strip(): hypothesis["value"]
+        for hypothesis in certificate["hypotheses"]
+    }
     radius, largest, smallest = (
-        found[name] for name in ("spectral_radius", "largest_singular_value", "smallest_singular_value")
+        spectrum[name] for name in ("spectral_radius", "largest_singular_value", "smallest_singular_value")
     )
     facts: dict[str, object] = {
         f"{row['layer']} largest factor of a step".strip(): f"{figure(row['factor'])} in {row['norm']} "
-        f"(proved: at most {figure(proved[row['layer']])})"
-        for row in found["largest_factors"]
+        f"(proved: at most {figure(proved_rates[row['layer']])})"
+        for row in spectrum["largest_factors"]
     }
     facts |= {
         "spectral radius": f"{figure(radius['mean'])} on average, up to {figure(radius['most'])}",
-        "outside the unit circle": f"{found['share_outside']:.1%} of the eigenvalues",
-        "mean modulus": found["mean_modulus"],
+        "outside the unit circle": f"{spectrum['share_outside']:.1%} of the eigenvalues",
+        "mean modulus": spectrum["mean_modulus"],
         "singular values": f"{figure(smallest['least'])} to {figure(largest['most'])}",
-        "departure from normality": f"{figure(found['departure_from_normality']['mean'])} (Henrici)",
+        "departure from normality": f"{figure(spectrum['departure_from_normality']['mean'])} (Henrici)",
     }
-    real = found["continuous_real_part"]
-    if real is not None:
-        facts["real part of the flow"] = f"{figure(real['least'])} to {figure(real['most'])} a unit of time"
+    # Only cells that discretize a differential equation have a flow.
+    real_part = spectrum["continuous_real_part"]
+    if real_part is not None:
+        span = f"{figure(real_part['least'])} to {figure(real_part['most'])}"
+        facts["real part of the flow"] = f"{span} a unit of time"
     return facts
 
 
-def _lyapunov(found: Mapping[str, Any]) -> dict[str, object]:
-    pairs = list(zip(found["exponents"], found["standard_error"], strict=True))
+def _lyapunov_facts(spectrum: Mapping[str, Any]) -> dict[str, object]:
+    # JSON has no infinities: an exponent of minus infinity is None.
+    pairs = list(zip(spectrum["exponents"], spectrum["standard_error"], strict=True))
     shown = ", ".join(
         "-inf" if exponent is None else figure(exponent) + ("" if error is None else f" +- {error:.1g}")
-        for exponent, error in pairs[:_SHOWN_EXPONENTS]
+        for exponent, error in pairs[:_MAX_EXPONENTS]
     )
-    more = f", ... ({len(pairs)})" if len(pairs) > _SHOWN_EXPONENTS else ""
+    more = f", ... ({len(pairs)})" if len(pairs) > _MAX_EXPONENTS else ""
     return {
         "Lyapunov exponents": f"{shown}{more} a step",
-        "Kaplan-Yorke dimension": found["kaplan_yorke"],
-        "entropy rate": found["entropy_rate"],
+        "Kaplan-Yorke dimension": spectrum["kaplan_yorke"],
+        "entropy rate": spectrum["entropy_rate"],
     }
 
 
-def _gradients(found: Mapping[str, Any]) -> dict[str, object]:
+def _gradient_facts(gradients: Mapping[str, Any]) -> dict[str, object]:
     def spread(name: str) -> str:
-        low, middle, high = found[name].values()
+        # Quantiles over the sequences, in ascending order.
+        low, middle, high = gradients[name].values()
         return f"{figure(middle)} ({figure(low)} to {figure(high)})"
 
-    if not found["sequences"]:
+    if not gradients["sequences"]:
         return {"gradients": "no loss at the end of these sequences"}
     return {
         "gradient, slope of its log": spread("slope"),

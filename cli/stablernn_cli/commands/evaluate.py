@@ -1,4 +1,4 @@
-"""`stablernn eval`: figures of a run or of a registry version on a split."""
+"""`stablernn eval`: scores of a run or of a registry version on a split."""
 
 from __future__ import annotations
 
@@ -10,29 +10,39 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stablernn_cli.commands import eval_robustness, eval_stability
-from stablernn_cli.commands.registry import data_notes, show_metrics
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import Device, DeviceOption, Split, Stamps, TargetArgument
-from stablernn_cli.output import JsonOption, Output
-from stablernn_cli.targets import Target, certified, open_target
+from stablernn_cli.metric_tables import data_notes, scalar_metrics, show_metrics
+from stablernn_cli.options import (
+    Device,
+    DeviceOption,
+    JsonOption,
+    ScoredDataOption,
+    ScoredStampsOption,
+    Split,
+    SplitOption,
+    Stamps,
+    TargetArgument,
+)
+from stablernn_cli.output import Output
+from stablernn_cli.targets import Target, compute_certificate, open_target
 
 By = Literal["series", "step", "both"]
 
-MORE = "More figures"
+PANEL = "More figures"
 
 
 @dataclass(frozen=True)
-class Further:
-    """What is measured beside the scores.
+class Extras:
+    """Measurements in addition to the scores.
 
     Attributes:
         by: Tables of a forecast's scores in the document.
-        tables: Folder for them as CSV.
+        tables: Folder to write them to as CSV.
         backtest: Rolling origins of a forecast, ``windows=8,step=24``.
-        soak: Whether a forecast runs freely.
-        early: Whether a classification is scored on beginnings of sequences.
-        stability: Whether stability is certified and observed.
-        robustness: Whether and how a classification is attacked.
+        soak: True for a long free run of a forecast.
+        early: True to score a classification on prefixes of the sequences.
+        stability: True to certify and observe stability.
+        robustness: Options of the attacks on a classification.
     """
 
     by: By | None = None
@@ -41,30 +51,21 @@ class Further:
     soak: bool = False
     early: bool = False
     stability: bool = False
-    robustness: eval_robustness.Asked = eval_robustness.Asked()
+    robustness: eval_robustness.RobustnessOptions = eval_robustness.RobustnessOptions()
 
 
 def evaluate(
     context: typer.Context,
     target: TargetArgument,
-    data: Annotated[
-        str | None,
-        typer.Option(help="A dataset's name or a file; default: what it was trained on.", show_default=False),
-    ] = None,
-    stamps: Annotated[
-        Stamps | None,
-        typer.Option(
-            help="Meaning of whole numbers as times in --data; default: that of the training data.",
-            show_default=False,
-        ),
-    ] = None,
-    split: Annotated[Split, typer.Option(help="Which part of the data.")] = "test",
+    data: ScoredDataOption = None,
+    stamps: ScoredStampsOption = None,
+    split: SplitOption = "test",
     by: Annotated[
         By | None,
         typer.Option(
             help="Forecasts: scores of each series, of each step ahead, or both.",
             show_default=False,
-            rich_help_panel=MORE,
+            rich_help_panel=PANEL,
         ),
     ] = None,
     tables: Annotated[
@@ -73,30 +74,32 @@ def evaluate(
             metavar="DIR",
             help="Forecasts: write both tables there, by_series.csv and by_step.csv.",
             show_default=False,
-            rich_help_panel=MORE,
+            rich_help_panel=PANEL,
         ),
     ] = None,
     backtest: Annotated[
         str | None,
         typer.Option(
             metavar="windows=N,step=N",
-            help="Forecasts: N origins of each series up to the end of the split, N steps apart, with the state "
-            "carried from one to the next, and with the context read afresh at each.",
+            help="Forecasts: N origins of each series up to the end of the split, N steps apart, once with the state "
+            "carried from one to the next and once with the context read again at each.",
             show_default=False,
-            rich_help_panel=MORE,
+            rich_help_panel=PANEL,
         ),
     ] = None,
     soak: Annotated[
         bool,
         typer.Option(
             "--soak",
-            help="Forecasts: run freely for ten horizons, forecasts fed back, and say whether they stay bounded.",
-            rich_help_panel=MORE,
+            help="Forecasts: a free run of ten horizons, with forecasts fed back, and whether it stays bounded.",
+            rich_help_panel=PANEL,
         ),
     ] = False,
     early: Annotated[
         bool,
-        typer.Option("--early", help="Classification: scores after each tenth of the sequences.", rich_help_panel=MORE),
+        typer.Option(
+            "--early", help="Classification: scores after each tenth of the sequences.", rich_help_panel=PANEL
+        ),
     ] = False,
     robustness: eval_robustness.RobustnessOption = False,
     attack_budgets: eval_robustness.BudgetsOption = None,
@@ -109,9 +112,9 @@ def evaluate(
         bool,
         typer.Option(
             "--stability",
-            help="What is proved of the model's stability, and beside it what is observed on the split: Jacobians, "
-            "Lyapunov exponents, gradients. A run gets pictures, a version a record.",
-            rich_help_panel=MORE,
+            help="The model's stability certificate, and what is observed on the split: Jacobians, Lyapunov exponents, "
+            "gradients. A run gets plots, a version a record.",
+            rich_help_panel=PANEL,
         ),
     ] = False,
     device: DeviceOption = "auto",
@@ -119,14 +122,14 @@ def evaluate(
 ) -> None:
     """Score a run or a registry version
 
-    A run is scored by torch, a registry version by ONNX Runtime on the graph that is served. Beside a forecast stand
-    the scores of the seasonal naive, the naive and the drift forecast on the same windows; beside a classification
-    those of a ridge classifier on the raw values and of the most frequent class. docs/evaluation.md has the formulas.
+    A run is scored by torch, a registry version by ONNX Runtime on the graph that is served. A forecast is compared
+    with the seasonal naive, the naive and the drift forecast on the same windows, a classification with a ridge
+    classifier on the raw values and with the most frequent class. docs/evaluation.md has the formulas.
 
     Example: stablernn eval digits@production --split test
     """
     output = Output.of(context, as_json)
-    attacked = eval_robustness.Asked(
+    attacks = eval_robustness.RobustnessOptions(
         robustness,
         attack_budgets,
         attack_budgets_l2,
@@ -135,8 +138,8 @@ def evaluate(
         attack_clip,
         attack_random_start,
     )
-    further = Further(by, tables, backtest, soak, early, stability, attacked)
-    document = score(output, target, data=data, stamps=stamps, split=split, device=device, further=further)
+    extras = Extras(by, tables, backtest, soak, early, stability, attacks)
+    document = score(output, target, data=data, stamps=stamps, split=split, device=device, extras=extras)
     if as_json:
         output.document(document)
     else:
@@ -151,31 +154,27 @@ def score(
     stamps: Stamps | None = None,
     split: Split = "test",
     device: Device = "auto",
-    further: Further | None = None,
+    extras: Extras | None = None,
 ) -> dict[str, Any]:
-    """What ``eval --json`` prints."""
-    asked = further or Further()
+    """Return the document that ``eval --json`` prints."""
+    extras = extras or Extras()
     with output.status(f"Scoring {target} on {split} ..."):
-        from stablernn.data.step_data import StepData
         from stablernn.data.types import score_notes
-        from stablernn.training.evaluation.evaluate_predict_next import evaluate_steps
 
         model = open_target(target, device)
-        _check(model, asked)
-        attack = asked.robustness.settings(model.task, model.name)
+        # Options that do not fit the task are rejected before the data is read.
+        _check(model, extras)
+        attack_settings = extras.robustness.settings(model.task, model.name)
         loaded = model.load_data(data, stamps)
-        extra: dict[str, Any] = {}
-        if isinstance(loaded, StepData):
-            named = {"features": model.features, "outputs": model.labels or model.targets}
-            metrics, samples = evaluate_steps(model.predictor, loaded, split, **named), len(loaded.split(split))
-        else:
-            metrics, samples, extra = _of_samples(model, loaded, split, asked)
-        if asked.stability:
-            extra |= eval_stability.observed(output, target, model, loaded, split)
-    if attack is not None:
-        found = eval_robustness.measure(output, target, model, loaded, split, attack)
-        records = [*extra.pop("records", ()), *found.pop("records", ())]
-        extra |= found | ({"records": records} if records else {})
+        metrics, samples, results = _score_split(model, loaded, split, extras)
+        if extras.stability:
+            results |= eval_stability.observe_stability(output, target, model, loaded, split)
+    if attack_settings is not None:
+        report = eval_robustness.measure(output, target, model, loaded, split, attack_settings)
+        # Each report on a version becomes a record of its own.
+        records = [*results.pop("records", ()), *report.pop("records", ())]
+        results |= report | ({"records": records} if records else {})
+    # Data named by --data is expected to differ.
     if data is None and loaded.fingerprint != model.fingerprint:
         output.note(f"Note: '{loaded.name}' has changed since {target} was trained on it.")
     return {
@@ -190,102 +189,127 @@ def score(
         "samples": samples,
         "metrics": metrics,
         "data_notes": score_notes(loaded.notes),
-        **extra,
+        **results,
     }
 
 
-def _of_samples(model: Target, data: Any, split: Split, asked: Further) -> tuple[dict[str, Any], int, dict[str, Any]]:
-    """Scores of a classification or a forecast, of how many samples, and what was asked for beside them."""
+def _score_split(model: Target, data: Any, split: Split, extras: Extras) -> tuple[dict[str, Any], int, dict[str, Any]]:
+    """Return the metrics, the number of samples, and the results of the extras."""
     from stablernn.data import ForecastData
-    from stablernn.training.evaluation.baselines import Baselines
-    from stablernn.training.evaluation.evaluate import open_split, predict
+    from stablernn.data.step_data import StepData
+    from stablernn.training.evaluation.predictors import predict
+    from stablernn.training.evaluation.scorers import open_classification, open_forecast
 
-    levels = model.quantiles or None
-    scorer = open_split(data, split, quantiles=levels, labels=model.labels or None, features=model.features)
-    outputs = predict(model.predictor, scorer.source)
-    metrics = scorer.score(outputs)
+    # The task predict-next is scored at every step instead of once for each sample.
+    if isinstance(data, StepData):
+        from stablernn.training.evaluation.evaluate_predict_next import evaluate_steps
+
+        names = model.labels or model.targets
+        metrics = evaluate_steps(model.predictor, data, split, features=model.features, outputs=names)
+        return metrics, len(data.split(split)), {}
     if isinstance(data, ForecastData):
+        forecasts = open_forecast(data, split, quantiles=model.quantiles or None, features=model.features)
+        outputs = predict(model.predictor, forecasts.source)
+        metrics = forecasts.score(outputs)
+        # Windows without any value in the context are not scored; their number is reported.
         left_out = {"windows_without_context": data.windows(split).without_context}
-        return metrics, scorer.samples, left_out | _of_forecast(model, data, split, scorer, outputs, asked)
+        return metrics, forecasts.samples, left_out | _forecast_extras(model, data, split, forecasts, outputs, extras)
+    scorer = open_classification(data, split, labels=model.labels or None, features=model.features)
+    metrics = scorer.score_of(model.predictor)
+    baseline_metrics, results = _classification_extras(model, data, split, scorer, extras)
+    return metrics | baseline_metrics, scorer.samples, results
+
+
+def _classification_extras(
+    model: Target, data: Any, split: Split, scorer: Any, extras: Extras
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metrics of the baselines, and the results of the extras of a classification."""
+    from stablernn.training.evaluation.baselines import Baselines
+
+    # Fitted here to the training split; a forecast's baselines need no fit and are scored with it.
     baselines = Baselines(data)
-    extra: dict[str, Any] = {"baselines": {"ridge": baselines.notes}}
-    if asked.early:
+    results: dict[str, Any] = {"baselines": {"ridge": baselines.notes}}
+    if extras.early:
         from stablernn.training.evaluation.early_classification import early
 
-        extra["early"] = early(model.predictor, scorer)
-    return metrics | baselines.scores(split), scorer.samples, extra
+        results["early"] = early(model.predictor, scorer)
+    return baselines.scores(split), results
 
 
-def _check(model: Target, asked: Further) -> None:
-    """Refuse what does not go with the task, and a backtest that does not read.
-
-    Raises:
-        UsageError: If something is asked for that the task does not have.
-        stablernn.errors.ConfigError: If the backtest is not written as it should be.
-    """
-    forecast = {
-        "--by": asked.by is not None,
-        "--tables": asked.tables is not None,
-        "--backtest": asked.backtest is not None,
-        "--soak": asked.soak,
-    }
-    for options, task, word in ((forecast, "forecast", "forecasts"), ({"--early": asked.early}, "classify", "classes")):
-        given = [name for name, wanted in options.items() if wanted]
-        if given and model.task != task:
-            raise UsageError(f"{given[0]} is for {word}, and {model.name} is for '{model.task}'. Leave it out.")
-    if asked.backtest is not None:
-        from stablernn.training.evaluation.backtest import parse
-
-        parse(asked.backtest)
-
-
-def _of_forecast(
-    model: Target, data: Any, split: Split, scorer: Any, outputs: dict[str, Any], asked: Further
+def _forecast_extras(
+    model: Target, data: Any, split: Split, scorer: Any, outputs: dict[str, Any], extras: Extras
 ) -> dict[str, Any]:
-    """What was asked for beside the scores of a forecast."""
-    found: dict[str, Any] = {}
-    if asked.by or asked.tables is not None:
+    """Return the results of the extras of a forecast."""
+    results: dict[str, Any] = {}
+    if extras.by or extras.tables is not None:
         from stablernn.training.evaluation.score_tables import by_series, by_step, write_tables
 
-        makers = {"series": by_series, "step": by_step}
-        shown = tuple(makers) if asked.by == "both" else (asked.by,)
-        made = {
-            f"by_{word}": maker(data, scorer, outputs)
-            for word, maker in makers.items()
-            if word in shown or asked.tables is not None
+        functions = {"series": by_series, "step": by_step}
+        requested = tuple(functions) if extras.by == "both" else (extras.by,)
+        # Files get both tables, the document only those of --by.
+        tables = {
+            f"by_{name}": function(data, scorer, outputs)
+            for name, function in functions.items()
+            if name in requested or extras.tables is not None
         }
-        found |= {f"by_{word}": made[f"by_{word}"] for word in makers if word in shown}
-        if asked.tables is not None:
-            found["tables"] = [str(path) for path in write_tables(asked.tables, made)]
-    if asked.backtest is not None:
+        results |= {f"by_{name}": tables[f"by_{name}"] for name in functions if name in requested}
+        if extras.tables is not None:
+            results["tables"] = [str(path) for path in write_tables(extras.tables, tables)]
+    if extras.backtest is not None:
         from stablernn.training.evaluation.backtest import backtest, parse
 
         levels = model.quantiles or None
-        found["backtest"] = backtest(model.predictor, data, split, quantiles=levels, **parse(asked.backtest))
-    if asked.soak:
+        results["backtest"] = backtest(model.predictor, data, split, quantiles=levels, **parse(extras.backtest))
+    if extras.soak:
         from stablernn.training.evaluation.free_run import soak
 
-        found["soak"] = soak(model.predictor, data, split, certified(model.name)[1])
-    return found
+        # The free run is compared with the bound on the state in the certificate.
+        results["soak"] = soak(model.predictor, data, split, compute_certificate(model.name)[1])
+    return results
+
+
+def _check(model: Target, extras: Extras) -> None:
+    """Reject options that do not fit the task, and a backtest that cannot be parsed.
+
+    Raises:
+        UsageError: If an option is for another task.
+        stablernn.errors.ConfigError: If the backtest is malformed.
+    """
+    forecast = {
+        "--by": extras.by is not None,
+        "--tables": extras.tables is not None,
+        "--backtest": extras.backtest is not None,
+        "--soak": extras.soak,
+    }
+    early = {"--early": extras.early}
+    for options, task, noun in ((forecast, "forecast", "forecasts"), (early, "classify", "classification")):
+        in_use = [name for name, is_set in options.items() if is_set]
+        if in_use and model.task != task:
+            raise UsageError(f"{in_use[0]} is for {noun}, and {model.name} is for '{model.task}'. Leave it out.")
+    # Parsed once more where it is used; here for the error before the data is read.
+    if extras.backtest is not None:
+        from stablernn.training.evaluation.backtest import parse
+
+        parse(extras.backtest)
 
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
-    """The scores for people: a model's beside those of the baselines."""
+    """Print the scores as text: the model's next to those of the baselines."""
     kind = "windows" if document["task"] == "forecast" else "sequences"
     output.text(
         f"{document['target']} on {document['data']['name']}, {document['split']}: {document['samples']} {kind}"
     )
     left_out = document.get("windows_without_context")
     if left_out:
-        word = "window is" if left_out == 1 else "windows are"
-        output.text(f"{left_out} {word} left out: no target has a value in the context.")
-    show_metrics(output, _columns("model", document["metrics"]))
+        verb = "window is" if left_out == 1 else "windows are"
+        output.text(f"{left_out} {verb} left out: no target has a value in the context.")
+    show_metrics(output, _metric_columns("model", document["metrics"]))
     line = data_notes(document["data_notes"])
     if line:
         output.text(line)
     for name, title in (("by_series", "By series"), ("by_step", "By step"), ("early", "By share of the sequence")):
         if name in document:
-            _table(output, document[name], title)
+            _show_table(output, document[name], title)
     if "backtest" in document:
         _show_backtest(output, document["backtest"])
     if "soak" in document:
@@ -298,12 +322,13 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
         output.note(f"Wrote {path}.")
 
 
-def _columns(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    columns = {name: {key: value for key, value in metrics.items() if not isinstance(value, Mapping)}}
+def _metric_columns(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a column of the model's metrics, and one for each baseline among them."""
+    columns = {name: scalar_metrics(metrics)}
     return columns | {key.replace("_", " "): value for key, value in metrics.items() if isinstance(value, Mapping)}
 
 
-def _table(output: Output, rows: Sequence[Mapping[str, Any]], title: str) -> None:
+def _show_table(output: Output, rows: Sequence[Mapping[str, Any]], title: str) -> None:
     output.text()
     if rows:
         output.table(list(rows[0]), [list(row.values()) for row in rows], title=title)
@@ -311,23 +336,29 @@ def _table(output: Output, rows: Sequence[Mapping[str, Any]], title: str) -> Non
 
 def _show_backtest(output: Output, report: Mapping[str, Any]) -> None:
     output.text()
-    missing = f", {report['missing_origins']} that series did not have" if report["missing_origins"] else ""
+    # Short series have fewer origins than windows were requested.
+    missing = f", {report['missing_origins']} more than the series have" if report["missing_origins"] else ""
     output.text(
         f"Backtest: {report['windows']} windows, {report['step']} steps apart; {report['origins']} origins{missing}"
     )
     carried, fresh = report["carried"], report["fresh"]
-    columns = _columns("state carried", carried["metrics"])
-    figures = {key: value for key, value in fresh["metrics"].items() if not isinstance(value, Mapping)}
-    columns = {"state carried": columns.pop("state carried"), "context afresh": figures, **columns}
-    for name, part in (("state carried", carried), ("context afresh", fresh)):
+    columns = _metric_columns("state carried", carried["metrics"])
+    # The two next to each other, then the baselines.
+    columns = {
+        "state carried": columns.pop("state carried"),
+        "context reread": scalar_metrics(fresh["metrics"]),
+        **columns,
+    }
+    for name, part in (("state carried", carried), ("context reread", fresh)):
         columns[name] = {**columns[name], "steps read": part["steps_read"], "seconds": part["seconds"]}
     show_metrics(output, columns)
-    _table(output, report["by_window"], "By window, earliest first")
+    _show_table(output, report["by_window"], "By window, earliest first")
 
 
 def _show_soak(output: Output, report: Mapping[str, Any]) -> None:
+    """Print the free run, with the proved bound on each state next to the largest observed one."""
     output.text()
-    lost = report["diverged_at"]
+    diverged_at = report["diverged_at"]
     verdict = "bounded" if report["bounded"] else "not bounded"
     growing = ", and still growing" if report["still_growing"] else ""
     output.facts(
@@ -336,7 +367,7 @@ def _show_soak(output: Output, report: Mapping[str, Any]) -> None:
             "largest value": f"{_number(report['largest'])} training spreads from the mean "
             f"({_number(report['largest_in_training'])} in training)",
             "growth": f"{_number(report['growth'])} (last tenth over the first){growing}",
-            "diverged": "never" if lost is None else f"at step {lost}",
+            "diverged": "never" if diverged_at is None else f"at step {diverged_at}",
             "proved of the state": f"none: {report['bound_reason']}"
             if report["bound"] is None
             else "; ".join(

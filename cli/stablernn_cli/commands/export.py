@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stablernn_cli.errors import FAILED, CommandError, UsageError, exit_code_of
-from stablernn_cli.options import RunArgument
-from stablernn_cli.output import JsonOption, Output, figure, plain
+from stablernn_cli.options import JsonOption, RunArgument
+from stablernn_cli.output import Output, figure, plain
 from stablernn_cli.promotion_checks import promotion_checks
 from stablernn_cli.targets import is_run
 
 if TYPE_CHECKING:
     from stablernn.export import ExportReport
     from stablernn.training import LoadedRun
-    from stablernn_registry import ManifestFields, RobustnessReport
+    from stablernn_registry import ManifestFields, Registry, RobustnessReport, Version
 
 
 def export(
@@ -49,7 +49,7 @@ def export(
     """Export a run into the registry
 
     Writes the step graph and the sequence graph, compares both with torch at several lengths and batch sizes, and
-    publishes them with weights, figures and lineage as the next version of NAME. Nothing is published when the numbers
+    publishes them with weights, metrics and lineage as the next version of NAME. Nothing is published if the numbers
     differ. Exit code 3: the version is published, but a check refused to move the alias.
 
     Example: stablernn export runs/digits-lipschitz-1 --name digits --alias production
@@ -66,75 +66,101 @@ def export(
 def publish(
     output: Output, run: Path, name: str, *, formats: Sequence[str] = ("onnx",), alias: str | None = None
 ) -> dict[str, Any]:
-    """Export, publish and set the alias; what ``export --json`` prints."""
-    from stablernn_registry import GateRefused, Registry, RegistryError, StorageError, model_card
-    from stablernn_registry.reports import ROBUSTNESS, ROBUSTNESS_PLOTS
+    """Export, publish and set the alias, and return the document that ``export --json`` prints."""
+    from stablernn_registry import Registry
 
     check_names(name, alias)
     if not is_run(run):
-        raise UsageError(f"There is no run in '{run}'. Give the directory that `stablernn train` named.")
+        raise UsageError(f"There is no run in '{run}'. Name the directory that `stablernn train` printed.")
+    registry = Registry()
     with output.status(f"Exporting {run} and comparing the graphs with torch ..."):
-        from stablernn.export import export as write
         from stablernn.training import load_run
 
         loaded = load_run(run)
-        with tempfile.TemporaryDirectory(prefix="stablernn-export-") as folder:
-            steps = loaded.data.get("context_length") or loaded.data["longest"]
-            report = write(loaded.model, folder, formats=formats, steps=steps)
-            calibration = _calibration(loaded)
-            fields = _fields(loaded, report, calibration)
-            robustness, left_out = _robustness(run, report)
-            files = dict(report.files)
-            for filename, content in (
-                ("metrics.json", json.dumps(fields.metrics, indent=2, sort_keys=True) + "\n"),
-                ("README.md", model_card(fields, name, robustness)),
-            ):
-                files[filename] = Path(folder) / filename
-                files[filename].write_text(content, encoding="utf-8")
-            plots = {f"plots/{plot.name}": plot for plot in sorted((run / "plots").glob("*.png"))}
-            if robustness is None:
-                plots = {filename: plot for filename, plot in plots.items() if filename not in ROBUSTNESS_PLOTS}
-            else:
-                files[ROBUSTNESS] = run / ROBUSTNESS
-            files |= plots
-            if calibration is not None:
-                files["calibration.json"] = Path(folder) / "calibration.json"
-                files["calibration.json"].write_text(json.dumps(calibration, indent=2) + "\n", encoding="utf-8")
-            registry = Registry()
-            version = registry.publish(name, files, fields)
-    if left_out is not None:
-        output.note(f"Note: {left_out} See `stablernn eval {run} --robustness`.")
+        version, robustness_note = _write_and_publish(registry, loaded, run, name, formats)
+    if robustness_note is not None:
+        output.note(f"Note: {robustness_note} See `stablernn eval {run} --robustness`.")
     if loaded.summary is None:
-        output.note(f"Note: the run was not finished, so no figures are stored. See `stablernn eval {version.ref}`.")
-    document: dict[str, Any] = {
-        "ref": version.ref,
-        "digest": version.digest,
-        "files": {n: {"bytes": e.bytes, "sha256": e.sha256} for n, e in version.manifest.files.items()},
-        "parity": version.manifest.parity,
-        "certificate": version.manifest.certificate,
-        "aliases": [],
-        "registry": str(registry.root),
-    }
+        output.note(f"Note: the run was not finished, so no metrics are stored. See `stablernn eval {version.ref}`.")
     if alias is not None:
         output.note(f"Published {version.ref}.")
-        try:
-            registry.set_alias(
-                name, alias, version.version, why=f"export of {run.name}", checks=promotion_checks(registry, alias)
-            )
-        except GateRefused:
-            raise
-        except RegistryError as error:
-            # Whoever repeats the export because of this error would publish the same model twice.
-            is_set = isinstance(error, StorageError) and error.is_done
-            outcome = "is published" if is_set else "is published, and only its alias is left to set"
-            raise CommandError(f"'{version.ref}' {outcome}. {error}", exit_code_of(error) or FAILED) from error
-        document["aliases"] = [alias]
-    return document
+        _set_alias(registry, version, alias, why=f"export of {run.name}")
+    return {
+        "ref": version.ref,
+        "digest": version.digest,
+        "files": {
+            filename: {"bytes": file.bytes, "sha256": file.sha256} for filename, file in version.manifest.files.items()
+        },
+        "parity": version.manifest.parity,
+        "certificate": version.manifest.certificate,
+        "aliases": [] if alias is None else [alias],
+        "registry": str(registry.root),
+    }
+
+
+def _write_and_publish(
+    registry: Registry, loaded: LoadedRun, run: Path, name: str, formats: Sequence[str]
+) -> tuple[Version, str | None]:
+    """Write all files of a version and publish them.
+
+    Returns:
+        The version, and why a robustness report of the run was left out, if it was.
+    """
+    from stablernn.export import export as write
+    from stablernn_registry import model_card
+    from stablernn_registry.documents.reports import ROBUSTNESS, ROBUSTNESS_PLOTS
+
+    with tempfile.TemporaryDirectory(prefix="stablernn-export-") as folder:
+        # Parity is checked at the length that the model is for: the context, or the longest sequence.
+        steps = loaded.data.get("context_length") or loaded.data["longest"]
+        report = write(loaded.model, folder, formats=formats, steps=steps)
+        calibration = _calibration(loaded)
+        fields = _fields(loaded, report, calibration)
+        robustness, robustness_note = _robustness(run, report)
+        texts = {
+            "metrics.json": json.dumps(fields.metrics, indent=2, sort_keys=True) + "\n",
+            "README.md": model_card(fields, name, robustness),
+        }
+        if calibration is not None:
+            texts["calibration.json"] = json.dumps(calibration, indent=2) + "\n"
+        files = dict(report.files)
+        for filename, text in texts.items():
+            files[filename] = Path(folder) / filename
+            files[filename].write_text(text, encoding="utf-8")
+        plots = {f"plots/{plot.name}": plot for plot in sorted((run / "plots").glob("*.png"))}
+        if robustness is None:
+            # These plots belong to the report that is left out, or are from one that is gone.
+            plots = {filename: plot for filename, plot in plots.items() if filename not in ROBUSTNESS_PLOTS}
+        else:
+            files[ROBUSTNESS] = run / ROBUSTNESS
+        # Publishing copies the files, so it must come before the folder is deleted.
+        return registry.publish(name, files | plots, fields), robustness_note
+
+
+def _set_alias(registry: Registry, version: Version, alias: str, why: str) -> None:
+    """Point an alias to the version that was just published.
+
+    Raises:
+        stablernn_registry.GateRefused: If a check refuses.
+        CommandError: If the registry fails; the message says that the version is published.
+    """
+    from stablernn_registry import GateRefused, RegistryError, StorageError
+
+    # The registry applies its policy; the checks of the command line are passed with it.
+    try:
+        registry.set_alias(version.name, alias, version.version, why=why, checks=promotion_checks(registry, alias))
+    except GateRefused:
+        raise
+    except RegistryError as error:
+        # A user who repeats the export because of this error would publish the same model twice.
+        is_set = isinstance(error, StorageError) and error.is_done
+        outcome = "is published" if is_set else "is published, and only its alias is left to set"
+        raise CommandError(f"'{version.ref}' {outcome}. {error}", exit_code_of(error) or FAILED) from error
 
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
-    """The new version for people."""
-    from stablernn_registry.certificates import describe_certificate
+    """Print the new version as text."""
+    from stablernn_registry.documents.certificates import describe_certificate
 
     parity = document["parity"]
     ref = document["ref"]
@@ -157,9 +183,10 @@ def show(output: Output, document: Mapping[str, Any]) -> None:
 
 
 def check_names(name: str, alias: str | None = None) -> None:
-    """Refuse a name or an alias before the work and not after it."""
+    """Reject a bad name or alias before the work instead of after it."""
     from stablernn_registry import Registry, parse_ref
 
+    # A reference such as NAME:3 has a valid syntax too.
     ref = parse_ref(name)
     if ref.version is not None or ref.alias is not None:
         raise UsageError(
@@ -169,43 +196,44 @@ def check_names(name: str, alias: str | None = None) -> None:
 
 
 def _calibration(run: LoadedRun) -> dict[str, Any] | None:
-    """What was fitted after training; the offsets are those of the weights, which are what is exported."""
+    """Return the calibration that was fitted after training, with the offsets of the weights that are exported."""
     path = run.path / "calibration.json"
     if not path.is_file():
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if "intervals" in found:
-        found["intervals"]["offsets"] = run.model.get_buffer("offsets").tolist()
-    return found
+    calibration: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "intervals" in calibration:
+        calibration["intervals"]["offsets"] = run.model.get_buffer("offsets").tolist()
+    return calibration
 
 
 def _robustness(run: Path, report: ExportReport) -> tuple[RobustnessReport | None, str | None]:
-    """The run's robustness report, if it is of the weights that are exported; else why it is left out."""
+    """Return the run's robustness report if it is about the exported weights, else the reason to leave it out."""
     from stablernn_registry import RobustnessReport
-    from stablernn_registry.reports import ROBUSTNESS
+    from stablernn_registry.documents.reports import ROBUSTNESS
 
     path = run / ROBUSTNESS
     if not path.is_file():
         return None, None
-    found = RobustnessReport.parse(path.read_bytes())
-    if found is None:
-        return None, f"{path} is left out, for it is no robustness report that this version of stablernn can read."
+    robustness = RobustnessReport.parse(path.read_bytes())
+    if robustness is None:
+        return None, f"{path} is left out: it is not a robustness report that this version of stablernn can read."
+    # The report of a run may be older than its weights: a resumed run goes on training.
     weights = hashlib.sha256(report.files["weights.safetensors"].read_bytes()).hexdigest()
-    if found.weights != f"sha256:{weights}":
-        return None, f"{path} is left out with its pictures, for it is of other weights than those that are exported."
-    return found, None
+    if robustness.weights != f"sha256:{weights}":
+        return None, f"{path} is left out with its plots: it is about other weights than the exported ones."
+    return robustness, None
 
 
-def _summarized(calibration: Mapping[str, Any]) -> dict[str, Any]:
-    """The calibration without its long tables."""
+def _summarize(calibration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the calibration without its long tables, which are in calibration.json."""
     return {
-        part: {key: value for key, value in found.items() if key not in ("levels", "offsets")}
-        for part, found in calibration.items()
+        part: {key: value for key, value in facts.items() if key not in ("levels", "offsets")}
+        for part, facts in calibration.items()
     }
 
 
 def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any] | None) -> ManifestFields:
-    """The manifest of a run: what it expects and gives, how good it is, and where it comes from."""
+    """Return the manifest of a run: inputs and outputs, metrics, and lineage."""
     from stablernn_registry import ManifestFields
 
     data = run.data
@@ -227,13 +255,13 @@ def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any]
                 "frequency": data.get("frequency"),
                 "quantiles": task.quantiles,
                 "head": run.config.model.head if data["task"] == "forecast" else None,
-                # Manifests say nothing of what a model does not take.
+                # None for inputs that the model does not take, which the manifest leaves out.
                 **{key: data.get(key) or None for key in ("future", "static", "calendar")},
                 "preprocessing": {
                     "scaling": data["scaling"],
                     **({"stamps": data["stamps"]} if data.get("stamps") else {}),
                     "missing_values": "NaN in the input; the last observed value is held inside the graphs",
-                    **({"calibration": _summarized(calibration)} if calibration else {}),
+                    **({"calibration": _summarize(calibration)} if calibration else {}),
                 },
                 "metrics": run.summary["metrics"] if run.summary else {},
                 "parity": report.parity,

@@ -1,16 +1,27 @@
-"""`stablernn plot`: one picture of a run or of a registry version."""
+"""`stablernn plot`: a plot of a run or of a registry version."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DeviceOption, Split, Stamps, TargetArgument
-from stablernn_cli.output import JsonOption, Output
+from stablernn_cli.options import (
+    Device,
+    DeviceOption,
+    JsonOption,
+    ScoredDataOption,
+    ScoredStampsOption,
+    Split,
+    SplitOption,
+    Stamps,
+    TargetArgument,
+)
+from stablernn_cli.output import Output, format_names
 from stablernn_cli.targets import Target, is_run, open_target
 
 if TYPE_CHECKING:
@@ -22,7 +33,29 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     "forecast": ("forecast", "loss", "metric"),
     "classify": ("confusion", "reliability", "early", "loss", "metric"),
 }
+"""Kinds of plots for each task, the default first."""
 CURVES: tuple[Kind, ...] = ("loss", "metric")
+"""Kinds of plots of a run's history."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Choice of the forecast to draw; None selects the default.
+
+    Attributes:
+        series: ``unique_id`` of the series. Default: the series of the last window.
+        number: Window of the series, from 1. Default: the last.
+        target: Name of the target. Default: the first.
+    """
+
+    series: str | None = None
+    number: int | None = None
+    target: str | None = None
+
+    @property
+    def is_default(self) -> bool:
+        """True if nothing was selected."""
+        return astuple(self) == (None, None, None)
 
 
 def plot(
@@ -34,32 +67,25 @@ def plot(
     kind: Annotated[
         Kind | None,
         typer.Option(
-            help="What to draw: a forecast; of a classification its confusion matrix, reliability or early scores; of "
-            "a run its loss or metric by epoch. Default: forecast or confusion.",
+            help="Kind of plot: a forecast; confusion matrix, reliability or early scores of a classification; loss or "
+            "metric of a run by epoch. Default: forecast or confusion.",
             show_default=False,
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="A dataset's name or a file; default: what it was trained on.", show_default=False),
-    ] = None,
-    stamps: Annotated[
-        Stamps | None,
-        typer.Option(
-            help="Meaning of whole numbers as times in --data; default: that of the training data.",
-            show_default=False,
-        ),
-    ] = None,
-    split: Annotated[Split, typer.Option(help="Which part of the data.")] = "test",
+    data: ScoredDataOption = None,
+    stamps: ScoredStampsOption = None,
+    split: SplitOption = "test",
     series: Annotated[
         str | None, typer.Option(help="Forecast: unique_id of a series; default: the last one.", show_default=False)
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(help="Forecast: which window of the series, from 1; default: the last one.", show_default=False),
+        typer.Option(
+            help="Forecast: number of the window in the series, from 1; default: the last one.", show_default=False
+        ),
     ] = None,
     channel: Annotated[
-        str | None, typer.Option(help="Forecast: which target; default: the first one.", show_default=False)
+        str | None, typer.Option(help="Forecast: name of the target; default: the first one.", show_default=False)
     ] = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -71,6 +97,7 @@ def plot(
     Example: stablernn plot load@production --series shop_1 --output forecast.png
     """
     output = Output.of(context, as_json)
+    # Both checks come before the model runs.
     if destination.suffix.lower() != ".png":
         raise UsageError(f"--output must end in .png, got '{destination}'.")
     if not destination.absolute().parent.is_dir():
@@ -81,7 +108,8 @@ def plot(
             _draw_curve(target, kind, destination)
             document["kind"] = kind
         else:
-            document |= _draw(target, kind, destination, (data, stamps), split, (series, window, channel), device)
+            selection = Window(series, window, channel)
+            document |= _draw(target, kind, destination, (data, stamps), split, selection, device)
     if as_json:
         output.document(document)
     else:
@@ -89,24 +117,33 @@ def plot(
 
 
 def _draw_curve(target: str, kind: Kind, path: Path) -> None:
+    """Draw the loss or the metric of a run by epoch.
+
+    Raises:
+        UsageError: If the target is not a run.
+        stablernn.errors.CheckpointError: If the run has no epochs, or no metric.
+    """
+    # A version has no history of its training.
     if not is_run(target):
-        raise UsageError(f"--kind {kind} is of a run directory, got '{target}'. Name the run that it came from.")
+        raise UsageError(
+            f"--kind {kind} needs a run directory, got '{target}'. Name the run that it was exported from."
+        )
     from stablernn.errors import CheckpointError
     from stablernn.plotting import plot_loss, plot_metric
     from stablernn.training.loop.checkpoint import load_checkpoint
-    from stablernn.training.run import RunDirectory
+    from stablernn.training.run_directory import RunDirectory
 
-    place = RunDirectory(Path(target))
-    records = place.records()
+    run = RunDirectory(Path(target))
+    records = run.records()
     if not records:
         raise CheckpointError(f"The run in '{target}' has no epochs yet: there is nothing to draw.")
     if kind == "loss":
-        plot_loss(path, records, title=place.path.name)
+        plot_loss(path, records, title=run.path.name)
         return
-    best = load_checkpoint(place.checkpoint("best")).state
+    best = load_checkpoint(run.checkpoint("best")).state
     if not any(best["metric"] in record["validation"] for record in records):
         raise CheckpointError(f"The run in '{target}' was not validated: it has no metric to draw.")
-    plot_metric(path, records, best["metric"], best_epoch=best["epoch"], title=place.path.name)
+    plot_metric(path, records, best["metric"], best_epoch=best["epoch"], title=run.path.name)
 
 
 def _draw(
@@ -115,39 +152,46 @@ def _draw(
     path: Path,
     data_source: tuple[str | None, Stamps | None],
     split: Split,
-    place: tuple[str | None, int | None, str | None],
-    device: Any,
+    window: Window,
+    device: Device,
 ) -> dict[str, Any]:
+    """Draw a forecast or scores, and return the facts about the plot.
+
+    Raises:
+        UsageError: If an option does not fit the task.
+    """
     from stablernn.data import ClassificationData, ForecastData
-    from stablernn.training.evaluation.evaluate import open_split
+    from stablernn.training.evaluation.scorers import open_classification
 
     model = open_target(target, device)
     kinds = KINDS.get(model.task, CURVES)
-    chosen = kinds[0] if kind is None else kind
-    if chosen not in kinds or chosen in CURVES:
+    plot_kind = kinds[0] if kind is None else kind
+    # The default of a task without plots of its own is a curve, which needs a run.
+    if plot_kind not in kinds or plot_kind in CURVES:
         raise UsageError(
-            f"--kind is one of {', '.join(kinds)} for the task '{model.task}' of {model.name}, "
+            f"--kind must be one of {', '.join(kinds)} for the task '{model.task}' of {model.name}, "
             f"got {'none' if kind is None else kind}."
         )
-    if chosen != "forecast" and any(value is not None for value in place):
+    if plot_kind != "forecast" and not window.is_default:
         raise UsageError(f"--series, --window and --channel are for forecasts, and {model.name} classifies.")
     data = model.load_data(*data_source)
     if isinstance(data, ForecastData):
-        return {"kind": chosen, "split": split, **_draw_forecast(model, data, path, split, place)}
+        return {"kind": plot_kind, "split": split, **_draw_forecast(model, data, path, split, window)}
     assert isinstance(data, ClassificationData)
-    scorer = open_split(data, split, labels=model.labels, features=model.features)
-    _draw_classes(model, data, scorer, path, split, chosen)
-    return {"kind": chosen, "split": split}
+    scorer = open_classification(data, split, labels=model.labels, features=model.features)
+    _draw_classes(model, data, scorer, path, split, plot_kind)
+    return {"kind": plot_kind, "split": split}
 
 
 def _draw_classes(model: Target, data: ClassificationData, scorer: Any, path: Path, split: Split, kind: Kind) -> None:
     from stablernn.plotting import plot_early
     from stablernn.training.evaluation.baselines import Baselines
     from stablernn.training.evaluation.early_classification import early
-    from stablernn.training.evaluation.evaluate import predict
+    from stablernn.training.evaluation.predictors import predict
     from stablernn.training.plots.figures import draw_confusion, draw_reliability
 
     if kind == "early":
+        # Accuracy of the most frequent class, drawn as a floor.
         majority = Baselines(data).scores(split).get("majority", {}).get("accuracy")
         plot_early(path, early(model.predictor, scorer), majority=majority, title=f"{data.name}, {split}")
         return
@@ -155,39 +199,44 @@ def _draw_classes(model: Target, data: ClassificationData, scorer: Any, path: Pa
     draw(path, data, scorer, predict(model.predictor, scorer.source), split)
 
 
-def _draw_forecast(
-    model: Target, data: ForecastData, path: Path, split: Split, place: tuple[str | None, int | None, str | None]
-) -> dict[str, Any]:
+def _draw_forecast(model: Target, data: ForecastData, path: Path, split: Split, window: Window) -> dict[str, Any]:
+    """Draw one window, and return its series, its number and the number of windows of the series."""
     import numpy as np
 
-    from stablernn.training.evaluation.evaluate import Chosen, open_split, predict
+    from stablernn.training.evaluation.predictors import predict
+    from stablernn.training.evaluation.scorers import Subset, open_forecast
     from stablernn.training.plots.figures import draw_forecast
 
-    series, window, channel = place
-    open_split(data, split, quantiles=model.quantiles, features=model.features)
+    # Raises if the data does not fit the model; its scorer is not needed.
+    open_forecast(data, split, quantiles=model.quantiles, features=model.features)
     windows = data.windows(split)
-    target = _position(channel, data.targets, "target", f"'{data.name}' forecasts", 0)
-    names = [one.unique_id for one in data.series]
+    target = _index_of(window.target, data.targets, "target", f"'{data.name}' forecasts", 0)
+    names = [series.unique_id for series in data.series]
+    # The windows of all series are numbered in one sequence; those of the chosen series are counted from 1.
     origins = windows.origins
-    owner = _position(series, names, "series", f"'{data.name}' has", origins[-1][0])
-    mine = [number for number, (index, _) in enumerate(origins) if index == owner]
-    if not mine:
-        raise UsageError(f"The series '{names[owner]}' has no window in the split '{split}'. Choose another.")
-    if window is not None and not 1 <= window <= len(mine):
-        raise UsageError(f"--window must be from 1 to {len(mine)}, the windows of '{names[owner]}', got {window}.")
-    number = mine[-1 if window is None else window - 1]
-    outputs = predict(model.predictor, Chosen(windows, np.array([number])))
-    found = {name: values[0] for name, values in outputs.items()}
-    draw_forecast(path, data, split, number, found, model.quantiles, target)
-    return {"series": names[owner], "window": mine.index(number) + 1, "windows": len(mine)}
+    series_index = _index_of(window.series, names, "series", f"'{data.name}' has", origins[-1][0])
+    series_name = names[series_index]
+    numbers = [number for number, (index, _) in enumerate(origins) if index == series_index]
+    if not numbers:
+        raise UsageError(f"The series '{series_name}' has no window in the split '{split}'. Choose another.")
+    if window.number is not None and not 1 <= window.number <= len(numbers):
+        raise UsageError(
+            f"--window must be from 1 to {len(numbers)}, the windows of '{series_name}', got {window.number}."
+        )
+    number = numbers[-1 if window.number is None else window.number - 1]
+    outputs = predict(model.predictor, Subset(windows, np.array([number])))
+    # Without the batch axis: (steps, targets), and (steps, targets, levels) for quantiles.
+    answer = {name: values[0] for name, values in outputs.items()}
+    draw_forecast(path, data, split, number, answer, model.quantiles, target)
+    return {"series": series_name, "window": numbers.index(number) + 1, "windows": len(numbers)}
 
 
-def _position(name: str | None, names: Sequence[str], noun: str, has: str, default: int) -> int:
+def _index_of(name: str | None, names: Sequence[str], noun: str, owner: str, default: int) -> int:
+    """Return the index of a name; ``noun`` and ``owner`` are for the message about an unknown one."""
     if name is None:
         return default
     if name not in names:
         from stablernn.errors import unknown
-        from stablernn_cli.targets import listed
 
-        raise unknown(noun, name, names, f"{has} {listed(names)}.")
+        raise unknown(noun, name, names, f"{owner} {format_names(names)}.")
     return list(names).index(name)

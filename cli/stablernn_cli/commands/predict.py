@@ -1,18 +1,20 @@
-"""`stablernn predict`: a file of sequences or series in, a file of answers out; no server."""
+"""`stablernn predict`: a file of sequences or series in, a file of predictions out, without a server."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stablernn_cli.commands.predict_steps import Rows, read, step_rows
+from stablernn_cli.commands.predict_steps import Rows, read_step_file, step_rows
+from stablernn_cli.config_options import flag
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DeviceOption, Stamps, TargetArgument
-from stablernn_cli.output import JsonOption, Output, plain
+from stablernn_cli.options import DeviceOption, JsonOption, Stamps, TargetArgument
+from stablernn_cli.output import Output, drop_none, plain
 from stablernn_cli.prediction_files import check_format, csv_text, write_predictions
 from stablernn_cli.targets import Target, open_target
 
@@ -24,8 +26,31 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-_SAID = ("ignored_columns", "gap_steps_filled", "short_contexts", "future_values_missing", "future_rows_unused")
-"""What reading counted that a person should hear of."""
+_REPORTED_NOTES = (
+    "ignored_columns",
+    "gap_steps_filled",
+    "short_contexts",
+    "future_values_missing",
+    "future_rows_unused",
+)
+"""Counts of reading a file that are printed."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions of a model for one file.
+
+    Attributes:
+        columns: Names of the columns.
+        rows: Rows of the table.
+        samples: Number of sequences or series in the file.
+        notes: Counts of reading the file.
+    """
+
+    columns: list[str]
+    rows: Rows
+    samples: int
+    notes: Mapping[str, Any]
 
 
 def predict(
@@ -46,23 +71,23 @@ def predict(
         typer.Option(
             "--output",
             metavar="FILE",
-            help="File to write: CSV, Parquet or JSON lines by the ending .csv, .parquet, .jsonl; - is CSV on stdout.",
+            help="File to write: CSV, Parquet or JSON lines by the suffix .csv, .parquet, .jsonl; - is CSV on stdout.",
         ),
     ] = "-",
     horizon: Annotated[
         int | None,
         typer.Option(
-            help="Steps to forecast, at most as many as the model was trained for; default: all of them.",
+            help="Steps to forecast, at most those that the model was trained for; default: all of them.",
             show_default=False,
         ),
     ] = None,
     id_column: Annotated[
         str | None,
-        typer.Option(help="Column that tells series apart; default: that of the training data.", show_default=False),
+        typer.Option(help="Column that identifies the series; default: that of the training data.", show_default=False),
     ] = None,
     time_column: Annotated[
         str | None,
-        typer.Option(help="Column of time stamps; default: that of the training data.", show_default=False),
+        typer.Option(help="Column of timestamps; default: that of the training data.", show_default=False),
     ] = None,
     stamps: Annotated[
         Stamps | None,
@@ -73,89 +98,114 @@ def predict(
 ) -> None:
     """Classify or forecast a file
 
-    Classification gives a row a sequence: id (the name that a table gives it, else its position in the file), label,
-    and a column probability_LABEL for each class. Forecasting gives a row a series and future time stamp: unique_id,
-    ds (in UTC, with a Z, where the file's times have a zone), target (where there are several), mean, and a column
-    q0.1, q0.5 ... for each quantile. The answers are those that `eval` scores. A model of the task predict-next gives a
-    row a step: id, step, and label, probability, target and nll (what came, and its negative log-likelihood), or a
-    column probability_LABEL or mean_TARGET for each output.
+    Classification writes a row for each sequence: id (its name in a table, else its position in the file), label, and
+    a column probability_LABEL for each class. Forecasting writes a row for each series and future timestamp: unique_id,
+    ds (in UTC, with a Z, if the file's times have a zone), target (if there are several), mean, and a column q0.1,
+    q0.5 ... for each quantile. The predictions are those that `eval` scores. A model of the task predict-next writes a
+    row for each step: id, step, and label, probability, target and nll (the actual class and its negative
+    log-likelihood), or a column probability_LABEL or mean_TARGET for each output.
 
-    With --json, the rows are in the document, unless --output names a file.
+    With --json, the rows are in the document unless --output names a file.
 
     Example: stablernn predict digits@production --input new.npz --output answers.csv
     """
     output = Output.of(context, as_json)
-    if destination != "-" and Path(destination).exists() and Path(destination).samefile(source):
-        raise UsageError(f"--output '{destination}' is the input itself. Choose another file.")
-    if destination != "-":
-        check_format(Path(destination))
+    file = None if destination == "-" else Path(destination)
+    if file is not None:
+        # Two paths may name the same file.
+        if file.exists() and file.samefile(source):
+            raise UsageError(f"--output '{destination}' is the input itself. Choose another file.")
+        # Before the model runs, whose answers would be lost.
+        check_format(file)
+    table_options = {"id_column": id_column, "time_column": time_column, "stamps": stamps}
     with output.status(f"Running {target} on {source} ..."):
         model = open_target(target, device)
-        steps = _steps(model, horizon)
-        named = {"id_column": id_column, "time_column": time_column, "stamps": stamps}
-        if model.task == "predict-next":
-            _check_unnamed(named)
-            found = read(model, source)
-            columns, rows = step_rows(model, found)
-            samples, notes = len(found.steps), found.notes
-        else:
-            columns, rows, samples, notes = _sample_rows(model, source, steps, named)
-    for word, number in notes.items():
-        if word in _SAID and number:
-            output.note(f"Note: {word.replace('_', ' ')}: {number}")
+        predictions = predict_file(model, source, horizon, table_options)
+    for name, count in predictions.notes.items():
+        if name in _REPORTED_NOTES and count:
+            output.note(f"Note: {name.replace('_', ' ')}: {count}")
     document: dict[str, Any] = {
         "target": model.name,
         "task": model.task,
         "input": source,
-        "samples": samples,
-        "rows": len(rows),
-        "output": None if destination == "-" else destination,
+        "samples": predictions.samples,
+        "rows": len(predictions.rows),
+        "output": None if file is None else destination,
     }
-    if destination != "-":
-        write_predictions(Path(destination), columns, rows)
-    elif as_json:
+    _write(output, file, predictions, document)
+
+
+def _write(output: Output, file: Path | None, predictions: Predictions, document: dict[str, Any]) -> None:
+    """Write the predictions to a file, else into the JSON document, else as CSV to stdout."""
+    columns, rows = predictions.columns, predictions.rows
+    if file is not None:
+        write_predictions(file, columns, rows)
+    elif output.as_json:
         document["predictions"] = [dict(zip(columns, map(plain, row), strict=True)) for row in rows]
     else:
         sys.stdout.write(csv_text(columns, rows))
-    if as_json:
+    if output.as_json:
         output.document(document)
-    elif destination != "-":
-        output.note(f"Wrote {len(rows)} rows to {destination}.")
+    elif file is not None:
+        output.note(f"Wrote {len(rows)} rows to {document['output']}.")
 
 
-def _check_unnamed(named: dict[str, str | None]) -> None:
-    for option, column in named.items():
-        if column is not None:
-            raise UsageError(f"--{option.replace('_', '-')} is for tables of series, got '{column}'. Leave it out.")
+def predict_file(
+    model: Target, source: str, horizon: int | None, table_options: Mapping[str, str | None]
+) -> Predictions:
+    """Return the predictions of a model for a file.
+
+    Args:
+        model: The model.
+        source: File of sequences, series or steps.
+        horizon: Steps to forecast. Default: all that the model was trained for.
+        table_options: Columns and meaning of times in a table of series. Default: those of the training data.
+
+    Raises:
+        UsageError: If an option does not fit the model or the file.
+        stablernn.errors.DataError: If the file cannot be used.
+    """
+    steps = _forecast_steps(model, horizon)
+    if model.task == "predict-next":
+        _reject_table_options(table_options)
+        file = read_step_file(model, source)
+        columns, rows = step_rows(model, file)
+        return Predictions(columns, rows, len(file.steps), file.notes)
+    return _predict_samples(model, source, steps, table_options)
 
 
-def _sample_rows(
-    model: Target, source: str, steps: int | None, named: dict[str, str | None]
-) -> tuple[list[str], Rows, int, dict[str, Any]]:
-    """Columns and rows of a classification or a forecast, of how many samples, and what was counted."""
+def _reject_table_options(table_options: Mapping[str, str | None]) -> None:
+    for option, value in table_options.items():
+        if value is not None:
+            raise UsageError(f"{flag(option)} is for tables of series, got '{value}'. Leave it out.")
+
+
+def _predict_samples(
+    model: Target, source: str, steps: int | None, table_options: Mapping[str, str | None]
+) -> Predictions:
+    """Return the predictions of a classification or a forecast."""
     from stablernn.data import read_inputs
-    from stablernn.data.readers.paths import TABLES, ending
+    from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
     from stablernn.training import predict as run
 
-    if ending(Path(source)) not in TABLES:
-        _check_unnamed(named)
-    columns: dict[str, Any] = _columns(model)
-    columns |= {option: column for option, column in named.items() if column is not None}
+    # Other files have no columns to name.
+    if detect_format(Path(source)) not in TABLE_FORMATS:
+        _reject_table_options(table_options)
     inputs = read_inputs(
         source,
         task=model.task,
         features=model.features,
         context_length=model.context_length,
         time_step=model.config.model.time_step,
-        **columns,
+        **_reading_options(model) | drop_none(table_options),
     )
     outputs = run(model.predictor, _Samples(inputs))
-    header, rows = (
+    columns, rows = (
         _forecast_rows(model, inputs, outputs, steps)
         if steps is not None
         else _class_rows(model, inputs, outputs["probabilities"])
     )
-    return header, rows, len(inputs), inputs.notes
+    return Predictions(columns, rows, len(inputs), inputs.notes)
 
 
 class _Samples:
@@ -171,18 +221,19 @@ class _Samples:
         from stablernn.data import Samples
 
         inputs = self._inputs
-        known = {"dt": inputs.dt, "static": inputs.static, "future": inputs.future}
-        chosen = {name: values[indices] for name, values in known.items() if values is not None}
-        return Samples(inputs.x[indices], inputs.lengths[indices], indices, **chosen)
+        optional = drop_none({"dt": inputs.dt, "static": inputs.static, "future": inputs.future})
+        rows = {name: values[indices] for name, values in optional.items()}
+        return Samples(inputs.x[indices], inputs.lengths[indices], indices, **rows)
 
 
-def _steps(model: Target, horizon: int | None) -> int | None:
-    """How many steps to give; None where nothing is forecast."""
+def _forecast_steps(model: Target, horizon: int | None) -> int | None:
+    """Return the number of steps to forecast; None for other tasks."""
     if model.horizon is None:
         if horizon is not None:
-            does = "classifies" if model.task == "classify" else "answers at every step"
-            raise UsageError(f"--horizon is for forecasts, and {model.name} {does}. Leave it out.")
+            purpose = "classifies" if model.task == "classify" else "answers at every step"
+            raise UsageError(f"--horizon is for forecasts, and {model.name} {purpose}. Leave it out.")
         return None
+    # Fewer steps are the first ones of the whole forecast.
     if horizon is None:
         return model.horizon
     if not 1 <= horizon <= model.horizon:
@@ -193,7 +244,8 @@ def _steps(model: Target, horizon: int | None) -> int | None:
     return horizon
 
 
-def _columns(model: Target) -> dict[str, Any]:
+def _reading_options(model: Target) -> dict[str, Any]:
+    """Return the options of :func:`stablernn.data.read_inputs` that the training data was read with."""
     data = model.config.data
     columns = {"id_column": data.id_column, "time_column": data.time_column, "stamps": data.stamps}
     if model.task == "classify":
@@ -211,32 +263,42 @@ def _columns(model: Target) -> dict[str, Any]:
 
 
 def _class_rows(model: Target, inputs: InputSet, probabilities: Array) -> tuple[list[str], Rows]:
+    # (sequences, classes)
     best = probabilities.argmax(axis=1)
     columns = ["id", "label", *(f"probability_{label}" for label in model.labels)]
     rows = zip(inputs.ids, best, probabilities, strict=True)
-    return columns, [[name, model.labels[number], *share] for name, number, share in rows]
+    return columns, [[name, model.labels[predicted], *shares] for name, predicted, shares in rows]
 
 
 def _forecast_rows(model: Target, inputs: InputSet, outputs: dict[str, Array], steps: int) -> tuple[list[str], Rows]:
-    named = len(model.targets) > 1
-    columns = ["unique_id", "ds", *(["target"] if named else []), "mean", *(f"q{level:g}" for level in model.quantiles)]
+    # One target needs no column to distinguish it.
+    has_targets = len(model.targets) > 1
+    columns = [
+        "unique_id",
+        "ds",
+        *(["target"] if has_targets else []),
+        "mean",
+        *(f"q{level:g}" for level in model.quantiles),
+    ]
     rows: Rows = []
     for number, name in enumerate(inputs.ids):
-        stamps = _stamps(inputs.future_ds(number, steps), inputs.notes.get("time_zone") == "UTC")
+        stamps = _format_times(inputs.future_ds(number, steps), inputs.notes.get("time_zone") == "UTC")
         for position, target in enumerate(model.targets):
+            # (series, horizon, targets), and (series, horizon, targets, levels) for quantiles.
             mean = outputs["mean"][number, :steps, position]
-            spread = outputs["quantiles"][number, :steps, position] if model.quantiles else [()] * steps
+            quantiles = outputs["quantiles"][number, :steps, position] if model.quantiles else [()] * steps
             rows += [
-                [name, stamp, *([target] if named else []), value, *levels]
-                for stamp, value, levels in zip(stamps, mean, spread, strict=True)
+                [name, stamp, *([target] if has_targets else []), value, *levels]
+                for stamp, value, levels in zip(stamps, mean, quantiles, strict=True)
             ]
     return columns, rows
 
 
-def _stamps(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc: bool) -> Sequence[int | str]:
-    """Time stamps as they stand in files: a date where none has a time of day; with a Z where they are instants."""
+def _format_times(ds: npt.NDArray[np.datetime64] | npt.NDArray[np.int64], in_utc: bool) -> Sequence[int | str]:
+    """Format timestamps as in files: dates if none has a time of day; with a Z if they are in UTC."""
     import numpy as np
 
+    # Series whose times are whole numbers.
     if ds.dtype.kind != "M":
         return [int(step) for step in ds]
     stamps = ds.astype("datetime64[ns]")

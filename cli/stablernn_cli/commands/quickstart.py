@@ -1,4 +1,4 @@
-"""`stablernn quickstart`: the main job in one go, by the functions of the commands that it stands for."""
+"""`stablernn quickstart`: train, evaluate, export and serve in one go, with the functions of those commands."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from stablernn_cli import config_options
 from stablernn_cli.commands import evaluate, export, train
 from stablernn_cli.errors import CommandError
-from stablernn_cli.output import JsonOption, Output, figure
+from stablernn_cli.options import JsonOption
+from stablernn_cli.output import Output, figure
 
 DATA = "digits"
 CELL = "lipschitz"
-ASKED = 5
-"""Digits of the test split that the server is asked about."""
+NUM_DIGITS = 5
+"""Digits of the test split that the server classifies."""
 
-_START_SECONDS = 60
+_TIMEOUT_SECONDS = 60
 
 
 def quickstart(
@@ -31,10 +33,7 @@ def quickstart(
         int | None,
         typer.Option(help="Passes over the training data; default: recommended for the cell.", show_default=False),
     ] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where the run goes; default: a new folder in runs/.", show_default=False),
-    ] = None,
+    run_dir: config_options.RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Go from data to a served model
@@ -51,40 +50,41 @@ def quickstart(
 
 
 def _run(output: Output, name: str, epochs: int | None, run_dir: Path | None) -> dict[str, Any]:
-    started = time.monotonic()
+    start = time.monotonic()
+    # Before the training, which takes longest.
     export.check_names(name)
-    # One thread: at this size the second one gains nothing, and waits for the first at full load.
-    given: dict[str, Any] = {"data": DATA, "cell": CELL}
+    options: dict[str, Any] = {"data": DATA, "cell": CELL}
     if epochs is not None:
-        given["epochs"] = epochs
-    asked = "".join(f" --{key} {value}" for key, value in given.items())
-    _step(output, "1. Train", f"stablernn train{asked}" + (f" --run-dir {run_dir}" if run_dir else ""))
-    summary = train.fit(output, given, run_dir=run_dir)
+        options["epochs"] = epochs
+    flags = "".join(f" --{key} {value}" for key, value in options.items())
+    _announce(output, "1. Train", f"stablernn train{flags}" + (f" --run-dir {run_dir}" if run_dir else ""))
+    summary = train.fit(output, options, run_dir=run_dir)
     run = Path(summary["run"])
 
-    _step(output, "2. Evaluate on the test split", f"stablernn eval {run}")
+    _announce(output, "2. Evaluate on the test split", f"stablernn eval {run}")
     scores = evaluate.score(output, str(run))
     if not output.as_json:
         evaluate.show(output, scores)
 
-    _step(output, "3. Export to ONNX and publish", f"stablernn export {run} --name {name}")
+    _announce(output, "3. Export to ONNX and publish", f"stablernn export {run} --name {name}")
     published = export.publish(output, run, name)
     if not output.as_json:
         export.show(output, published)
     ref = published["ref"]
 
-    _step(output, "4. Serve", f"stablernn serve --model {ref}")
+    _announce(output, "4. Serve", f"stablernn serve --model {ref}")
     log = run / "server.log"
+    # A process of its own, as `stablernn serve` would be; its log stays in the run.
     with _server(ref, log) as url:
         body = {"model": ref, "inputs": [], "options": {"top_k": 1}}
         samples, truth, ids = _test_digits()
-        body["inputs"] = [{"name": word, "series": values} for word, values in zip(ids, samples, strict=True)]
-        _step(output, "5. Classify over REST", f"curl {url}/v1/timeseries/classify -d '{_shortened(body)}'")
+        body["inputs"] = [{"name": name, "series": values} for name, values in zip(ids, samples, strict=True)]
+        _announce(output, "5. Classify over REST", f"curl {url}/v1/timeseries/classify -d '{_shorten(body)}'")
         answers = _answers(_post(f"{url}/v1/timeseries/classify", body), ids, truth)
     if not output.as_json:
         output.table(
             ("test digit", "answer", "probability", "truth"),
-            [[a["id"], a["label"], a["probability"], a["truth"]] for a in answers],
+            [[answer[key] for key in ("id", "label", "probability", "truth")] for answer in answers],
         )
         output.text()
         output.facts(
@@ -93,7 +93,7 @@ def _run(output: Output, name: str, epochs: int | None, run_dir: Path | None) ->
                 "run": f"{run} (plots in {run / 'plots'})",
                 "model": f"{ref} in {published['registry']}",
                 "server log": str(log),
-                "took": f"{time.monotonic() - started:.0f} s",
+                "took": f"{time.monotonic() - start:.0f} s",
                 "next": f"stablernn serve --model {ref}",
             },
             title="Done: from data to an answer over REST",
@@ -106,34 +106,35 @@ def _run(output: Output, name: str, epochs: int | None, run_dir: Path | None) ->
         "parity": published["parity"],
         "url": url,
         "answers": answers,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(time.monotonic() - start, 1),
     }
 
 
-def _step(output: Output, title: str, command: str) -> None:
+def _announce(output: Output, title: str, command: str) -> None:
     output.note(f"\n{title}\n  $ {command}")
 
 
 def _test_digits() -> tuple[list[list[float]], list[str], list[str]]:
-    """The first digits of the test split: raw pixels, labels, positions in the dataset."""
+    """Return the first digits of the test split: raw pixels, labels, positions in the dataset."""
     from stablernn.data import ClassificationData, load_data
 
     data = load_data(DATA)
     assert isinstance(data, ClassificationData)
     split = data.split("test")
-    pixels = [split.x[number, : split.lengths[number], 0].tolist() for number in range(ASKED)]
-    return pixels, [data.labels[number] for number in split.y[:ASKED]], list(split.ids[:ASKED])
+    pixels = [split.x[number, : split.lengths[number], 0].tolist() for number in range(NUM_DIGITS)]
+    return pixels, [data.labels[number] for number in split.y[:NUM_DIGITS]], list(split.ids[:NUM_DIGITS])
 
 
 @contextlib.contextmanager
 def _server(ref: str, log: Path) -> Iterator[str]:
-    """A server process on a free port; gives its address and stops it at the end.
+    """Run a server process on a free port, and give its address.
 
     Raises:
-        CommandError: If it does not start; the sentence is the server's own.
+        CommandError: If it does not start; the message is the server's own.
     """
     import subprocess
 
+    # Port 0 selects a free one; the JSON document has the address.
     command = [sys.executable, "-m", "stablernn_cli", "serve", "--model", ref, "--port", "0", "--json"]
     with (
         log.open("w", encoding="utf-8") as stderr,
@@ -141,24 +142,30 @@ def _server(ref: str, log: Path) -> Iterator[str]:
     ):
         try:
             assert process.stdout is not None
-            yield _address(process.stdout, log)
+            yield _wait_until_ready(process.stdout, log)
         finally:
             process.terminate()
             try:
-                process.wait(timeout=_START_SECONDS)
+                process.wait(timeout=_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
+                # SIGTERM drains requests first, which must not take this long.
                 process.kill()
 
 
-def _address(stdout: IO[str], log: Path) -> str:
-    """What the server says of itself when it is ready; its document ends with the only line that is just ``}``."""
+def _wait_until_ready(stdout: IO[str], log: Path) -> str:
+    """Return the address in the JSON document that a server prints when it is ready.
+
+    Raises:
+        CommandError: If the server exits before.
+    """
     lines: list[str] = []
     for line in stdout:
         lines.append(line)
+        # The document is indented: only its last line is a brace without spaces before it.
         if line.rstrip() == "}":
             return str(json.loads("".join(lines))["url"])
-    said = log.read_text(encoding="utf-8").strip().splitlines()
-    raise CommandError(said[-1].removeprefix("Error: ") if said else f"The server did not start. See {log}.")
+    messages = log.read_text(encoding="utf-8").strip().splitlines()
+    raise CommandError(messages[-1].removeprefix("Error: ") if messages else f"The server did not start. See {log}.")
 
 
 def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -166,11 +173,11 @@ def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     import urllib.request
 
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    # A proxy that the environment names is not for a server on this machine.
+    # Without the proxy of the environment: the server is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_START_SECONDS) as answer:
-            return dict(json.load(answer))
+        with opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
+            return dict(json.load(response))
     except urllib.error.HTTPError as error:
         raise CommandError(f"The server answered {error.code}: {error.read().decode(errors='replace')}") from error
     except urllib.error.URLError as error:
@@ -178,15 +185,17 @@ def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answers(response: dict[str, Any], ids: list[str], truth: list[str]) -> list[dict[str, Any]]:
-    found = []
-    for word, right, result in zip(ids, truth, response["outputs"], strict=True):
+    """Return the label and its probability for each digit, with the true label."""
+    answers = []
+    for digit, true_label, result in zip(ids, truth, response["outputs"], strict=True):
         content = result["content"][0]
         label = content["label"]
-        found.append({"id": word, "label": label, "probability": content["probabilities"][label], "truth": right})
-    return found
+        probability = content["probabilities"][label]
+        answers.append({"id": digit, "label": label, "probability": probability, "truth": true_label})
+    return answers
 
 
-def _shortened(body: dict[str, Any]) -> str:
-    """The request for people: one series, cut."""
+def _shorten(body: dict[str, Any]) -> str:
+    """Return the request as text, with the beginning of one series only."""
     series = body["inputs"][0]["series"]
     return f'{{"model": "{body["model"]}", "inputs": [{{"series": [{", ".join(f"{v:g}" for v in series[:6])}, ...]}}]}}'

@@ -1,28 +1,29 @@
-"""`stablernn registry`: the store of trained models."""
+"""`stablernn registry`: the registry of trained models."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stablernn_cli.commands import registry_policy
 from stablernn_cli.errors import REFUSED, Reported, UsageError
-from stablernn_cli.options import RefArgument
-from stablernn_cli.output import JsonOption, Output, figure
-from stablernn_cli.records import described
+from stablernn_cli.metric_tables import show_metrics
+from stablernn_cli.options import JsonOption, RefArgument
+from stablernn_cli.output import Output, count_of, figure, format_names
+from stablernn_cli.records import record_document
 
 if TYPE_CHECKING:
     from stablernn_registry import AliasEntry, LogEntry, Record, Registry, Version
 
-app = typer.Typer(help="Look after trained models: versions, aliases, integrity", no_args_is_help=True)
+app = typer.Typer(help="Manage trained models: versions, aliases, integrity", no_args_is_help=True)
 app.add_typer(registry_policy.app, name="policy")
 
-WhyOption = Annotated[str | None, typer.Option(help="Reason, kept in the model's log.", show_default=False)]
-ForceOption = Annotated[bool, typer.Option("--force", help="Move it even if it is refused; needs --why.")]
-AliasRef = Annotated[str, typer.Argument(metavar="NAME@ALIAS", help="The alias and the model it belongs to.")]
+WhyOption = Annotated[str | None, typer.Option(help="Reason, stored in the model's log.", show_default=False)]
+ForceOption = Annotated[bool, typer.Option("--force", help="Move the alias even if a check refuses; needs --why.")]
+AliasArgument = Annotated[str, typer.Argument(metavar="NAME@ALIAS", help="The alias and its model.")]
 
 
 @app.command("list")
@@ -62,13 +63,13 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
     Example: stablernn registry show digits@production
     """
     from stablernn_registry import Registry
-    from stablernn_registry.certificates import describe_certificate
+    from stablernn_registry.documents.certificates import describe_certificate
 
     output = Output.of(context, as_json)
     registry = Registry()
     version = registry.get(ref)
     records = registry.records(f"{version.name}:{version.version}")
-    document = describe(version, records)
+    document = version_document(version, records)
     if as_json:
         output.document(document)
         return
@@ -82,9 +83,9 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
             "task": manifest.task,
             "cell": manifest.cell,
             "data": (lineage.get("data") or {}).get("name", "-"),
-            "features": _listed(manifest.features),
-            **({"labels": _listed(manifest.labels)} if manifest.labels else {}),
-            **({"targets": _listed(manifest.targets)} if manifest.targets else {}),
+            "features": format_names(manifest.features or ()),
+            **({"labels": format_names(manifest.labels)} if manifest.labels else {}),
+            **({"targets": format_names(manifest.targets)} if manifest.targets else {}),
             **({"horizon": f"{manifest.horizon} steps"} if manifest.horizon else {}),
             "parity": f"max relative error {figure(manifest.parity.get('max_rel_error'))}",
             "certificate": describe_certificate(manifest.certificate),
@@ -95,6 +96,7 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
     _show_robustness(output, version, records)
     output.text()
     output.table(("file", "bytes", "path"), [[n, f["bytes"], f["path"]] for n, f in document["files"].items()])
+    # Reports that were attached after publication; the files above never change.
     if records:
         output.text()
         rows = [
@@ -108,10 +110,10 @@ def show(context: typer.Context, ref: RefArgument, as_json: JsonOption = False) 
 @app.command()
 def alias(
     context: typer.Context,
-    target: AliasRef,
+    target: AliasArgument,
     version: Annotated[
         str | None,
-        typer.Argument(metavar="VERSION", help="Number of the version it shall point to.", show_default=False),
+        typer.Argument(metavar="VERSION", help="Number of the version.", show_default=False),
     ] = None,
     why: WhyOption = None,
     force: ForceOption = False,
@@ -120,9 +122,9 @@ def alias(
     """Point an alias to a version
 
     The registry's policy must allow it (`stablernn registry policy show`), every file must be as it was published,
-    certificate and parity, computed anew from the version's files, must be what was stored, and the graphs what the
-    manifest says. Exit code 3: one of these refused, and the alias stays where it was. With --force it moves all the
-    same; the log keeps what refused, and why.
+    certificate and parity, recomputed from the version's files, must match the stored ones, and the graphs the
+    manifest. Exit code 3: one of these checks refused, and the alias was not moved. With --force it is moved anyway;
+    the log records the failed checks and the reason.
 
     Example: stablernn registry alias digits@production 3 --why "98.6 % on the test split"
     """
@@ -131,25 +133,27 @@ def alias(
 
     output = Output.of(context, as_json)
     registry = Registry()
-    name, word, number = _alias_and_version(registry, target, version)
+    name, alias_name, number = _parse_alias_and_version(registry, target, version)
     _check_force(force, why)
+    # The registry applies its policy; the other checks run here, since they need torch and ONNX Runtime.
     with output.status(f"Checking {name}:{number} ..."):
-        entry = registry.set_alias(name, word, number, why=why, force=force, checks=promotion_checks(registry, word))
+        checks = promotion_checks(registry, alias_name)
+        entry = registry.set_alias(name, alias_name, number, why=why, force=force, checks=checks)
     _report_move(output, name, entry)
 
 
 @app.command()
 def rollback(
     context: typer.Context,
-    target: AliasRef,
+    target: AliasArgument,
     why: WhyOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Point an alias back to where it was before
+    """Point an alias back to its previous version
 
-    Each further rollback goes one move further back. The version it goes back to is checked as by `stablernn registry
-    alias`. Exit code 3: it was refused, and the alias stays where it is.
+    Each further rollback goes one move further back. The previous version is checked as by `stablernn registry alias`.
+    Exit code 3: a check refused, and the alias was not moved.
 
     Example: stablernn registry rollback digits@production --why "errors on the night shift"
     """
@@ -157,11 +161,12 @@ def rollback(
     from stablernn_registry import Registry
 
     output = Output.of(context, as_json)
-    name, word = _name_and_alias(target)
+    name, alias_name = _parse_alias(target)
     _check_force(force, why)
     registry = Registry()
-    with output.status("Checking the version before ..."):
-        entry = registry.rollback(name, word, why=why, force=force, checks=promotion_checks(registry, word))
+    with output.status("Checking the previous version ..."):
+        checks = promotion_checks(registry, alias_name)
+        entry = registry.rollback(name, alias_name, why=why, force=force, checks=checks)
     _report_move(output, name, entry)
 
 
@@ -171,7 +176,7 @@ def log(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Print everything that happened to a model, oldest first
+    """Print the log of a model, oldest entry first
 
     Example: stablernn registry log digits
     """
@@ -183,7 +188,8 @@ def log(
         output.document([entry.model_dump(mode="json") for entry in entries])
         return
     output.table(
-        ("time", "who", "what", "why"), [[entry.time, entry.who, _event(entry), entry.why or ""] for entry in entries]
+        ("time", "who", "what", "why"),
+        [[entry.time, entry.who, _format_event(entry), entry.why or ""] for entry in entries],
     )
 
 
@@ -195,16 +201,16 @@ def verify(
         typer.Argument(metavar="[REF]", help="A version; default: every byte of the registry.", show_default=False),
     ] = None,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Compute certificate and parity anew, too, and compare.")
+        bool, typer.Option("--recompute", help="Also recompute certificate and parity, and compare.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check every byte against its hash
 
-    With a reference, that version, what was recorded of it and the registry's own files. With --recompute, what is
-    proved of a version's stability and how far its graphs are from its weights are computed anew from its files; the
-    certificate must be the stored one, the parity within its bounds, and the graphs must have the inputs, outputs and
-    states of the manifest. Exit code 3: something differs.
+    With a reference: that version, its records and the registry's own files. With --recompute, the certificate of a
+    version and the parity between its graphs and its weights are computed again from its files; the certificate must
+    match the stored one, the parity must be within its bounds, and the graphs must have the inputs, outputs and states
+    of the manifest. Exit code 3: something differs.
 
     Example: stablernn registry verify digits@production
     """
@@ -212,7 +218,7 @@ def verify(
 
     output = Output.of(context, as_json)
     registry = Registry()
-    # Where it is not installed, that is no problem of the registry's: said at once, and not of every version.
+    # Without torch nothing can be recomputed: one error now, instead of a problem for every version.
     if recompute and importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     with output.status("Reading and hashing every file ..."):
@@ -233,63 +239,64 @@ def verify(
             output.text(f"problem: {problem}")
         for note in document["notes"]:
             output.text(f"note: {note}")
-        count = len(document.get("recomputed", ()))
-        computed = f", {count} version{'' if count == 1 else 's'} computed anew" if recompute else ""
-        problems = len(document["problems"])
-        found = f"{problems} problem{'' if problems == 1 else 's'}"
-        verdict = "everything is as it was published" if document["ok"] else found
-        output.text(f"{report.ref}: {report.checked} files read{computed}, {verdict}.")
+        versions = count_of(len(document.get("recomputed", ())), "version")
+        recomputed = f", {versions} recomputed" if recompute else ""
+        problems = count_of(len(document["problems"]), "problem")
+        verdict = "everything is as it was published" if document["ok"] else problems
+        output.text(f"{report.ref}: {report.checked} files read{recomputed}, {verdict}.")
     if not document["ok"]:
         raise Reported(REFUSED)
 
 
 def _recompute(output: Output, registry: Registry, ref: str | None, document: dict[str, Any]) -> None:
-    """Adds to what ``verify`` found what comes out differently when it is computed anew."""
+    """Add to the document of ``verify`` what differs when it is recomputed."""
     from stablernn_cli.promotion_checks import check_signature, recompute
     from stablernn_registry import IntegrityError
 
     document["recomputed"] = []
+    # Listing all versions reads every log; a damaged one does not prevent the check of a named version.
     try:
         refs = [ref] if ref else [f"{model.name}:{number}" for model in registry.list() for number in model.versions]
     except IntegrityError:
-        document["notes"].append("Nothing was computed anew, for a log is damaged; name a version of another model.")
+        document["notes"].append("Nothing was recomputed, since a log is damaged; name a version of another model.")
         return
-    for one in refs:
+    for text in refs:
         try:
-            version = registry.get(one)
-            with output.status(f"Computing certificate and parity of {version.ref} anew ..."):
+            version = registry.get(text)
+            with output.status(f"Recomputing certificate and parity of {version.ref} ..."):
                 results = (*recompute(registry, version), check_signature(registry, version))
         except IntegrityError:
-            # One of the problems already.
+            # The verification before has listed it as a problem.
             continue
-        said = dict(zip(("certificate", "parity", "signature"), (result.detail for result in results), strict=True))
-        document["recomputed"].append({"ref": version.ref, **said})
-        document["problems"] += [f"'{version.ref}': {r.name}: {r.detail}." for r in results if not r.ok]
+        details = dict(zip(("certificate", "parity", "signature"), (result.detail for result in results), strict=True))
+        document["recomputed"].append({"ref": version.ref, **details})
+        document["problems"] += [f"'{version.ref}': {res.name}: {res.detail}." for res in results if not res.ok]
     document["ok"] = not document["problems"]
 
 
 def _show_robustness(output: Output, version: Version, records: Sequence[Record]) -> None:
-    """The main figures of the version's own report, and of the last one that was recorded of it."""
+    """Print the main figures of the report that was published with the version, and of its latest record."""
     from stablernn_registry import RobustnessReport
-    from stablernn_registry.reports import ROBUSTNESS
+    from stablernn_registry.documents.reports import ROBUSTNESS
 
     sources: dict[str, Version | Record] = {"": version} if ROBUSTNESS in version.manifest.files else {}
     recorded = [record for record in records if ROBUSTNESS in record.entry.files]
     if recorded:
         sources[f", recorded {recorded[-1].entry.time}"] = recorded[-1]
-    for when, source in sources.items():
+    for suffix, source in sources.items():
+        # None for a report of a format that this version of stablernn cannot read.
         report = RobustnessReport.parse(source.read(ROBUSTNESS))
         if report is not None:
             output.text()
-            output.facts(report.figures(), title=f"Robustness on {report.sample}{when}")
+            output.facts(report.figures(), title=f"Robustness on {report.sample}{suffix}")
 
 
-def describe(version: Version, records: Sequence[Record]) -> dict[str, Any]:
-    """A version as ``registry show --json`` prints it, with what was recorded of it.
+def version_document(version: Version, records: Sequence[Record]) -> dict[str, Any]:
+    """Return a version with its records, as ``registry show --json`` prints it.
 
-    The certificate in ``manifest`` is the one that counts today: of a kind that was withdrawn since it is not proved.
+    The certificate in ``manifest`` is the one that counts today: a kind that was withdrawn since is replaced.
     """
-    from stablernn_registry.certificates import current_certificate
+    from stablernn_registry.documents.certificates import current_certificate
 
     manifest = version.manifest.model_dump(mode="json")
     return {
@@ -302,57 +309,27 @@ def describe(version: Version, records: Sequence[Record]) -> dict[str, Any]:
             for filename, entry in version.manifest.files.items()
         },
         "manifest": {**manifest, "certificate": current_certificate(manifest["certificate"])},
-        "records": [described(record) for record in records],
+        "records": [record_document(record) for record in records],
     }
 
 
-def show_metrics(output: Output, metrics: dict[str, Any]) -> None:
-    """Figures by split, one column a split; figures of the naive forecasts stand below with their name in front."""
-    columns = {split: _flat(figures) for split, figures in metrics.items() if isinstance(figures, dict)}
-    names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
-    if names:
-        output.text()
-        output.table(
-            ("metric", *columns), [[name, *(figures.get(name) for figures in columns.values())] for name in names]
-        )
-
-
-def data_notes(notes: Mapping[str, Any]) -> str | None:
-    """What is to be known of the data beside its scores, in one line; None where there is nothing."""
-    words = {"partial": "only in part, missing or short:", "unchecked": "with no published checksum to hold against:"}
-    parts = [f"{words[key]} {', '.join(notes[key])}" for key in words if key in notes]
-    if "counts" in notes:
-        from stablernn.data.notes import in_words
-
-        parts.append(in_words(notes["counts"]))
-    return f"Data: {'; '.join(parts)}." if parts else None
-
-
-def _flat(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name} ")
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
-def _alias_and_version(registry: Registry, target: str, version: str | None) -> tuple[str, str, int]:
-    """Reads the two arguments of ``registry alias``.
+def _parse_alias_and_version(registry: Registry, target: str, version: str | None) -> tuple[str, str, int]:
+    """Parse the two arguments of ``registry alias``.
 
     Raises:
-        UsageError: If they are not NAME@ALIAS and a number; the sentence shows the command that was meant.
+        UsageError: If they are not NAME@ALIAS and a number; the message shows a command that would work.
     """
     from stablernn_registry import RegistryError, parse_ref
     from stablernn_registry.refs import is_name
 
+    # isdigit alone accepts digits of other scripts.
     if version is not None and version.isascii() and version.isdigit():
-        name, alias = _name_and_alias(target)
+        name, alias = _parse_alias(target)
         return name, alias, int(version)
     ref = parse_ref(target)
-    # Written with a space in place of the @, the alias is the second word.
+    # If a space was typed instead of the @, the alias is the second argument.
     alias = ref.alias or (version if version and is_name(version) else "production")
+    # Only an example: a model that does not exist yet gets 1.
     try:
         number = ref.version or registry.resolve(ref.name)
     except RegistryError:
@@ -360,20 +337,21 @@ def _alias_and_version(registry: Registry, target: str, version: str | None) -> 
     got = f"'{target}' without a version" if version is None else f"'{target} {version}'"
     raise UsageError(
         f"'stablernn registry alias' takes NAME@ALIAS and the number of a version, got {got}. "
-        f"Write 'stablernn registry alias {ref.name}@{alias} {number}' for example."
+        f"For example: 'stablernn registry alias {ref.name}@{alias} {number}'."
     )
 
 
-def _name_and_alias(target: str) -> tuple[str, str]:
+def _parse_alias(target: str) -> tuple[str, str]:
     from stablernn_registry import parse_ref
 
     ref = parse_ref(target)
     if ref.alias is None:
-        raise UsageError(f"An alias is written NAME@ALIAS, got '{target}'. Write '{ref.name}@production' for example.")
+        raise UsageError(f"An alias is written NAME@ALIAS, got '{target}'. For example: '{ref.name}@production'.")
     return ref.name, ref.alias
 
 
 def _check_force(force: bool, why: str | None) -> None:
+    # The log must state why a check was overruled.
     if force and not (why and why.strip()):
         raise UsageError("--force needs a reason, got none. Add --why '...'.")
 
@@ -383,23 +361,18 @@ def _report_move(output: Output, name: str, entry: AliasEntry) -> None:
     if output.as_json:
         output.document(document)
     else:
-        before = document["from"]
-        came = "new" if before is None else f"was {before}"
-        output.text(f"{name}@{document['alias']} -> version {document['to']} ({came}).")
+        previous = document["from"]
+        change = "new" if previous is None else f"was {previous}"
+        output.text(f"{name}@{document['alias']} -> version {document['to']} ({change}).")
 
 
-def _event(entry: LogEntry) -> str:
+def _format_event(entry: LogEntry) -> str:
     if entry.action == "publish":
         return f"publish version {entry.version}"
     if entry.action == "record":
         return f"record {entry.kind} of version {entry.version}"
-    before = "nothing" if entry.from_version is None else entry.from_version
+    # The other entries are moves of an alias.
+    previous = "nothing" if entry.from_version is None else entry.from_version
     refused = ", ".join(check.name for check in entry.checks if not check.ok)
     forced = f" (forced past: {refused})" if entry.forced else ""
-    return f"{entry.action} {entry.alias}: {before} -> {entry.to_version}{forced}"
-
-
-def _listed(names: list[str] | None, at_most: int = 12) -> str:
-    names = names or []
-    shown = ", ".join(names[:at_most])
-    return f"{shown}, ... ({len(names)})" if len(names) > at_most else shown
+    return f"{entry.action} {entry.alias}: {previous} -> {entry.to_version}{forced}"

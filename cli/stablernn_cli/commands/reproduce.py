@@ -1,4 +1,4 @@
-"""`stablernn reproduce`: published tables, trained again and printed beside the published figures."""
+"""`stablernn reproduce`: published tables, trained again and compared with the published figures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from stablernn_cli.errors import UsageError
-from stablernn_cli.output import JsonOption, Output
+from stablernn_cli.options import JsonOption
+from stablernn_cli.output import Output
 
 app = typer.Typer(help="Train published tables again", no_args_is_help=True)
 
-# As stablernn.reproduce.published_tables has them, whose import is too slow for a program that only prints its help.
+# Same as in stablernn.reproduce.published_tables, whose import is too slow for a program that only prints its help.
 TABLES = {
     "robustness": "Attacked accuracy and curvature, MNIST in rows",
 }
@@ -22,15 +23,15 @@ TABLES = {
 @app.command("list")
 def list_(
     context: typer.Context,
-    root: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder below which the tables were made.", show_default=True)
-    ] = Path("reproductions"),
+    root: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the reproductions.", show_default=True)] = Path(
+        "reproductions"
+    ),
     as_json: JsonOption = False,
 ) -> None:
-    """List the tables that can be made again
+    """List the tables that can be reproduced
 
-    With the state of the best reproduction that is there, below the folder or shipped with stablernn: not run; short, a
-    scaled-down one; partial, where some runs of the comparison are done; full, where all are.
+    With the state of the best reproduction, below the folder or shipped with stablernn: not run; short, a scaled-down
+    one; partial, if some runs of the comparison are done; full, if all are.
 
     Example: stablernn reproduce list
     """
@@ -42,40 +43,39 @@ def list_(
         output.document(rows)
         return
     columns = ("table", "paper", "source", "rows", "state", "output")
+    # Without a reproduction below the folder, the shipped one counts.
     lines = [{**row, "output": row["output"] or (row["shipped"] and "shipped")} for row in rows]
     output.table(columns, [[row[column] for column in columns] for row in lines])
     for row in rows:
         if row["shipped"] is not None:
-            output.note(f"{row['table']}: {_shipped(row['shipped'])}")
+            output.note(f"{row['table']}: {_describe_shipped(row['shipped'])}")
 
 
-def _shipped(shipped: Mapping[str, Any]) -> str:
-    """Returns a sentence about shipped results: of which code they are, and where they lie."""
+def _describe_shipped(shipped: Mapping[str, Any]) -> str:
+    """Return a line about shipped results: the commit of the code, and their path."""
     commit, _, dirty = (shipped["commit"] or "unknown").partition("-")
-    changes = " with changes that were not committed" if dirty else ""
+    changes = " with uncommitted changes" if dirty else ""
     return f"{shipped['state']} results of {shipped['time'][:10]}, commit {commit[:12]}{changes}: {shipped['results']}"
 
 
 def _command(key: str, title: str) -> Callable[..., None]:
-    """The command of one table."""
+    """Return the command that reproduces one table."""
 
     def command(
         context: typer.Context,
         short: Annotated[
-            bool, typer.Option("--short", help="A scaled-down protocol, some minutes; it compares nothing.")
+            bool, typer.Option("--short", help="A scaled-down protocol of a few minutes, without a comparison.")
         ] = False,
         seeds: Annotated[
             str | None, typer.Option(metavar="N,N,...", help="Seeds of the runs; default: the protocol's.")
         ] = None,
-        cells: Annotated[
-            str | None, typer.Option(metavar="CELL,...", help="Only some of the table's cells; default: all.")
-        ] = None,
+        cells: Annotated[str | None, typer.Option(metavar="CELL,...", help="Cells of the table; default: all.")] = None,
         match_accuracy: Annotated[
             float | None,
             typer.Option(
                 metavar="SHARE",
-                help="Validation accuracy at which models are compared in the second view; default: the highest that "
-                "all runs reach.",
+                help="Validation accuracy at which the second view compares models; default: the highest that all "
+                "runs reach.",
                 show_default=False,
             ),
         ] = None,
@@ -88,16 +88,17 @@ def _command(key: str, title: str) -> Callable[..., None]:
                 show_default=False,
             ),
         ] = None,
-        jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 1,
+        jobs: Annotated[int, typer.Option(min=1, help="Parallel runs, one thread each.")] = 1,
         as_json: JsonOption = False,
     ) -> None:
         _reproduce(Output.of(context, as_json), key, short, seeds, cells, match_accuracy, output, jobs)
 
+    # A docstring cannot be an f-string; the help is made from this attribute.
     command.__doc__ = f"""{title}
 
-    Trains the models of the published table and those put beside it, measures them, and prints the table beside the
-    published figures. What is done already in the folder is kept, and a run that was stopped goes on: Ctrl-C and the
-    same command again. docs/reproduce.md has the protocol, what the paper does not say, and what was found.
+    Trains the models of the published table and models to compare them with, measures them, and prints the results next
+    to the published figures. Finished runs in the folder are reused, and stopped ones continue: press Ctrl-C and repeat
+    the command. docs/reproduce.md has the protocol, the gaps of the paper that were filled, and the results.
 
     Example: stablernn reproduce {key} --short --jobs 2
     """
@@ -118,9 +119,9 @@ def _reproduce(
     folder: Path | None,
     jobs: int,
 ) -> None:
-    numbers = None if seeds is None else _seeds(seeds)
+    seed_numbers = None if seeds is None else _parse_seeds(seeds)
     if match_accuracy is not None and not 0 < match_accuracy <= 1:
-        raise UsageError(f"--match-accuracy is a share above 0 and up to 1, got {match_accuracy:g}.")
+        raise UsageError(f"--match-accuracy must be above 0 and at most 1, got {match_accuracy:g}.")
     with output.status("Loading ..."):
         from torch import device
 
@@ -128,12 +129,12 @@ def _reproduce(
         from stablernn.reproduce.table import FULL, SHORT
         from stablernn.training.loop.environment import environment
     if not short and (environment(device("cpu"))["commit"] or "").endswith("-dirty"):
-        output.note("Note: the code has changes that are not committed, so that nobody can make these results again.")
+        output.note("Note: the code has uncommitted changes, so these results cannot be reproduced from a commit.")
     results = reproduce(
         key,
         SHORT if short else FULL,
         folder,
-        seeds=numbers,
+        seeds=seed_numbers,
         cells=None if cells is None else [cell.strip() for cell in cells.split(",")],
         jobs=jobs,
         match_accuracy=match_accuracy,
@@ -145,20 +146,21 @@ def _reproduce(
         _show(output, results)
 
 
-def _seeds(text: str) -> list[int]:
+def _parse_seeds(text: str) -> list[int]:
     try:
-        found = [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds is a list of whole numbers such as 0,1,2, got '{text}'.") from None
-    if len(set(found)) < len(found) or min(found) < 0:
-        raise UsageError(f"--seeds is a list of different numbers of 0 or more, got '{text}'.")
-    return found
+        raise UsageError(f"--seeds must be a list of whole numbers such as 0,1,2, got '{text}'.") from None
+    if len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UsageError(f"--seeds must be a list of distinct numbers of 0 or more, got '{text}'.")
+    return seeds
 
 
 def _show(output: Output, results: Mapping[str, Any]) -> None:
     from stablernn.reproduce.published_tables import published_table
     from stablernn.reproduce.rendering import header, lines, notes, title
 
+    # Two views of the same runs: their best weights, and those of the first epoch at a common accuracy.
     table = published_table(results["table"])
     output.text(f"{table.paper}, {table.source}: {table.title}")
     for view, rows in results["views"].items():

@@ -1,4 +1,4 @@
-"""`stablernn serve`: the REST service. No torch in this process, unless an engine that needs it is named."""
+"""`stablernn serve`: the REST service. This process imports no torch unless an engine needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from stablernn_cli.errors import CommandError
-from stablernn_cli.options import Device
-from stablernn_cli.output import JsonOption, Output
+from stablernn_cli.options import Device, JsonOption
+from stablernn_cli.output import Output, drop_none
 
 if TYPE_CHECKING:
     from stablernn_server import Settings
 
-ACCESS = "Who may ask"
+ACCESS_PANEL = "Access"
 
 
 def serve(
@@ -32,7 +32,7 @@ def serve(
         typer.Option(
             "--model",
             metavar="REF",
-            help="What to serve, may be repeated; default: the highest version of every model in the registry.",
+            help="Model to serve, may be repeated; default: the highest version of every model in the registry.",
             show_default=False,
         ),
     ] = None,
@@ -40,19 +40,19 @@ def serve(
         str, typer.Option(envvar="STABLERNN_HOST", help="Address to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(envvar="STABLERNN_PORT", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int, typer.Option(envvar="STABLERNN_PORT", min=0, max=65535, help="Port to listen on; 0 selects a free one.")
     ] = 8080,
     device: Annotated[
         Device,
-        typer.Option(envvar="STABLERNN_DEVICE", help="Where to compute; auto takes a GPU where one can be used."),
+        typer.Option(envvar="STABLERNN_DEVICE", help="Device to compute on; auto uses a GPU if one is available."),
     ] = "auto",
     engine: Annotated[
         str,
         typer.Option(
             metavar="auto|onnx|torch",
             envvar="STABLERNN_ENGINE",
-            help="What runs the models: onnx (ONNX Runtime, no torch), torch, or another engine of an installed "
-            "package; auto is onnx on the CPU, the faster of both on a GPU.",
+            help="Engine that runs the models: onnx (ONNX Runtime, no torch), torch, or one of an installed package; "
+            "auto is onnx on the CPU, the faster of both on a GPU.",
         ),
     ] = "auto",
     workers: Annotated[
@@ -60,7 +60,7 @@ def serve(
         typer.Option(
             envvar="STABLERNN_WORKERS",
             min=1,
-            help="Processes that share the port. With more than one, streams are continued by state tokens and "
+            help="Processes that share the port. With more than one, streams continue by state tokens and "
             "WebSockets only.",
         ),
     ] = 1,
@@ -68,8 +68,8 @@ def serve(
         Path | None,
         typer.Option(
             envvar="STABLERNN_STATE_KEY_FILE",
-            help="File with the key of state tokens, at least 32 bytes; default: a random one, which dies with the "
-            "server.",
+            help="File with the key of state tokens, at least 32 bytes; default: a random one, lost when the "
+            "server stops.",
             show_default=False,
         ),
     ] = None,
@@ -77,17 +77,17 @@ def serve(
         Literal["auto", "off"],
         typer.Option(
             envvar="STABLERNN_AUTH",
-            help="auto asks for tokens as soon as there are any, and refuses to listen to other machines without; off "
-            "lets everybody in.",
-            rich_help_panel=ACCESS,
+            help="auto requires tokens once there are any, and refuses to listen to other machines without them; off "
+            "admits everybody.",
+            rich_help_panel=ACCESS_PANEL,
         ),
     ] = "auto",
     tokens_file: Annotated[
         Path | None,
         typer.Option(
             envvar="STABLERNN_TOKENS_FILE",
-            help="File with lines ROLE TOKEN, roles infer and admin, readable by its owner alone.",
-            rich_help_panel=ACCESS,
+            help="File with lines ROLE TOKEN, roles infer and admin, readable by its owner only.",
+            rich_help_panel=ACCESS_PANEL,
             show_default=False,
         ),
     ] = None,
@@ -95,8 +95,8 @@ def serve(
         Path | None,
         typer.Option(
             envvar="STABLERNN_TLS_CERT_FILE",
-            help="Certificate chain (PEM) to serve https with.",
-            rich_help_panel=ACCESS,
+            help="Certificate chain (PEM) for https.",
+            rich_help_panel=ACCESS_PANEL,
             show_default=False,
         ),
     ] = None,
@@ -104,60 +104,61 @@ def serve(
         Path | None,
         typer.Option(
             envvar="STABLERNN_TLS_KEY_FILE",
-            help="Its private key (PEM).",
-            rich_help_panel=ACCESS,
+            help="Private key (PEM) of the certificate.",
+            rich_help_panel=ACCESS_PANEL,
             show_default=False,
         ),
     ] = None,
     access_log: Annotated[
         Literal["text", "json", "off"],
-        typer.Option(envvar="STABLERNN_ACCESS_LOG", help="Form of the line about each request, on stderr."),
+        typer.Option(envvar="STABLERNN_ACCESS_LOG", help="Format of the line for each request, on stderr."),
     ] = "text",
     as_json: JsonOption = False,
 ) -> None:
     """Serve models over REST
 
-    Stops on Ctrl-C or SIGTERM after the requests in hand are answered, at most 8 s later. With --json, one document
-    with url and models is printed when the server is ready. The registry is the folder STABLERNN_REGISTRY. Further
+    Stops on Ctrl-C or SIGTERM after the requests in flight are answered, at most 8 s later. With --json, one document
+    with url and models is printed when the server is ready. The registry is the folder STABLERNN_REGISTRY. Other
     settings, such as limits and batch sizes, are environment variables; docs/serving.md lists them.
 
     Example: stablernn serve --model digits@production --port 8080
     """
     output = Output.of(context, as_json)
-    given: dict[str, Any] = {"models": tuple(models)} if models else {}
+    options = {
+        "host": host,
+        "port": port,
+        "device": device,
+        "engine": engine,
+        "workers": workers,
+        "state_key_file": state_key_file,
+        "auth": auth,
+        "tokens_file": tokens_file,
+        "tls_cert_file": tls_cert_file,
+        "tls_key_file": tls_key_file,
+        "access_log": access_log,
+    }
+    # Options that are absent are left to the environment, which Settings reads too.
+    settings = drop_none(options) | ({"models": tuple(models)} if models else {})
 
-    def leave() -> NoReturn:
+    def exit_now() -> NoReturn:
         output.note("Stopped.")
-        # The queue of queued_stderr, once that is there.
+        # Once queued_stderr is active, messages are in its queue.
         getattr(sys.stderr, "drain", sys.stderr.flush)()
         os._exit(0)
 
-    # From before the slow imports on: the first process of a container has no default for SIGTERM. An exception in the
-    # middle of an import would end in somebody else's traceback, and there is nothing yet that needs an orderly end.
-    with _asked_to_stop(leave):
+    # Before the slow imports: the first process of a container has no default action for SIGTERM. An exception in the
+    # middle of an import would end in a traceback of another package, and nothing needs an orderly shutdown yet.
+    with _on_stop_signal(exit_now):
         from stablernn_server.process.log_writer import queued_stderr
 
-        fields = {
-            "host": host,
-            "port": port,
-            "device": device,
-            "engine": engine,
-            "workers": workers,
-            "state_key_file": state_key_file,
-            "auth": auth,
-            "tokens_file": tokens_file,
-            "tls_cert_file": tls_cert_file,
-            "tls_key_file": tls_key_file,
-            "access_log": access_log,
-        }
-        # Whoever reads the log must not be able to stop the server, its start or its end.
+        # A slow reader of the log must not block the server, its start or its shutdown.
         with queued_stderr():
-            # What is not given is left to the environment, which knows these too.
-            _run({name: value for name, value in fields.items() if value is not None} | given, output)
+            _run(settings, output)
             output.note("Stopped.")
 
 
-def _run(given: dict[str, Any], output: Output) -> None:
+def _run(fields: Mapping[str, Any], output: Output) -> None:
+    """Check the settings, bind the port, and serve until a signal arrives."""
     import logging
 
     from stablernn_server import Settings
@@ -169,11 +170,12 @@ def _run(given: dict[str, Any], output: Output) -> None:
         logging.getLogger(package).setLevel(logging.WARNING if output.quiet else logging.INFO)
     if not output.quiet:
         write_to_stderr()
-    settings = Settings(**given)
+    settings = Settings(**fields)
+    # Tokens and certificates are checked here, in one process, before workers start.
     Auth.from_settings(settings).check_address(settings.host, settings)
     tls_context(settings)
-    # The port comes first: it is cheap to try, and opening models is not.
-    with _bound(settings.host, settings.port) as listener:
+    # The port first: binding is cheap, loading models is not.
+    with _bound_socket(settings.host, settings.port) as listener:
         if settings.workers > 1:
             _serve_many(settings, listener, output)
         else:
@@ -188,16 +190,17 @@ def _serve_one(settings: Settings, listener: socket.socket, output: Output) -> N
     if settings.metrics_dir is not None:
         prepare_metrics_dir(settings.metrics_dir)
     app = create_app(settings)
-    with _explained(settings.host, settings.port):
+    # Models are loaded; a port that another process listens on is noticed here at the latest.
+    with _port_errors(settings.host, settings.port):
         listener.listen(1024)
-    served = app.state.context.models.served()
+    served = app.state.context.models.served_refs()
     url = _url(settings, listener)
     server = Server(app, settings, quiet=output.quiet, on_ready=lambda: _announce(output, url, served, [os.getpid()]))
-    # uvicorn raises the signal again once every request is answered.
-    with _asked_to_stop(_raise), contextlib.suppress(KeyboardInterrupt):
+    # uvicorn raises the signal again after the last request is answered.
+    with _on_stop_signal(_interrupt), contextlib.suppress(KeyboardInterrupt):
         server.serve_on(listener)
     if not server.started:
-        raise CommandError("The server could not start; the lines above say why.")
+        raise CommandError("The server could not start; see the lines above.")
 
 
 def _serve_many(settings: Settings, listener: socket.socket, output: Output) -> None:
@@ -211,15 +214,16 @@ def _serve_many(settings: Settings, listener: socket.socket, output: Output) -> 
 def _url(settings: Settings, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.tls_cert_file is None else "https"
+    # An IPv6 address needs brackets.
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket that does not listen yet: nobody is let in before the models are open.
+def _bound_socket(host: str, port: int) -> Iterator[socket.socket]:
+    """Give a bound socket that does not listen yet, so that no connection is accepted before the models are loaded.
 
     Raises:
-        CommandError: If the address is not there or the port is taken.
+        CommandError: If the address does not exist or the port is taken.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -227,15 +231,16 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         raise CommandError(f"Cannot listen on '{host}': {error.strerror}. Use 127.0.0.1 or 0.0.0.0.") from error
     with socket.socket(family, kind, protocol) as listener:
         if os.name == "posix":
-            # A port stays taken for a minute after a server stopped; this is what every server does about it.
+            # Otherwise the port stays taken for a minute after a server has stopped (TIME_WAIT).
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with _explained(host, port):
+        with _port_errors(host, port):
             listener.bind(address)
         yield listener
 
 
 @contextlib.contextmanager
-def _explained(host: str, port: int) -> Iterator[None]:
+def _port_errors(host: str, port: int) -> Iterator[None]:
+    """Translate errors of the socket into CommandError."""
     try:
         yield
     except OSError as error:
@@ -250,19 +255,19 @@ def _announce(output: Output, url: str, served: list[str], pids: list[int]) -> N
 
 
 @contextlib.contextmanager
-def _asked_to_stop(answer: Callable[[], NoReturn]) -> Iterator[None]:
-    """SIGTERM and SIGINT get this answer, and what they got before afterwards."""
+def _on_stop_signal(action: Callable[[], NoReturn]) -> Iterator[None]:
+    """Handle SIGTERM and SIGINT by an action, and restore their handlers afterwards."""
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
-        answer()
+        action()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def _raise() -> NoReturn:
+def _interrupt() -> NoReturn:
     raise KeyboardInterrupt

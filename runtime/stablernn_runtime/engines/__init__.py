@@ -1,1 +1,1 @@
-"""Engines that run a version: ONNX Runtime, and packages that register one."""
+"""Engines that run a version: ONNX Runtime, and those that packages register."""

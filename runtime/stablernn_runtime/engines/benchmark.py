@@ -1,4 +1,4 @@
-"""How long an engine takes over what is typical of a model, measured where it runs."""
+"""Measures how long an engine takes for typical inputs of a model on this machine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stablernn_runtime.engines.session import Session
 Array = NDArray[Any]
 BATCH = 16
 STEPS = 128
-"""Time steps of the measured sequences, or fewer where a model looks at fewer."""
-_WARM, _TIMED = 2, 5
+"""Time steps of the measured sequences; fewer where the context of a model is shorter."""
+_WARM_UP_RUNS, _TIMED_RUNS = 2, 5
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Timing:
 
     @property
     def mean_ms(self) -> float:
-        """The geometric mean, in which each of the three weighs the same whatever its size."""
+        """The geometric mean: a factor in any of the three counts the same, whatever its size."""
         return float(prod((self.single_ms, self.batch_ms, self.step_ms)) ** (1 / 3))
 
     def __str__(self) -> str:
@@ -53,38 +53,40 @@ class Timing:
 def measure(
     sequence: tuple[Session, GraphSignature], step: tuple[Session, GraphSignature], steps: int = STEPS
 ) -> Timing:
-    """Run both graphs of a version on typical shapes, a few times each.
+    """Run both graphs of a version on typical shapes a few times, and return the medians.
 
     Args:
-        sequence: What runs whole sequences, and their signature.
-        step: What runs one step, likewise.
+        sequence: The session that runs whole sequences, and its signature.
+        step: The session that runs one step, likewise.
         steps: Time steps of the sequences.
 
     Raises:
         RUNTIME_ERRORS: If a run fails.
     """
-    return Timing(steps, _median(*sequence, 1, steps), _median(*sequence, BATCH, steps), _median(*step, 1, 1))
+    # The waits of a single request, of a full batch and of a stream.
+    return Timing(steps, _median_ms(*sequence, 1, steps), _median_ms(*sequence, BATCH, steps), _median_ms(*step, 1, 1))
 
 
 def typical_feeds(graph: GraphSignature, batch: int, steps: int) -> dict[str, Array]:
-    """Every input of a graph: zeros, regular steps, full lengths."""
+    """Return every input of a graph: zeros, regular steps, full lengths."""
     sizes = {"batch": batch, "time": steps}
-    filling = {"lengths": steps, "dt": 1}
+    fill_values = {"lengths": steps, "dt": 1}
     return {
         spec.name: np.full(
             [sizes[size] if isinstance(size, str) else size for size in spec.shape],
-            filling.get(spec.name, 0),
+            fill_values.get(spec.name, 0),
             np.dtype(spec.dtype),
         )
         for spec in graph.inputs
     }
 
 
-def _median(session: Session, graph: GraphSignature, batch: int, steps: int) -> float:
+def _median_ms(session: Session, graph: GraphSignature, batch: int, steps: int) -> float:
     names, feeds = [spec.name for spec in graph.outputs], typical_feeds(graph, batch, steps)
-    for _ in range(_WARM):
+    # The first runs set up what later ones use again.
+    for _ in range(_WARM_UP_RUNS):
         session.run(names, feeds)
-    return 1e3 * statistics.median(_seconds(session, names, feeds) for _ in range(_TIMED))
+    return 1e3 * statistics.median(_seconds(session, names, feeds) for _ in range(_TIMED_RUNS))
 
 
 def _seconds(session: Session, names: list[str], feeds: Mapping[str, Array]) -> float:

@@ -1,7 +1,7 @@
-"""The CUDA libraries that ONNX Runtime loads: what its provider names, and which of them this machine lacks.
+"""The CUDA libraries that ONNX Runtime loads, and those of them that this machine lacks.
 
-Looked up without a GPU and without a driver: the provider's file names what it links to, and each of these is loaded
-from where pip puts it, or from where the system has it.
+Neither a GPU nor a driver is needed to find out: the file of the provider names the libraries that it links to, and
+each is loaded from the folder of pip, or from those of the system.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ from pathlib import Path
 import onnxruntime as ort
 
 INSTALL = "pip install 'stablernn[cuda]'"
-"""The command that brings what is missing."""
+"""The command that installs them."""
 _DRIVER = "libcuda.so"
 _LOADED_LATER = ("libcudnn.so.9",)
-"""Opened by the provider when the first graph needs it, and therefore not among what it links to."""
+"""Libraries that the provider opens when the first graph needs them, and so does not link to."""
 _LOAD, _DYNAMIC = 1, 2
 _NEEDED, _STRING_TABLE, _END = 1, 5, 0
 
 
 @functools.cache
 def missing_libraries() -> tuple[str, ...]:
-    """Returns the names of the CUDA libraries that the provider needs and that cannot be loaded, in its order.
+    """Return the names of the CUDA libraries that the provider needs and that cannot be loaded, in its order.
 
-    Empty where this build of ONNX Runtime has no CUDA provider. Systems other than Linux are not looked at.
+    The result is empty where this build of ONNX Runtime has no CUDA provider, and on systems other than Linux.
     """
     provider = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
     if sys.platform != "linux" or not provider.is_file():
         return ()
     names = [name for name in needed_libraries(provider) if name.startswith("libcu")]
-    # The driver is not a library that pip could bring.
-    wanted = [name for name in (*names, *_LOADED_LATER) if not name.startswith(_DRIVER)]
-    # Some need each other (cublas needs cublasLt) and are found once that is loaded, hence in rounds.
-    missing = wanted
+    # pip could not install the driver.
+    missing = [name for name in (*names, *_LOADED_LATER) if not name.startswith(_DRIVER)]
+    # In rounds: some need each other (cublas needs cublasLt), and load once the other one is loaded.
     while failed := [name for name in missing if not _is_loadable(name)]:
         if failed == missing:
             break
@@ -46,15 +45,16 @@ def missing_libraries() -> tuple[str, ...]:
 
 
 def needed_libraries(path: Path) -> list[str]:
-    """Returns the libraries that a 64-bit little-endian ELF file links to (DT_NEEDED), in its order.
+    """Return the libraries that a 64-bit little-endian ELF file links to (DT_NEEDED), in its order.
 
     Raises:
-        ValueError: If it is no such file.
+        ValueError: If it is another file.
     """
     with open(path, "rb") as file:
         header = file.read(64)
         if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
             raise ValueError(f"'{path}' is not a 64-bit little-endian ELF file.")
+        # Of the program headers: e_phoff, e_phentsize and e_phnum of the ELF header.
         offset, size, count = *struct.unpack_from("<Q", header, 32), *struct.unpack_from("<HH", header, 54)
         file.seek(offset)
         table = file.read(size * count)
@@ -65,6 +65,7 @@ def needed_libraries(path: Path) -> list[str]:
             return []
         file.seek(dynamic[2])
         entries = list(_dynamic_entries(file.read(dynamic[5])))
+        # The string table is given by its address in memory; its segment tells where in the file that is.
         address = next(value for tag, value in entries if tag == _STRING_TABLE)
         strings = next(
             address - segment[3] + segment[2]
@@ -92,6 +93,7 @@ def _is_loadable(name: str) -> bool:
         try:
             ctypes.CDLL(str(path))
         except OSError:
+            # Not there, or one that it needs is not.
             continue
         return True
     return False

@@ -1,4 +1,4 @@
-"""A version whose graphs are open, whatever runs them, and what opening them takes."""
+"""The open graphs of a version, in whichever engine, and helpers to open them."""
 
 from __future__ import annotations
 
@@ -11,52 +11,53 @@ from stablernn_runtime.engines.session import Placement, Session
 from stablernn_runtime.errors import ModelLoadError
 
 ONNX = "onnx"
+# The types that a signature can state.
 ONNX_TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
 
 
 @dataclass(frozen=True)
 class LoadedGraphs:
-    """A version with what runs it; its sequences and its steps always go through the same engine.
+    """The sessions of both graphs; sequences and steps of a version always go through the same engine.
 
     Attributes:
         engine: ``onnx``, or the name of an entry point.
-        note: What that is and, where ``auto`` chose, why.
+        reason: Version of the engine and, where ``auto`` chose it, why.
         placement: The device.
         sequence: Runs whole sequences.
         step: Runs single steps.
     """
 
     engine: str
-    note: str
+    reason: str
     placement: Placement
     sequence: Session
     step: Session
 
 
 def graphs_of(signature: Signature) -> tuple[tuple[str, GraphSignature], tuple[str, GraphSignature]]:
-    """The graphs over sequences and over a step with their names; the signature has both."""
+    """Return the graphs over sequences and over a step with their names; the signature must have both."""
     assert signature.sequence is not None
     assert signature.step is not None
     return ("sequence", signature.sequence), ("step", signature.step)
 
 
-def described(tensors: Sequence[TensorSignature]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and sizes of tensors by name, in the words of ONNX Runtime; -1 is a free size."""
-    return {tensor.name: (ONNX_TYPES[tensor.dtype], sizes(tensor.shape)) for tensor in tensors}
+def describe_tensors(tensors: Sequence[TensorSignature]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type, as ONNX Runtime names it, and the sizes of tensors by name; -1 is a free size."""
+    return {tensor.name: (ONNX_TYPES[tensor.dtype], fixed_sizes(tensor.shape)) for tensor in tensors}
 
 
-def sizes(shape: Sequence[Any]) -> tuple[int, ...]:
-    """A shape with -1 for whatever is no number: a symbol, or None."""
+def fixed_sizes(shape: Sequence[Any]) -> tuple[int, ...]:
+    """Return a shape with -1 for each free size, which is a symbol or None."""
     return tuple(size if isinstance(size, int) else -1 for size in shape)
 
 
 def read_file(version: Version, file: str, refusal: str) -> bytes:
-    """The bytes of a file of a version, checked against its hash.
+    """Return the bytes of a file of a version, checked against its hash.
 
     Args:
         version: The version.
         file: Name of the file.
-        refusal: What cannot be done without it, as a verb of the version.
+        refusal: The consequence if it cannot be read, as the predicate of a sentence about the version.
 
     Raises:
         ModelLoadError: If it is missing or damaged.
@@ -68,6 +69,7 @@ def read_file(version: Version, file: str, refusal: str) -> bytes:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, as a sentence of one line."""
+    """Return the first line of an exception's message, as a sentence."""
+    # Some exceptions have no message.
     lines = str(error).splitlines()
     return (lines[0].rstrip(".") if lines else type(error).__name__) + "."

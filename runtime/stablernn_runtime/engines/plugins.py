@@ -1,7 +1,7 @@
 """Opens a version with an engine that an installed package registers as an entry point of ``stablernn.engines``.
 
-An entry point is a factory ``(version folder, device) -> Engine``. It is imported when it is named and at no other
-time: some bring torch.
+An entry point is a factory ``(version folder, device) -> Engine``. It is imported only when it is named, since some
+import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from pydantic import ValidationError
 
 from stablernn_registry import Signature, Version
 from stablernn_registry.errors import did_you_mean
-from stablernn_runtime.engines.loaded_graphs import ONNX, LoadedGraphs, described, first_line, graphs_of, read_file
+from stablernn_runtime.engines.loaded_graphs import (
+    ONNX,
+    LoadedGraphs,
+    describe_tensors,
+    first_line,
+    graphs_of,
+    read_file,
+)
 from stablernn_runtime.engines.session import Device, EngineFailure, Placement
 from stablernn_runtime.errors import DeviceError, ModelLoadError, SettingsError, cut
 
@@ -28,27 +35,27 @@ Array = NDArray[Any]
 GROUP = "stablernn.engines"
 AUTO, TORCH = "auto", "torch"
 FILES = ("config.json", "weights.safetensors", "step.onnx", "sequence.onnx")
-"""What a factory finds in the folder, as far as the version has it."""
+"""The files that a factory gets in the folder, as far as the version has them."""
 
 
 class EngineGraph(Protocol):
-    """One function of a version, as an engine runs it; safe to call from several threads at once."""
+    """A graph of a version in an engine; safe to call from several threads at once."""
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> Sequence[Array]:
-        """Outputs ``names`` in their order, from every input of the graph in its dtype and shape."""
+        """Return the outputs ``names`` in their order, from all inputs of the graph in its dtypes and shapes."""
         ...
 
 
 class Engine(Protocol):
-    """What a factory ``(version folder, device)`` returns; ``docs/serving.md`` says what it may raise.
+    """The result of a factory ``(version folder, device)``; ``docs/serving.md`` lists what that may raise.
 
     Attributes:
-        version: What runs, for people.
+        version: Name and version of the engine, for people.
         device: ``"cpu"`` or ``"cuda"``.
-        device_note: Why, where the device was ``auto``.
+        device_note: The reason for the device, where it was ``auto``.
         signature: Inputs, outputs and states, as in a manifest.
-        sequence: What ``sequence.onnx`` computes.
-        step: What ``step.onnx`` computes.
+        sequence: Computes what ``sequence.onnx`` does.
+        step: Computes what ``step.onnx`` does.
     """
 
     version: str
@@ -63,44 +70,46 @@ class Engine(Protocol):
     def step(self) -> EngineGraph: ...
 
     def set_threads(self, count: int) -> None:
-        """How many CPU threads one run may use."""
+        """Set how many CPU threads one run may use."""
         ...
 
 
 class EngineSession:
-    """A graph of an engine, called as a session of ONNX Runtime is.
+    """A graph of an engine with the interface of a session of ONNX Runtime.
 
     Args:
-        graph: What the engine gave.
-        what: What to call it in errors.
+        graph: The graph of the engine.
+        label: The graph as errors name it.
     """
 
-    def __init__(self, graph: EngineGraph, what: str) -> None:
+    def __init__(self, graph: EngineGraph, label: str) -> None:
         self._graph = graph
-        self._what = what
+        self._label = label
 
     def run(
         self, names: Sequence[str], feeds: Mapping[str, Array], options: ort.RunOptions | None = None, /
     ) -> Sequence[Array]:
-        """As :meth:`Session.run`; ``options`` can only keep a run from beginning."""
+        """Run as :meth:`Session.run`; ``options`` can only prevent that a run begins."""
         if options is not None and options.terminate:
-            raise EngineFailure(f"The run of {self._what} was ended before it began.")
+            raise EngineFailure(f"The run of {self._label} was ended before it began.")
         try:
             return self._graph.run(names, feeds)
         except MemoryError:
+            # Not a failure of the engine, see `Session.run`.
             raise
         except Exception as error:
-            raise EngineFailure(f"{self._what} failed: {first_line(error)}") from error
+            # Engines raise exceptions of their own, which callers could not name.
+            raise EngineFailure(f"{self._label} failed: {first_line(error)}") from error
 
 
 def open_named(version: Version, signature: Signature, device: Device, name: str, threads: int) -> LoadedGraphs:
-    """Both graphs of a version, run by the engine called ``name``.
+    """Open both graphs of a version with the engine ``name``.
 
     Args:
-        version: Its files are checked against their hashes before the engine sees them.
-        signature: What its manifest says of the two graphs, which the engine must agree with; it has both.
-        device: What the factory is given.
-        name: Of an entry point.
+        version: The version, whose files are checked against their hashes before the engine sees them.
+        signature: Signature of its manifest, which must have both graphs, and which the engine must agree with.
+        device: Device for the factory.
+        name: Name of an entry point.
         threads: CPU threads inside one run.
 
     Raises:
@@ -108,26 +117,28 @@ def open_named(version: Version, signature: Signature, device: Device, name: str
         ModelLoadError: If a package is missing, a file is damaged, or the files do not make the model of the signature.
         DeviceError: If the engine cannot use the device.
     """
-    factory = _factory(name)
+    factory = _load_factory(name)
     refusal = f"cannot be served by the engine '{name}'"
     with _unpacked(version, refusal) as folder:
+        # The exceptions of a factory and their meaning are documented in docs/serving.md.
         try:
             engine: Engine = factory(folder, device)
         except RuntimeError as error:
-            raise DeviceError(_sentence(error)) from error
+            raise DeviceError(_reason(error)) from error
         except ImportError as error:
             raise _missing_package(name, error) from error
         except (ValueError, LookupError, OSError) as error:
-            raise ModelLoadError(f"'{version.ref}' {refusal}: {_sentence(error)}") from error
-    own = _signature(engine, f"'{version.ref}' {refusal}")
-    for (kind, stated), (_, found) in zip(graphs_of(signature), graphs_of(own), strict=True):
+            raise ModelLoadError(f"'{version.ref}' {refusal}: {_reason(error)}") from error
+    engine_signature = _read_signature(engine, f"'{version.ref}' {refusal}")
+    for (kind, stated), (_, actual) in zip(graphs_of(signature), graphs_of(engine_signature), strict=True):
         for side in ("inputs", "outputs"):
-            got, wanted = described(getattr(found, side)), described(getattr(stated, side))
-            if got != wanted:
+            tensors, expected = describe_tensors(getattr(actual, side)), describe_tensors(getattr(stated, side))
+            if tensors != expected:
                 raise ModelLoadError(
-                    f"'{version.ref}' {refusal}: its {kind} has the {side} {got} there, but the manifest's signature "
-                    f"states {wanted}."
+                    f"'{version.ref}' {refusal}: its {kind} has the {side} {tensors} there, but the manifest's "
+                    f"signature states {expected}."
                 )
+    # The files are gone by now; an engine has read what it needs.
     engine.set_threads(threads)
     return LoadedGraphs(
         name,
@@ -138,53 +149,54 @@ def open_named(version: Version, signature: Signature, device: Device, name: str
     )
 
 
-def _signature(engine: Engine, refusal: str) -> Signature:
+def _read_signature(engine: Engine, refusal: str) -> Signature:
     try:
-        found = Signature.model_validate(engine.signature)
+        signature = Signature.model_validate(engine.signature)
     except ValidationError as error:
         raise ModelLoadError(f"{refusal}: the signature that it states is none.") from error
-    if found.sequence is None or found.step is None:
+    if signature.sequence is None or signature.step is None:
         raise ModelLoadError(f"{refusal}: the signature that it states lacks 'sequence' or 'step'.")
-    return found
+    return signature
 
 
-def _factory(name: str) -> Any:
-    found = entry_points().get(name)
-    if found is None:
-        raise _unknown(name)
+def _load_factory(name: str) -> Any:
+    entry_point = entry_points().get(name)
+    if entry_point is None:
+        raise _unknown_engine(name)
     try:
-        return found.load()
+        return entry_point.load()
     except ImportError as error:
         raise _missing_package(name, error) from error
     except AttributeError as error:
+        # The module is there, but not the name in it.
         raise ModelLoadError(
-            f"The engine '{name}' cannot be loaded: its entry point '{found.value}' names nothing. Install its package "
-            "again."
+            f"The engine '{name}' cannot be loaded: its entry point '{entry_point.value}' names nothing. Install its "
+            "package again."
         ) from error
 
 
 def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    """The engines of all installed packages, by name; none is imported."""
-    return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    """Return the entry points of the engines of all installed packages, by name; none is imported."""
+    return {entry_point.name: entry_point for entry_point in importlib.metadata.entry_points(group=GROUP)}
 
 
-def _unknown(name: str) -> SettingsError:
-    known = [AUTO, ONNX, *sorted(entry_points())]
-    listed = f"Allowed here: {', '.join(known)}."
+def _unknown_engine(name: str) -> SettingsError:
+    names = [AUTO, ONNX, *sorted(entry_points())]
+    allowed = f"Allowed here: {', '.join(names)}."
     if name == TORCH:
         return SettingsError(
             f"The engine 'torch' is not registered in this environment: no installed package has it in the entry-point "
-            f"group '{GROUP}'. Install the library with 'pip install stablernn'. {listed}"
+            f"group '{GROUP}'. Install the library with 'pip install stablernn'. {allowed}"
         )
     return SettingsError(
-        f"Unknown engine '{cut(name)}'.{did_you_mean(name, [*known, TORCH])} {listed} Further ones come with packages "
+        f"Unknown engine '{cut(name)}'.{did_you_mean(name, [*names, TORCH])} {allowed} Further ones come with packages "
         f"that register them in the entry-point group '{GROUP}'."
     )
 
 
 def _missing_package(name: str, error: ImportError) -> ModelLoadError:
-    point = entry_points().get(name)
-    package = point.dist.name if point is not None and point.dist is not None else name
+    entry_point = entry_points().get(name)
+    package = entry_point.dist.name if entry_point is not None and entry_point.dist is not None else name
     reason = str(error)
     if isinstance(error, ModuleNotFoundError):
         reason = f"the package '{error.name}' is not installed here"
@@ -196,22 +208,24 @@ def _missing_package(name: str, error: ImportError) -> ModelLoadError:
 
 @contextmanager
 def _unpacked(version: Version, refusal: str) -> Iterator[Path]:
-    """A folder with the files of a version, each checked against its hash, for as long as the block runs."""
+    """Provide a folder with the files of a version, each checked against its hash, until the block ends."""
     try:
-        with tempfile.TemporaryDirectory(prefix="stablernn-") as name:
-            folder = Path(name)
+        with tempfile.TemporaryDirectory(prefix="stablernn-") as path:
+            folder = Path(path)
             for file in FILES:
                 if file in version.manifest.files:
                     (folder / file).write_bytes(read_file(version, file, refusal))
             yield folder
     except OSError as error:
+        # Such as a full disk. The body of the block handles its own errors.
         raise ModelLoadError(
             f"'{version.ref}' {refusal}: its files cannot be laid out in {tempfile.gettempdir()} "
             f"({error.strerror or error})."
         ) from error
 
 
-def _sentence(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    # The path of the temporary folder would mean nothing to a reader.
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"it has no file '{Path(os.fsdecode(error.filename)).name}'."
     return (str(error).rstrip(".") or type(error).__name__) + "."

@@ -1,7 +1,7 @@
-"""Opens ONNX Runtime sessions, and says on which device they really run.
+"""Opens ONNX Runtime sessions, and makes sure of the device that they run on.
 
-ONNX Runtime falls back to the CPU without an error when CUDA does not load, so what a session reports is compared with
-what was asked for.
+ONNX Runtime falls back to the CPU without an error when CUDA does not load, so the device that a session reports is
+compared with the requested one.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 # A compiled module, which type checkers cannot look into.
-from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
+from onnxruntime.capi import onnxruntime_pybind11_state as binding  # pyright: ignore[reportAttributeAccessIssue]
 
 from stablernn_runtime.engines.cuda_libraries import INSTALL, missing_libraries
 from stablernn_runtime.errors import DeviceError, ModelLoadError
 
 
 class EngineFailure(RuntimeError):
-    """A run of an engine other than ONNX Runtime that failed, or was ended before it began."""
+    """A run of an engine other than ONNX Runtime that failed, or was cancelled before it began."""
 
 
 # The exceptions of ONNX Runtime's binding share no base below `Exception`.
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     EngineFailure,
-    state.EPFail,
-    state.Fail,
-    state.InvalidArgument,
-    state.InvalidGraph,
-    state.InvalidProtobuf,
-    state.NotImplemented,
-    state.RuntimeException,
+    binding.EPFail,
+    binding.Fail,
+    binding.InvalidArgument,
+    binding.InvalidGraph,
+    binding.InvalidProtobuf,
+    binding.NotImplemented,
+    binding.RuntimeException,
 )
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -46,7 +46,7 @@ CPU = "CPUExecutionProvider"
 
 
 class Session(Protocol):
-    """What runs one graph; an ``onnxruntime.InferenceSession`` is one. Safe to call from several threads at once."""
+    """An object that runs one graph, such as ``onnxruntime.InferenceSession``. Safe to call from several threads."""
 
     def run(
         self,
@@ -55,10 +55,10 @@ class Session(Protocol):
         run_options: ort.RunOptions | None = None,
         /,
     ) -> Sequence[Any]:
-        """The outputs of those names, in their order, as arrays.
+        """Return the outputs of these names, in their order, as arrays.
 
         Raises:
-            MemoryError: If there is not enough.
+            MemoryError: If there is not enough memory.
             RUNTIME_ERRORS: If the run fails, or ``run_options`` end it.
         """
         ...
@@ -66,27 +66,27 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a session runs.
+    """The device that a session runs on.
 
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
-        note: Why, in words, when ``auto`` had to choose; empty when the device was named.
+        reason: Why ``auto`` chose it, for people; empty when the device was named.
     """
 
     device: Literal["cpu", "cuda"]
-    note: str = ""
+    reason: str = ""
 
 
 class CancellationToken:
-    """Ends an inference from another thread; one for each request.
+    """Ends an inference from another thread; each request needs its own.
 
     Attributes:
-        options: For ``InferenceSession.run``, which looks at them between two nodes of the graph.
+        options: Options for ``InferenceSession.run``, which reads them between two nodes of the graph.
     """
 
     def __init__(self) -> None:
         self.options = ort.RunOptions()
-        # It would report every run that is ended as an error.
+        # ONNX Runtime would log every run that is ended as an error.
         self.options.log_severity_level = 4
 
     def set(self) -> None:
@@ -95,19 +95,23 @@ class CancellationToken:
 
     @property
     def is_set(self) -> bool:
+        """True once :meth:`set` was called."""
         return bool(self.options.terminate)
 
 
-def choose_device(asked: Device) -> Placement:
-    """The device to try for ``asked``, from what this machine has.
+def choose_device(device: Device) -> Placement:
+    """Return the device to try, from what this machine has.
+
+    Args:
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA if nothing is known to be missing, else the CPU.
 
     Raises:
-        DeviceError: If ``cuda`` was asked for and it is plain that it cannot load; the sentence says what is missing.
+        DeviceError: If ``cuda`` was asked for and something that it needs is missing, which the message names.
     """
-    if asked == "cpu":
+    if device == "cpu":
         return Placement("cpu")
     missing = _missing_for_cuda()
-    if asked == "cuda":
+    if device == "cuda":
         if missing:
             raise DeviceError(f"The device 'cuda' cannot be used: {missing}. Use --device cpu or auto.")
         return Placement("cuda")
@@ -116,12 +120,12 @@ def choose_device(asked: Device) -> Placement:
     return Placement("cuda", "auto: CUDA was found")
 
 
-def open_session(content: bytes, what: str, placement: Placement, threads: int) -> ort.InferenceSession:
-    """A session for one checked graph, on exactly the device of ``placement``.
+def open_session(content: bytes, label: str, placement: Placement, threads: int) -> ort.InferenceSession:
+    """Open a session for one checked graph, on exactly the device of ``placement``.
 
     Args:
-        content: The bytes of the ``.onnx`` file, already past :func:`check_graph`.
-        what: What to call it in errors.
+        content: The bytes of the ``.onnx`` file, which :func:`check_graph` has accepted.
+        label: The graph as errors name it.
         placement: From :func:`choose_device`.
         threads: Threads inside one run.
 
@@ -133,26 +137,26 @@ def open_session(content: bytes, what: str, placement: Placement, threads: int) 
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # Spinning threads burn the CPU that other requests need.
+    # Threads that spin while they wait take CPU time from other requests.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    # Else a file whose bytes 4 to 8 are ORTM is read as a flatbuffer, which `check_graph` knows nothing of.
+    # Otherwise a file whose bytes 4 to 8 are ORTM is read as a flatbuffer, which `check_graph` cannot check.
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    # Every allocation of the arena takes one lock: two runs at a time are slower than one after the other. And what it
-    # has once taken it never gives back.
+    # Every allocation of the arena takes the same lock, so that two runs at a time are slower than one after the other.
+    # And it never returns memory.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     options.log_severity_level = 3
     providers: list[str | tuple[str, dict[str, str]]] = [CPU]
     if placement.device == "cuda":
         _preload_cuda_libraries()
-        # Products of numbers cut to 10 bits, the provider's default, would be far from those of the CPU.
+        # TF32, the default of the provider, cuts mantissas to 10 bits: the results would be far from those of the CPU.
         providers = [(CUDA, {"use_tf32": "0"}), CPU]
     try:
         session = ort.InferenceSession(content, options, providers=providers)
     except RUNTIME_ERRORS as error:
         raise ModelLoadError(
-            f"{what} cannot be opened by ONNX Runtime {ort.__version__}: {_first_line(error)}"
+            f"{label} cannot be opened by ONNX Runtime {ort.__version__}: {_first_line(error)}"
         ) from error
     if placement.device == "cuda" and session.get_providers()[0] != CUDA:
         missing = ", ".join(missing_libraries()) or "its CUDA libraries"
@@ -164,7 +168,7 @@ def open_session(content: bytes, what: str, placement: Placement, threads: int) 
 
 
 def _missing_for_cuda() -> str:
-    """What stands in the way of CUDA, as the end of a sentence; empty when nothing is known to."""
+    """Return what CUDA lacks here, as the end of a sentence; empty when nothing is known to be missing."""
     if CUDA not in ort.get_available_providers():
         return f"this build of ONNX Runtime ({ort.__version__}) has no CUDA provider; install onnxruntime-gpu"
     count = cuda_devices()
@@ -175,7 +179,10 @@ def _missing_for_cuda() -> str:
 
 @functools.cache
 def cuda_devices() -> int | None:
-    """Number of GPUs that the driver reports; None without a driver. Asking it first spares a failed session's log."""
+    """Return the number of GPUs that the driver reports; None without a driver.
+
+    To ask the driver first avoids the log messages of a session that fails.
+    """
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -188,8 +195,8 @@ def cuda_devices() -> int | None:
 
 @functools.cache
 def _preload_cuda_libraries() -> None:
-    """Load CUDA and cuDNN from where pip puts them; without torch nobody else in this process has done it."""
-    # It reports what it cannot find by print, and standard output belongs to the command line's answer.
+    """Load CUDA and cuDNN from the folders of pip, which torch would do if it were imported."""
+    # The function prints what it cannot find, and standard output is for the results of the command line.
     with contextlib.redirect_stdout(sys.stderr):
         ort.preload_dlls(directory="")
 

@@ -1,1 +1,1 @@
-"""Requests that wait for the same graph run through it together."""
+"""Dynamic batching: requests that wait for the same graph share one run of it."""

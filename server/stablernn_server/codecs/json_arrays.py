@@ -1,4 +1,4 @@
-"""JSON arrays to numpy: numbers and missing values only, without a Python loop over regular data."""
+"""Conversion of JSON arrays to numpy: numbers and missing values only, without a Python loop over regular data."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from stablernn_server.codecs.json_values import json_type
 from stablernn_server.errors import InputError
 
 MAX_LEVELS = 8
-"""Levels of an array; no tensor of a model has more than four."""
+"""Largest nesting of an array; no tensor of a model has more than four axes."""
 
 
 def to_array(data: Any, what: str) -> NDArray[Any]:
-    """A JSON array, nested as it is, as an array of numbers; ``null`` becomes NaN.
+    """Return a nested JSON array as an array of numbers of the same shape; ``null`` becomes NaN.
 
     Args:
-        data: What the JSON parser made of it.
-        what: What to call it in errors, such as ``"data of input 'x'"``.
+        data: Value from the JSON parser.
+        what: Name of the value in errors, such as ``"data of input 'x'"``.
 
     Returns:
-        float64, or int64 where every number is whole.
+        float64, or int64 if every number is whole.
 
     Raises:
-        InputError: If it is no array, is not rectangular, nests too deep, or holds anything but numbers and ``null``.
+        InputError: If it is not an array, not rectangular, nested too deeply, or holds anything but numbers and
+            ``null``.
     """
     if not isinstance(data, list):
         raise InputError(f"{what} must be an array of numbers, got {json_type(data)}.")
-    # Level by level, so that numpy only ever sees numbers: it would pad every text to the length of the longest.
+    # Flattened level by level, so that numpy only sees numbers: it would pad every text to the length of the longest.
     shape, level = [len(data)], data
     while (kinds := list(map(type, level))) and kinds.count(list) == len(level):
         sizes = set(map(len, level))
         if len(sizes) > 1:
             raise _ragged(what)
         if len(shape) == MAX_LEVELS:
-            raise InputError(f"{what} nests arrays deeper than {MAX_LEVELS} levels.")
+            raise InputError(f"{what} is nested more than {MAX_LEVELS} levels deep.")
         shape.append(sizes.pop())
         level = list(chain.from_iterable(level))
     if kinds.count(float) == len(level):
@@ -60,7 +61,7 @@ def _numbers(values: list[Any], types: set[type], what: str) -> NDArray[Any]:
         try:
             return np.array(values, np.int64)
         except OverflowError:
-            pass  # float64 holds it, if not to the last digit
+            pass  # beyond int64; float64 holds it, if not to the last digit
     try:
         return np.array(values, np.float64)
     except OverflowError as error:  # a whole number of more than 308 digits

@@ -1,4 +1,4 @@
-"""JSON texts and the values in them; the bare word ``NaN`` is read as a missing number."""
+"""Parsing and writing of JSON; the bare literal ``NaN`` is read as a missing number."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from stablernn_server.errors import InputError
 
 
 def json_body(content: Any) -> bytes:
-    """``content``, numpy arrays included, as JSON; NaN becomes null."""
+    """Return ``content``, in which there may be numpy arrays, as JSON; NaN becomes null."""
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def parse_json(content: bytes | memoryview) -> Any:
-    """The value of a JSON text; the bare word ``NaN``, which clients write for a missing number, reads as null.
+    """Return the value of a JSON text; the bare literal ``NaN``, which clients write for a missing number, is null.
 
     Raises:
         InputError: If it is not JSON.
     """
-    # Of the errors only the words: an error that is kept keeps this frame, and that the body, in a circle.
+    # Keep only the message: a local variable with the exception would keep this frame, and so the body, alive.
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -29,26 +29,26 @@ def parse_json(content: bytes | memoryview) -> Any:
     text = bytes(content)
     if b"NaN" in text or b"Infinity" in text:
         try:
-            return orjson.loads(_TEXT_OR_WORD.sub(_replace_word, text))
+            return orjson.loads(_STRING_OR_LITERAL.sub(_replace_literal, text))
         except orjson.JSONDecodeError as error:
             failure = f"{error.msg} (line {error.lineno}, column {error.colno})"
     raise InputError(f"The body is not JSON: {failure}.")
 
 
-# Texts come first so that a word inside one is left alone. The closing quote is optional, or every quote of an
-# unfinished text would be tried as a beginning.
-_TEXT_OR_WORD = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|NaN|Infinity', re.DOTALL)
+# Strings come first, so that a literal inside one is left alone. The closing quote is optional, or every quote of an
+# unterminated string would be tried as the beginning of one.
+_STRING_OR_LITERAL = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|NaN|Infinity', re.DOTALL)
 
 
-def _replace_word(match: re.Match[bytes]) -> bytes:
-    word = match.group()
-    if word == b"Infinity":
+def _replace_literal(match: re.Match[bytes]) -> bytes:
+    token = match.group()
+    if token == b"Infinity":
         raise InputError("The body holds an infinite value; values must be finite, and a missing one is null or NaN.")
-    return b"null" if word == b"NaN" else word
+    return b"null" if token == b"NaN" else token
 
 
 def parse_object(content: bytes | memoryview) -> dict[str, Any]:
-    """As :func:`parse_json`, for a text that must be an object.
+    """Return the object of a JSON text, parsed as by :func:`parse_json`.
 
     Raises:
         InputError: If it is not JSON, or not an object.
@@ -60,10 +60,10 @@ def parse_object(content: bytes | memoryview) -> dict[str, Any]:
 
 
 def json_type(value: Any) -> str:
-    """What a JSON author calls the type of ``value``, with its article."""
+    """Return the JSON name of the type of ``value``, with its article."""
     if value is None:
         return "null"
-    words: dict[type, str] = {
+    names: dict[type, str] = {
         bool: "a boolean",
         int: "a number",
         float: "a number",
@@ -71,9 +71,9 @@ def json_type(value: Any) -> str:
         list: "an array",
         dict: "an object",
     }
-    return words[type(value)]
+    return names[type(value)]
 
 
 def whole_number(text: str) -> int | None:
-    """The number that a header holds; None if it is none, or has more than 18 digits."""
+    """Return the whole number in a header; None if it is not one, or has more than 18 digits."""
     return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None

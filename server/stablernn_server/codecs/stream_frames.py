@@ -1,4 +1,4 @@
-"""Binary frames of ``/v1/stream``, as bytes and as arrays. All numbers are little-endian.
+"""Binary frames of ``/v1/stream``, their layout and their codec. All numbers are little-endian.
 
 A request:
 
@@ -9,16 +9,16 @@ A request:
     u32       K, samples of each
     u32[S]    numbers of the streams, all different
     u64[S]    with SEQUENCE: number of the first sample of each, from 1
-    f32[S, K, *sample[:-1]]     with DT: from the reading before to each, in regular steps
+    f32[S, K, *sample[:-1]]     with DT: time since the previous sample, in regular steps
     S x (u32, ASCII)            with RESTORE: length and text of a state token each; length 0 leaves a stream as it is
     f32 or i64 [S, K, *sample]  the samples; NaN is a missing value
 
-Its answer:
+Its reply:
 
     u8, u8, u16                 1, the flags of the request, 0
     u32, u32                    S, and K, or 1 with LAST
     u64[S]    samples that each stream has taken
-    f32[S, K, *shape]           each output of the hello, in its order
+    f32[S, K, *shape]           each output of the ready message, in its order
     S x (u32, ASCII)            with TOKENS: length and text of the state token of each
 """
 
@@ -48,17 +48,17 @@ HEAD_BYTES = _HEAD.size
 
 @dataclass(slots=True)
 class Frame:
-    """A request that was read.
+    """A parsed request.
 
     Attributes:
-        flags: ``TOKENS``, ``LAST``, ... together.
-        streams: S.
-        steps: K.
-        numbers: Of the streams.
-        sequence: Numbers of their first samples; None where they are not given.
-        dt: ``(S, K, ...)``; None where it is not given.
-        tokens: To restore from, an empty text for none; None where none are given.
-        samples: ``(S, K, *sample)``.
+        flags: Sum of ``TOKENS``, ``LAST``, ...
+        streams: S, the number of streams.
+        steps: K, the number of samples of each.
+        numbers: Numbers of the streams.
+        sequence: Numbers of their first samples, ``(S,)``; None without ``SEQUENCE``.
+        dt: Times since the previous samples, ``(S, K, ...)``; None without ``DT``.
+        tokens: State tokens to restore from, an empty text for none; None without ``RESTORE``.
+        samples: Samples, ``(S, K, *sample)``.
     """
 
     flags: int
@@ -70,39 +70,45 @@ class Frame:
     tokens: list[str] | None
     samples: Array
 
-    def of(self, places: Sequence[int]) -> Frame:
-        """The part of a request that is about some of its streams, by their places in it; without tokens."""
+    def select(self, rows: Sequence[int]) -> Frame:
+        """Return the part of a request for some of its streams, by their positions in it; without tokens."""
         return Frame(
             self.flags,
-            len(places),
+            len(rows),
             self.steps,
-            [self.numbers[place] for place in places],
-            None if self.sequence is None else self.sequence[places],
-            None if self.dt is None else self.dt[places],
+            [self.numbers[row] for row in rows],
+            None if self.sequence is None else self.sequence[rows],
+            None if self.dt is None else self.dt[rows],
             None,
-            self.samples[places],
+            self.samples[rows],
         )
 
 
 class Layout:
-    """Reads the requests of one model."""
+    """Parser of the requests of one model, by the shape and the type of its samples."""
 
     def __init__(self, sample: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Take the shape of one sample and its type, float32 or int64."""
+        """Create the parser.
+
+        Args:
+            sample: Shape of one sample.
+            dtype: Type of its values, float32 or int64.
+        """
         self._sample = sample
         self._dtype = dtype.newbyteorder("<")
-        self._native = dtype
-        self._numbers = prod(sample)
-        self._readings = prod(sample[:-1])
+        self._native_dtype = dtype
+        self._values_per_sample = prod(sample)
+        # A sample of a patch model has one time for each of its rows.
+        self._times_per_sample = prod(sample[:-1])
 
     def head(self, content: bytes) -> tuple[int, int, int]:
-        """Flags, streams and samples of a request, before the rest of it is looked at.
+        """Return flags, number of streams and samples of each, before the rest of the request is parsed.
 
         Raises:
-            InputError: If it does not begin as a frame of this layout does.
+            InputError: If it does not begin with the head of this layout.
         """
         if len(content) < HEAD_BYTES:
-            raise InputError(f"A binary frame begins with {HEAD_BYTES} bytes of head, got {len(content)} in all.")
+            raise InputError(f"A binary frame begins with a head of {HEAD_BYTES} bytes, got {len(content)} in all.")
         version, flags, zero, streams, steps = _HEAD.unpack_from(content)
         if version != VERSION or zero or flags & ~_KNOWN_FLAGS:
             raise InputError(
@@ -110,70 +116,72 @@ class Layout:
                 f"{version}, {flags} and {zero}."
             )
         if not streams or not steps:
-            raise InputError(f"A binary frame has at least 1 stream and 1 sample of it, got {streams} and {steps}.")
+            raise InputError(f"A binary frame has at least 1 stream and 1 sample of each, got {streams} and {steps}.")
         return flags, streams, steps
 
     def tokens(self, content: bytes, flags: int, streams: int, steps: int) -> list[str]:
-        """The state tokens of a request with ``RESTORE``, before the rest of it is checked.
+        """Return the state tokens of a request with ``RESTORE``, before the rest of it is checked.
 
         Args:
             content: The bytes of the frame.
             flags: From :meth:`head`.
-            streams: Likewise.
-            steps: Likewise.
+            streams: From :meth:`head`.
+            steps: From :meth:`head`.
 
         Raises:
             InputError: If a token is cut off.
             BadTokenError: If a token is not ASCII.
         """
-        return _texts(content, self._tokens_at(flags, streams, steps), streams)[0]
+        return _unpack_texts(content, self._tokens_offset(flags, streams, steps), streams)[0]
 
-    def _tokens_at(self, flags: int, streams: int, steps: int) -> int:
-        at = HEAD_BYTES + 4 * streams + (8 * streams if flags & SEQUENCE else 0)
-        return at + (4 * streams * steps * self._readings if flags & DT else 0)
+    def _tokens_offset(self, flags: int, streams: int, steps: int) -> int:
+        offset = HEAD_BYTES + 4 * streams + (8 * streams if flags & SEQUENCE else 0)
+        return offset + (4 * streams * steps * self._times_per_sample if flags & DT else 0)
 
     def read(self, content: bytes, flags: int, streams: int, steps: int) -> Frame:
-        """The whole of a request.
+        """Parse a whole request.
 
         Args:
             content: The bytes of the frame.
             flags: From :meth:`head`.
-            streams: Likewise.
-            steps: Likewise.
+            streams: From :meth:`head`.
+            steps: From :meth:`head`.
 
         Raises:
             InputError: If a part is cut off, bytes are left over, or a stream is named twice.
             BadTokenError: If a token is not ASCII.
         """
-        count, readings = streams * steps * self._numbers, streams * steps * self._readings
-        size = count * self._dtype.itemsize
-        sequence_at = HEAD_BYTES + 4 * streams
-        dt_at = sequence_at + (8 * streams if flags & SEQUENCE else 0)
-        at = self._tokens_at(flags, streams, steps)
+        values, times = streams * steps * self._values_per_sample, streams * steps * self._times_per_sample
+        size = values * self._dtype.itemsize
+        sequence_offset = HEAD_BYTES + 4 * streams
+        dt_offset = sequence_offset + (8 * streams if flags & SEQUENCE else 0)
+        offset = self._tokens_offset(flags, streams, steps)
         tokens = None
-        if flags & RESTORE and at <= len(content):
-            tokens, at = _texts(content, at, streams)
-        if len(content) != at + size:
-            raise InputError(f"The binary frame must have {at + size} bytes as its head says, got {len(content)}.")
-        sequence = np.frombuffer(content, "<u8", streams, sequence_at) if flags & SEQUENCE else None
+        # A frame that ends before its tokens is refused below, with the size that it must have without them.
+        if flags & RESTORE and offset <= len(content):
+            tokens, offset = _unpack_texts(content, offset, streams)
+        if len(content) != offset + size:
+            raise InputError(f"By its head, the binary frame must have {offset + size} bytes, got {len(content)}.")
+        sequence = np.frombuffer(content, "<u8", streams, sequence_offset) if flags & SEQUENCE else None
         dt = None
         if flags & DT:
-            dt = np.frombuffer(content, "<f4", readings, dt_at).reshape(streams, steps, *self._sample[:-1])
-        samples = np.frombuffer(content, self._dtype, count, at).reshape(streams, steps, *self._sample)
-        # They may lie on any byte; the runtime's C code needs them aligned, and in the machine's order.
-        if not samples.flags.aligned or self._dtype != self._native:
-            samples = samples.astype(self._native)
+            # (streams, steps), and the rows of a patch
+            dt = np.frombuffer(content, "<f4", times, dt_offset).reshape(streams, steps, *self._sample[:-1])
+        samples = np.frombuffer(content, self._dtype, values, offset).reshape(streams, steps, *self._sample)
+        # They may begin at any byte; the runtime's C code needs them aligned, and in the machine's byte order.
+        if not samples.flags.aligned or self._dtype != self._native_dtype:
+            samples = samples.astype(self._native_dtype)
         return Frame(flags, streams, steps, stream_numbers(content, streams), sequence, dt, tokens, samples)
 
 
 def encode(flags: int, steps: Sequence[int], outputs: Sequence[Array], tokens: Sequence[str] | None) -> bytes:
-    """Write an answer.
+    """Return the bytes of a reply.
 
     Args:
-        flags: Of the request.
+        flags: Flags of the request.
         steps: Samples that each stream has taken.
-        outputs: In the order of the hello, ``(S, K, ...)``.
-        tokens: Of each stream, with ``TOKENS``.
+        outputs: Outputs in the order of the ready message, ``(S, K, ...)``.
+        tokens: State token of each stream, with ``TOKENS``.
     """
     streams = len(steps)
     head = _HEAD.pack(VERSION, flags, 0, streams, outputs[0].shape[1])
@@ -185,45 +193,46 @@ def encode(flags: int, steps: Sequence[int], outputs: Sequence[Array], tokens: S
 
 
 def stream_numbers(content: bytes, streams: int) -> list[int]:
-    """The numbers of the streams of a request.
+    """Return the numbers of the streams of a request.
 
     Raises:
         InputError: If they are cut off, or one is named twice.
     """
     if len(content) < HEAD_BYTES + 4 * streams:
         raise InputError(
-            f"The binary frame must have {HEAD_BYTES + 4 * streams} bytes for the numbers of {streams} streams alone, "
-            f"got {len(content)}."
+            f"The binary frame must have at least {HEAD_BYTES + 4 * streams} bytes for the numbers of {streams} "
+            f"streams, got {len(content)}."
         )
     if streams == 1:
         return [int.from_bytes(content[HEAD_BYTES : HEAD_BYTES + 4], "little")]
     numbers: list[int] = np.frombuffer(content, "<u4", streams, HEAD_BYTES).tolist()
     if len(set(numbers)) < streams:
-        ordered = sorted(numbers)
-        twice = next(number for number, following in pairwise(ordered) if number == following)
-        raise InputError(f"The stream {twice} is named twice in one binary frame; give its samples in one row.")
+        duplicate = next(number for number, following in pairwise(sorted(numbers)) if number == following)
+        raise InputError(f"The stream {duplicate} is named twice in one binary frame; send its samples in one row.")
     return numbers
 
 
-def _texts(content: bytes, at: int, count: int) -> tuple[list[str], int]:
-    """As many texts, each after its length, and where they end."""
+def _unpack_texts(content: bytes, offset: int, count: int) -> tuple[list[str], int]:
+    """Return ``count`` texts, each after its length, and the offset of their end."""
     texts = []
-    for place in range(count):
-        end = at + 4 + int.from_bytes(content[at : at + 4], "little")
-        if at + 4 > len(content) or end > len(content):
-            raise InputError(f"The binary frame ends within token {place} of {count}; each is its length and its text.")
+    for index in range(count):
+        end = offset + 4 + int.from_bytes(content[offset : offset + 4], "little")
+        if offset + 4 > len(content) or end > len(content):
+            raise InputError(
+                f"The binary frame ends within token {index} of {count}; each token is its length and its text."
+            )
         try:
-            texts.append(content[at + 4 : end].decode("ascii"))
+            texts.append(content[offset + 4 : end].decode("ascii"))
         except UnicodeDecodeError as error:
-            raise BadTokenError(f"Token {place} of the binary frame is not ASCII; send it as it was given.") from error
-        at = end
-    return texts, at
+            raise BadTokenError(f"Token {index} of the binary frame is not ASCII; send it as you got it.") from error
+        offset = end
+    return texts, offset
 
 
 def parse_frame(text: str) -> dict[str, Any]:
-    """A text frame as JSON.
+    """Parse a text frame.
 
     Raises:
-        InputError: If it is none, or no object.
+        InputError: If it is not JSON, or not an object.
     """
     return parse_object(text.encode())

@@ -1,4 +1,4 @@
-"""Reads the covariates of a request: static values, what is known of the steps ahead, and the calendar."""
+"""The covariates of a request: static values, values that are known ahead, and the calendar."""
 
 from __future__ import annotations
 
@@ -6,136 +6,152 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stablernn_registry.errors import did_you_mean
-from stablernn_runtime.calendar import spacing, times
+from stablernn_runtime.calendar import step_frequency, step_times
 from stablernn_runtime.covariates import Covariates
+from stablernn_server.arrays import Array
 from stablernn_server.codecs.json_arrays import to_array
 from stablernn_server.errors import InputError, cut
 from stablernn_server.schemas.timeseries import SeriesInput
 
-Array = NDArray[Any]
 
-
-def complete(
+def add_covariates(
     covariates: Covariates,
     x: Array,
     lengths: Array,
     inputs: Sequence[SeriesInput],
-    observed: Sequence[int],
+    observed_steps: Sequence[int],
     horizon: int,
 ) -> tuple[Array, dict[str, Array]]:
-    """What the model takes, from what a client sent.
+    """Return the inputs of a model with the covariates of a request.
 
     Args:
+        covariates: The covariates of the model.
         x: The ends of the series, ``(batch, time, len(covariates.observed))``.
         lengths: Steps of each of these, ``(batch,)``.
-        inputs: The inputs that they came from.
-        observed: Steps of each series as it came.
-        horizon: Steps ahead that were asked for.
+        inputs: The series of the request.
+        observed_steps: Steps of each series before it was cut to its end.
+        horizon: Steps ahead that are requested.
 
     Returns:
-        ``x`` with all features, and the further inputs by name.
+        ``x`` with all features, and the other inputs by name.
 
     Raises:
-        InputError: If a name, a number or a time is missing, strange or of the wrong length.
+        InputError: If a name, a number or a time is missing, unknown or of the wrong length.
     """
     manifest = covariates.model.manifest
-    further: dict[str, Array] = {}
-    rows = [read_static(covariates, item.static, f"inputs.{place}.static") for place, item in enumerate(inputs)]
-    static = np.array(rows, np.float32)
-    ahead = [
-        read_future(covariates, item.future, f"inputs.{place}.future", horizon) for place, item in enumerate(inputs)
+    other_inputs: dict[str, Array] = {}
+    static_rows = [
+        read_static(covariates, series.static, f"inputs.{index}.static") for index, series in enumerate(inputs)
     ]
-    future = np.stack(ahead)
+    static = np.array(static_rows, np.float32)
+    # (batch, trained horizon, names)
+    future = np.stack(
+        [
+            read_future(covariates, series.future, f"inputs.{index}.future", horizon)
+            for index, series in enumerate(inputs)
+        ]
+    )
     if covariates.static_names:
-        further["static"] = static
-    if covariates.made:
-        x, waves = _with_calendar(covariates, x, lengths, inputs, observed)
-        future = covariates.with_waves(future, waves)
+        other_inputs["static"] = static
+    if covariates.calendar_features:
+        x, waves = _add_calendar(covariates, x, lengths, inputs, observed_steps)
+        future = covariates.with_calendar(future, waves)
     if manifest.future:
-        further["future"] = future
-    return x, further
+        other_inputs["future"] = future
+    return x, other_inputs
 
 
-def _with_calendar(
-    covariates: Covariates, x: Array, lengths: Array, inputs: Sequence[SeriesInput], observed: Sequence[int]
+def _add_calendar(
+    covariates: Covariates, x: Array, lengths: Array, inputs: Sequence[SeriesInput], observed_steps: Sequence[int]
 ) -> tuple[Array, Array]:
-    """``x`` with the features of the calendar, and these at the steps ahead, in the order of the calendar."""
+    """Return ``x`` with the features of the calendar, and these at the steps ahead, ``(batch, horizon, features)``."""
     manifest = covariates.model.manifest
-    steps, features = manifest.horizon or 0, manifest.features
-    whole = np.zeros((*x.shape[:2], len(features)), np.float32)
-    whole[:, :, [features.index(name) for name in covariates.observed]] = x
-    places = [features.index(name) for name in covariates.made]
-    ahead = np.zeros((len(x), steps, len(places)), np.float32)
-    for place, (item, length, total) in enumerate(zip(inputs, lengths.tolist(), observed, strict=True)):
-        if item.start_timestamp is None:
+    horizon, features = manifest.horizon or 0, manifest.features
+    full_x = np.zeros((*x.shape[:2], len(features)), np.float32)
+    full_x[:, :, [features.index(name) for name in covariates.observed]] = x
+    columns = [features.index(name) for name in covariates.calendar_features]
+    future = np.zeros((len(x), horizon, len(columns)), np.float32)
+    for row, (series, length, total) in enumerate(zip(inputs, lengths.tolist(), observed_steps, strict=True)):
+        if series.start_timestamp is None:
             periods = " and the ".join(period.name for period in manifest.calendar or ())
             raise InputError(
-                f"inputs.{place}.start_timestamp is missing: the model '{covariates.model.name}' is told where in the "
-                f"{periods} each step lies. Give the time of the first value."
+                f"inputs.{row}.start_timestamp is missing: the model '{covariates.model.name}' needs the position of "
+                f"each step in the {periods}. Give the time of the first value."
             )
-        frequency = spacing(item.frequency, manifest.frequency) or ""
-        waves = covariates.waves(times(item.start_timestamp, total - length, length + steps, frequency))
-        whole[place, :length, places] = waves[:length].T
-        ahead[place] = waves[length:]
-    return whole, ahead
+        frequency = step_frequency(series.frequency, manifest.frequency) or ""
+        # The timestamp is that of the whole series, of which x has the last `length` steps.
+        waves = covariates.calendar_waves(
+            step_times(series.start_timestamp, total - length, length + horizon, frequency)
+        )
+        # Indexing by a row and a list of columns puts the columns first: (columns, length).
+        full_x[row, :length, columns] = waves[:length].T
+        future[row] = waves[length:]
+    return full_x, future
 
 
-def read_static(covariates: Covariates, static: dict[str, Any] | None, what: str) -> list[float]:
-    """The static values of one series in the order of the model, NaN where one is not known.
-
-    Raises:
-        InputError: If a name or a number is strange.
-    """
-    given = _checked_names(covariates, static, what, covariates.static_names)
-    if not given:
-        return [np.nan] * len(covariates.static_names)
-    values = to_array([given.get(name) for name in covariates.static_names], what)
-    if values.ndim != 1:
-        raise InputError(f"{what} must hold one number, or null, for each name.")
-    found: list[float] = covariates.model.check_values(what, values, covariates.static_names).tolist()
-    return found
-
-
-def read_future(covariates: Covariates, future: dict[str, Any] | None, what: str, horizon: int) -> Array:
-    """What a client says of the steps ahead, ``(trained horizon, names)``, NaN where it is not known.
+def read_static(covariates: Covariates, static: dict[str, Any] | None, label: str) -> list[float]:
+    """Return the static values of one series in the order of the model, NaN where one is not known.
 
     Args:
-        future: Numbers by name.
-        what: What to call it in errors.
-        horizon: Steps ahead that are asked for.
+        covariates: The covariates of the model.
+        static: Numbers by name.
+        label: Name of the field, for errors.
 
     Raises:
-        InputError: If a name or a number is strange.
+        InputError: If a name is unknown or a value is no number.
     """
-    steps = covariates.model.manifest.horizon or 0
-    found = np.full((steps, len(covariates.future_names)), np.nan, np.float32)
-    for name, values in _checked_names(covariates, future, what, covariates.future_names).items():
-        where = f"{what}.{name}"
-        row = to_array(values, where)
-        if row.ndim != 1 or not horizon <= len(row) <= steps:
-            wanted = f"{horizon}" if horizon == steps else f"{horizon} to {steps}"
+    values_by_name = _check_names(covariates, static, label, covariates.static_names)
+    if not values_by_name:
+        return [np.nan] * len(covariates.static_names)
+    array = to_array([values_by_name.get(name) for name in covariates.static_names], label)
+    if array.ndim != 1:
+        raise InputError(f"{label} must hold one number, or null, for each name.")
+    values: list[float] = covariates.model.check_values(label, array, covariates.static_names).tolist()
+    return values
+
+
+def read_future(covariates: Covariates, future: dict[str, Any] | None, label: str, horizon: int) -> Array:
+    """Return the values that a client knows ahead, ``(trained horizon, names)``, NaN where one is not known.
+
+    Args:
+        covariates: The covariates of the model.
+        future: Arrays of numbers by name.
+        label: Name of the field, for errors.
+        horizon: Steps ahead that are requested.
+
+    Raises:
+        InputError: If a name is unknown, a value is no number, or an array has the wrong length.
+    """
+    trained_horizon = covariates.model.manifest.horizon or 0
+    values = np.full((trained_horizon, len(covariates.future_names)), np.nan, np.float32)
+    for name, numbers in _check_names(covariates, future, label, covariates.future_names).items():
+        name_label = f"{label}.{name}"
+        row = to_array(numbers, name_label)
+        if row.ndim != 1 or not horizon <= len(row) <= trained_horizon:
+            expected = f"{horizon}" if horizon == trained_horizon else f"{horizon} to {trained_horizon}"
             got = f"{len(row)}" if row.ndim == 1 else f"{row.ndim} levels"
-            raise InputError(f"{where} must be a flat array of {wanted} numbers, one for each step ahead, got {got}.")
-        found[: len(row), covariates.future_names.index(name)] = covariates.model.check_values(
-            where, row[:, None], [name]
-        )[:, 0]
-    return found
+            raise InputError(
+                f"{name_label} must be a flat array of {expected} numbers, one for each step ahead, got {got}."
+            )
+        column = covariates.future_names.index(name)
+        # Checked as a series of one feature: (time, 1).
+        values[: len(row), column] = covariates.model.check_values(name_label, row[:, None], [name])[:, 0]
+    return values
 
 
-def _checked_names(
-    covariates: Covariates, given: dict[str, Any] | None, what: str, names: Sequence[str]
+def _check_names(
+    covariates: Covariates, values: dict[str, Any] | None, label: str, names: Sequence[str]
 ) -> dict[str, Any]:
-    for name in given or {}:
+    for name in values or {}:
         if name in names:
             continue
-        if name in covariates.made:
-            raise InputError(f"{what}.{name} follows from {covariates.time_field}; leave it out.")
-        takes = f"takes {', '.join(names)}" if names else "takes none"
+        if name in covariates.calendar_features:
+            raise InputError(f"{label}.{name} follows from {covariates.time_field}; leave it out.")
+        names_text = f"takes {', '.join(names)}" if names else "takes none"
         raise InputError(
-            f"{what}: unknown name '{cut(name)}'.{did_you_mean(name, names)} The model '{covariates.model.name}' "
-            f"{takes}."
+            f"{label}: unknown name '{cut(name)}'.{did_you_mean(name, names)} The model '{covariates.model.name}' "
+            f"{names_text}."
         )
-    return given or {}
+    return values or {}

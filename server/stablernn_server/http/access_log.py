@@ -1,18 +1,19 @@
-"""One line about each request; never what it holds, nor its query, nor a token."""
+"""The access log: one line for each request, without its content, its query or a token."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import orjson
 
+from stablernn_server.http.asgi import Scope
+
 if TYPE_CHECKING:
-    from stablernn_server.http.app_context import ActiveRequest
+    from stablernn_server.http.request import ActiveRequest
 
 logger = logging.getLogger("stablernn_server.access")
 
@@ -20,49 +21,47 @@ Form = Literal["text", "json", "off"]
 
 MAX_PATH = 200
 POLLED_PATHS = frozenset({"/metrics", "/v2/health/live", "/v2/health/ready"})
-"""Asked by machines every few seconds for as long as the server runs; only a failure is worth a line."""
+"""Paths that machines ask for every few seconds; only a failure is worth a line."""
 _READS = frozenset({"GET", "HEAD"})
 SESSIONS = "/v1/sessions/"
 SESSION_PREFIX = 8
-"""A session's whole number is all that it takes to continue it, so that lines show this much of it."""
+"""Characters of a session id in a line: the whole id is all that it takes to continue the session."""
 
 
 class AccessLog:
     """Writes the lines to the logger ``stablernn_server.access``, at the level INFO.
 
     Args:
-        form: ``text``, short and for people; ``json``, an object a line; or ``off``.
+        form: ``text``, short and for people; ``json``, one object per line; or ``off``.
     """
 
     def __init__(self, form: Form) -> None:
         self._form = form
 
-    def http(
-        self, item: ActiveRequest, scope: MutableMapping[str, Any], status: int, sent_bytes: int, seconds: float
-    ) -> None:
-        """Write the line of one request, unless it is a successful look at the metrics or at health.
+    def log_request(self, request: ActiveRequest, scope: Scope, status: int, sent_bytes: int, seconds: float) -> None:
+        """Write the line of one request, unless it is a successful poll of the metrics or of health.
 
         Args:
-            item: The request, answered.
-            scope: Of ASGI.
-            status: Of the answer.
-            sent_bytes: Of the answer's body.
-            seconds: From the head of the request to the end of the answer.
+            request: The request, answered.
+            scope: The scope of the ASGI call.
+            status: Status of the response.
+            sent_bytes: Bytes of its body.
+            seconds: From the head of the request to the end of the response.
         """
         if self._is_on and not (status < 400 and scope["method"] in _READS and scope["path"] in POLLED_PATHS):
-            self._write(item, scope["method"], scope, status, _content_length(scope), sent_bytes, seconds)
+            self._write(request, scope["method"], scope, status, _content_length(scope), sent_bytes, seconds)
 
-    def websocket(self, item: ActiveRequest, scope: MutableMapping[str, Any], status: int, seconds: float) -> None:
+    def log_websocket(self, request: ActiveRequest, scope: Scope, status: int, seconds: float) -> None:
         """Write the line of one WebSocket, when it has ended or was refused.
 
         Args:
-            item: Its handshake.
-            scope: Of ASGI.
-            status: 101, or that of the refusal.
+            request: Its handshake.
+            scope: The scope of the ASGI call.
+            status: 101, or the status of the refusal.
             seconds: From the handshake to its end.
         """
         if self._is_on:
-            self._write(item, "WS", scope, status, None, None, seconds)
+            self._write(request, "WS", scope, status, None, None, seconds)
 
     @property
     def _is_on(self) -> bool:
@@ -70,39 +69,39 @@ class AccessLog:
 
     def _write(
         self,
-        item: ActiveRequest,
+        request: ActiveRequest,
         method: str,
-        scope: MutableMapping[str, Any],
+        scope: Scope,
         status: int,
         bytes_in: int | None,
         bytes_out: int | None,
         seconds: float,
     ) -> None:
-        model = item.model
+        model = request.model
         fields: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "request_id": item.request_id,
+            "request_id": request.request_id,
             "method": method,
-            "path": shown_path(scope["path"]),
+            "path": redact_path(scope["path"]),
             "status": status,
-            "code": item.code,
+            "code": request.error_code,
             "ms": round(1e3 * seconds, 3),
-            "queue_ms": round(item.queue_ns / 1e6, 3) if item.rows else None,
+            "queue_ms": round(request.queue_ns / 1e6, 3) if request.rows else None,
             "model": None if model is None else model.name,
             "version": None if model is None else model.version,
-            "rows": item.rows or None,
-            "caller": item.identity.name,
-            "role": None if item.identity.name == "anonymous" else item.identity.role,
+            "rows": request.rows or None,
+            "caller": request.identity.name,
+            "role": None if request.identity.name == "anonymous" else request.identity.role,
             "bytes_in": bytes_in,
             "bytes_out": bytes_out,
         }
         line = orjson.dumps(fields).decode() if self._form == "json" else _text(fields)
-        # Past logger.info, which looks for the line of code that calls it.
+        # Not logger.info, which walks the stack to find the line of code that calls it.
         logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, line, (), None))
 
 
 def write_to_stderr() -> None:
-    """Have the lines on standard error as they are, whatever other loggers do with theirs."""
+    """Write the lines to standard error without a prefix, whatever other loggers do with theirs."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.handlers[:] = [handler]
@@ -111,26 +110,26 @@ def write_to_stderr() -> None:
 
 
 def quieten_uvicorn() -> None:
-    """Keep uvicorn from writing the query of every WebSocket, and an error for each that was refused."""
+    """Keep uvicorn from logging the query of every WebSocket, and an error for each that was refused."""
     uvicorn_logger = logging.getLogger("uvicorn.error")
-    if _is_news not in uvicorn_logger.filters:
-        uvicorn_logger.addFilter(_is_news)
+    if _is_worth_logging not in uvicorn_logger.filters:
+        uvicorn_logger.addFilter(_is_worth_logging)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    # Wrong of a refusal that was sent: https://github.com/Kludex/uvicorn/pull/3138
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    # uvicorn says this also of a handshake that was refused with a response: https://github.com/Kludex/uvicorn/pull/3138
     return record.levelno >= logging.WARNING and record.msg != "ASGI callable returned without completing handshake."
 
 
-def shown_path(path: str) -> str:
-    """A decoded path as logs show it: short, of printable characters, and without the number of a session."""
+def redact_path(path: str) -> str:
+    """Return a decoded path for the log: short, in printable characters, and without the whole id of a session."""
     if path.startswith(SESSIONS):
-        session, slash, rest = path[len(SESSIONS) :].partition("/")
+        session, slash, suffix = path[len(SESSIONS) :].partition("/")
         if len(session) > SESSION_PREFIX:
-            path = f"{SESSIONS}{session[:SESSION_PREFIX]}...{slash}{rest}"
+            path = f"{SESSIONS}{session[:SESSION_PREFIX]}...{slash}{suffix}"
     if len(path) > MAX_PATH:
         path = f"{path[:MAX_PATH]}..."
-    # A decoded path can hold line breaks and whatever else would look like a line of its own.
+    # A decoded path can hold line breaks, and so what looks like a line of the log of its own.
     return path if path.isprintable() and " " not in path else quote(path, safe="/@:", errors="replace")
 
 
@@ -151,8 +150,8 @@ def _text(fields: dict[str, Any]) -> str:
     return " ".join((*parts, fields["caller"], fields["request_id"]))
 
 
-def _content_length(scope: MutableMapping[str, Any]) -> int | None:
-    """What the request says itself; a body in chunks says nothing."""
+def _content_length(scope: Scope) -> int | None:
+    """Return the length of the body as the request states it; None if it does not, as with a body in chunks."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() else None

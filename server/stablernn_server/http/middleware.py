@@ -1,7 +1,7 @@
-"""The outermost layer: who asks, what becomes of it, and what is written down about it.
+"""The outermost layer: identifies each request, answers it or passes it on, turns errors into responses, and logs.
 
-A plain ASGI application around the framework. Inference by tensors goes past the framework, whose price for a request
-can be as high as that of the inference.
+A plain ASGI application around the framework's. Inference by tensors bypasses the framework, whose overhead for a
+request can be as high as the inference itself.
 """
 
 from __future__ import annotations
@@ -12,25 +12,30 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from starlette.routing import BaseRoute, Match
 
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
-from stablernn_server.http.access_log import AccessLog, shown_path
-from stablernn_server.http.app_context import ActiveRequest, AppContext, Receive, Scope
-from stablernn_server.http.origin_policy import Origins
-from stablernn_server.http.responses import RawResponse, Send, error_answer, refuse_websocket
+from stablernn_server.http.access_log import AccessLog, redact_path
+from stablernn_server.http.app_context import AppContext
+from stablernn_server.http.asgi import Message, Receive, Scope, Send
+from stablernn_server.http.origin_policy import OriginPolicy
+from stablernn_server.http.request import SCOPE_KEY, ActiveRequest
+from stablernn_server.http.responses import RawResponse, error_response, refuse_websocket
+from stablernn_server.observability.tracing import RequestSpan
 
 logger = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
 Application = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_BODIES = frozenset({"DELETE", "PATCH", "POST", "PUT"})
-WORKING_PATHS = ("/v1/", "/v2/")
+_METHODS_WITH_BODY = frozenset({"DELETE", "PATCH", "POST", "PUT"})
+WORK_PATHS = ("/v1/", "/v2/")
+"""Beginnings of the paths whose requests count as in flight: they are refused while the server drains."""
+NO_RESPONSE = 499
+"""Status in the log and in metrics of a request whose client did not wait for the response, as nginx has it."""
 
 
 class DirectRoute(NamedTuple):
@@ -48,33 +53,34 @@ class DirectRoute(NamedTuple):
 
 
 class RequestMiddleware:
-    """Wraps the framework's application."""
+    """The ASGI application that wraps the framework's."""
 
     def __init__(
         self, context: AppContext, framework: Application, routes: Sequence[BaseRoute], direct: DirectRoute
     ) -> None:
-        """Take the parts.
+        """Create the middleware.
 
         Args:
-            context: Of the application.
-            framework: What answers everything but inference by tensors.
-            routes: Of the framework, by which requests are counted.
+            context: The application's context.
+            framework: Answers everything but inference by tensors.
+            routes: Routes of the framework, by whose patterns requests are counted.
             direct: The route that bypasses the framework.
 
         Raises:
-            SettingsError: If an allowed origin is none.
+            SettingsError: If an allowed origin is not an origin.
         """
         self._context = context
         self._framework = framework
         self._routes = routes
         self._direct = direct
         settings = context.settings
+        # With auth on "auto" and no tokens, `serve` listens on this machine only (Auth.check_address).
         is_local = not context.auth.is_on and settings.auth == "auto"
-        self._origins = Origins(settings.allowed_origins, is_local=is_local, name=settings.host)
+        self._origins = OriginPolicy(settings.allowed_origins, is_local=is_local, name=settings.host)
         self._log = AccessLog(context.settings.access_log)
         # Two processes that share a port must not give one id twice.
-        self._prefix = os.urandom(4).hex()
-        self._numbers = itertools.count(1)
+        self._id_prefix = os.urandom(4).hex()
+        self._id_numbers = itertools.count(1)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         if scope["type"] == "http":
@@ -85,104 +91,103 @@ class RequestMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
-        item = ActiveRequest(receive, asyncio.current_task(self._context.loop), time.perf_counter())
-        item.request_id = self._request_id(scope)
-        scope["stablernn"] = item
-        sender = ResponseSender(send, item.request_id)
+        request = ActiveRequest(receive, asyncio.current_task(self._context.loop), time.perf_counter())
+        request.request_id = self._request_id(scope)
+        scope[SCOPE_KEY] = request
+        sender = ResponseSender(send, request.request_id)
         route = ""
         span = None if context.tracing is None else context.tracing.begin(scope["method"], scope["headers"])
         try:
-            preflight = self._origins.preflight(scope)
+            preflight = self._origins.preflight_headers(scope)
             if preflight is not None:
                 sender.headers = preflight
-                await sender.answer(RawResponse(204, b"", ""))
+                await sender.send_response(RawResponse(204, b"", ""))
                 return
             sender.headers = self._origins.check(scope)
-            self._identify(item, scope)
-            if scope["method"] in _BODIES and scope["path"].startswith(WORKING_PATHS):
-                context.take(item)
+            self._identify(request, scope)
+            if scope["method"] in _METHODS_WITH_BODY and scope["path"].startswith(WORK_PATHS):
+                context.admit(request)
             match = self._direct.pattern.fullmatch(scope["path"])
             if match is not None:
                 route = self._direct.path
-                await sender.answer(await self._direct.handle(context, item, scope, match))
+                await sender.send_response(await self._direct.handle(context, request, scope, match))
             else:
                 await self._framework(scope, receive, sender)
                 route = self._route(scope)
         except asyncio.CancelledError:
-            if item.reason is None or sender.status:
+            # Without a reason somebody else has cancelled the task; with a status the response has begun.
+            if request.abort_reason is None or sender.status:
                 raise
-            if item.task is not None:
-                item.task.uncancel()
-            await sender.answer(self._answer(item, item.reason, scope))
+            if request.task is not None:
+                request.task.uncancel()
+            await sender.send_response(self._error_response(request, request.abort_reason, scope))
         except Exception as error:
             if sender.status:
                 # The framework has answered and logged it; the connection is all that is left to close.
                 if not isinstance(error, ServerError):
                     _log_failure(scope, error)
             else:
-                await sender.answer(self._answer(item, error, scope))
+                await sender.send_response(self._error_response(request, error, scope))
         finally:
-            context.leave(item)
-            seconds = time.perf_counter() - item.since
+            context.finish(request)
+            seconds = time.perf_counter() - request.arrived_at
             status = sender.status
             if not status:
-                # What nginx calls it when the client did not wait for the answer.
-                status, item.code = 499, "client_gone"
+                status, request.error_code = NO_RESPONSE, "client_gone"
             route = route or self._route(scope)
-            context.telemetry.finished(item.model, route, status, item.code, seconds)
+            context.telemetry.record_request(request.model, route, status, request.error_code, seconds)
             if span is not None:
-                if item.model is not None and item.rows:
-                    model = item.model
-                    span.ran(model.name, model.version, item.rows, item.batch_rows, item.queue_ns, item.compute_ns)
-                span.end(route, status, item.code)
-            self._log.http(item, scope, status, sender.sent_bytes, seconds)
-            # The server's receive knows the scope: a circle, which would keep a model until the collector comes by.
-            del scope["stablernn"]
+                _end_span(span, request, route, status)
+            self._log.log_request(request, scope, status, sender.sent_bytes, seconds)
+            # `receive` references the scope; break the reference cycle, so that a model is freed now.
+            del scope[SCOPE_KEY]
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        item = ActiveRequest(receive, asyncio.current_task(self._context.loop), time.perf_counter())
-        item.request_id = self._request_id(scope)
-        scope["stablernn"] = item
+        request = ActiveRequest(receive, asyncio.current_task(self._context.loop), time.perf_counter())
+        request.request_id = self._request_id(scope)
+        scope[SCOPE_KEY] = request
         try:
             self._origins.check(scope)
-            self._identify(item, scope)
+            self._identify(request, scope)
             self._context.check_ready()
         except ServerError as error:
-            answer = self._answer(item, error, scope)
-            await refuse_websocket(scope, send, answer, item.request_id)
-            self._context.telemetry.finished(None, self._route(scope), answer.status, answer.code, 0.0)
-            self._log.websocket(item, scope, answer.status, 0.0)
+            response = self._error_response(request, error, scope)
+            await refuse_websocket(scope, send, response, request.request_id)
+            self._context.telemetry.record_request(None, self._route(scope), response.status, response.code, 0.0)
+            self._log.log_websocket(request, scope, response.status, 0.0)
             return
-        status = 499
+        status = NO_RESPONSE
 
-        async def watched(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             nonlocal status
             status = _handshake_status(message, status)
             await send(message)
 
         try:
-            await self._framework(scope, receive, watched)
+            await self._framework(scope, receive, send_and_note_status)
         finally:
-            seconds = time.perf_counter() - item.since
-            self._context.telemetry.finished(item.model, self._route(scope), status, item.code, seconds)
-            self._log.websocket(item, scope, status, seconds)
-            del scope["stablernn"]
+            seconds = time.perf_counter() - request.arrived_at
+            route = self._route(scope)
+            self._context.telemetry.record_request(request.model, route, status, request.error_code, seconds)
+            self._log.log_websocket(request, scope, status, seconds)
+            del scope[SCOPE_KEY]
 
     def _route(self, scope: Scope) -> str:
-        """Return the pattern of a path; paths that no route has go by one name.
+        """Return the pattern of a path; paths without a route share one name.
 
-        The framework notes the pattern of a request that it has answered, but neither that of a WebSocket nor that of
-        a request that was refused before.
+        The framework puts the pattern of a request that it has answered into the scope, but neither that of a WebSocket
+        nor that of a request that was refused before.
         """
         route = scope.get("route") or next(
             (route for route in self._routes if route.matches(scope)[0] is not Match.NONE), None
         )
         return getattr(route, "path", None) or "unknown"
 
-    def _identify(self, item: ActiveRequest, scope: Scope) -> None:
-        item.identity = identity = self._context.auth.check(scope)
+    def _identify(self, request: ActiveRequest, scope: Scope) -> None:
+        request.identity = identity = self._context.auth.check(scope)
         address = scope.get("client")
-        item.client = identity.name if identity.name != "anonymous" else address[0] if address else ""
+        # Limits hold for a token, wherever it is used; without tokens, for an address.
+        request.client = identity.name if identity.name != "anonymous" else address[0] if address else ""
 
     def _request_id(self, scope: Scope) -> str:
         for name, value in scope["headers"]:
@@ -190,23 +195,24 @@ class RequestMiddleware:
                 if _REQUEST_ID.fullmatch(value):
                     return str(value, "ascii")
                 break
-        return f"{self._prefix}-{next(self._numbers):x}"
+        return f"{self._id_prefix}-{next(self._id_numbers):x}"
 
-    def _answer(self, item: ActiveRequest, error: Exception, scope: Scope) -> RawResponse:
-        if not any(kind in STATUS_AND_CODE for kind in type(error).__mro__):
+    def _error_response(self, request: ActiveRequest, error: Exception, scope: Scope) -> RawResponse:
+        # Errors that the table does not know are bugs: the log alone says what happened.
+        if not any(error_class in STATUS_AND_CODE for error_class in type(error).__mro__):
             _log_failure(scope, error)
-        answer = error_answer(error, is_read=item.is_read)
-        item.code = answer.code
-        return answer
+        response = error_response(error, is_read=request.is_read)
+        request.error_code = response.code
+        return response
 
 
 class ResponseSender:
-    """Sends an answer, or passes one of the framework on, and remembers what was sent.
+    """Sends a response, or passes one of the framework on, and notes what was sent.
 
     Attributes:
-        status: Of the answer; 0 before it has begun.
-        headers: Added to every answer.
-        sent_bytes: Of its body.
+        status: Status of the response; 0 before it has begun.
+        headers: Headers added to every response.
+        sent_bytes: Bytes of its body.
     """
 
     __slots__ = ("_request_id", "_send", "headers", "sent_bytes", "status")
@@ -226,30 +232,40 @@ class ResponseSender:
             self.sent_bytes += len(message.get("body", b""))
         await self._send(message)
 
-    async def answer(self, answer: RawResponse) -> None:
-        self.status, self.sent_bytes = answer.status, len(answer.body)
+    async def send_response(self, response: RawResponse) -> None:
+        """Send a whole response."""
+        self.status, self.sent_bytes = response.status, len(response.body)
         headers = [
-            (b"content-length", b"%d" % len(answer.body)),
+            (b"content-length", b"%d" % len(response.body)),
             (b"x-request-id", self._request_id),
             *self.headers,
-            *((name.lower().encode(), value.encode()) for name, value in answer.headers.items()),
+            *((name.lower().encode(), value.encode()) for name, value in response.headers.items()),
         ]
-        if answer.media:
-            headers.append((b"content-type", answer.media.encode()))
-        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": answer.body})
+        if response.media_type:
+            headers.append((b"content-type", response.media_type.encode()))
+        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": response.body})
 
 
-def _handshake_status(message: Message, before: int) -> int:
-    """How a handshake was answered, once ``message`` is sent."""
-    kind = message["type"]
-    if kind == "websocket.accept":
+def _handshake_status(message: Message, status: int) -> int:
+    """Return the status of a handshake once ``message`` is sent, given the one before."""
+    message_type = message["type"]
+    if message_type == "websocket.accept":
         return 101
-    if kind == "websocket.http.response.start":
+    if message_type == "websocket.http.response.start":
         return int(message["status"])
     # Closed before it was accepted, for which HTTP libraries answer 403.
-    return 403 if kind == "websocket.close" and before == 499 else before
+    return 403 if message_type == "websocket.close" and status == NO_RESPONSE else status
+
+
+def _end_span(span: RequestSpan, request: ActiveRequest, route: str, status: int) -> None:
+    model = request.model
+    if model is not None and request.rows:
+        span.record_run(
+            model.name, model.version, request.rows, request.batch_rows, request.queue_ns, request.compute_ns
+        )
+    span.end(route, status, request.error_code)
 
 
 def _log_failure(scope: Scope, error: Exception) -> None:
-    logger.error("%s %s failed", scope.get("method", "WEBSOCKET"), shown_path(scope["path"]), exc_info=error)
+    logger.error("%s %s failed", scope.get("method", "WEBSOCKET"), redact_path(scope["path"]), exc_info=error)

@@ -1,7 +1,8 @@
-"""Which pages in a browser may call this server: its own, and those that the settings list.
+"""The policy for requests of web pages: the server's own pages may call it, and those whose origins the settings list.
 
-A page is told by its ``Origin``, which a browser leaves out where it takes page and server for one, as it does when the
-name of the page's host has been made to resolve to this machine; such a page is told by the ``Host`` that it asks for.
+A page is identified by its ``Origin``. A browser leaves that out if it takes the page and the server for one origin, as
+it does when the name of the page's host was made to resolve to this machine (DNS rebinding); such a page is identified
+by the ``Host`` that it asks for.
 """
 
 from __future__ import annotations
@@ -11,73 +12,78 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from stablernn_server.errors import ForbiddenError, SettingsError, cut
-from stablernn_server.security.auth import Scope
+from stablernn_server.http.asgi import Scope
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 METHODS = b"GET, HEAD, POST, DELETE"
-SENT = b"authorization, content-type, content-encoding, inference-header-content-length, traceparent, x-request-id"
-READABLE = b"inference-header-content-length, retry-after, x-request-id"
+ALLOWED_HEADERS = (
+    b"authorization, content-type, content-encoding, inference-header-content-length, traceparent, x-request-id"
+)
+EXPOSED_HEADERS = b"inference-header-content-length, retry-after, x-request-id"
 PREFLIGHT_SECONDS = b"600"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _ADDRESS = re.compile(rb"([0-9.]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 _PORT = re.compile(rb":[0-9]*$")
 
 
-class Origins:
-    """The check of the headers ``Origin`` and ``Host``, and the CORS headers for pages that pass it from elsewhere."""
+class OriginPolicy:
+    """The check of the headers ``Origin`` and ``Host``, and the CORS headers for pages of other hosts that pass it."""
 
     def __init__(self, allowed: Iterable[str] = (), *, is_local: bool = False, name: str = "localhost") -> None:
-        """Take the listed origins.
+        """Create the policy.
 
         Args:
-            allowed: Such as ``https://app.example``.
-            is_local: Whether nothing but the address of this machine keeps others out. Then requests must ask for an
-                address, for ``name``, or for the host of a listed origin: any other name can be made to point here by
-                whoever owns it.
-            name: That the server listens on.
+            allowed: Origins such as ``https://app.example``.
+            is_local: Whether nothing but the loopback address keeps others out. Then requests must ask for an address,
+                for ``name``, or for the host of a listed origin: the owner of any other name can make it point here.
+            name: The name or address that the server listens on.
 
         Raises:
-            SettingsError: If one is no origin.
+            SettingsError: If an entry is not an origin.
         """
-        self._allowed = frozenset(_checked(origin) for origin in allowed)
+        self._allowed = frozenset(_normalize_origin(origin) for origin in allowed)
         self._is_local = is_local
         self._names = {b"localhost", name.lower().encode()}
-        self._hosts = frozenset(host for origin in self._allowed for host in _hosts(origin))
+        self._hosts = frozenset(host for origin in self._allowed for host in _host_headers(origin))
 
     def check(self, scope: Scope) -> Headers:
-        """The headers that the answer gets, none for most.
+        """Return the CORS headers for the response, none for most requests.
 
-        A request without an ``Origin`` is no page's, or one that its browser lets through for itself.
+        A request without an ``Origin`` does not come from a page, or its browser takes it for one of the same origin.
 
         Raises:
-            ForbiddenError: If a page of another host asks, or somebody for a name that may not be this server's.
+            ForbiddenError: If a page of another host asks, or the request is for a name that may not be this server's.
         """
         origin, host = _header(scope, b"origin"), (_header(scope, b"host") or b"").lower()
         if origin is not None and origin.lower() in self._allowed:
             return (
                 (b"access-control-allow-origin", origin),
-                (b"access-control-expose-headers", READABLE),
+                (b"access-control-expose-headers", EXPOSED_HEADERS),
+                # Caches must not give this response to pages of other origins.
                 (b"vary", b"Origin"),
             )
+        # A page of this very server: what follows the scheme is the host that it asks for.
         if origin is not None and (not host or origin.lower().partition(b"://")[2] != host):
             raise ForbiddenError(
                 f"Pages of {cut(origin.decode('latin-1'))!r} may not call this server; "
-                "whoever runs it can list them in allowed_origins."
+                "its operator can list them in allowed_origins."
             )
-        if self._is_local and host and not self._is_known(host):
+        if self._is_local and host and not self._is_own_host(host):
             raise ForbiddenError(
-                f"This server asks for no token and answers under the address of its machine alone, got the host "
-                f"{cut(host.decode('latin-1'))!r}; ask for 127.0.0.1 or localhost. Whoever runs it can list the "
+                f"This server requires no token and answers under the address of its machine only, got the host "
+                f"{cut(host.decode('latin-1'))!r}; ask for 127.0.0.1 or localhost. Its operator can list the "
                 "origins of other names in allowed_origins, or configure tokens."
             )
         return ()
 
-    def _is_known(self, host: bytes) -> bool:
+    def _is_own_host(self, host: bytes) -> bool:
         return _ADDRESS.fullmatch(host) is not None or host in self._hosts or _PORT.sub(b"", host) in self._names
 
-    def preflight(self, scope: Scope) -> Headers | None:
-        """The headers of the answer (204, no body, no token asked for) to a preflight request; None if it is none.
+    def preflight_headers(self, scope: Scope) -> Headers | None:
+        """Return the headers of the response (204, no body) to a preflight request; None for any other request.
+
+        No token is required: browsers send none with a preflight request.
 
         Raises:
             ForbiddenError: If a page of another host asks.
@@ -86,36 +92,41 @@ class Origins:
             return None
         if _header(scope, b"access-control-request-method") is None:
             return None
-        allowed = self.check(scope)
-        if not allowed:
+        cors_headers = self.check(scope)
+        if not cors_headers:
             return None
         return (
-            *allowed,
+            *cors_headers,
             (b"access-control-allow-methods", METHODS),
-            (b"access-control-allow-headers", SENT),
+            (b"access-control-allow-headers", ALLOWED_HEADERS),
             (b"access-control-max-age", PREFLIGHT_SECONDS),
         )
 
 
-def _header(scope: Scope, wanted: bytes) -> bytes | None:
+def _header(scope: Scope, header_name: bytes) -> bytes | None:
     for name, value in scope["headers"]:
-        if name == wanted:
+        if name == header_name:
             return bytes(value)
     return None
 
 
-def _hosts(origin: bytes) -> tuple[bytes, ...]:
-    """What stands in ``Host`` when this origin is asked: some name the default port, too."""
+def _host_headers(origin: bytes) -> tuple[bytes, ...]:
+    """Return the values of ``Host`` in requests to an origin: some clients add the default port."""
     scheme, _, host = origin.partition(b"://")
     return (host, host + b":%d" % DEFAULT_PORTS[scheme.decode()])
 
 
-def _checked(origin: str) -> bytes:
-    """A browser's spelling of an origin: scheme and host in lower case, no path, no default port."""
+def _normalize_origin(origin: str) -> bytes:
+    """Return an origin as browsers spell it: scheme and host in lower case, no path, no default port.
+
+    Raises:
+        SettingsError: If it is not an origin.
+    """
     try:
         parts = urlsplit(origin)
         host, port = parts.netloc.lower(), parts.port
     except ValueError:
+        # The port is not a number, or an IPv6 address lacks its bracket.
         parts, host, port = urlsplit(""), "", None
     plain = f"{parts.scheme}://{host}"
     if parts.scheme not in DEFAULT_PORTS or not host or origin.rstrip("/").lower() != plain or not plain.isascii():

@@ -1,39 +1,40 @@
 """One open WebSocket: frames in, replies out, and the close handshake.
 
-Frames are answered one after another, and the next is read when the answer to the one before has been taken: a client
-that sends without reading is not read from any more, so that neither side's memory grows. While a frame takes long, one
-more message is looked at, for it may say that the client has gone.
+Frames are answered one after another, and the next one is read once the reply to the one before has been taken: the
+server stops reading from a client that sends without reading, so that neither side's memory grows. While a frame takes
+long, one more message is read ahead, for it may say that the client has gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.codecs.stream_frames import parse_frame
 from stablernn_server.errors import NotReadyError, ServerError, TooLargeError
-from stablernn_server.http.app_context import UNFINISHED, ActiveRequest, AppContext, Receive
-from stablernn_server.http.offload import offload
-from stablernn_server.http.responses import error_answer
+from stablernn_server.http.app_context import UNFINISHED, AppContext
+from stablernn_server.http.asgi import Message, Receive, Send
+from stablernn_server.http.offload import run_in_thread_if_large
+from stablernn_server.http.request import ActiveRequest
+from stablernn_server.http.responses import error_response
 
 logger = logging.getLogger(__name__)
 
 GOING_AWAY = 1001
-LOOK_AFTER_SECONDS = 0.1
-"""Whether the client has gone is looked for only then: most frames are answered long before."""
+READ_AHEAD_AFTER_SECONDS = 0.1
+"""Time in a frame after which the client is checked for having gone: most frames are answered long before."""
 CLIENT_GONE = "client_gone"
 
 
 class Connection(Protocol):
-    """What answers the frames of a socket."""
+    """The streams of a socket, which answer its frames."""
 
     caller: Caller
 
@@ -42,29 +43,29 @@ class Connection(Protocol):
 
     def __len__(self) -> int: ...
 
-    def hello(self) -> bytes: ...
+    def ready_message(self) -> bytes: ...
 
-    async def goodbye(self) -> str: ...
+    async def drain_message(self) -> str: ...
 
-    async def text(self, given: dict[str, Any], size: int) -> str: ...
+    async def text(self, content: dict[str, Any], size: int, /) -> str: ...
 
     async def binary(self, content: bytes) -> bytes: ...
 
 
 @dataclass(slots=True)
-class _Read:
-    """A frame that was read.
+class _ReceivedFrame:
+    """A frame as it was received.
 
     Attributes:
-        content: Text, or the bytes of a binary frame; None where it was refused at once.
-        size: Of the content, which is held until the answer has been sent.
-        since: When it was read, on the clock of the event loop.
-        refusal: Why it is not even looked at.
+        content: Text, or the bytes of a binary frame; None if it was refused at once.
+        size: Bytes of the content, which are held until the reply has been sent.
+        received_at: When it was received, on the clock of the event loop.
+        refusal: Why it is refused without being parsed; None if it is not.
     """
 
     content: str | bytes | None
     size: int
-    since: float
+    received_at: float
     refusal: ServerError | None = None
 
 
@@ -72,100 +73,116 @@ class Socket:
     """One open WebSocket.
 
     Attributes:
-        conversation: Its streams.
+        connection: Its streams.
     """
 
     def __init__(
-        self, conversation: Connection, context: AppContext, item: ActiveRequest, receive: Receive, send: Any
+        self, connection: Connection, context: AppContext, request: ActiveRequest, receive: Receive, send: Send
     ) -> None:
-        self.conversation = conversation
+        """Create the socket of a handshake that was accepted.
+
+        Args:
+            connection: The streams that answer its frames.
+            context: The application's context.
+            request: The request of the handshake.
+            receive: The receive function of the ASGI call.
+            send: Its send function.
+        """
+        self.connection = connection
         self._context = context
-        self._item = item
+        self._budget = context.budget
+        self._request = request
         self._receive = receive
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._since = 0.0
+        self._frame_received_at = 0.0
         self._is_busy = True
-        self._is_leaving = False
+        self._is_draining = False
         self._has_left = False
         self._is_over = asyncio.Event()
-        # Read while the frame before was in hand.
-        self._next: _Read | None = None
+        # Read ahead while the frame before was in flight.
+        self._next_frame: _ReceivedFrame | None = None
 
     @property
     def streams(self) -> int:
-        """How many it carries."""
-        return len(self.conversation)
+        """Number of streams that it carries."""
+        return len(self.connection)
 
     async def run(self) -> None:
-        """Say hello, and answer frames until the client or the server closes."""
-        caller, seconds = self.conversation.caller, self._context.settings.request_timeout_seconds
+        """Send the ready message, and answer frames until the client or the server closes."""
+        caller, seconds = self.connection.caller, self._context.settings.request_timeout_seconds
         caller.is_gone = self.is_gone
         try:
-            await self._say({"type": "websocket.send", "text": self.conversation.hello().decode()})
-            # The handshake may have ended in the middle of the goodbyes.
-            self._is_leaving = self._is_leaving or not self._context.is_ready
+            await self._send_message({"type": "websocket.send", "text": self.connection.ready_message().decode()})
+            # The handshake may have ended while the server was already draining the other sockets.
+            self._is_draining = self._is_draining or not self._context.is_ready
             self._is_busy = False
-            if self._is_leaving:
-                await self._say_goodbye()
+            if self._is_draining:
+                await self._send_drain_message()
             while not self._has_left:
-                frame = self._next or self._taken(await self._receive())
-                self._next = None
+                frame = self._next_frame or self._accept_frame(await self._receive())
+                self._next_frame = None
                 if frame is None:
                     return
-                if self._is_leaving:
-                    self._context.release(self._item, frame.size)
+                if self._is_draining:
+                    # The drain message with the tokens is sent or on its way; later frames are dropped.
+                    self._budget.release(self._request, frame.size)
                     continue
-                self._is_busy, self._since = True, frame.since
-                caller.deadline = frame.since + seconds
-                answer = await self._answer(frame)
+                self._is_busy, self._frame_received_at = True, frame.received_at
+                caller.deadline = frame.received_at + seconds
+                reply = await self._reply(frame)
                 if not self._has_left:
-                    await self._say(answer)
-                self._context.release(self._item, frame.size)
+                    await self._send_message(reply)
+                self._budget.release(self._request, frame.size)
                 self._is_busy = False
-                if self._is_leaving:
-                    await self._say_goodbye()
+                if self._is_draining:
+                    await self._send_drain_message()
         finally:
-            # A circle, which would keep the model until the collector comes by.
+            # Break the reference cycle between caller and socket, so that the model is freed now.
             caller.is_gone = None
-            self._context.release(self._item, self._item.held_bytes)
+            self._budget.release(self._request, self._request.held_bytes)
             self._is_over.set()
 
     async def leave(self) -> None:
-        """Hand the client the tokens of its streams and close, after the frame in hand."""
-        self._is_leaving = True
+        """Send the client the tokens of its streams and close, after the frame in flight."""
+        self._is_draining = True
         if self._is_busy:
+            # `run` sends the message once the frame is answered.
             await self._is_over.wait()
         else:
-            await self._say_goodbye()
+            await self._send_drain_message()
 
     def end(self) -> None:
-        """Answer the frame in hand with an error, whatever it has come to; called again, give the client up."""
-        if self._item.reason is None:
-            self._item.end(NotReadyError(UNFINISHED))
-        elif self._item.task is not None:
-            self._item.task.cancel()
+        """Answer the frame in flight with an error, however far it is; called again, give the client up."""
+        if self._request.abort_reason is None:
+            self._request.abort(NotReadyError(UNFINISHED))
+        elif self._request.task is not None:
+            self._request.task.cancel()
 
     def is_gone(self) -> bool:
-        """Whether the client has closed the connection; asked while a frame is in hand.
+        """Return whether the client has closed the connection; called while a frame is in flight.
 
-        As :meth:`ActiveRequest.is_gone`, it lets the server's ``receive`` run up to where it would wait. What it finds
-        beside is kept, one message at most, and then there is no telling: the client is not read from any further.
+        As in :meth:`ActiveRequest.is_gone`, the server's ``receive`` is run up to the point where it would wait. If it
+        returns another frame, that one is kept, and from then on nothing more is known: no second one is read ahead.
         """
-        if self._next is not None or self._has_left or self._loop.time() - self._since < LOOK_AFTER_SECONDS:
+        if (
+            self._next_frame is not None
+            or self._has_left
+            or self._loop.time() - self._frame_received_at < READ_AHEAD_AFTER_SECONDS
+        ):
             return self._has_left
         waiting = self._receive()
         try:
             waiting.send(None)  # type: ignore[attr-defined]
         except StopIteration as message:
-            self._next = self._taken(message.value)
+            self._next_frame = self._accept_frame(message.value)
         else:
             waiting.close()  # type: ignore[attr-defined]
         return self._has_left
 
-    def _taken(self, message: MutableMapping[str, Any]) -> _Read | None:
-        """A message as a frame whose bytes count; None of the one that ends the connection."""
-        since = self._loop.time()
+    def _accept_frame(self, message: Message) -> _ReceivedFrame | None:
+        """Return a message as a frame, whose bytes count as held from now on; None for the end of the connection."""
+        received_at = self._loop.time()
         if message["type"] != "websocket.receive":
             self._has_left = True
             return None
@@ -173,59 +190,63 @@ class Socket:
         settings, size = self._context.settings, len(content)
         limit = settings.json_limit if isinstance(content, str) else settings.max_body_bytes
         if size > limit:
-            return _Read(
+            return _ReceivedFrame(
                 None,
                 0,
-                since,
+                received_at,
                 TooLargeError(f"The frame is longer than the limit of {limit} bytes, got {size}; send fewer samples."),
             )
         try:
-            self._context.hold(self._item, size)
+            self._budget.hold(self._request, size)
         except ServerError as error:
-            self._context.release(self._item, size)
-            return _Read(None, 0, since, error)
-        return _Read(content, size, since)
+            self._budget.release(self._request, size)
+            return _ReceivedFrame(None, 0, received_at, error)
+        return _ReceivedFrame(content, size, received_at)
 
-    async def _say_goodbye(self) -> None:
+    async def _send_drain_message(self) -> None:
         try:
-            text = await self.conversation.goodbye()
-            await self._say({"type": "websocket.send", "text": text})
-            await self._say({"type": "websocket.close", "code": GOING_AWAY, "reason": "The server is shutting down."})
+            text = await self.connection.drain_message()
+            await self._send_message({"type": "websocket.send", "text": text})
+            await self._send_message(
+                {"type": "websocket.close", "code": GOING_AWAY, "reason": "The server is shutting down."}
+            )
         finally:
             self._is_over.set()
 
-    async def _say(self, message: dict[str, Any]) -> None:
+    async def _send_message(self, message: dict[str, Any]) -> None:
         try:
             await self._send(message)
         except OSError:
-            # By ASGI's rules: the client has left, or the connection was failed with this frame in hand.
+            # As ASGI has it: the client has left, or the connection was failed while this frame was in flight.
             self._has_left = True
 
-    async def _answer(self, frame: _Read) -> dict[str, Any]:
-        about: dict[str, Any] = {}
+    async def _reply(self, frame: _ReceivedFrame) -> dict[str, Any]:
+        echo: dict[str, Any] = {}
         try:
             if frame.refusal is not None:
                 raise frame.refusal
             content = frame.content
             if isinstance(content, bytes):
-                return {"type": "websocket.send", "bytes": await self.conversation.binary(content)}
+                return {"type": "websocket.send", "bytes": await self.connection.binary(content)}
             assert content is not None
-            given = await offload(len(content), lambda: parse_frame(content))
-            about = {name: given[name] for name in ("stream", "id") if isinstance(given.get(name), int | str | float)}
-            return {"type": "websocket.send", "text": await self.conversation.text(given, len(content))}
+            fields = await run_in_thread_if_large(len(content), lambda: parse_frame(content))
+            # An error says which stream and frame it is about, as far as the frame could be parsed.
+            echo = {name: fields[name] for name in ("stream", "id") if isinstance(fields.get(name), int | str | float)}
+            return {"type": "websocket.send", "text": await self.connection.text(fields, len(content))}
         except asyncio.CancelledError:
-            item = self._item
-            if item.reason is None or item.task is None:
+            request = self._request
+            # Without a reason, nobody aborted this frame: the socket's task itself was cancelled.
+            if request.abort_reason is None or request.task is None:
                 raise
-            item.task.uncancel()
-            return self._refusal(item.reason, about)
+            request.task.uncancel()
+            return self._error_reply(request.abort_reason, echo)
         except Exception as error:
-            return self._refusal(error, about)
+            return self._error_reply(error, echo)
 
-    def _refusal(self, error: Exception, about: dict[str, Any]) -> dict[str, Any]:
-        refusal, model = error_answer(error), self.conversation.model
-        if refusal.code == "internal":
+    def _error_reply(self, error: Exception, echo: dict[str, Any]) -> dict[str, Any]:
+        response, model = error_response(error), self.connection.model
+        if response.code == "internal":
             logger.error("a frame of %s failed", "a socket" if model is None else model.ref, exc_info=error)
-        self._context.telemetry.failed(model, CLIENT_GONE if self._has_left else refusal.code or "internal")
-        body = orjson.loads(refusal.body) | {"status": refusal.status} | about
+        self._context.telemetry.record_failure(model, CLIENT_GONE if self._has_left else response.code or "internal")
+        body = orjson.loads(response.body) | {"status": response.status} | echo
         return {"type": "websocket.send", "text": json_body(body).decode()}

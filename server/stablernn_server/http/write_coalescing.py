@@ -1,7 +1,7 @@
-"""What is written in one turn of the event loop goes out as one: the head and the body of an answer, or many frames.
+"""Coalesced writes: all that is written within one iteration of the event loop goes out in one system call.
 
-The HTTP server writes the head of an answer and its body one after the other. Each would be a system call of its own
-and would wake the client: a tenth of the time of a short answer.
+The HTTP server writes the head of a response and its body one after the other. Each would be a system call of its own
+and would wake the client: a tenth of the time of a short response.
 """
 
 from __future__ import annotations
@@ -13,64 +13,65 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 LINGER_IDLE_SECONDS = 2.0
-"""A connection that is closed while its client still sends is closed for good once nothing arrives for so long."""
+"""Silence after which a connection that was closed while its client was still sending is closed for good."""
 LINGER_SECONDS = 10.0
-"""The same for a client that goes on sending."""
+"""Time after which it is closed for good although its client goes on sending."""
 
 
 class CoalescingTransport:
-    """A transport that keeps what is written until the event loop comes round; all else is the transport's own.
+    """A transport that buffers writes until the next iteration of the event loop; all else is the transport's own.
 
-    A socket that is closed with unread input is reset, and the client may lose an answer that it has not read yet. So
-    :meth:`close` lingers where more is expected: it ends the server's side, discards what arrives, and closes when the
-    client does or after a short while.
+    A socket that is closed with unread input is reset, and the client may lose a response that it has not read yet. So
+    :meth:`close` lingers where more input is expected: it ends the server's side, discards what arrives, and closes
+    when the client does or after a short while.
 
     Attributes:
-        is_receiving: Whether the client is in the middle of a request, so that input may lie unread.
-        is_lingering: Whether the connection is closed for everybody but the client.
+        is_receiving: Whether the client is in the middle of a request, so that input may be unread.
+        is_lingering: Whether :meth:`close` was called and only waits for the client.
     """
 
-    __slots__ = ("_has_input", "_linger_until", "_loop", "_pieces", "_transport", "is_lingering", "is_receiving")
+    __slots__ = ("_chunks", "_has_input", "_linger_deadline", "_loop", "_transport", "is_lingering", "is_receiving")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self.is_receiving = False
         self.is_lingering = False
         self._has_input = False
-        self._linger_until = 0.0
+        self._linger_deadline = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send ``data`` soon, together with what else is written until then; nothing once the connection is closed."""
+        """Send ``data`` soon, together with all that is written until then; drop it once the connection is closed."""
         if self.is_lingering:
             return
-        if not self._pieces:
+        # One flush for all chunks: it runs when the callbacks of this iteration are through.
+        if not self._chunks:
             self._loop.call_soon(self.flush)
-        self._pieces.append(data)
+        self._chunks.append(data)
 
-    def writelines(self, pieces: list[bytes]) -> None:
-        """As :meth:`write` for each."""
-        for piece in pieces:
-            self.write(piece)
+    def writelines(self, chunks: list[bytes]) -> None:
+        """Write each of ``chunks`` as :meth:`write` does."""
+        for chunk in chunks:
+            self.write(chunk)
 
     def flush(self) -> None:
         """Send what was written so far."""
-        pieces, self._pieces = self._pieces, []
-        if len(pieces) == 1:
-            self._transport.write(pieces[0])
-        elif pieces:
-            self._transport.writelines(pieces)
+        chunks, self._chunks = self._chunks, []
+        if len(chunks) == 1:
+            self._transport.write(chunks[0])
+        elif chunks:
+            self._transport.writelines(chunks)
 
     def is_closing(self) -> bool:
         """Return whether the connection is closed or about to be."""
         return self.is_lingering or self._transport.is_closing()
 
     def close(self) -> None:
-        """Send what is left and close, where more is expected once the client had time to read it."""
+        """Send what is left and close; where more input is expected, only after the client had time to read it."""
         if self.is_lingering:
             return
         self.flush()
@@ -82,7 +83,7 @@ class CoalescingTransport:
             self._transport.write_eof()
         # A large body was not read any further; the kernel's buffers hold more of it.
         self._transport.resume_reading()
-        self._linger_until = self._loop.time() + LINGER_SECONDS
+        self._linger_deadline = self._loop.time() + LINGER_SECONDS
         self._loop.call_later(LINGER_IDLE_SECONDS, self._end_linger)
 
     def close_at_once(self) -> None:
@@ -92,11 +93,11 @@ class CoalescingTransport:
         self._loop.call_later(LINGER_IDLE_SECONDS, self._transport.abort)
 
     def discard_input(self) -> None:
-        """Note that something arrived on a lingering connection, which nobody reads."""
+        """Note that something arrived on a lingering connection, where it is not read."""
         self._has_input = True
 
     def _end_linger(self) -> None:
-        if self._has_input and self._loop.time() < self._linger_until and not self._transport.is_closing():
+        if self._has_input and self._loop.time() < self._linger_deadline and not self._transport.is_closing():
             self._has_input = False
             self._loop.call_later(LINGER_IDLE_SECONDS, self._end_linger)
         else:
@@ -108,19 +109,19 @@ class CoalescingTransport:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once, and send nothing more."""
-        self._pieces = []
+        """Close at once, without sending what is left."""
+        self._chunks = []
         self._transport.abort()
 
 
-def is_closed(receive: Callable[..., Any]) -> bool | None:
-    """Whether the client of a request that is not answered yet has closed the connection.
+def has_disconnected(receive: Callable[..., Any]) -> bool | None:
+    """Return whether the client of a request that is not answered yet has closed the connection.
 
     Args:
-        receive: Of the ASGI call.
+        receive: The receive function of the ASGI call.
 
     Returns:
-        None where another HTTP server answers, of which this is only known by asking for the next message.
+        None if it is not one of uvicorn: then only the next message can tell.
     """
     cycle = getattr(receive, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):

@@ -1,4 +1,4 @@
-"""The folder in which worker processes share their metrics. Imports no prometheus_client: see :mod:`.metrics`."""
+"""The folder in which worker processes share their metrics. Imports no prometheus_client: see :mod:`.prometheus`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def prepare_metrics_dir(directory: Path) -> None:
-    """Make the folder, and remove what an earlier server left in it; called once, before the workers start.
+    """Create the folder, and remove the files of an earlier server; called once, before the workers start.
 
     Raises:
-        SettingsError: If it cannot be made or written.
+        SettingsError: If it cannot be created or written to.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -24,39 +24,41 @@ def prepare_metrics_dir(directory: Path) -> None:
                 stale.unlink()
     except OSError as error:
         raise SettingsError(f"The metrics folder {directory} cannot be used: {error.strerror}.") from error
+    # An existing, empty folder has passed all of the above.
     if not os.access(directory, os.W_OK):
-        raise SettingsError(f"The metrics folder {directory} cannot be written; choose another metrics_dir.")
+        raise SettingsError(f"The metrics folder {directory} cannot be written to; choose another metrics_dir.")
 
 
-def forget_worker(directory: Path, pid: int) -> None:
-    """Drop what only a live worker has, such as its sessions; called when a worker has ended. Totals are kept."""
+def remove_worker_gauges(directory: Path, pid: int) -> None:
+    """Remove the gauges of a worker that has ended, such as its number of sessions; its counters stay."""
     for gauge in directory.glob(f"gauge_live*_{pid}.db"):
         gauge.unlink(missing_ok=True)
 
 
-def share_metrics(directory: Path | None) -> str | None:
-    """Have the metrics of this process in ``directory`` from now on.
+def use_metrics_dir(directory: Path | None) -> str | None:
+    """Let prometheus_client keep the metrics of this process in ``directory``.
 
     Args:
-        directory: The folder, made by :func:`prepare_metrics_dir`; None for that of the environment variable
+        directory: The folder, created by :func:`prepare_metrics_dir`; None for that of the environment variable
             PROMETHEUS_MULTIPROC_DIR, if it is set.
 
     Returns:
-        The folder; None if the metrics are this process's own.
+        The folder; None if this process does not share its metrics.
 
     Raises:
-        SettingsError: If it is no folder, or it is too late.
+        SettingsError: If it is not a folder, or prometheus_client was imported without it.
     """
-    before = os.environ.get(VARIABLE)
-    wanted = before if directory is None else str(directory)
-    if wanted is None:
+    current = os.environ.get(VARIABLE)
+    folder = current if directory is None else str(directory)
+    if folder is None:
         return None
-    if not os.path.isdir(wanted):
-        raise SettingsError(f"metrics_dir is no folder, got '{wanted}'; make it before the workers start.")
-    if "prometheus_client" in sys.modules and before != wanted:
+    if not os.path.isdir(folder):
+        raise SettingsError(f"metrics_dir must be a folder, got '{folder}'; create it before the workers start.")
+    # Its import decides, once for the process, whether values live in memory or in files.
+    if "prometheus_client" in sys.modules and current != folder:
         raise SettingsError(
-            f"metrics_dir '{wanted}' comes too late: this process has metrics already. Set {VARIABLE} to it before "
-            "the process starts, or give each server a process of its own."
+            f"metrics_dir '{folder}' comes too late: this process has metrics already. Set {VARIABLE} to it before "
+            "the process starts, or run each server in a process of its own."
         )
-    os.environ[VARIABLE] = wanted
-    return wanted
+    os.environ[VARIABLE] = folder
+    return folder

@@ -1,7 +1,7 @@
-"""The Prometheus metrics of one application, and how several worker processes share theirs.
+"""The Prometheus metrics of one application, of one process or of several that share a folder.
 
 prometheus_client decides on its import whether values live in memory or in files of a shared folder. So nothing imports
-this module before :func:`share_metrics` had its say.
+this module before :func:`~stablernn_server.observability.multiprocess.use_metrics_dir` was called.
 """
 
 from __future__ import annotations
@@ -27,48 +27,49 @@ SHORT_SECONDS = (0.00005, 0.0001, 0.00025, *SECONDS)
 LOAD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 ROWS = tuple(2**power for power in range(13))
 
-# Each counter would have a second series with the time of its birth.
+# Each counter would have a second series with the time of its creation.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class BatchHistogram(Histogram):
-    """A histogram that can take several observations of one value at once."""
+    """A histogram that takes several observations at once."""
 
     def observe_many(self, total: float, count: int) -> None:
-        """Take ``count`` observations whose sum is ``total``, as if each were their mean."""
+        """Count ``count`` observations whose sum is ``total``, as if each were their mean."""
+        # One update each of sum and bucket, where `observe` would need `count` of them.
         self._sum.inc(total)
         self._buckets[bisect_left(self._upper_bounds, total / count)].inc(count)
 
 
 class Metrics:
-    """The families, by attribute.
+    """The metric families of an application, by attribute.
 
     Args:
         package_version: Version of the server.
-        directory: Folder shared with other processes; None for a process of its own.
+        directory: Folder shared with other processes; None if this process does not share its metrics.
     """
 
     def __init__(self, package_version: str, directory: str | None) -> None:
         self._directory = directory
         self._registry = CollectorRegistry()
-        # In a shared folder, the collector of that folder reports all; a second registration would report twice.
-        own = self._registry if directory is None else None
+        # With a shared folder, its collector reports all families; registered as well, they would be reported twice.
+        registry = self._registry if directory is None else None
 
         def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-            return Counter(f"stablernn_{name}", text, labels, registry=own)
+            return Counter(f"stablernn_{name}", text, labels, registry=registry)
 
         def histogram(name: str, text: str, labels: Iterable[str], buckets: Iterable[float]) -> BatchHistogram:
-            return BatchHistogram(f"stablernn_{name}", text, labels, registry=own, buckets=tuple(buckets))
+            return BatchHistogram(f"stablernn_{name}", text, labels, registry=registry, buckets=tuple(buckets))
 
         def total(name: str, text: str) -> Gauge:
-            return Gauge(f"stablernn_{name}", text, registry=own, multiprocess_mode="livesum")
+            return Gauge(f"stablernn_{name}", text, registry=registry, multiprocess_mode="livesum")
 
         self.requests = counter("requests_total", "Answered requests by HTTP status.", (*MODEL, "route", "code"))
         self.request_seconds = histogram(
-            "request_seconds", "From the head of a request to the end of its answer.", (*MODEL, "route"), SECONDS
+            "request_seconds", "From the head of a request to the end of its response.", (*MODEL, "route"), SECONDS
         )
         self.failures = counter(
-            "failures_total", "Requests that were refused or failed, by code word.", (*MODEL, "code")
+            "failures_total", "Requests that were refused or failed, by error code.", (*MODEL, "code")
         )
         self.queue_seconds = histogram(
             "queue_seconds", "Wait of requests until their run began; those of one run count as their mean.",
@@ -77,21 +78,21 @@ class Metrics:
         self.compute_seconds = histogram("compute_seconds", "Time of one run of a graph.", RUN, SHORT_SECONDS)
         self.batch_rows = histogram("batch_rows", "Sequences or streams in one run.", RUN, ROWS)
         self.executions = counter("executions_total", "Runs of a graph.", RUN)
-        self.sequences = counter("sequences_total", "Whole sequences that were computed.", MODEL)
-        self.steps = counter("steps_total", "Time steps that were computed.", RUN)
+        self.sequences = counter("sequences_total", "Whole sequences computed.", MODEL)
+        self.steps = counter("steps_total", "Time steps computed.", RUN)
         self.pending = total("pending_requests", "Requests that wait or run.")
         self.sessions = total("sessions", "Open sessions.")
         self.streams = total("streams", "Open streams of WebSockets.")
         self.connections = total("connections", "Open connections.")
         self.idle_connections = total("idle_connections", "Open connections without a request in flight.")
         self.dropped_lines = counter(
-            "log_lines_dropped_total", "Lines of the log that were dropped because standard error took no more."
+            "log_lines_dropped_total", "Lines of the log that were dropped because standard error was blocked."
         )
         self.norm_ratio = Gauge(
             "stablernn_state_norm_ratio",
             "Largest state norm in the last runs as a share of its certified radius.",
             MODEL,
-            registry=own,
+            registry=registry,
             multiprocess_mode="livemax",
         )
         self.exits = counter("state_exits_total", "States that a run left outside their certified balls.", MODEL)
@@ -99,29 +100,30 @@ class Metrics:
         self.load_seconds = histogram("load_seconds", "Time to open a model and warm it up.", (), LOAD_SECONDS)
         Gauge(
             "stablernn_build_info",
-            "Always 1; versions of what serves are its labels.",
+            "Always 1; its labels are the versions of the server and what it runs on.",
             ("version", "python", "onnxruntime"),
-            registry=own,
+            registry=registry,
             multiprocess_mode="livemax",
         ).labels(package_version, platform.python_version(), _runtime_version()).set(1)
         if directory is None:
             ProcessCollector(registry=self._registry)
         else:
             MultiProcessCollector(self._registry, directory)  # type: ignore[no-untyped-call]
-            self._registry.register(_Processes(directory))
+            # CPU, memory and files of the processes are not among the values in the folder.
+            self._registry.register(_WorkerCollector(directory))
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """All metrics as text, and its content type.
+        """Return all metrics as text, and its content type.
 
         Args:
-            accept: The header ``Accept`` of the request; OpenMetrics is given only to those that ask for it.
+            accept: The header ``Accept`` of the request; OpenMetrics only for clients that ask for it.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
 
-class _Processes(Collector):
-    """CPU, memory and files of every worker process that is alive, with its number as a label."""
+class _WorkerCollector(Collector):
+    """Collects CPU, memory and files of every live worker process, with its process id as a label."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -137,9 +139,9 @@ class _Processes(Collector):
 
 
 def live_workers(directory: str) -> list[int]:
-    """Numbers of the processes that share ``directory`` and were not reported as gone."""
-    found = (re.search(r"gauge_livesum_(\d+)\.db$", name) for name in glob.glob(os.path.join(directory, "*.db")))
-    return sorted(int(match[1]) for match in found if match is not None)
+    """Return the ids of the processes that share ``directory`` and whose gauges were not removed."""
+    matches = (re.search(r"gauge_livesum_(\d+)\.db$", name) for name in glob.glob(os.path.join(directory, "*.db")))
+    return sorted(int(match[1]) for match in matches if match is not None)
 
 
 def _runtime_version() -> str:

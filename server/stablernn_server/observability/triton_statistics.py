@@ -1,4 +1,4 @@
-"""Counts and nanoseconds by model and version, in the words of Triton's statistics extension."""
+"""Counts and nanoseconds by model and version, as Triton's statistics extension defines them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 import orjson
 
 EXACT_SIZES = 1024
-"""Batches above that are counted under the next power of two, so that the sizes stay few."""
+"""Larger batches are counted under the next power of two, so that there are few sizes."""
 WRITE_SECONDS = 0.25
+"""Interval at which a worker writes its statistics, if they have changed."""
 
 Duration = list[int]
 """Count and nanoseconds."""
@@ -27,17 +28,17 @@ def _duration() -> Duration:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """What one version has done since the server started.
+    """Counts and durations of one version since the server started.
 
     Attributes:
-        last_ms: When a run last ended, in milliseconds of Unix time; 0 for never.
+        last_ms: End of the last run, in milliseconds of Unix time; 0 for never.
         rows: Sequences and streams in all runs.
-        executions: Runs.
+        executions: Number of runs.
         success: Requests that were answered, and their time from beginning to end.
-        fail: Those that were refused or failed, likewise.
-        queue: Requests that came to a run, and how long they waited for it.
-        compute: Requests that came to a run, and how long the run took, counted once for each of them.
-        sizes: By rows in a run: how many such runs, and how long they took.
+        fail: Requests that were refused or failed, and their time from beginning to end.
+        queue: Requests that were run, and their wait for it.
+        compute: Requests that were run, and the time of the run, counted once for each of them.
+        sizes: Number of runs and their time, by rows in a run.
     """
 
     last_ms: int = 0
@@ -49,8 +50,8 @@ class ModelStatistics:
     compute: Duration = field(default_factory=_duration)
     sizes: dict[int, Duration] = field(default_factory=dict)
 
-    def ran(self, requests: int, rows: int, queue_ns: int, compute_ns: int) -> None:
-        """Count one run of ``rows`` sequences or streams, for ``requests`` requests."""
+    def record_run(self, requests: int, rows: int, queue_ns: int, compute_ns: int) -> None:
+        """Count one run of ``rows`` sequences or streams for ``requests`` requests, and their summed wait."""
         self.last_ms = time.time_ns() // 1_000_000
         self.rows += rows
         self.executions += 1
@@ -65,84 +66,92 @@ class ModelStatistics:
         entry[0] += 1
         entry[1] += compute_ns
 
-    def answered(self, nanoseconds: int, *, is_success: bool) -> None:
+    def record_request(self, nanoseconds: int, *, is_success: bool) -> None:
         """Count one request."""
         entry = self.success if is_success else self.fail
         entry[0] += 1
         entry[1] += nanoseconds
 
     def add(self, other: ModelStatistics) -> None:
-        """Add what another process has counted."""
+        """Add the counts of another process."""
         self.last_ms = max(self.last_ms, other.last_ms)
         self.rows += other.rows
         self.executions += other.executions
-        for mine, its in (
+        for total, increment in (
             (self.success, other.success),
             (self.fail, other.fail),
             (self.queue, other.queue),
             (self.compute, other.compute),
-            # A copy: runs are counted while this is summed up on a thread.
+            # A copy: the event loop counts runs while this is summed on a thread.
             *((self.sizes.setdefault(size, [0, 0]), entry) for size, entry in other.sizes.copy().items()),
         ):
-            mine[0] += its[0]
-            mine[1] += its[1]
+            total[0] += increment[0]
+            total[1] += increment[1]
 
 
 Key = tuple[str, int]
+"""Name and version of a model."""
 
 
 class Statistics:
-    """The statistics of all versions, by name and number; with those of the other workers where there are any.
+    """The statistics of all versions, with those of the other workers if there are any.
 
     A worker writes its own into the shared folder a quarter of a second after they have changed, from a thread.
+
+    Attributes:
+        is_changed: Whether something was counted since they were written; set by those who count.
     """
 
     def __init__(self, directory: str | None = None) -> None:
         self.is_changed = False
         self._models: dict[Key, ModelStatistics] = {}
-        self._stopped = threading.Event()
+        self._is_closed = threading.Event()
         self._folder = None if directory is None else Path(directory)
         if self._folder is not None:
-            threading.Thread(target=self._keep_writing, args=(self._folder,), name="statistics", daemon=True).start()
+            threading.Thread(
+                target=self._write_periodically, args=(self._folder,), name="statistics", daemon=True
+            ).start()
 
-    def of(self, name: str, version: int) -> ModelStatistics:
-        """Of this process alone, to be counted in."""
-        found = self._models.get((name, version))
-        if found is None:
-            found = self._models[name, version] = ModelStatistics()
-        return found
+    def by_version(self, name: str, version: int) -> ModelStatistics:
+        """Return the statistics of a version in this process, to count in; created at the first call."""
+        statistics = self._models.get((name, version))
+        if statistics is None:
+            statistics = self._models[name, version] = ModelStatistics()
+        return statistics
 
-    def total(self, keys: Iterable[Key]) -> list[tuple[Key, ModelStatistics]]:
-        """Of all workers, for each of ``keys``; zeros for one that did nothing. May read files."""
+    def totals(self, keys: Iterable[Key]) -> list[tuple[Key, ModelStatistics]]:
+        """Return the sums over all workers for each of ``keys``, zeros for a version without a run. May read files."""
         sums = {key: ModelStatistics() for key in keys}
-        parts = [self._models]
+        workers = [self._models]
         if self._folder is not None:
-            parts += [
+            workers += [
                 _read(file) for file in self._folder.glob("statistics_*.json") if file != self._file(self._folder)
             ]
-        for part in parts:
-            for key in sums.keys() & part.keys():
-                sums[key].add(part[key])
+        for models in workers:
+            for key in sums.keys() & models.keys():
+                sums[key].add(models[key])
         return list(sums.items())
 
     def close(self) -> None:
-        """Write what is left to write."""
-        self._stopped.set()
+        """Write out what was counted last, and stop the thread."""
+        self._is_closed.set()
         if self._folder is not None:
             self._write(self._folder)
 
-    def _keep_writing(self, folder: Path) -> None:
-        while not self._stopped.wait(WRITE_SECONDS):
+    def _write_periodically(self, folder: Path) -> None:
+        while not self._is_closed.wait(WRITE_SECONDS):
             self._write(folder)
 
     def _write(self, folder: Path) -> None:
         if not self.is_changed:
             return
+        # Before the values are read: what is counted from now on is written next time.
         self.is_changed = False
-        rows = [[name, version, found] for (name, version), found in list(self._models.items())]
+        rows = [[name, version, statistics] for (name, version), statistics in list(self._models.items())]
         file = self._file(folder)
+        # A name per thread, since `close` writes on another one; renamed, so that readers only see whole files.
         partial = file.with_suffix(f".{threading.get_ident()}")
-        # The folder may be gone at the very end; whoever removed it wants no statistics.
+        # The supervisor may have removed the folder already, at the very end: then nobody reads the statistics.
         with contextlib.suppress(FileNotFoundError):
             partial.write_bytes(orjson.dumps(rows, option=orjson.OPT_NON_STR_KEYS))
             partial.replace(file)
@@ -155,6 +164,7 @@ def _read(file: Path) -> dict[Key, ModelStatistics]:
     try:
         rows = json.loads(file.read_bytes())
     except FileNotFoundError:
+        # Removed since it was listed.
         return {}
     return {
         (name, version): ModelStatistics(

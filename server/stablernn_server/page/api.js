@@ -1,4 +1,4 @@
-// Requests to this server, and to no other; what goes wrong becomes an ApiError with the server's own sentence.
+// Requests to this server, and to no other; a failure becomes an ApiError with the server's own message.
 
 import { askToken, timesRefused, token } from "./token.js";
 
@@ -34,18 +34,18 @@ export async function postJson(path, body) {
   return (await send(path, { method: "POST", body: JSON.stringify(body) })).json();
 }
 
-/** For answers without a body. */
+/** For responses without a body. */
 export async function post(path) {
   await send(path, { method: "POST", body: "{}" });
 }
 
-/** A response with status 200 to 299. `quiet` does not ask for a token. */
+/** Returns a response with status 200 to 299; asks for a token if one is needed, unless `quiet`. */
 async function send(path, { method = "GET", body = undefined, quiet = false } = {}) {
   for (;;) {
-    const held = token();
+    const sentToken = token();
     const refusals = timesRefused();
     const headers = new Headers();
-    if (held !== null) headers.set("Authorization", `Bearer ${held}`);
+    if (sentToken !== null) headers.set("Authorization", `Bearer ${sentToken}`);
     if (body !== undefined) headers.set("Content-Type", "application/json");
     let response;
     try {
@@ -56,8 +56,8 @@ async function send(path, { method = "GET", body = undefined, quiet = false } = 
     if (response.ok) return response;
     const error = await errorOf(response);
     if (response.status !== 401 || quiet) throw error;
-    // Another request may have got a token while this one was on its way, or may have been given none.
-    if (token() === held && (timesRefused() > refusals || !(await askToken(error.message)))) throw error;
+    // While this request was in flight, another one may have asked for a token, and got one or none.
+    if (token() === sentToken && (timesRefused() > refusals || !(await askToken(error.message)))) throw error;
   }
 }
 
@@ -67,8 +67,8 @@ async function errorOf(response) {
     const { error, code } = JSON.parse(await response.text());
     if (typeof error === "string") return new ApiError(error, response.status, code, id);
   } catch {
-    // Not of the server's own making, such as a proxy's page; the status is all that can be said.
+    // Not a response of this server, such as a proxy's page: only the status is known.
   }
-  const words = `${response.status} ${response.statusText}`.trim();
-  return new ApiError(`The answer was ${words}, without a sentence that says why.`, response.status, "unknown", id);
+  const status = `${response.status} ${response.statusText}`.trim();
+  return new ApiError(`The server answered ${status} without an error message.`, response.status, "unknown", id);
 }

@@ -1,4 +1,4 @@
-// "Try it": a pasted or generated series, the request made of it, and the answer as a drawing and as a table.
+// "Try it": a pasted or generated series, its request, and the response as a plot and as a table.
 
 import { address, modelPath, postJson } from "./api.js";
 import { Bars, percent } from "./bars.js";
@@ -8,8 +8,8 @@ import { choice, field, numberIn, numberInput, observedFeatures, Problem, scales
 import { Plot } from "./plot.js";
 import { generator, parseSeries, readSeries, SeriesError, seriesText } from "./series.js";
 
-const LONGEST_TABLE = 1000;
-const MOST_STEPS = 100_000;
+const MAX_TABLE_ROWS = 1000;
+const MAX_STEPS = 100_000;
 
 /** The section for one version; `facts` are the parameters of its metadata. */
 export function attemptView(name, version, facts) {
@@ -18,7 +18,7 @@ export function attemptView(name, version, facts) {
   return el(
     "p",
     { class: "note" },
-    "This model answers at every step: see it in the live stream below, or send it whole sequences by ",
+    "This model answers at every step: see the live stream below, or send it whole sequences with ",
     el("code", {}, `POST /${modelPath(name, version)}/infer`),
     ".",
   );
@@ -37,8 +37,8 @@ class Attempt {
       hint: `JSON, CSV, or ${lines}. null, NaN or an empty cell is a missing value. A column ds holds the time of each row.`,
       wide: true,
     });
-    // A time that came with one series says nothing of the next.
-    this.text.control.addEventListener("input", () => this.dropMadeStart());
+    // The time that was filled in for one series is wrong for the next.
+    this.text.control.addEventListener("input", () => this.dropGeneratedStart());
     this.element = el(
       "form",
       { class: "attempt", noValidate: true, onsubmit: (event) => this.submit(event) },
@@ -66,9 +66,9 @@ class Attempt {
     const fill = () => {
       seed += 1;
       const next = generator({ kind: this.shape.control.value, ...scalesOf(this.facts), period: numberIn(this.period.control) ?? 24, seed });
-      const steps = Math.min(MOST_STEPS, Math.max(1, numberIn(this.length.control) ?? length));
+      const steps = Math.min(MAX_STEPS, Math.max(1, numberIn(this.length.control) ?? length));
       this.text.control.value = seriesText(Array.from({ length: steps }, next));
-      this.dropMadeStart();
+      this.dropGeneratedStart();
       if (this.isForecast && this.facts.calendar !== null && this.start.control.value.trim() === "") {
         this.setStart(firstOf2024(this.facts.frequency));
       }
@@ -78,7 +78,7 @@ class Attempt {
   }
 
   classifyFields() {
-    this.topK = field("Classes to answer with", numberInput(null, { min: 1, max: this.facts.labels.length }), { hint: "all when empty" });
+    this.topK = field("Number of classes", numberInput(null, { min: 1, max: this.facts.labels.length }), { hint: "empty: all" });
     return [this.topK];
   }
 
@@ -86,31 +86,31 @@ class Attempt {
     const { facts } = this;
     this.horizon = field("Horizon", numberInput(facts.horizon, { min: 1, max: facts.horizon }), { hint: `at most ${facts.horizon}` });
     const needed = facts.calendar !== null;
-    this.madeStart = null;
+    this.generatedStart = null;
     this.start = field("Time of the first value", textInput("", "2024-01-01"), {
-      hint: needed ? "needed: the calendar features follow from it; a column ds fills it in" : "may be empty; a column ds fills it in",
+      hint: needed ? "required: the calendar features are computed from it; a column ds fills it in" : "optional; a column ds fills it in",
     });
     this.frequency = field("Frequency", textInput(facts.frequency ?? "", "D, H, W, 15min"));
     this.statics = (facts.static ?? []).map((name) => [name, field(name, numberInput(null, { step: "any" }), { hint: "does not change" })]);
-    const made = new Set(facts.features.filter((name) => !this.names.includes(name)));
+    const calendarFeatures = new Set(facts.features.filter((name) => !this.names.includes(name)));
     this.futures = (facts.future ?? [])
-      .filter((name) => !made.has(name))
+      .filter((name) => !calendarFeatures.has(name))
       .map((name) => [name, field(`${name}, ahead`, textInput("", "0, 0, 1"), { hint: "numbers of the steps ahead" })]);
-    return [this.horizon, this.start, this.frequency, ...this.statics.map(([, one]) => one), ...this.futures.map(([, one]) => one)];
+    return [this.horizon, this.start, this.frequency, ...this.statics.map(([, formField]) => formField), ...this.futures.map(([, formField]) => formField)];
   }
 
   /** Puts a time into the form that the user did not type. */
   setStart(time) {
-    this.madeStart = new Date(time).toISOString();
-    this.start.control.value = this.madeStart;
+    this.generatedStart = new Date(time).toISOString();
+    this.start.control.value = this.generatedStart;
   }
 
-  dropMadeStart() {
-    if (this.isForecast && this.madeStart !== null && this.start.control.value === this.madeStart) this.start.control.value = "";
-    this.madeStart = null;
+  dropGeneratedStart() {
+    if (this.isForecast && this.generatedStart !== null && this.start.control.value === this.generatedStart) this.start.control.value = "";
+    this.generatedStart = null;
   }
 
-  /** Path and body of the request, and the time of each step as a function or null; throws SeriesError. */
+  /** Returns path and body of the request, and a function that gives the time of each step, or null; throws SeriesError. */
   request() {
     const { facts } = this;
     const future = (this.futures ?? []).map(([name]) => name);
@@ -133,20 +133,20 @@ class Attempt {
     const start = this.start.control.value.trim();
     if (start === "" && facts.calendar !== null) {
       const periods = facts.calendar.map(({ name }) => name).join(" and the ");
-      throw new SeriesError(`The model is told where in the ${periods} each step lies: give the time of the first value, or paste a table with a column ds of times.`);
+      throw new SeriesError(`The model needs the position of each step in the ${periods}: enter the time of the first value, or paste a table with a column ds of times.`);
     }
     const input = { series: values };
     if (start !== "") input.start_timestamp = start;
-    // Without a frequency the server counts by the model's own, which keeps the day of a month.
+    // Without a frequency, the server uses the model's own, which keeps the day of the month.
     if (this.frequency.control.value.trim() !== (facts.frequency ?? "")) input.frequency = frequency;
-    const known = this.statics.map(([name, one]) => [name, numberIn(one.control) ?? read.statics[name] ?? null]).filter(([, value]) => value !== null);
-    if (known.length > 0) input.static = Object.fromEntries(known);
-    const ahead = this.futures.map(([name, one]) => {
-      const typed = one.control.value.trim();
-      return [name, typed === "" ? read.future[name]?.slice(0, facts.horizon) : parseSeries(typed, [name]).values];
+    const staticValues = this.statics.map(([name, formField]) => [name, numberIn(formField.control) ?? read.statics[name] ?? null]).filter(([, value]) => value !== null);
+    if (staticValues.length > 0) input.static = Object.fromEntries(staticValues);
+    const ahead = this.futures.map(([name, formField]) => {
+      const text = formField.control.value.trim();
+      return [name, text === "" ? read.future[name]?.slice(0, facts.horizon) : parseSeries(text, [name]).values];
     });
-    const given = ahead.filter(([, numbers]) => numbers !== undefined);
-    if (given.length > 0) input.future = Object.fromEntries(given);
+    const futureValues = ahead.filter(([, numbers]) => numbers !== undefined);
+    if (futureValues.length > 0) input.future = Object.fromEntries(futureValues);
     // A model that was trained without a frequency cannot count steps from a time.
     this.unusedTimes = times !== null && facts.frequency === null;
     const first = parseTime(start);
@@ -177,20 +177,20 @@ class Attempt {
 
   show(values, timeOf, answer, elapsed) {
     const content = answer.outputs[0].content[0];
-    const columns = this.names.map((_, place) => values.map((row) => (Array.isArray(row) ? row[place] : row) ?? null));
+    const columns = this.names.map((_, index) => values.map((row) => (Array.isArray(row) ? row[index] : row) ?? null));
     const outside = answer.states_outside_ball ?? [];
     const warning = outside.length > 0 ? ` States outside their certified ball: ${outside.join(", ")}.` : "";
-    const said = this.isForecast ? this.showForecast(columns, timeOf, content) : this.showClasses(columns, timeOf, content);
-    this.summary.textContent = `${said} Version ${answer.model_version}, ${number(elapsed, 3)} ms there and back.${warning}`;
+    const sentence = this.isForecast ? this.showForecast(columns, timeOf, content) : this.showClasses(columns, timeOf, content);
+    this.summary.textContent = `${sentence} Version ${answer.model_version}, ${number(elapsed, 3)} ms round trip.${warning}`;
     this.figure.hidden = false;
   }
 
   showClasses(columns, timeOf, content) {
     const plot = new Plot();
     const bars = new Bars("Classes by probability");
-    const pairs = Object.entries(content.probabilities).sort((one, other) => other[1] - one[1]);
+    const pairs = Object.entries(content.probabilities).sort((a, b) => b[1] - a[1]);
     const steps = columns[0].length;
-    const lines = columns.slice(0, 6).map((column, place) => ({ name: this.names[place], values: column, start: 1, kind: `series-${place}` }));
+    const lines = columns.slice(0, 6).map((column, index) => ({ name: this.names[index], values: column, start: 1, kind: `series-${index}` }));
     bars.draw(pairs);
     this.figure.replaceChildren(
       el("div", { class: "two" }, plot.element, bars.element),
@@ -202,7 +202,7 @@ class Attempt {
   }
 
   showForecast(columns, timeOf, content) {
-    const targets = content.targets.map((target, place) => forecastOf(target, place, content, columns[this.names.indexOf(target)] ?? []));
+    const targets = content.targets.map((target, index) => forecastOf(target, index, content, columns[this.names.indexOf(target)] ?? []));
     const plot = new Plot();
     const draw = (target) =>
       plot.draw({
@@ -219,7 +219,7 @@ class Attempt {
       });
     const parts = [plot.element];
     if (targets.length > 1) {
-      const picker = field("Show", choice(targets.map(({ name }, place) => [String(place), name])));
+      const picker = field("Show", choice(targets.map(({ name }, index) => [String(index), name])));
       picker.control.addEventListener("change", () => draw(targets[Number(picker.control.value)]));
       parts.unshift(picker.element);
     }
@@ -234,7 +234,7 @@ class Attempt {
     draw(targets[0]);
     const from = content.start_timestamp === null ? "" : ` from ${content.start_timestamp}`;
     const unused = this.unusedTimes ? " The times of the rows were not used: the model was trained without a frequency." : "";
-    return `Forecast of ${count(targets[0].mean.length, "step")}${from}, resting on the last ${count(content.context_used, "step")}.${unused}`;
+    return `Forecast of ${count(targets[0].mean.length, "step")}${from}, based on the last ${count(content.context_used, "step")}.${unused}`;
   }
 
   curl() {
@@ -250,43 +250,43 @@ class Attempt {
   }
 }
 
-/** The rows as steps of a frequency: a missing row becomes a step without values, as it does in `predict`.
+/** Returns the rows as steps of a frequency: a missing row becomes a step without values, as in `predict`.
  *
- * Without times, or where the frequency is not of the calendar, rows are steps.
+ * Without times, or if the frequency is not one of the calendar, rows are steps.
  */
 export function onGrid({ values, times }, frequency) {
   if (times === null) return { values, times };
-  const late = times.findIndex((time, place) => place > 0 && time <= times[place - 1]);
+  const late = times.findIndex((time, index) => index > 0 && time <= times[index - 1]);
   if (late > 0) throw new SeriesError(`The times of the rows must ascend, got ${timeText(times[late])} after ${timeText(times[late - 1])}. Sort the rows, and paste one series at a time.`);
   if (advance(times[0], 1, frequency) === null) return { values, times };
-  const places = times.map((time) => stepsBetween(times[0], time, frequency));
-  const strange = places.indexOf(null);
-  if (strange >= 0) throw new SeriesError(`The model takes steps of ${frequency}, and ${timeText(times[strange])} lies on none of them after ${timeText(times[0])}.`);
-  const steps = places.at(-1) + 1;
-  if (steps > MOST_STEPS) throw new SeriesError(`The times of the rows span ${steps} steps of ${frequency}, the page takes ${MOST_STEPS}.`);
+  const positions = times.map((time) => stepsBetween(times[0], time, frequency));
+  const offGrid = positions.indexOf(null);
+  if (offGrid >= 0) throw new SeriesError(`The model takes steps of ${frequency}, but ${timeText(times[offGrid])} is not a whole number of steps after ${timeText(times[0])}.`);
+  const steps = positions.at(-1) + 1;
+  if (steps > MAX_STEPS) throw new SeriesError(`The times of the rows span ${steps} steps of ${frequency}; the page takes at most ${MAX_STEPS}.`);
   const empty = Array.isArray(values[0]) ? values[0].map(() => null) : null;
   const filled = Array.from({ length: steps }, () => empty);
-  places.forEach((place, row) => (filled[place] = values[row]));
+  positions.forEach((index, row) => (filled[index] = values[row]));
   return { values: filled, times };
 }
 
 /** One target of an answer, with bands between the quantiles that belong together. */
-function forecastOf(name, place, content, observed) {
-  const column = (values) => values.map((value) => (Array.isArray(value) ? value[place] : value));
+function forecastOf(name, index, content, observed) {
+  const column = (values) => values.map((value) => (Array.isArray(value) ? value[index] : value));
   const levels = Object.entries(content.quantiles).map(([level, values]) => [level, column(values)]);
-  levels.sort((one, other) => Number(one[0]) - Number(other[0]));
+  levels.sort((a, b) => Number(a[0]) - Number(b[0]));
   return { name, observed, mean: column(content.mean_forecast), levels, bands: bandsOf(levels, observed.length + 1) };
 }
 
 /** Bands from the outermost pair of quantiles inwards. */
 export function bandsOf(levels, start) {
-  return Array.from({ length: Math.floor(levels.length / 2) }, (_, place) => {
-    const [[low, lower], [high, upper]] = [levels[place], levels[levels.length - 1 - place]];
+  return Array.from({ length: Math.floor(levels.length / 2) }, (_, index) => {
+    const [[low, lower], [high, upper]] = [levels[index], levels[levels.length - 1 - index]];
     return { name: `quantiles ${low} to ${high}`, lower, upper, start, kind: "quantiles" };
   });
 }
 
 function numbers(title, heads, rows) {
-  const more = rows.length > LONGEST_TABLE ? el("p", { class: "note" }, `The first ${LONGEST_TABLE} of ${rows.length} rows.`) : null;
-  return el("details", {}, el("summary", {}, title), more, table(title, heads, rows.slice(0, LONGEST_TABLE)));
+  const more = rows.length > MAX_TABLE_ROWS ? el("p", { class: "note" }, `The first ${MAX_TABLE_ROWS} of ${rows.length} rows.`) : null;
+  return el("details", {}, el("summary", {}, title), more, table(title, heads, rows.slice(0, MAX_TABLE_ROWS)));
 }

@@ -1,10 +1,10 @@
-// Probabilities of classes as bars in a list; the numbers stand beside them, so that the bars are for the eye alone.
+// Class probabilities as a list of bars; the numbers are next to them, so that screen readers skip the bars.
 
 import { el, number } from "./dom.js";
 
-const SHOWN = 10;
+const MAX_BARS = 10;
 
-/** A list of bars, drawn again by `draw([[label, probability], ...])`. */
+/** A list of bars, redrawn by `draw([[label, probability], ...])`. */
 export class Bars {
   constructor(label) {
     this.list = el("ol", { class: "bars", "aria-label": label });
@@ -12,11 +12,11 @@ export class Bars {
     this.element = el("div", {}, this.list, this.more);
   }
 
-  /** Draws the most probable classes; `sorted` false keeps the order, which a stream needs so that bars do not jump. */
+  /** Draws the most probable classes; with `sorted` false the order is kept, so that the bars of a stream do not jump. */
   draw(pairs, sorted = true) {
-    const order = sorted || pairs.length > SHOWN ? [...pairs].sort((one, other) => other[1] - one[1]) : pairs;
+    const order = sorted || pairs.length > MAX_BARS ? [...pairs].sort((a, b) => b[1] - a[1]) : pairs;
     const best = Math.max(...pairs.map(([, share]) => share));
-    const rows = order.slice(0, SHOWN).map(([label, share]) => {
+    const rows = order.slice(0, MAX_BARS).map(([label, share]) => {
       const bar = el("i", { class: "bar", "aria-hidden": "true" });
       bar.style.width = `${100 * share}%`;
       return el(
@@ -28,7 +28,7 @@ export class Bars {
       );
     });
     this.list.replaceChildren(...rows);
-    this.more.textContent = order.length > SHOWN ? `and ${order.length - SHOWN} less probable ones` : "";
+    this.more.textContent = order.length > MAX_BARS ? `and ${order.length - MAX_BARS} less probable ones` : "";
   }
 }
 

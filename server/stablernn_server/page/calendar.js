@@ -1,4 +1,4 @@
-// Timestamps, as milliseconds since 1970 in UTC: how they are read and written, and how steps of a frequency lie on the calendar.
+// Timestamps, in milliseconds since 1970 (UTC): parsing, formatting, and the steps of a frequency on the calendar.
 
 const DAY = 86_400_000;
 const FIXED = Object.fromEntries(
@@ -8,26 +8,26 @@ const FIXED = Object.fromEntries(
     [["H", "h", "hour"], 3_600_000],
     [["D", "day"], DAY],
     [["W", "week"], 7 * DAY],
-  ].flatMap(([words, size]) => words.map((word) => [word, size])),
+  ].flatMap(([aliases, size]) => aliases.map((alias) => [alias, size])),
 );
 const MONTHS = { M: 1, month: 1, MS: 1, ME: 1, Q: 3, quarter: 3, QS: 3, QE: 3, Y: 12, year: 12, YS: 12, YE: 12 };
 const WEEKDAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
 const TIME = /^(\d{4})[-/](\d\d?)(?:[-/](\d\d?))?(?:[T ](\d\d?):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?\s*(Z|z|[+-]\d\d:?\d\d)?$/;
 
-/** A date, perhaps with a time of day and a zone, as a timestamp; null for anything else. What says no zone is UTC. */
+/** Parses a date, optionally with a time of day and a zone (default: UTC); null for anything else. */
 export function parseTime(text) {
   const parts = TIME.exec(text.trim());
   if (parts === null) return null;
   const [year, month, day, hour, minute, second] = parts.slice(1, 7).map((part) => Number(part ?? 0));
   const time = Date.UTC(year, month - 1, day || 1, hour, minute, second, Math.floor(1000 * Number(`0.${parts[7] ?? 0}`)));
   const date = new Date(time);
-  // Date.UTC takes the 31st of February for the 2nd of March.
+  // Date.UTC turns February 31 into March 2.
   if (date.getUTCMonth() !== month - 1 || date.getUTCDate() !== (day || 1) || hour > 23 || minute > 59 || second > 59) return null;
   const zone = /([+-])(\d\d):?(\d\d)/.exec(parts[8] ?? "");
   return zone === null ? time : time - Number(`${zone[1]}1`) * (60 * Number(zone[2]) + Number(zone[3])) * 60_000;
 }
 
-/** A whole number as a timestamp by what the model's training data called it (`data.stamps`); null where that is no time. */
+/** Parses a whole number in the unit of the model's training data (`data.stamps`); null if it is not a time. */
 export function parseNumber(text, stamps) {
   if (!/^-?\d+$/.test(text)) return null;
   if (stamps === "unix-s") return 1000 * Number(text);
@@ -35,49 +35,49 @@ export function parseNumber(text, stamps) {
   return stamps === "yyyymmdd" && text.length === 8 ? parseTime(`${text.slice(0, 4)}-${text.slice(4, 6)}-${text.slice(6)}`) : null;
 }
 
-/** A timestamp for people: the date alone where `isDay` says that no step lies within a day. */
+/** Formats a timestamp; only the date if `isDay`, for steps of whole days. */
 export function timeText(time, isDay = false) {
   const text = new Date(time).toISOString();
   if (isDay) return text.slice(0, 10);
   return text.slice(0, text.endsWith(":00.000Z") ? 16 : 19).replace("T", " ");
 }
 
-/** Whether all timestamps are midnights. */
+/** Returns whether all timestamps are midnights. */
 export function areDays(times) {
   return times.every((time) => time % DAY === 0);
 }
 
-/** The timestamp `steps` steps of a frequency after another one; null where the frequency is not of the calendar. */
+/** Returns the timestamp `steps` steps of a frequency after another one; null if the frequency is not one of the calendar. */
 export function advance(time, steps, frequency) {
   const rule = ruleOf(frequency);
   if (rule === null) return null;
-  const moved = steps * rule.count;
-  if (rule.unit in FIXED) return time + moved * FIXED[rule.unit];
+  const offset = steps * rule.count;
+  if (rule.unit in FIXED) return time + offset * FIXED[rule.unit];
   const date = new Date(time);
   if (rule.unit === "B") {
     // Days are counted from Monday; a weekend counts as the Friday before it.
     const weekday = (date.getUTCDay() + 6) % 7;
-    const place = Math.min(weekday, 4) + moved;
-    return time + (7 * Math.floor(place / 5) + (((place % 5) + 5) % 5) - weekday) * DAY;
+    const workday = Math.min(weekday, 4) + offset;
+    return time + (7 * Math.floor(workday / 5) + (((workday % 5) + 5) % 5) - weekday) * DAY;
   }
   const [year, month, day] = [date.getUTCFullYear(), date.getUTCMonth(), date.getUTCDate()];
-  const wanted = month + moved * MONTHS[rule.unit];
-  const last = new Date(Date.UTC(year, wanted + 1, 0)).getUTCDate();
+  const targetMonth = month + offset * MONTHS[rule.unit];
+  const last = new Date(Date.UTC(year, targetMonth + 1, 0)).getUTCDate();
   const isLast = day === new Date(Date.UTC(year, month + 1, 0)).getUTCDate();
   const keepsEnd = isLast && !rule.unit.endsWith("S");
-  return Date.UTC(year, wanted, keepsEnd ? last : Math.min(day, last)) + (time % DAY);
+  return Date.UTC(year, targetMonth, keepsEnd ? last : Math.min(day, last)) + (time % DAY);
 }
 
-/** Steps of a frequency from one timestamp to another; null where it lies on none, or the frequency is not of the calendar. */
+/** Returns the number of steps from one timestamp to another; null if it is not whole, or the frequency not one of the calendar. */
 export function stepsBetween(from, to, frequency) {
   const rule = ruleOf(frequency);
   if (rule === null) return null;
   const size = FIXED[rule.unit] ?? (rule.unit === "B" ? 1.4 * DAY : 30.436875 * DAY * MONTHS[rule.unit]);
-  const about = Math.round((to - from) / (size * rule.count));
-  return [about, about - 1, about + 1].find((steps) => advance(from, steps, frequency) === to) ?? null;
+  const estimate = Math.round((to - from) / (size * rule.count));
+  return [estimate, estimate - 1, estimate + 1].find((steps) => advance(from, steps, frequency) === to) ?? null;
 }
 
-/** The first timestamp of 2024 on the grid of a frequency, for series that are made up. */
+/** Returns the first timestamp of 2024 on the grid of a frequency, for generated series. */
 export function firstOf2024(frequency) {
   const { unit, anchor } = ruleOf(frequency) ?? { unit: "D" };
   if (unit === "W" && anchor) return Date.UTC(2024, 0, 1 + ((WEEKDAYS.indexOf(anchor) + 6) % 7));

@@ -35,23 +35,23 @@ function routeView({ id, method, path, operation }) {
   );
 }
 
-/** A path that may be broken behind each slash. */
+/** A path with a possible line break after each slash. */
 function breakable(path) {
   return path.split(/(?<=\/)/).flatMap((part) => [part, el("wbr")]);
 }
 
 function parametersView(parameters) {
   if (parameters.length === 0) return null;
-  const rows = parameters.map(({ name, in: place, required, schema, description }) => [
+  const rows = parameters.map(({ name, in: location_, required, schema, description }) => [
     el("code", {}, name),
-    place,
+    location_,
     typeOf(document_, schema),
     required ? "yes" : "no",
     prose(description ?? schema?.description ?? ""),
   ]);
-  const heads = ["Name", "In", "Type", "Needed", "Meaning"];
-  const said = parameters.some(({ description, schema }) => description ?? schema?.description) ? heads.length : heads.length - 1;
-  return el("div", {}, el("h4", {}, "Parameters"), table("Parameters", heads.slice(0, said), rows.map((row) => row.slice(0, said))));
+  const heads = ["Name", "In", "Type", "Required", "Meaning"];
+  const columns = parameters.some(({ description, schema }) => description ?? schema?.description) ? heads.length : heads.length - 1;
+  return el("div", {}, el("h4", {}, "Parameters"), table("Parameters", heads.slice(0, columns), rows.map((row) => row.slice(0, columns))));
 }
 
 function answersView(responses) {
@@ -64,23 +64,23 @@ function answersView(responses) {
   const heads = ["Status", "When", "Body"];
   const schema = good[0]?.[1].content?.["application/json"]?.schema;
   return [
-    el("h4", {}, "Answers"),
-    table("Answers", heads, good.map(row)),
-    schema === undefined ? null : el("details", {}, el("summary", {}, "Fields of the answer"), schemaView(document_, schema, "Answer")),
+    el("h4", {}, "Responses"),
+    table("Responses", heads, good.map(row)),
+    schema === undefined ? null : el("details", {}, el("summary", {}, "Fields of the response"), schemaView(document_, schema, "Response")),
     bad.length === 0 ? null : el("details", {}, el("summary", {}, `Errors: ${bad.map(([status]) => status).join(", ")}`), table("Errors", heads, bad.map(row))),
   ];
 }
 
 function curlView(method, path, operation, body) {
   const verb = method === "GET" ? "" : ` -X ${method}`;
-  const words = [`curl -s${verb} '${decodeURI(address(pathExample(path, operation)).href)}'`];
-  if (token() !== null) words.push('-H "Authorization: Bearer $TOKEN"');
+  const parts = [`curl -s${verb} '${decodeURI(address(pathExample(path, operation)).href)}'`];
+  if (token() !== null) parts.push('-H "Authorization: Bearer $TOKEN"');
   const json = body["application/json"];
   if (json !== undefined) {
     const example = json.example ?? exampleOf(document_, json.schema ?? {});
-    words.push("-H 'Content-Type: application/json'", `-d '${JSON.stringify(example).replaceAll("'", "'\\''")}'`);
+    parts.push("-H 'Content-Type: application/json'", `-d '${JSON.stringify(example).replaceAll("'", "'\\''")}'`);
   }
-  const text = words.join(" \\\n  ");
+  const text = parts.join(" \\\n  ");
   return el("div", { class: "curl" }, el("pre", { tabIndex: 0, "aria-label": "Command" }, el("code", {}, text)), copyButton("Copy", () => text));
 }
 
@@ -89,15 +89,15 @@ function pathExample(path, operation) {
   return path.slice(1).replace(/\{(\w+)\}/g, (_, name) => examples[name] ?? name.toUpperCase());
 }
 
-function draw(wanted) {
-  const words = wanted.toLowerCase().split(/\s+/);
-  const shown = routes().filter(({ method, path, operation, tag }) => {
+function draw(query) {
+  const words = query.toLowerCase().split(/\s+/);
+  const matching = routes().filter(({ method, path, operation, tag }) => {
     const text = `${method} ${path} ${tag} ${operation.description ?? ""}`.toLowerCase();
     return words.every((word) => text.includes(word));
   });
-  const tags = [...new Set(shown.map(({ tag }) => tag))];
-  const ofTag = (tag) => shown.filter((route) => route.tag === tag);
-  byId("route-count").textContent = count(shown.length, "route");
+  const tags = [...new Set(matching.map(({ tag }) => tag))];
+  const ofTag = (tag) => matching.filter((route) => route.tag === tag);
+  byId("route-count").textContent = count(matching.length, "route");
   byId("routes").replaceChildren(
     ...tags.map((tag) =>
       el(
@@ -112,19 +112,19 @@ function draw(wanted) {
 }
 
 async function start() {
-  const place = byId("docs");
+  const main = byId("docs");
   try {
     document_ = await getJson("openapi.json");
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     const problem = new Problem();
-    place.replaceChildren(problem.element);
+    main.replaceChildren(problem.element);
     problem.show(error);
     return;
   }
   byId("server-version").textContent = document_.info.version;
   draw(byId("route-search").value);
-  // What the address names was not there yet when the browser looked for it.
+  // The target of the address did not exist yet when the browser looked for it.
   if (location.hash !== "") byId(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
 }
 

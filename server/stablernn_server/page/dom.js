@@ -1,9 +1,9 @@
-// Builds elements, and writes numbers. Text enters the page as text only: nothing here takes markup.
+// Creation of elements and formatting of numbers. Text enters the page as text only: nothing here takes markup.
 
 const LINE = 90;
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element with properties (or, with a dash or in `ATTRIBUTES`, attributes) and children; null children are left out. */
+/** Creates an element with children, leaving out null; names with a dash, `role`, `for` and `list` are set as attributes, others as properties. */
 export function el(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -29,7 +29,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** A number in at most so many significant digits, without an exponent where that can be read. */
+/** Formats a number with at most `digits` significant digits, without an exponent if that is readable. */
 export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
@@ -45,7 +45,7 @@ export function count(amount, noun, plural = `${noun}s`) {
   return `${amount} ${amount === 1 ? noun : plural}`;
 }
 
-/** A few of many words, and no more than fill a line: "a, b, c and 4 more". */
+/** Lists the first of many words, as many as fit on a line: "a, b, c and 4 more". */
 export function some(words, limit = 6) {
   let shown = Math.min(limit, words.length);
   while (shown > 1 && words.slice(0, shown).join(", ").length > LINE) shown -= 1;
@@ -55,8 +55,8 @@ export function some(words, limit = 6) {
 
 /** A table in a group that screen readers announce by its caption; `rows` hold text, numbers or elements, the first cell is the row's head. */
 export function table(caption, heads, rows, className = "") {
-  const cell = (value, place) =>
-    place === 0
+  const cell = (value, column) =>
+    column === 0
       ? el("th", { scope: "row" }, value)
       : el("td", { class: typeof value === "number" ? "number" : "" }, typeof value === "number" ? number(value) : value);
   return el(
@@ -65,27 +65,27 @@ export function table(caption, heads, rows, className = "") {
     el(
       "table",
       {},
-      el("thead", {}, el("tr", {}, heads.map((head, place) => el("th", { scope: "col", class: rows.some((row) => typeof row[place] === "number") ? "number" : "" }, head)))),
+      el("thead", {}, el("tr", {}, heads.map((head, column) => el("th", { scope: "col", class: rows.some((row) => typeof row[column] === "number") ? "number" : "" }, head)))),
       el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))),
     ),
   );
 }
 
-/** A button that copies what `text()` says at the time, and says so. */
+/** A button that copies the current result of `text()`, and confirms it. */
 export function copyButton(label, text) {
   const button = el("button", { type: "button", class: "quiet" }, label);
-  const said = el("span", { class: "hidden", role: "status" });
+  const status = el("span", { class: "hidden", role: "status" });
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(text());
-      said.textContent = button.textContent = "Copied";
+      status.textContent = button.textContent = "Copied";
     } catch {
-      said.textContent = button.textContent = "Copying is not allowed here";
+      status.textContent = button.textContent = "Copying is not allowed here";
     }
     setTimeout(() => {
       button.textContent = label;
-      said.textContent = "";
+      status.textContent = "";
     }, 2000);
   });
-  return el("span", { class: "copy" }, button, said);
+  return el("span", { class: "copy" }, button, status);
 }

@@ -1,13 +1,13 @@
-// Form fields with their labels, hints and problems.
+// Form fields with labels, hints and error messages.
 
 import { el } from "./dom.js";
 
-let made = 0;
+let fieldCount = 0;
 
-/** A labelled control; `hint` is read out with it. Returns `{element, control}`. */
+/** A labeled control; screen readers read `hint` with it. Returns `{element, control}`. */
 export function field(label, control, { hint = null, wide = false } = {}) {
-  made += 1;
-  control.id ||= `field-${made}`;
+  fieldCount += 1;
+  control.id ||= `field-${fieldCount}`;
   const note = hint === null ? null : el("span", { class: "hint", id: `${control.id}-hint` }, hint);
   if (note !== null) control.setAttribute("aria-describedby", note.id);
   return { control, element: el("div", { class: wide ? "field wide" : "field" }, el("label", { for: control.id }, label), control, note) };
@@ -21,9 +21,9 @@ export function textInput(value = "", placeholder = "") {
   return el("input", { type: "text", value, placeholder, autocomplete: "off", spellcheck: false });
 }
 
-/** A choice among `[value, words]` pairs. */
+/** A choice among `[value, label]` pairs. */
 export function choice(pairs) {
-  return el("select", {}, pairs.map(([value, words]) => el("option", { value }, words)));
+  return el("select", {}, pairs.map(([value, label]) => el("option", { value }, label)));
 }
 
 /** The number in a field, or null when it is empty. */
@@ -31,7 +31,7 @@ export function numberIn(control) {
   return control.value.trim() === "" ? null : Number(control.value);
 }
 
-/** A place for what went wrong; screen readers announce it when it changes. */
+/** A box for an error message; screen readers announce it when it changes. */
 export class Problem {
   constructor() {
     this.element = el("div", { class: "problem", role: "alert", hidden: true });
@@ -50,17 +50,17 @@ export class Problem {
   }
 }
 
-/** The names of what a request must give: the features without those that the server computes from the calendar. */
+/** Names of the features that a request must contain: all but those that the server computes from the calendar. */
 export function observedFeatures(facts) {
-  const made = new Set((facts.calendar ?? []).flatMap(({ name }) => [`calendar_${name}_sin`, `calendar_${name}_cos`]));
-  return facts.features.filter((name) => !made.has(name));
+  const calendarFeatures = new Set((facts.calendar ?? []).flatMap(({ name }) => [`calendar_${name}_sin`, `calendar_${name}_cos`]));
+  return facts.features.filter((name) => !calendarFeatures.has(name));
 }
 
-/** Mean and deviation of each observed feature in training, as far as the server says them; else 0 and 1. */
+/** Mean and standard deviation of each observed feature in the training data; 0 and 1 if the server does not know them. */
 export function scalesOf(facts) {
   const names = observedFeatures(facts);
   const { mean = [], scale = [] } = facts.preprocessing?.scaling ?? {};
-  const pick = (values, otherwise) => names.map((name) => values[facts.features.indexOf(name)] ?? otherwise);
+  const pick = (values, fallback) => names.map((name) => values[facts.features.indexOf(name)] ?? fallback);
   return { means: pick(mean, 0), scales: pick(scale, 1) };
 }
 

@@ -1,20 +1,20 @@
-// The metrics of a version, and what the server does with it now.
+// The metrics of a version, and its current load.
 
 import { percent } from "./bars.js";
 import { el, number, svg, table } from "./dom.js";
 
-/** Metrics by split, with the figures of simple methods beside them; null where the version has none. */
+/** Metrics by split, next to those of simple baselines. */
 export function metricsView(metrics) {
   const splits = Object.entries(metrics ?? {}).filter(([, figures]) => typeof figures === "object" && figures !== null);
-  if (splits.length === 0) return [el("p", { class: "note" }, "The server gives no figures for this version.")];
-  const order = [...splits].sort(([one], [other]) => Number(other === "test") - Number(one === "test"));
-  return order.map(([split, figures], place) => {
+  if (splits.length === 0) return [el("p", { class: "note" }, "There are no metrics for this version.")];
+  const order = [...splits].sort(([a], [b]) => Number(b === "test") - Number(a === "test"));
+  return order.map(([split, figures], index) => {
     const flat = Object.entries(figures).filter(([, value]) => typeof value === "number" || value === null);
-    const rivals = Object.entries(figures).filter(([, value]) => typeof value === "object" && value !== null);
-    const heads = ["Figure", "This version", ...rivals.map(([name]) => name.replaceAll("_", " "))];
-    const rows = flat.map(([name, value]) => [name.replaceAll("_", " "), value ?? NaN, ...rivals.map(([, other]) => other[name] ?? "")]);
+    const baselines = Object.entries(figures).filter(([, value]) => typeof value === "object" && value !== null);
+    const heads = ["Metric", "This version", ...baselines.map(([name]) => name.replaceAll("_", " "))];
+    const rows = flat.map(([name, value]) => [name.replaceAll("_", " "), value ?? NaN, ...baselines.map(([, baseline]) => baseline[name] ?? "")]);
     const title = `${split[0].toUpperCase()}${split.slice(1)} split`;
-    return el("details", { open: place === 0 }, el("summary", {}, title), table(`Metrics, ${split} split`, heads, rows));
+    return el("details", { open: index === 0 }, el("summary", {}, title), table(`Metrics, ${split} split`, heads, rows));
   });
 }
 
@@ -24,12 +24,12 @@ const TILES = [
   ["median", "p50", (rates) => duration(rates.median)],
   ["slow", "p99", (rates) => duration(rates.slow)],
   ["ratio", "State in its ball", (rates) => (rates.ratio === null ? "–" : percent(rates.ratio))],
-  ["pending", "In hand, server", (rates) => number(rates.levels.pending)],
+  ["pending", "In flight, server", (rates) => number(rates.levels.pending)],
   ["sessions", "Sessions, server", (rates) => number(rates.levels.sessions)],
   ["streams", "Streams, server", (rates) => number(rates.levels.streams)],
 ];
 
-/** Tiles that are filled in again with each poll, so that nothing moves. */
+/** Tiles whose values are updated with each poll, so that nothing moves. */
 export class LoadView {
   constructor() {
     this.values = new Map(TILES.map(([key]) => [key, el("dd", {}, "–")]));
@@ -44,7 +44,7 @@ export class LoadView {
     );
   }
 
-  /** `load` is the poller, `name` and `version` whose figures are wanted. */
+  /** Shows the load of a version; `load` is the poller. */
   show(load, name, version) {
     if (load.problem !== null) {
       for (const value of this.values.values()) value.textContent = "–";
@@ -56,11 +56,11 @@ export class LoadView {
     if (rates === null) return;
     for (const [key, , text] of TILES) this.values.get(key).textContent = text(rates);
     const top = Math.max(1, ...rates.history);
-    const at = (rate, place) => `${((100 * place) / Math.max(1, rates.history.length - 1)).toFixed(1)},${(23 - (22 * rate) / top).toFixed(1)}`;
+    const at = (rate, index) => `${((100 * index) / Math.max(1, rates.history.length - 1)).toFixed(1)},${(23 - (22 * rate) / top).toFixed(1)}`;
     this.spark.replaceChildren(svg("polyline", { points: rates.history.map(at).join(" ") }));
     this.note.textContent =
-      `Version ${version}, read every 2 s while this tab is seen; p50 and p99 of the last ${Math.round(rates.seconds)} s. ` +
-      `The line shows requests a second, at most ${number(Math.max(...rates.history), 3)}.`;
+      `Version ${version}, updated every 2 s while this tab is visible; p50 and p99 over the last ${Math.round(rates.seconds)} s. ` +
+      `The line shows requests per second, at most ${number(Math.max(...rates.history), 3)}.`;
   }
 }
 

@@ -1,19 +1,19 @@
-// What the server does now: /metrics every two seconds while the page is seen, as rates by model and version.
+// The current load of the server: rates by model and version, from /metrics every two seconds while the page is visible.
 
 import { ApiError, getText } from "./api.js";
 import { parseMetrics, quantile } from "./prometheus.js";
 
 const EVERY_MS = 2000;
-const KEPT = 31;
+const MAX_READINGS = 31;
 const TOTALS = { stablernn_requests_total: "requests", stablernn_steps_total: "steps" };
 const NOTHING = { requests: 0, steps: 0, ratio: null, buckets: new Map() };
 const LEVELS = { stablernn_pending_requests: "pending", stablernn_sessions: "sessions", stablernn_streams: "streams" };
 
-/** Polls until the page is gone; `changed(load)` is called after each answer. */
+/** Polls until the page is closed; calls `changed(load)` after each response. */
 export class Load {
   constructor(changed) {
     this.changed = changed;
-    this.moments = [];
+    this.readings = [];
     this.problem = null;
     this.timer = null;
     this.isOver = false;
@@ -27,8 +27,8 @@ export class Load {
   pause() {
     clearTimeout(this.timer);
     this.timer = null;
-    // A rate over the time in which nobody looked would not be one of now.
-    this.moments = [];
+    // A rate over the time in which the page was hidden would not be a current one.
+    this.readings = [];
   }
 
   async poll() {
@@ -36,15 +36,15 @@ export class Load {
     try {
       const text = await getText("metrics", { quiet: true });
       if (this.timer === null) return;
-      this.moments.push({ time: performance.now() / 1000, ...read(parseMetrics(text)) });
-      this.moments = this.moments.slice(-KEPT);
+      this.readings.push({ time: performance.now() / 1000, ...read(parseMetrics(text)) });
+      this.readings = this.readings.slice(-MAX_READINGS);
       this.problem = null;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      this.moments = [];
+      this.readings = [];
       this.problem = error.message;
       if (error.status === 404) {
-        this.problem = "This server has no /metrics, so it does not say what it does now.";
+        this.problem = "This server has no /metrics, so that its load is unknown.";
         this.isOver = true;
         this.pause();
       }
@@ -52,22 +52,22 @@ export class Load {
     this.changed(this);
   }
 
-  /** Rates of a version, and what waits in the whole server; null until there are two moments to compare. */
+  /** Returns the rates of a version and the levels of the whole server; null until there are two readings to compare. */
   of(name, version) {
-    if (this.moments.length < 2) return null;
-    const series = this.moments.map(({ time, models }) => ({ time, ...(models.get(keyOf(name, version)) ?? NOTHING) }));
-    const [before, now, first] = [series.at(-2), series.at(-1), series[0]];
+    if (this.readings.length < 2) return null;
+    const series = this.readings.map(({ time, models }) => ({ time, ...(models.get(keyOf(name, version)) ?? NOTHING) }));
+    const [previous, current, first] = [series.at(-2), series.at(-1), series[0]];
     const rate = (key, from, to) => Math.max(0, to[key] - from[key]) / (to.time - from.time);
-    const waits = [...now.buckets].map(([bound, value]) => [bound, value - (first.buckets.get(bound) ?? 0)]);
+    const waits = [...current.buckets].map(([bound, value]) => [bound, value - (first.buckets.get(bound) ?? 0)]);
     return {
-      requests: rate("requests", before, now),
-      steps: rate("steps", before, now),
-      ratio: now.ratio,
-      levels: this.moments.at(-1).levels,
+      requests: rate("requests", previous, current),
+      steps: rate("steps", previous, current),
+      ratio: current.ratio,
+      levels: this.readings.at(-1).levels,
       median: quantile(waits, 0.5),
       slow: quantile(waits, 0.99),
-      seconds: now.time - first.time,
-      history: series.slice(1).map((moment, place) => rate("requests", series[place], moment)),
+      seconds: current.time - first.time,
+      history: series.slice(1).map((reading, index) => rate("requests", series[index], reading)),
     };
   }
 }
@@ -76,12 +76,12 @@ function keyOf(name, version) {
   return JSON.stringify([name, version]);
 }
 
-/** Whether a route computes; those that only tell about a model, as this page asks for, are no load. */
+/** Returns whether requests to a route count as load: not those for metadata, which this page makes itself. */
 function isWork(route) {
   return route === undefined || route.startsWith("/v1/") || route.endsWith("/infer");
 }
 
-/** Sums of the samples: of each version under `models`, of the server under `levels`. */
+/** Returns sums of the samples: by version in `models`, of the server in `levels`. */
 function read(samples) {
   const models = new Map();
   const levels = {};

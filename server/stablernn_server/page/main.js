@@ -1,4 +1,4 @@
-// Puts the page together: the list, the model that the address names, and what the server does now.
+// Assembly of the page: the list, the model in the address, and the current load of the server.
 
 import { ApiError, getJson } from "./api.js";
 import { byId, el } from "./dom.js";
@@ -10,12 +10,12 @@ import { startToken } from "./token.js";
 
 const list = new ModelList();
 const problem = new Problem();
-const load = new Load((now) => view?.refresh(now));
+const load = new Load((current) => view?.refresh(current));
 let models = [];
 let view = null;
-let asked = 0;
+let openCount = 0;
 
-/** The name and version that the address holds: `#/name` or `#/name/version`. */
+/** Returns the name and version in the address: `#/name` or `#/name/version`. */
 function route() {
   if (!location.hash.startsWith("#/")) return { name: "", version: null };
   const [name = "", version = null] = location.hash.slice(2).split("/").map(decode);
@@ -31,44 +31,44 @@ function decode(part) {
 }
 
 async function open(focus) {
-  const place = byId("model");
-  const wanted = route();
-  const name = wanted.name || models.find(isServed)?.name || "";
-  const number = ++asked;
+  const main = byId("model");
+  const target = route();
+  const name = target.name || models.find(isServed)?.name || "";
+  const openNumber = ++openCount;
   view?.stop();
   view = null;
   problem.clear();
   list.mark(name);
   if (name === "") {
-    const words = models.length === 0 ? "No model is served here yet." : "None of the models is loaded.";
-    place.replaceChildren(el("div", { class: "empty" }, el("h2", {}, words), el("p", {}, "Publish one with ", el("code", {}, "stablernn export"), " and serve it with ", el("code", {}, "stablernn serve"), ".")));
+    const sentence = models.length === 0 ? "No model is served here yet." : "None of the models is loaded.";
+    main.replaceChildren(el("div", { class: "empty" }, el("h2", {}, sentence), el("p", {}, "Publish one with ", el("code", {}, "stablernn export"), " and serve it with ", el("code", {}, "stablernn serve"), ".")));
     return;
   }
   const model = models.find((entry) => entry.name === name);
-  // A version that was just loaded is shown, whichever the address named before.
+  // Show a version that was just loaded, whatever the address was before.
   const loaded = async (version) => {
     const address = version === null ? `#/${encodeURIComponent(name)}` : `#/${encodeURIComponent(name)}/${version}`;
     history.replaceState(null, "", address);
     await readAll();
   };
-  if (model !== undefined && !isShown(model, wanted.version)) {
-    place.replaceChildren(unloadedView(name, wanted.version, model.versions, loaded));
+  if (model !== undefined && !isShown(model, target.version)) {
+    main.replaceChildren(unloadedView(name, target.version, model.versions, loaded));
     document.title = `${name} · stablernn`;
     if (focus) byId("model-title").focus();
     return;
   }
   try {
-    const next = await ModelView.read(name, wanted.version, model?.versions ?? [], loaded);
-    if (number !== asked) return;
+    const next = await ModelView.read(name, target.version, model?.versions ?? [], loaded);
+    if (openNumber !== openCount) return;
     view = next;
-    place.replaceChildren(view.element);
+    main.replaceChildren(view.element);
     document.title = `${name} · stablernn`;
     view.refresh(load);
     if (focus) byId("model-title").focus();
   } catch (error) {
-    if (number !== asked) return;
+    if (openNumber !== openCount) return;
     if (!(error instanceof ApiError)) throw error;
-    place.replaceChildren(problem.element);
+    main.replaceChildren(problem.element);
     problem.show(error);
   }
 }
@@ -89,15 +89,15 @@ async function showServer() {
 }
 
 async function readAll() {
-  const place = byId("list-problem");
-  place.replaceChildren();
+  const container = byId("list-problem");
+  container.replaceChildren();
   try {
     models = await readModels();
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    const wrong = new Problem();
-    wrong.show(error);
-    place.replaceChildren(wrong.element, el("button", { type: "button", onclick: start }, "Try again"));
+    const listProblem = new Problem();
+    listProblem.show(error);
+    container.replaceChildren(listProblem.element, el("button", { type: "button", onclick: start }, "Try again"));
     models = [];
     list.draw(models);
     byId("model").replaceChildren();
@@ -116,7 +116,7 @@ async function start() {
 startToken(start);
 byId("reload").addEventListener("click", start);
 byId("skip").addEventListener("click", (event) => {
-  // The address says which model is shown, so that the link must not change it.
+  // The address names the model that is shown: the link must not change it.
   event.preventDefault();
   byId("model").focus();
 });

@@ -9,10 +9,10 @@ import { LoadView, metricsView } from "./figures.js";
 import { loadVersion } from "./models.js";
 import { Stream } from "./stream.js";
 
-// A name with more versions than this does not ask each of them for its aliases.
-const MOST_ASKED = 12;
+// With more versions than this, the aliases of each are not requested.
+const MAX_VERSIONS = 12;
 
-/** Everything about a version, with `element` to show, `refresh(load)` for the figures of now, and `stop()` to leave it. */
+/** The view of a version: `element` to show, `refresh(load)` for the current load, and `stop()` before it is removed. */
 export class ModelView {
   /** `others` are the versions that the repository holds, as `{version, state, reason}`; `loaded(version)` is called after one was loaded. */
   static async read(name, version, others, loaded) {
@@ -38,7 +38,7 @@ export class ModelView {
       ),
       section("Try it", attemptView(name, facts.version, facts)),
       section("Live stream", this.stream.element),
-      section("Figures", metricsView(facts.metrics)),
+      section("Metrics", metricsView(facts.metrics)),
     );
   }
 
@@ -56,27 +56,27 @@ function section(title, content) {
   return el("section", { class: "card", "aria-labelledby": id }, el("h3", { id }, title), content);
 }
 
-/** The page of a model of the repository of which no version, or not the `wanted` one, is loaded. */
-export function unloadedView(name, wanted, versions, loaded) {
-  const entries = versions.filter(({ version, state }) => state !== "READY" && (wanted === null || version === wanted));
-  const title = wanted === null ? name : `${name}, version ${wanted}`;
+/** The page of a model of the repository of which no version, or not the `requested` one, is loaded. */
+export function unloadedView(name, requested, versions, loaded) {
+  const entries = versions.filter(({ version, state }) => state !== "READY" && (requested === null || version === requested));
+  const title = requested === null ? name : `${name}, version ${requested}`;
   return el(
     "article",
     {},
     el("header", { class: "title" }, el("h2", { id: "model-title", tabIndex: -1 }, title)),
-    el("p", { class: "lead" }, "In the repository, and not loaded: the server does not answer with it yet."),
+    el("p", { class: "lead" }, "In the repository, but not loaded: the server does not serve it yet."),
     el("ul", { class: "versions", "aria-label": "Versions that are not loaded" }, unloadedItems(name, entries, loaded)),
   );
 }
 
-/** Versions with a button each, the newest first; a name with very many has no use for a button for each of them. */
+/** The newest versions, each with a button, and the number of older ones. */
 function unloadedItems(name, entries, loaded) {
-  const newest = [...entries].sort((one, other) => Number(other.version) - Number(one.version)).slice(0, MOST_ASKED);
+  const newest = [...entries].sort((a, b) => Number(b.version) - Number(a.version)).slice(0, MAX_VERSIONS);
   const older = entries.length - newest.length;
   const items = newest.map(({ version, reason }) => {
     const problem = new Problem();
-    const words = version === null ? "Load" : `Load version ${version}`;
-    const button = el("button", { type: "button" }, words);
+    const label = version === null ? "Load" : `Load version ${version}`;
+    const button = el("button", { type: "button" }, label);
     button.addEventListener("click", async () => {
       problem.clear();
       button.disabled = true;
@@ -87,7 +87,7 @@ function unloadedItems(name, entries, loaded) {
         if (!(error instanceof ApiError)) throw error;
         problem.show(error);
         button.disabled = false;
-        button.textContent = words;
+        button.textContent = label;
         return;
       }
       await loaded(version);
@@ -103,7 +103,7 @@ function versionLinks(name, versions, others, facts, loaded) {
     const link = el("a", { href: `#/${encodeURIComponent(name)}/${version}`, "aria-current": current ? "true" : null }, `version ${version}`);
     const item = el("li", {}, link);
     if (current) item.append(...marks(facts.aliases));
-    else if (versions.length <= MOST_ASKED) addMarks(item, name, version);
+    else if (versions.length <= MAX_VERSIONS) addMarks(item, name, version);
     return item;
   });
   const closed = others.filter(({ version, state }) => version !== null && state !== "READY" && !versions.includes(version));
@@ -114,7 +114,7 @@ function marks(aliases) {
   return aliases.map((alias) => el("span", { class: "alias" }, `@${alias}`));
 }
 
-/** Aliases of a version that is not the one shown; without an answer there are none to show. */
+/** Adds the aliases of a version that is not the one shown; none if the request fails. */
 async function addMarks(item, name, version) {
   try {
     const { parameters } = await getJson(modelPath(name, version), { quiet: true });
@@ -131,8 +131,8 @@ function sentence(facts) {
     const on = facts.frequency ? ` (${facts.frequency})` : "";
     return `Forecasts ${some(facts.targets)} for ${count(facts.horizon, "step")}${on} ahead from ${inputs}.`;
   }
-  const said = { categorical: "the next of", bernoulli: "which are on of", real: "the next values of" }[facts.output] ?? "what comes next of";
-  return `Says at every step ${said} ${some(facts.labels ?? facts.targets ?? [])}.`;
+  const prediction = { categorical: "the next of", bernoulli: "which are on among", real: "the next values of" }[facts.output] ?? "the next of";
+  return `Predicts at every step ${prediction} ${some(facts.labels ?? facts.targets ?? [])}.`;
 }
 
 function factsView(facts) {
@@ -140,7 +140,7 @@ function factsView(facts) {
     ["Task", facts.task],
     ["Cell", facts.cell],
     ["Features", some(facts.features, 8)],
-    ["Looks back", facts.context_length === null ? null : count(facts.context_length, "step")],
+    ["Context", facts.context_length === null ? null : count(facts.context_length, "step")],
     ["Quantiles", facts.quantiles === null ? null : facts.quantiles.join(", ")],
     ["Runs on", facts.device === undefined ? null : `${facts.engine}, ${facts.device}`],
   ].filter(([, value]) => value !== null);

@@ -1,10 +1,10 @@
-// The list of models: what is served, what else the repository holds, and a search over both.
+// The list of models, served or only in the repository, and a search over it.
 
 import { ApiError, getJson, modelPath, post, postJson } from "./api.js";
 import { isProved, kindOf } from "./certificate.js";
 import { byId, count, el } from "./dom.js";
 
-/** Names and versions: from the repository index where the server has one, else from the list of served names. */
+/** Reads names and versions, from the repository index if the server has one, else from the list of served names. */
 export async function readModels() {
   let index;
   try {
@@ -19,33 +19,33 @@ export async function readModels() {
     if (!models.has(name)) models.set(name, { name, versions: [] });
     models.get(name).versions.push({ version, state, reason });
   }
-  return [...models.values()].sort((one, other) => one.name.localeCompare(other.name));
+  return [...models.values()].sort((a, b) => a.name.localeCompare(b.name));
 }
 
 export function isServed({ versions }) {
   return versions.some(({ state }) => state === "READY");
 }
 
-/** Whether there is something to show at the address of a model: a version that answers, or the one that is asked for. */
+/** Returns whether the address of a model shows a served version: the one in the address, or any if it has none. */
 export function isShown({ versions }, version) {
   return versions.some((entry) => entry.state === "READY" && (version === null || entry.version === null || entry.version === version));
 }
 
-/** Has the server open a version of its repository and answer with it. */
+/** Makes the server load a version of its repository. */
 export async function loadVersion(name, version) {
   await post(`v2/repository/models/${encodeURIComponent(version === null ? name : `${name}:${version}`)}/load`);
 }
 
-/** Draws the list, and fills in what each model is when its row is first seen. */
+/** Draws the list, and requests the details of a model when its row first becomes visible. */
 export class ModelList {
   constructor() {
     this.list = byId("model-list");
     this.search = byId("model-search");
-    this.said = byId("model-count");
+    this.status = byId("model-count");
     this.rows = new Map();
     this.facts = new Map();
     this.search.addEventListener("input", () => this.filter());
-    this.seen = new IntersectionObserver((entries) => {
+    this.observer = new IntersectionObserver((entries) => {
       for (const { isIntersecting, target } of entries) {
         if (isIntersecting) this.describe(target.dataset.model);
       }
@@ -53,7 +53,7 @@ export class ModelList {
   }
 
   draw(models) {
-    this.seen.disconnect();
+    this.observer.disconnect();
     this.rows.clear();
     for (const model of models) {
       const detail = el("span", { class: "detail" }, isServed(model) ? "…" : "not loaded");
@@ -62,7 +62,7 @@ export class ModelList {
       const item = el("li", {}, link);
       item.dataset.model = model.name;
       this.rows.set(model.name, { item, link, detail, kind, served: isServed(model) });
-      if (isServed(model)) this.seen.observe(item);
+      if (isServed(model)) this.observer.observe(item);
     }
     this.list.replaceChildren(...[...this.rows.values()].map(({ item }) => item));
     this.facts.clear();
@@ -85,7 +85,7 @@ export class ModelList {
     }
   }
 
-  /** Shows the models whose name, task, cell, certificate or alias holds every word that was typed. */
+  /** Shows the models whose name, task, cell, certificate or alias contains every word of the search. */
   filter() {
     const words = this.search.value.toLowerCase().split(/\s+/);
     let shown = 0;
@@ -95,18 +95,18 @@ export class ModelList {
       shown += item.hidden ? 0 : 1;
     }
     const all = this.rows.size;
-    this.said.textContent = shown === all ? count(all, "model") : `${shown} of ${count(all, "model")}`;
+    this.status.textContent = shown === all ? count(all, "model") : `${shown} of ${count(all, "model")}`;
   }
 
   mark(name) {
-    for (const [other, { link }] of this.rows) {
-      if (other === name) link.setAttribute("aria-current", "page");
+    for (const [rowName, { link }] of this.rows) {
+      if (rowName === name) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
     // Only the list scrolls: the page stays where it is.
     const item = this.rows.get(name)?.item;
     if (item === undefined) return;
-    const [box, place] = [this.list.getBoundingClientRect(), item.getBoundingClientRect()];
-    if (place.top < box.top || place.bottom > box.bottom) this.list.scrollTop += place.top - box.top - (box.height - place.height) / 2;
+    const [box, row] = [this.list.getBoundingClientRect(), item.getBoundingClientRect()];
+    if (row.top < box.top || row.bottom > box.bottom) this.list.scrollTop += row.top - box.top - (box.height - row.height) / 2;
   }
 }

@@ -1,19 +1,19 @@
-// Lines and bands over steps, drawn as SVG to the width at hand, with labelled axes and a readout under the pointer.
+// Lines and bands over steps, drawn as SVG in the available width, with labeled axes and a readout under the pointer.
 
 import { areDays, timeText } from "./calendar.js";
 import { el, number, svg } from "./dom.js";
 
 const HEIGHT = 260;
 const MARGIN = { top: 12, right: 14, bottom: 38, left: 58 };
-const LARGEST_WIDTH = 1200;
+const MAX_WIDTH = 1200;
 // Pixels from one label below the axis to the next: of step numbers, of dates, of dates with a time of day.
 const LABEL_WIDTHS = { step: 65, day: 100, time: 140 };
 
-/** A drawing that follows the width of its place.
+/** A plot that follows the width of its container.
  *
- * What it draws: `{label, xLabel, yLabel, lines, bands, divider, timeOf}`. A line is `{name, values, start, kind}`: one value or null for
- * each step from the step `start` on; a band `{name, lower, upper, start, kind}`; `kind` is a class that style.css gives a colour,
- * `divider` a step at which a vertical line stands. `timeOf` gives the timestamp of a step; without it, steps are numbered.
+ * Its data: `{label, xLabel, yLabel, lines, bands, divider, timeOf}`. A line is `{name, values, start, kind}`: one value or null for
+ * each step from the step `start` on; a band `{name, lower, upper, start, kind}`; `kind` is a class that style.css gives a color,
+ * `divider` a step at which a vertical line is drawn. `timeOf` gives the timestamp of a step; without it, steps are numbered.
  */
 export class Plot {
   constructor() {
@@ -24,14 +24,14 @@ export class Plot {
     this.data = null;
     this.width = 0;
     new ResizeObserver(([entry]) => {
-      const width = Math.min(LARGEST_WIDTH, Math.floor(entry.contentRect.width));
+      const width = Math.min(MAX_WIDTH, Math.floor(entry.contentRect.width));
       if (width !== this.width && width > 0) {
         this.width = width;
         if (this.data !== null) this.draw(this.data);
       }
     }).observe(this.element);
-    this.drawing.addEventListener("pointermove", (event) => this.point(event));
-    this.drawing.addEventListener("pointerleave", () => this.unpoint());
+    this.drawing.addEventListener("pointermove", (event) => this.showPointer(event));
+    this.drawing.addEventListener("pointerleave", () => this.clearPointer());
   }
 
   draw(data) {
@@ -44,7 +44,7 @@ export class Plot {
     this.drawing.setAttribute("width", this.width);
     this.drawing.setAttribute("aria-label", data.label);
     this.cursor = svg("line", { class: "cursor", y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom, visibility: "hidden" });
-    const between = divider === null ? [] : [upright(x(divider), "divider")];
+    const between = divider === null ? [] : [verticalLine(x(divider), "divider")];
     this.drawing.replaceChildren(
       ...axes(data, this.scales, this.width),
       ...bands.map((band) => svg("path", { class: `band ${band.kind}`, d: bandPath(band, x, y) })),
@@ -55,10 +55,10 @@ export class Plot {
     this.legend.replaceChildren(
       ...[...lines, ...bands].map(({ name, kind }) => el("li", { class: kind }, el("i", { "aria-hidden": "true" }), name)),
     );
-    this.unpoint();
+    this.clearPointer();
   }
 
-  point(event) {
+  showPointer(event) {
     if (this.data === null || this.width === 0) return;
     const { x, steps } = this.scales;
     const box = this.drawing.getBoundingClientRect();
@@ -73,28 +73,28 @@ export class Plot {
       if (value !== undefined) words.push(`${name} ${value === null ? "missing" : number(value)}`);
     }
     for (const { name, lower, upper, start } of this.data.bands ?? []) {
-      const place = step - start;
-      if (lower[place] !== undefined) words.push(`${name} ${number(lower[place])} to ${number(upper[place])}`);
+      const index = step - start;
+      if (lower[index] !== undefined) words.push(`${name} ${number(lower[index])} to ${number(upper[index])}`);
     }
     const { timeOf = null } = this.data;
     const when = timeOf === null ? "" : `${timeText(timeOf(step))}, `;
     this.readout.textContent = `${when}step ${step}: ${words.join(", ")}`;
   }
 
-  unpoint() {
+  clearPointer() {
     this.cursor?.setAttribute("visibility", "hidden");
     this.readout.textContent = "";
   }
 }
 
-/** Round values that part a range into about so many pieces. */
+/** Returns round values that divide a range into about `pieces` parts. */
 export function ticks(from, to, pieces) {
   const rough = (to - from) / Math.max(1, pieces);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);
-  const found = [];
-  for (let place = Math.ceil(from / step - 1e-9); place * step <= to + step * 1e-9; place += 1) found.push(place * step);
-  return { values: found, step };
+  const values = [];
+  for (let multiple = Math.ceil(from / step - 1e-9); multiple * step <= to + step * 1e-9; multiple += 1) values.push(multiple * step);
+  return { values, step };
 }
 
 function scalesOf({ lines, bands = [] }, width) {
@@ -110,7 +110,7 @@ function scalesOf({ lines, bands = [] }, width) {
     }
   }
   if (low > high) [low, high] = [0, 1];
-  // A flat line lies in the middle, and no line on the edge.
+  // A flat line is in the middle, and no line at the edge.
   const room = high > low ? 0.06 * (high - low) : Math.max(Math.abs(high) * 0.1, 0.5);
   [low, high] = [low - room, high + room];
   const inner = width - MARGIN.left - MARGIN.right;
@@ -129,18 +129,18 @@ function axes({ xLabel, yLabel, timeOf = null }, { x, y, steps, values }, width)
   const upwards = ticks(...values, 4);
   for (const value of upwards.values) {
     parts.push(svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
-    parts.push(word(tickText(value, upwards.step), { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }));
+    parts.push(textLabel(tickText(value, upwards.step), { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }));
   }
   const isDay = timeOf !== null && areDays([timeOf(steps[0]), timeOf(steps[0] + 1)]);
   const pieces = width / LABEL_WIDTHS[timeOf === null ? "step" : isDay ? "day" : "time"];
   for (const step of ticks(...steps, pieces).values.filter((step) => Number.isInteger(step))) {
     const label = timeOf === null ? String(step).replace("-", "−") : timeText(timeOf(step), isDay);
     parts.push(svg("line", { class: "tick", x1: x(step), x2: x(step), y1: bottom, y2: bottom + 4 }));
-    parts.push(word(label, { x: x(step), y: bottom + 17, "text-anchor": "middle" }));
+    parts.push(textLabel(label, { x: x(step), y: bottom + 17, "text-anchor": "middle" }));
   }
   parts.push(svg("line", { class: "axis", x1: MARGIN.left, x2: width - MARGIN.right, y1: bottom, y2: bottom }));
-  parts.push(word(xLabel, { x: width - MARGIN.right, y: HEIGHT - 4, "text-anchor": "end", class: "title" }));
-  parts.push(word(yLabel, { x: -MARGIN.top, y: 11, transform: "rotate(-90)", "text-anchor": "end", class: "title" }));
+  parts.push(textLabel(xLabel, { x: width - MARGIN.right, y: HEIGHT - 4, "text-anchor": "end", class: "title" }));
+  parts.push(textLabel(yLabel, { x: -MARGIN.top, y: 11, transform: "rotate(-90)", "text-anchor": "end", class: "title" }));
   return parts;
 }
 
@@ -149,11 +149,11 @@ function tickText(value, step) {
   return decimals > 6 || Math.abs(value) >= 1e7 ? number(value) : value.toFixed(decimals).replace("-", "−");
 }
 
-function word(text, attributes) {
+function textLabel(text, attributes) {
   return svg("text", attributes, text);
 }
 
-function upright(at, kind) {
+function verticalLine(at, kind) {
   return svg("line", { class: kind, x1: at, x2: at, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
 }
 
@@ -161,7 +161,7 @@ function upright(at, kind) {
 function linePath({ values, start }, x, y, width) {
   const parts = [];
   let open = false;
-  for (const [step, value] of thinned(values, start, width)) {
+  for (const [step, value] of downsample(values, start, width)) {
     if (value === null || value === undefined) {
       open = false;
       continue;
@@ -172,27 +172,27 @@ function linePath({ values, start }, x, y, width) {
   return parts.join("");
 }
 
-/** Points of a line: all, or of a long one the first lowest and highest of each of as many pieces as there are pixels. */
-function thinned(values, start, width) {
-  const points = values.map((value, place) => [start + place, value]);
-  const piece = Math.ceil(values.length / width);
-  if (piece <= 2) return points;
-  const kept = [];
-  for (let from = 0; from < points.length; from += piece) {
-    const part = points.slice(from, from + piece);
-    const there = part.filter(([, value]) => value !== null);
-    if (there.length === 0) {
-      kept.push(part[0]);
+/** Returns the points of a line; of a long one, only the lowest and the highest of each pixel column. */
+function downsample(values, start, width) {
+  const points = values.map((value, index) => [start + index, value]);
+  const chunkSize = Math.ceil(values.length / width);
+  if (chunkSize <= 2) return points;
+  const extremes = [];
+  for (let from = 0; from < points.length; from += chunkSize) {
+    const chunk = points.slice(from, from + chunkSize);
+    const present = chunk.filter(([, value]) => value !== null);
+    if (present.length === 0) {
+      extremes.push(chunk[0]);
       continue;
     }
-    const low = there.reduce((best, point) => (point[1] < best[1] ? point : best));
-    const high = there.reduce((best, point) => (point[1] > best[1] ? point : best));
-    kept.push(...[low, high].sort((one, other) => one[0] - other[0]));
+    const low = present.reduce((best, point) => (point[1] < best[1] ? point : best));
+    const high = present.reduce((best, point) => (point[1] > best[1] ? point : best));
+    extremes.push(...[low, high].sort((a, b) => a[0] - b[0]));
   }
-  return kept;
+  return extremes;
 }
 
 function bandPath({ lower, upper, start }, x, y) {
-  const at = (values) => values.map((value, place) => `${x(start + place).toFixed(1)} ${y(value).toFixed(1)}`);
+  const at = (values) => values.map((value, index) => `${x(start + index).toFixed(1)} ${y(value).toFixed(1)}`);
   return lower.length === 0 ? "" : `M${[...at(upper), ...at(lower).reverse()].join("L")}Z`;
 }

@@ -1,9 +1,9 @@
-// Reads the text format of Prometheus, as far as rates and quantiles need it.
+// Parser of the text format of Prometheus, as far as rates and quantiles need it.
 
 const SAMPLE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)/;
 const LABEL = /([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"/g;
 
-/** The samples of a text: `{name, labels, value}`. */
+/** Returns the samples of a text: `{name, labels, value}`. */
 export function parseMetrics(text) {
   const samples = [];
   for (const line of text.split("\n")) {
@@ -24,12 +24,12 @@ function valueOf(text) {
   return text === "-Inf" ? -Infinity : Number(text);
 }
 
-/** The value below which a share of the observations lies, between the bounds of its bucket; null without observations.
+/** Returns a quantile of the observations, interpolated within its bucket; null without observations.
  *
- * `buckets` are `[upper bound, count up to it]`; what lies beyond the last finite bound is given as that bound.
+ * `buckets` are `[upper bound, count up to it]`; a quantile beyond the last finite bound is that bound.
  */
 export function quantile(buckets, share) {
-  const sorted = [...buckets].sort((one, other) => one[0] - other[0]);
+  const sorted = [...buckets].sort((a, b) => a[0] - b[0]);
   const total = sorted.at(-1)?.[1] ?? 0;
   if (total <= 0) return null;
   let lower = 0;

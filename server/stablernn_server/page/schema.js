@@ -1,8 +1,8 @@
-// Shows a JSON schema of an OpenAPI document as a table of fields, and makes an example of it.
+// JSON schemas of an OpenAPI document as tables of fields, and examples of them.
 
 import { el, table } from "./dom.js";
 
-const DEEPEST = 4;
+const MAX_DEPTH = 4;
 
 /** The schema that a reference names, or the schema itself. */
 export function resolve(document_, schema) {
@@ -17,11 +17,11 @@ export function typeOf(document_, schema, depth = 0) {
   if (schema?.enum !== undefined) return schema.enum.map((value) => JSON.stringify(value)).join(" or ");
   const options = schema?.anyOf ?? schema?.oneOf;
   if (options !== undefined) return [...new Set(options.map((option) => typeOf(document_, option, depth)))].join(" or ");
-  if (schema?.type === "array") return depth >= DEEPEST ? "array" : `array of ${typeOf(document_, schema.items ?? {}, depth + 1)}`;
+  if (schema?.type === "array") return depth >= MAX_DEPTH ? "array" : `array of ${typeOf(document_, schema.items ?? {}, depth + 1)}`;
   return schema?.type ?? "anything";
 }
 
-/** The fields of a schema as a table, and those of the schemas it names below; text when it has no fields. */
+/** The fields of a schema as a table, and below it those of the schemas that it references; text if it has no fields. */
 export function schemaView(document_, schema, title, seen = new Set()) {
   const whole = resolve(document_, schema);
   if (schema?.$ref !== undefined) seen.add(schema.$ref);
@@ -37,7 +37,7 @@ export function schemaView(document_, schema, title, seen = new Set()) {
     .flatMap(referencesIn)
     .filter((reference) => !seen.has(reference) && resolve(document_, { $ref: reference })?.properties !== undefined);
   return [
-    table(title, ["Field", "Type", "Needed", "Meaning"], rows, "schema"),
+    table(title, ["Field", "Type", "Required", "Meaning"], rows, "schema"),
     ...[...new Set(below)].flatMap((reference) => {
       if (seen.has(reference)) return [];
       const name = reference.split("/").at(-1);
@@ -59,12 +59,12 @@ function referencesIn(schema) {
   return Object.entries(schema).flatMap(([key, value]) => (key === "$ref" ? [value] : referencesIn(value)));
 }
 
-/** An example that a schema names, or one made of its fields. */
+/** Returns the example of a schema, or one built from its fields. */
 export function exampleOf(document_, schema, depth = 0) {
   const whole = resolve(document_, schema);
-  if (whole === undefined || depth > 2 * DEEPEST) return null;
-  const given = whole.example ?? whole.examples?.[0] ?? whole.const ?? whole.enum?.[0] ?? whole.default;
-  if (given !== undefined) return given;
+  if (whole === undefined || depth > 2 * MAX_DEPTH) return null;
+  const example = whole.example ?? whole.examples?.[0] ?? whole.const ?? whole.enum?.[0] ?? whole.default;
+  if (example !== undefined) return example;
   const options = whole.anyOf ?? whole.oneOf;
   if (options !== undefined) return exampleOf(document_, options[0], depth + 1);
   if (whole.type === "object") {
@@ -75,8 +75,8 @@ export function exampleOf(document_, schema, depth = 0) {
   return { string: "text", integer: whole.minimum ?? 1, number: 0.5, boolean: true }[whole.type] ?? null;
 }
 
-/** Text in which words between backticks are set as code. */
+/** Text with the words between backticks set as code. */
 export function prose(text) {
   const parts = text.split(/``?([^`]+)``?/);
-  return el("span", {}, parts.map((part, place) => (place % 2 === 1 ? el("code", {}, part) : part)));
+  return el("span", {}, parts.map((part, index) => (index % 2 === 1 ? el("code", {}, part) : part)));
 }

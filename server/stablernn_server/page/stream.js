@@ -1,4 +1,4 @@
-// The live stream: generated samples over a WebSocket at a chosen rate, and what the model says so far.
+// The live stream: generated samples over a WebSocket at a given rate, and the latest output of the model.
 
 import { address, getJson, modelPath } from "./api.js";
 import { bandsOf } from "./attempt.js";
@@ -12,8 +12,8 @@ import { subprotocols } from "./token.js";
 
 const SHOWN_SAMPLES = 120;
 const DRAW_EVERY_MS = 100;
-const SAY_EVERY_MS = 10000;
-const MOST_UNANSWERED = 16;
+const ANNOUNCE_EVERY_MS = 10000;
+const MAX_UNANSWERED = 16;
 
 /** The section for one version; `facts` are the parameters of its metadata. */
 export class Stream {
@@ -21,12 +21,12 @@ export class Stream {
     Object.assign(this, { name, version, facts, socket: null, timer: null, drawing: null });
     this.names = observedFeatures(facts);
     this.shape = field("Samples", choice(SHAPES));
-    this.rate = field("A second", numberInput(20, { min: 1, max: 100 }));
+    this.rate = field("Per second", numberInput(20, { min: 1, max: 100 }));
     this.period = field("Period", numberInput(24, { min: 2 }));
     this.button = el("button", { type: "button", class: "primary", onclick: () => (this.socket === null ? this.start() : this.stop("Stopped")) }, "Start");
     this.problem = new Problem();
     this.state = el("p", { class: "lead" }, "Not running.");
-    this.said = el("p", { class: "hidden", role: "status" });
+    this.status = el("p", { class: "hidden", role: "status" });
     this.plot = new Plot();
     this.bars = new Bars("Output so far");
     this.table = el("details", { ontoggle: () => this.drawTable() }, el("summary", {}, "Output so far as a table"), el("div", {}));
@@ -37,7 +37,7 @@ export class Stream {
       el("div", { class: "fields" }, this.shape.element, this.rate.element, this.period.element, el("div", { class: "field end" }, this.button)),
       this.problem.element,
       this.state,
-      this.said,
+      this.status,
       this.figure,
     );
   }
@@ -48,14 +48,14 @@ export class Stream {
 
   async start() {
     this.problem.clear();
-    Object.assign(this, { step: 0, sent: 0, kept: [], dropped: 0, output: null, ratio: null, changed: false });
+    Object.assign(this, { step: 0, sent: 0, samples: [], dropped: 0, output: null, ratio: null, changed: false });
     this.button.textContent = "Stop";
-    this.say("Connecting.");
+    this.announce("Connecting.");
     const url = address(`v1/stream?model=${encodeURIComponent(`${this.name}:${this.version}`)}`);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     this.socket = "asking";
     try {
-      // A browser is not told why a WebSocket was refused; this answers, or asks for the token, in its place.
+      // A browser does not tell why a WebSocket was refused: this request fails with the reason, or asks for the token.
       await getJson(modelPath(this.name, this.version));
     } catch (error) {
       this.fail(error);
@@ -79,32 +79,32 @@ export class Stream {
     else if (message.outputs !== undefined) this.take(message);
   }
 
-  begin(hello) {
+  begin(ready) {
     // A model of patches takes several samples in one step.
-    this.patch = hello.sample_shape.length > 1 ? hello.sample_shape[0] : 1;
-    this.next = sampler(hello, this.facts, this.shape.control.value, numberIn(this.period.control) ?? 24);
+    this.patch = ready.sample_shape.length > 1 ? ready.sample_shape[0] : 1;
+    this.next = sampler(ready, this.facts, this.shape.control.value, numberIn(this.period.control) ?? 24);
     const rate = Math.min(100, Math.max(1, numberIn(this.rate.control) ?? 20));
-    const times = this.facts.calendar === null ? "" : ` Their times are made up, too: from ${timeText(this.timeOf(1))} on.`;
-    this.say(`${this.patch > 1 ? `Streaming ${rate} steps of ${this.patch} samples a second.` : `Streaming ${rate} samples a second.`}${times}`);
+    const times = this.facts.calendar === null ? "" : ` Their times are generated, starting at ${timeText(this.timeOf(1))}.`;
+    this.announce(`${this.patch > 1 ? `Streaming ${rate} steps of ${this.patch} samples per second.` : `Streaming ${rate} samples per second.`}${times}`);
     this.figure.hidden = false;
     this.timer = setInterval(() => this.send(), 1000 / rate);
     this.drawing = setInterval(() => this.draw(), DRAW_EVERY_MS);
-    this.saying = setInterval(() => this.say(this.state.textContent), SAY_EVERY_MS);
+    this.announcing = setInterval(() => this.announce(this.state.textContent), ANNOUNCE_EVERY_MS);
   }
 
   send() {
-    // A server that is slower than the rate sets the pace.
-    if (this.sent - this.step >= MOST_UNANSWERED || this.socket.readyState !== WebSocket.OPEN) return;
+    // Wait for a server that is slower than the rate.
+    if (this.sent - this.step >= MAX_UNANSWERED || this.socket.readyState !== WebSocket.OPEN) return;
     const { values, samples } = this.next();
     const request = { values };
     if (this.facts.head === "recursive") request.horizon = this.facts.horizon;
     if (this.facts.calendar !== null) request.time = new Date(this.timeOf(this.sent * this.patch + 1)).toISOString();
     this.sent += 1;
-    this.kept.push(...samples);
+    this.samples.push(...samples);
     this.socket.send(JSON.stringify(request));
   }
 
-  /** The made-up time of a sample, which models that are told where each step lies in the calendar need. */
+  /** Returns the generated time of a sample, for models with calendar features. */
   timeOf(sample) {
     const { frequency } = this.facts;
     return advance(firstOf2024(frequency), sample - 1, frequency);
@@ -121,30 +121,30 @@ export class Stream {
   draw() {
     if (!this.changed) return;
     this.changed = false;
-    const seen = this.step * this.patch;
-    const over = Math.max(0, seen - SHOWN_SAMPLES - this.dropped);
-    this.kept.splice(0, over);
-    this.dropped += over;
-    const kept = this.kept.slice(0, seen - this.dropped);
-    const start = seen - kept.length + 1;
-    const column = (place) => kept.map((sample) => sample[place] ?? null);
+    const answered = this.step * this.patch;
+    const excess = Math.max(0, answered - SHOWN_SAMPLES - this.dropped);
+    this.samples.splice(0, excess);
+    this.dropped += excess;
+    const samples = this.samples.slice(0, answered - this.dropped);
+    const start = answered - samples.length + 1;
+    const column = (feature) => samples.map((sample) => sample[feature] ?? null);
     const target = this.facts.targets?.[0];
-    const shown = this.facts.task === "forecast" ? [Math.max(0, this.names.indexOf(target))] : this.names.slice(0, 6).map((_, place) => place);
-    const isText = kept[0]?.length === 1 && this.names.length > 1 && this.facts.output !== "real";
-    const lines = (isText ? [0] : shown).map((place, index) => ({
-      name: isText ? "symbol" : this.names[place],
-      values: column(place),
+    const shown = this.facts.task === "forecast" ? [Math.max(0, this.names.indexOf(target))] : this.names.slice(0, 6).map((_, feature) => feature);
+    const isText = samples[0]?.length === 1 && this.names.length > 1 && this.facts.output !== "real";
+    const lines = (isText ? [0] : shown).map((feature, index) => ({
+      name: isText ? "symbol" : this.names[feature],
+      values: column(feature),
       start,
       kind: this.facts.task === "forecast" ? "observed" : `series-${index}`,
     }));
-    const ahead = this.hasBars() ? null : aheadOf(this.output, this.facts, seen + 1);
+    const ahead = this.hasBars() ? null : aheadOf(this.output, this.facts, answered + 1);
     this.plot.draw({
-      label: `The last ${count(kept.length, "sample")} of the stream${ahead === null ? "" : " and what the model says of the next"}.`,
-      xLabel: this.facts.calendar === null ? "sample" : "time (UTC), made up",
+      label: `The last ${count(samples.length, "sample")} of the stream${ahead === null ? "" : " and the forecast of the model"}.`,
+      xLabel: this.facts.calendar === null ? "sample" : "time (UTC), generated",
       timeOf: this.facts.calendar === null ? null : (sample) => this.timeOf(sample),
       yLabel: lines[0].name,
-      divider: ahead === null ? null : seen + 0.5,
-      lines: ahead === null ? lines : [...lines, { name: "forecast", values: ahead.mean, start: seen + 1, kind: "forecast" }],
+      divider: ahead === null ? null : answered + 0.5,
+      lines: ahead === null ? lines : [...lines, { name: "forecast", values: ahead.mean, start: answered + 1, kind: "forecast" }],
       bands: ahead?.bands ?? [],
     });
     if (this.hasBars()) this.bars.draw(sharesOf(this.output, this.facts), false);
@@ -163,27 +163,27 @@ export class Stream {
     if (!this.table.open || !this.output) return;
     const rows = this.hasBars()
       ? sharesOf(this.output, this.facts)
-      : (aheadOf(this.output, this.facts, 1)?.mean ?? []).map((value, place) => [`+${place + 1}`, value]);
+      : (aheadOf(this.output, this.facts, 1)?.mean ?? []).map((value, index) => [`+${index + 1}`, value]);
     const heads = this.hasBars() ? ["Class", "Probability"] : ["Step ahead", this.facts.targets?.[0] ?? "mean"];
     this.table.lastChild.replaceChildren(table("Output so far as a table", heads, rows));
   }
 
-  say(sentence) {
+  announce(sentence) {
     this.state.textContent = sentence;
-    this.said.textContent = sentence;
+    this.status.textContent = sentence;
   }
 
-  /** Ends the stream; `sentence` is said with the step it came to, none where nobody looks any more. */
+  /** Ends the stream, and announces `sentence` with the last step unless it is empty. */
   stop(sentence) {
-    for (const timer of [this.timer, this.drawing, this.saying]) clearInterval(timer);
+    for (const timer of [this.timer, this.drawing, this.announcing]) clearInterval(timer);
     const socket = this.socket;
     this.socket = null;
     if (socket instanceof WebSocket) socket.close(1000);
     this.button.textContent = "Start";
     if (sentence && socket !== null) {
       this.draw();
-      const said = this.output ? this.sentence().replace(/^Step /, "") : `${this.step}.`;
-      this.say(`${sentence} at step ${said}`);
+      const position = this.output ? this.sentence().replace(/^Step /, "") : `${this.step}.`;
+      this.announce(`${sentence} at step ${position}`);
     }
   }
 
@@ -193,14 +193,14 @@ export class Stream {
   }
 }
 
-/** A function that gives the next step: `values` as the request wants it, `samples` as rows of numbers to draw. */
+/** Returns a function for the next step: `values` for the request, `samples` as rows of numbers to draw. */
 function sampler({ sample_shape: shape, datatype }, facts, kind, period) {
   const vocabulary = datatype === "INT64" ? facts.features.length : 0;
   const width = shape.at(-1) ?? 1;
-  const known = scalesOf(facts);
-  const fits = vocabulary === 0 && known.means.length === width;
-  const means = fits ? known.means : Array(width).fill(0);
-  const draw = generator({ kind, means, scales: fits ? known.scales : Array(width).fill(1), period, vocabulary });
+  const training = scalesOf(facts);
+  const fits = vocabulary === 0 && training.means.length === width;
+  const means = fits ? training.means : Array(width).fill(0);
+  const draw = generator({ kind, means, scales: fits ? training.scales : Array(width).fill(1), period, vocabulary });
   return () => {
     const samples = Array.from({ length: shape.length > 1 ? shape[0] : 1 }, draw);
     if (shape.length === 0) return { values: samples[0][0], samples };
@@ -208,7 +208,7 @@ function sampler({ sample_shape: shape, datatype }, facts, kind, period) {
   };
 }
 
-/** Classes (or switches) with their probabilities, in the order of the labels. */
+/** Returns classes (or binary targets) with their probabilities, in the order of the labels. */
 function sharesOf(output, { labels, output: kind }) {
   let shares = output.probabilities?.flat(Infinity);
   if (shares === undefined) {
@@ -218,17 +218,17 @@ function sharesOf(output, { labels, output: kind }) {
     const total = kind === "bernoulli" ? 1 : weights.reduce((sum, weight) => sum + weight, 0);
     shares = weights.map((weight) => weight / total);
   }
-  return shares.map((share, place) => [labels?.[place] ?? String(place), share]);
+  return shares.map((share, index) => [labels?.[index] ?? String(index), share]);
 }
 
-/** Mean and bands of the first target over the steps ahead; null before there are any. */
+/** Returns mean and bands of the first target over the steps ahead; null before there are any. */
 function aheadOf(output, { targets, quantiles }, start) {
   if (!output?.mean) return null;
   const width = targets?.length ?? 1;
-  const first = (values) => values.filter((_, place) => place % width === 0);
+  const first = (values) => values.filter((_, index) => index % width === 0);
   const mean = first(output.mean.flat(Infinity));
   if (!output.quantiles || !quantiles) return { mean, bands: [] };
   const flat = output.quantiles.flat(Infinity);
-  const levels = quantiles.map((level, place) => [String(level), first(flat.filter((_, index) => index % quantiles.length === place))]);
+  const levels = quantiles.map((level, position) => [String(level), first(flat.filter((_, index) => index % quantiles.length === position))]);
   return { mean, bands: bandsOf(levels, start) };
 }

@@ -1,4 +1,4 @@
-// The bearer token: asked for when the server wants one, kept until the tab is closed.
+// The bearer token: requested when the server needs one, stored until the tab is closed.
 
 import { byId } from "./dom.js";
 
@@ -15,12 +15,12 @@ export function forgetToken() {
   show();
 }
 
-/** How often somebody was asked for a token and gave none. */
+/** Returns how often the user was asked for a token and entered none. */
 export function timesRefused() {
   return refusals;
 }
 
-/** Asks for a token, once for all requests that need it. Resolves to false when nobody gave one. */
+/** Asks for a token, once for all requests that need it. Resolves to false if none was entered. */
 export function askToken(sentence) {
   asking ??= new Promise((resolve) => {
     const dialog = byId("token-dialog");
@@ -31,13 +31,13 @@ export function askToken(sentence) {
     dialog.addEventListener(
       "close",
       () => {
-        const given = dialog.returnValue === "use" ? field.value.trim() : "";
+        const entered = dialog.returnValue === "use" ? field.value.trim() : "";
         field.value = "";
-        if (given) sessionStorage.setItem(KEY, given);
+        if (entered) sessionStorage.setItem(KEY, entered);
         else refusals += 1;
         show();
         asking = null;
-        resolve(given !== "");
+        resolve(entered !== "");
       },
       { once: true },
     );
@@ -49,9 +49,9 @@ export function askToken(sentence) {
 
 /** The subprotocols of a WebSocket, which is how a browser sends a token with one. */
 export function subprotocols() {
-  const held = token();
-  if (held === null) return ["stablernn"];
-  const bytes = new TextEncoder().encode(held);
+  const current = token();
+  if (current === null) return ["stablernn"];
+  const bytes = new TextEncoder().encode(current);
   const base64 = btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
   return ["stablernn", `bearer.${base64.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "")}`];
 }

@@ -23,62 +23,63 @@ from pydantic import SecretStr
 
 from stablernn_registry import RegistryError
 from stablernn_server.errors import ServerError
-from stablernn_server.observability.multiprocess import forget_worker, prepare_metrics_dir
+from stablernn_server.observability.multiprocess import prepare_metrics_dir, remove_worker_gauges
 from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 12.0
-"""After which a process that was told to stop is killed: its own grace, and a little."""
+"""Time after which a process that was told to stop is killed: its own grace period, and a little more."""
 RESTART_SECONDS = 1.0
-"""Between the end of a process that ended early and the beginning of the next in its place; doubled each time."""
+"""Delay before a process that ended early is restarted; doubled each time."""
 MAX_RESTART_SECONDS = 32.0
 EARLY_SECONDS = 30.0
 """A process that ends sooner will most likely do so again."""
-LOOK_SECONDS = 0.5
-"""How long the supervisor waits at most before it looks whether it was told to stop."""
+POLL_SECONDS = 0.5
+"""Longest wait of the supervisor before it checks whether it was told to stop."""
 
 
 class WorkerFailedError(ServerError, RuntimeError):
-    """A process ended before it was ready, and could not say why itself."""
+    """A worker process that ended before it was ready, without reporting an error."""
 
 
 @dataclass
-class Place:
-    """One of the places of a server's processes, which each have their own pause.
+class WorkerSlot:
+    """A slot for one worker process at a time, with the delay before the next one starts.
 
     Attributes:
-        pause_seconds: What the last process that ended here was followed by.
-        due: When the next one begins, on the monotonic clock.
+        delay_seconds: Delay after the last process that ended in this slot.
+        start_at: When the next one starts, on the monotonic clock.
     """
 
-    pause_seconds: float = 0.0
-    due: float = 0.0
+    delay_seconds: float = 0.0
+    start_at: float = 0.0
 
-    def vacate(self, now: float, *, was_well: bool) -> None:
-        """A process has ended.
+    def schedule_restart(self, now: float, *, was_healthy: bool) -> None:
+        """Set when the next process starts, after one has ended.
 
         Args:
-            now: On the monotonic clock.
-            was_well: Whether it answered for long enough that another can follow at once.
+            now: Time on the monotonic clock.
+            was_healthy: Whether it served for long enough that another can follow at once.
         """
-        longer = min(max(RESTART_SECONDS, 2 * self.pause_seconds), MAX_RESTART_SECONDS)
-        self.pause_seconds = 0.0 if was_well else longer
-        self.due = now + self.pause_seconds
+        doubled = min(max(RESTART_SECONDS, 2 * self.delay_seconds), MAX_RESTART_SECONDS)
+        self.delay_seconds = 0.0 if was_healthy else doubled
+        self.start_at = now + self.delay_seconds
 
 
 @dataclass
 class _Worker:
     process: BaseProcess
     pipe: Connection
-    since: float
+    started_at: float
     is_ready: bool = False
 
-    def said(self) -> tuple[list[str], Exception | None]:
-        """What it serves, or why it cannot; an end without a word is an error, too."""
+    def receive_report(self) -> tuple[list[str], Exception | None]:
+        """Return the models that it serves, or the error that keeps it from serving."""
         try:
             served, error = self.pipe.recv()
         except EOFError:
+            # The process ended without a report, such as by a signal.
             self.process.join(1)
             return [], WorkerFailedError(
                 f"A server process ended with exit code {self.process.exitcode} before it was ready; the lines above "
@@ -87,39 +88,40 @@ class _Worker:
         self.is_ready = error is None
         return served, error
 
-    def was_well(self, now: float) -> bool:
-        """Whether it was ready, and did not end early."""
-        return self.is_ready and now - self.since > EARLY_SECONDS
+    def was_healthy(self, now: float) -> bool:
+        """Return whether it became ready, and did not end early."""
+        return self.is_ready and now - self.started_at > EARLY_SECONDS
 
 
 class Supervisor:
-    """Starts the processes, puts another in the place of one that ends, and stops them all."""
+    """Starts the worker processes, restarts those that end, and stops them all."""
 
     def __init__(self, settings: Settings, listener: socket.socket, *, quiet: bool) -> None:
         """Prepare; nothing is started yet.
 
         Args:
-            settings: Of every process.
+            settings: Settings of every process.
             listener: The bound socket that they share.
             quiet: Whether only warnings are logged.
         """
-        self._own_folder = None if settings.metrics_dir else Path(tempfile.mkdtemp(prefix="stablernn-metrics-"))
-        self._metrics_dir = settings.metrics_dir or self._own_folder
+        self._temporary_dir = None if settings.metrics_dir else Path(tempfile.mkdtemp(prefix="stablernn-metrics-"))
+        self._metrics_dir = settings.metrics_dir or self._temporary_dir
         assert self._metrics_dir is not None
         prepare_metrics_dir(self._metrics_dir)
         fields: dict[str, object] = {"metrics_dir": self._metrics_dir}
         if settings.state_key is None and settings.state_key_file is None:
             logger.warning(
-                "No state key is set, so a random one is used by all processes: state tokens die with this server. "
+                "No state key is set, so a random one is used by all processes: state tokens expire with this server. "
                 "Give --state-key-file or STABLERNN_STATE_KEY to continue streams after a restart or on another server."
             )
+            # Any process must accept the tokens of the others.
             fields["state_key"] = SecretStr(secrets.token_hex(32))
         self._settings = settings.model_copy(update=fields)
         self._listener = listener
         self._quiet = quiet
-        self._context = multiprocessing.get_context("spawn")
-        self._places = [Place() for _ in range(settings.workers)]
-        # By place; none between the end of one and the beginning of the next.
+        self._multiprocessing = multiprocessing.get_context("spawn")
+        self._slots = [WorkerSlot() for _ in range(settings.workers)]
+        # By number of the slot; a slot between two processes has no entry.
         self._workers: dict[int, _Worker] = {}
         self._is_stopping = False
 
@@ -127,94 +129,96 @@ class Supervisor:
         """Serve until SIGTERM or SIGINT.
 
         Args:
-            on_ready: Called once, with what is served and the numbers of the processes, when all of them answer.
+            on_ready: Called once, with the served models and the process ids, when all processes answer.
 
         Raises:
-            ServerError: If one of the first processes cannot start; its own error where it has one.
-            stablernn_registry.RegistryError: Likewise.
+            ServerError: If one of the first processes cannot start; its own error if it reported one.
+            stablernn_registry.RegistryError: If that is the error that it reported.
         """
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        handlers = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            self._fill_places()
+            self._start_workers()
             served: list[str] = []
             for worker in self._workers.values():
-                served = self._first_word(worker)
+                served = self._wait_until_ready(worker)
                 if self._is_stopping:
                     return
             on_ready(served, [worker.process.pid or 0 for worker in self._workers.values()])
             while not self._is_stopping:
                 self._wait()
                 if not self._is_stopping:
-                    self._clear_ended()
-                    self._fill_places()
+                    self._remove_ended()
+                    self._start_workers()
         finally:
-            self._end_all()
-            for number, handler in before.items():
+            self._stop_workers()
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
-            if self._own_folder is not None:
-                shutil.rmtree(self._own_folder, ignore_errors=True)
+            if self._temporary_dir is not None:
+                shutil.rmtree(self._temporary_dir, ignore_errors=True)
 
-    def _start(self) -> _Worker:
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=work, args=(self._settings, self._listener, self._quiet, theirs), daemon=True
+    def _start_worker(self) -> _Worker:
+        receiver, sender = self._multiprocessing.Pipe(duplex=False)
+        process = self._multiprocessing.Process(
+            target=run_worker, args=(self._settings, self._listener, self._quiet, sender), daemon=True
         )
         process.start()
-        theirs.close()
-        return _Worker(process, ours, time.monotonic())
+        # With the process's end alone open, the receiver sees EOF when the process ends.
+        sender.close()
+        return _Worker(process, receiver, time.monotonic())
 
-    def _first_word(self, worker: _Worker) -> list[str]:
-        """What a process serves; raises why it cannot."""
+    def _wait_until_ready(self, worker: _Worker) -> list[str]:
+        """Return the models that a process serves; raise the error that keeps it from serving."""
         while not self._is_stopping:
             if worker.pipe.poll(0.2):
-                served, error = worker.said()
+                served, error = worker.receive_report()
                 if error is not None:
                     raise error
                 return served
         return []
 
     def _wait(self) -> None:
-        """Until a process ends or another is due, but not for long."""
+        """Wait until a process ends or is to be started, but at most :data:`POLL_SECONDS`."""
         now = time.monotonic()
-        due = [place.due - now for number, place in enumerate(self._places) if number not in self._workers]
-        seconds = max(0.0, min([LOOK_SECONDS, *due]))
+        delays = [slot.start_at - now for number, slot in enumerate(self._slots) if number not in self._workers]
+        seconds = max(0.0, min([POLL_SECONDS, *delays]))
         if self._workers:
             wait([worker.process.sentinel for worker in self._workers.values()], timeout=seconds)
         else:
             time.sleep(seconds)
 
-    def _clear_ended(self) -> None:
+    def _remove_ended(self) -> None:
         for number, worker in list(self._workers.items()):
-            process, place = worker.process, self._places[number]
+            process, slot = worker.process, self._slots[number]
             if process.is_alive():
                 continue
-            # What it says of itself, if it is one that took the place of another.
-            _, error = worker.said() if not worker.is_ready and worker.pipe.poll() else ([], None)
-            why = "" if error is None or isinstance(error, WorkerFailedError) else f" ({error})"
+            # Reports of restarted processes are read only here, when they have ended.
+            _, error = worker.receive_report() if not worker.is_ready and worker.pipe.poll() else ([], None)
+            reason = "" if error is None or isinstance(error, WorkerFailedError) else f" ({error})"
             now = time.monotonic()
-            place.vacate(now, was_well=worker.was_well(now))
+            slot.schedule_restart(now, was_healthy=worker.was_healthy(now))
             logger.error(
-                "server process %s ended with exit code %s%s; another takes its place %s",
+                "server process %s ended with exit code %s%s; starting another %s",
                 process.pid,
                 process.exitcode,
-                why,
-                f"in {place.pause_seconds:g} s" if place.pause_seconds else "now",
+                reason,
+                f"in {slot.delay_seconds:g} s" if slot.delay_seconds else "now",
             )
             worker.pipe.close()
             assert self._metrics_dir is not None
-            forget_worker(self._metrics_dir, process.pid or 0)
+            remove_worker_gauges(self._metrics_dir, process.pid or 0)
             del self._workers[number]
 
-    def _fill_places(self) -> None:
+    def _start_workers(self) -> None:
         now = time.monotonic()
-        for number, place in enumerate(self._places):
-            if number not in self._workers and place.due <= now:
-                self._workers[number] = self._start()
+        for number, slot in enumerate(self._slots):
+            if number not in self._workers and slot.start_at <= now:
+                self._workers[number] = self._start_worker()
 
-    def _end_all(self) -> None:
+    def _stop_workers(self) -> None:
         for worker in self._workers.values():
             if worker.process.is_alive():
                 worker.process.terminate()
+        # One deadline for all: they stop at the same time.
         deadline = time.monotonic() + STOP_SECONDS
         for worker in self._workers.values():
             process = worker.process
@@ -229,11 +233,18 @@ class Supervisor:
         self._is_stopping = True
 
 
-def work(settings: Settings, listener: socket.socket, quiet: bool, pipe: Connection) -> None:
-    """One of the processes."""
-    # Ctrl-C reaches every process of the terminal; the supervisor passes on what is meant for this one.
+def run_worker(settings: Settings, listener: socket.socket, quiet: bool, pipe: Connection) -> None:
+    """Serve in a worker process until it is told to stop.
+
+    Args:
+        settings: Settings of the server.
+        listener: The bound socket that the processes share.
+        quiet: Whether only warnings are logged.
+        pipe: Takes one report: the served models and None, or an empty list and the error.
+    """
+    # Ctrl-C reaches every process of the terminal; the supervisor stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    threading.Thread(target=_stop_with_parent, name="parent", daemon=True).start()
     from stablernn_server.process.log_writer import queued_stderr
 
     with queued_stderr():
@@ -246,13 +257,13 @@ def work(settings: Settings, listener: socket.socket, quiet: bool, pipe: Connect
         except (ServerError, RegistryError) as error:
             pipe.send(([], error))
             return
-        served = app.state.context.models.served()
+        served = app.state.context.models.served_refs()
         listener.listen(1024)
         Server(app, settings, quiet=quiet, on_ready=lambda: pipe.send((served, None))).serve_on(listener)
 
 
-def _end_with_parent() -> None:
-    """Stop when the supervisor was killed: nobody else would tell this process to, and it would keep the port."""
+def _stop_with_parent() -> None:
+    """Stop this process when the supervisor was killed: nobody else would, and it would keep the port."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -260,7 +271,7 @@ def _end_with_parent() -> None:
 
 
 def log_to_stderr(quiet: bool) -> None:
-    """Have the lines of this process where those of its parent go."""
+    """Log to standard error, as the parent process does."""
     from stablernn_server.http.access_log import write_to_stderr
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")

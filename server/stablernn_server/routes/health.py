@@ -1,10 +1,10 @@
-"""``/v2``, ``/v2/health``: is there a server, and will it answer."""
+"""``/v2``, ``/v2/health``: whether the server is alive and ready."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from stablernn_server.http.app_context import context_of
+from stablernn_server.http.app_context import get_context
 from stablernn_server.schemas.open_inference import Live, Ready, ServerMetadata
 from stablernn_server.version import package_version
 
@@ -39,5 +39,5 @@ async def live() -> Live:
 @router.get("/health/ready")
 async def ready(request: Request) -> Ready:
     """Answers 200 when every model is open and warm, 503 while starting and shutting down."""
-    context_of(request).check_ready()
+    get_context(request).check_ready()
     return Ready(ready=True, live=True)

@@ -1,4 +1,4 @@
-"""``POST /v2/models/.../infer``: tensors in, tensors out, past the framework."""
+"""``POST /v2/models/.../infer``: tensors in, tensors out; bypasses FastAPI."""
 
 from __future__ import annotations
 
@@ -11,101 +11,95 @@ from numpy.typing import NDArray
 from stablernn_registry import RefError, parse_ref
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.validation import ignore_first_dt
-from stablernn_server.batching.scheduler import Caller, InferenceResult
+from stablernn_server.batching.types import Caller, InferenceResult
 from stablernn_server.codecs.open_inference import (
     InferRequest,
+    decode_raw_request,
     decode_request,
     encode_response,
-    json_bytes,
-    raw_request,
+    parse_json_length,
 )
 from stablernn_server.errors import InputError, MethodError, UnknownModelError
 from stablernn_server.handlers.timeseries import check_size
-from stablernn_server.http.app_context import ActiveRequest, AppContext, Scope
-from stablernn_server.http.body import too_large
+from stablernn_server.http.app_context import AppContext
+from stablernn_server.http.asgi import Scope
+from stablernn_server.http.body import body_too_large
 from stablernn_server.http.middleware import DirectRoute
-from stablernn_server.http.offload import offload
-from stablernn_server.http.responses import JSON, RawResponse, compressed
+from stablernn_server.http.offload import run_in_thread_if_large
+from stablernn_server.http.request import ActiveRequest
+from stablernn_server.http.responses import JSON, RawResponse, compress_if_accepted
 
 INFER_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer", re.DOTALL)
 Array = NDArray[Any]
 RAW = "application/octet-stream"
 
 
-async def infer(context: AppContext, item: ActiveRequest, scope: Scope, match: re.Match[str]) -> RawResponse:
-    """The answer to a request by the Open Inference Protocol v2 with Triton's extensions.
+async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope, match: re.Match[str]) -> RawResponse:
+    """Answer a request of the Open Inference Protocol v2 with Triton's extensions.
 
     Args:
-        context: Of the application.
-        item: The request.
-        scope: Of the ASGI call.
-        match: Of :data:`INFER_PATH` with its path.
+        context: The application's context.
+        active_request: The request.
+        scope: The scope of the ASGI call.
+        match: Match of :data:`INFER_PATH` with its path.
 
     Raises:
-        ServerError: Whatever stands in the way of an answer.
+        ServerError: If the request cannot be answered.
     """
     if scope["method"] != "POST":
         raise MethodError(scope["method"], scope["path"], ["POST"])
-    # Whoever names what is not served need not send the body.
+    # Before the body is read: a client that names an unknown model need not send it.
     try:
-        item.model = context.models.get(*context.models.resolve(match[1], match[2]))
+        active_request.model = context.models.get(*context.models.resolve(match[1], match[2]))
     except UnknownModelError:
-        if _continuing(context, match) is None:
+        if _model_of_sequences(context, match) is None:
             raise
-    header = accepted = None
+    length_header = accept_encoding = None
     for name, value in scope["headers"]:
         if name == b"inference-header-content-length":
-            header = value.decode("latin-1")
+            length_header = value.decode("latin-1")
         elif name == b"accept-encoding":
-            accepted = value.decode("latin-1")
+            accept_encoding = value.decode("latin-1")
     settings = context.settings
-    limit = settings.json_limit if header is None else settings.max_body_bytes
-    body = await context.read(item, scope, limit)
+    limit = settings.json_limit if length_header is None else settings.max_body_bytes
+    body = await context.read_body(active_request, scope, limit)
     request: InferRequest | None = None
-    if header == "0":
-        caller = context.caller(item)
+    if length_header == "0":
+        # No JSON: which input the bytes are, and their type, only the model tells.
+        caller = context.create_caller(active_request)
     else:
-        request = await offload(len(body), lambda: _decode(body, header, settings.json_limit))
-        caller = context.caller(item, request.timeout_us, request.priority)
+        request = await run_in_thread_if_large(len(body), lambda: _decode(body, length_header, settings.json_limit))
+        caller = context.create_caller(active_request, request.timeout_us, request.priority)
     try:
         model = await context.models.find_open(match[1], match[2], caller.deadline)
     except UnknownModelError:
+        # A sequence goes on with the version that it began with, although that is not served any more.
         control = None if request is None else request.sequence
-        continuing = None if control is None or control.start else _continuing(context, match)
-        if continuing is None:
+        sequence_model = None if control is None or control.start else _model_of_sequences(context, match)
+        if sequence_model is None:
             raise
-        model = continuing
-    item.model = model
+        model = sequence_model
+    active_request.model = model
     if request is None:
-        request = raw_request(body, model.sequence.inputs[model.input_name])
+        request = decode_raw_request(body, model.sequence.inputs[model.input_name])
+    # (batch, time, features); inputs of another rank are refused by the model.
     x = request.inputs.get(model.input_name)
     if x is not None and x.ndim == len(model.sequence.inputs[model.input_name].shape):
         check_size(model, x.shape[0], x.shape[1], settings)
     names = None if request.outputs is None else [output.name for output in request.outputs]
     if request.sequence is None:
-        goes_on = any(state.input in request.inputs for state in model.states)
-        inputs = request.inputs if goes_on else _begun(model, request.inputs)
-        answer = await context.scheduler.run(model, inputs, names, caller=caller, from_client=True)
+        is_continued = any(state.input in request.inputs for state in model.states)
+        inputs = request.inputs if is_continued else _ignore_first_dt(model, request.inputs)
+        result = await context.scheduler.run(model, inputs, names, caller=caller, from_client=True)
     else:
         by_version = match[2] is not None or ":" in match[1]
-        model, answer = await _run_in_sequence(context, model, by_version, request, names, caller)
-        item.model = model
-    item.answered(answer, 1 if x is None else len(x))
-    about: dict[str, Any] = {"model_name": model.name, "model_version": str(model.version)}
-    parameters: dict[str, Any] = {}
-    if request.sequence is not None:
-        parameters |= {
-            "sequence_id": request.sequence.id,
-            "sequence_start": request.sequence.start,
-            "sequence_end": request.sequence.end,
-        }
-    if answer.outside:
-        parameters["states_outside_ball"] = ", ".join(sorted(answer.outside))
-    if parameters:
-        about["parameters"] = parameters
-    size = sum(value.nbytes for value in answer.outputs.values())
-    content, json_length, encoding = await offload(
-        size, lambda: _encode(about, request, answer.outputs, model, accepted)
+        model, result = await _run_in_sequence(context, model, by_version, request, names, caller)
+        active_request.model = model
+    active_request.record_result(result, 1 if x is None else len(x))
+    head = _response_head(model, request, result)
+    size = sum(value.nbytes for value in result.outputs.values())
+    content, json_length, encoding = await run_in_thread_if_large(
+        size, lambda: _encode(head, request, result.outputs, model, accept_encoding)
     )
     headers = {}
     if json_length is not None:
@@ -115,11 +109,11 @@ async def infer(context: AppContext, item: ActiveRequest, scope: Scope, match: r
     return RawResponse(200, content, JSON if json_length is None else RAW, headers)
 
 
-INFER = DirectRoute(INFER_PATH, "/v2/models/{model}/infer", infer)
+INFER_ROUTE = DirectRoute(INFER_PATH, "/v2/models/{model}/infer", infer)
 
 
-def _continuing(context: AppContext, match: re.Match[str]) -> ServedModel | None:
-    """Return the model of sequences that began with the version a request names, once it is not served any more."""
+def _model_of_sequences(context: AppContext, match: re.Match[str]) -> ServedModel | None:
+    """Return the model of sequences that began with the version a request names; None if there are none."""
     try:
         ref = parse_ref(match[1] if match[2] is None else f"{match[1]}:{match[2]}")
     except RefError:
@@ -135,38 +129,56 @@ async def _run_in_sequence(
     names: Sequence[str] | None,
     caller: Caller,
 ) -> tuple[ServedModel, InferenceResult]:
-    """Go on from where the sequence's last request left its states, with the version that it began with."""
+    """Continue from the states of the sequence's last request, with the version that it began with."""
     control = request.sequence
     assert control is not None
     x = request.inputs.get(model.input_name)
     if x is None or x.ndim == 0:
-        got = "no such input" if x is None else "one of the shape ()"
+        got = "no such input" if x is None else "one of shape ()"
         raise InputError(
-            f"Each request of a sequence must have the input '{model.input_name}', its first axis over the series, got "
-            f"{got}."
+            f"Each request of a sequence must have the input '{model.input_name}' with the series along its first "
+            f"axis, got {got}."
         )
-    async with context.sequences.turn(
+    async with context.sequences.hold(
         model, control.id, len(x), caller=caller, start=control.start, end=control.end, by_version=by_version
     ) as sequence:
-        answering = sequence.model
-        states = {state.input: state.output for state in answering.states}
-        if given := [name for name in states if name in request.inputs]:
+        sequence_model = sequence.model
+        states = {state.input: state.output for state in sequence_model.states}
+        if sent_states := [name for name in states if name in request.inputs]:
             raise InputError(
-                f"The input '{given[0]}' of a sequence is kept by the server; leave it or sequence_id out."
+                f"The server keeps the input '{sent_states[0]}' of a sequence; leave out that input or sequence_id."
             )
-        wanted = list(answering.sequence.outputs) if names is None else list(names)
-        fetched = [*wanted, *(output for output in states.values() if output not in wanted)]
-        goes_on = bool(sequence.states)
-        inputs = {**(request.inputs if goes_on else _begun(answering, request.inputs)), **sequence.states}
-        answer = await context.scheduler.run(answering, inputs, fetched, caller=caller)
-        sequence.keep({name: answer.outputs[output] for name, output in states.items()})
-        answer.outputs = {name: answer.outputs[name] for name in wanted}
-        return answering, answer
+        requested = list(sequence_model.sequence.outputs) if names is None else list(names)
+        # The new states as well, for the next request.
+        outputs = [*requested, *(output for output in states.values() if output not in requested)]
+        is_continued = bool(sequence.states)
+        inputs = request.inputs if is_continued else _ignore_first_dt(sequence_model, request.inputs)
+        result = await context.scheduler.run(sequence_model, {**inputs, **sequence.states}, outputs, caller=caller)
+        sequence.set_states({name: result.outputs[output] for name, output in states.items()})
+        result.outputs = {name: result.outputs[name] for name in requested}
+        return sequence_model, result
 
 
-def _begun(model: ServedModel, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The inputs of series that begin with them, whose first ``dt`` does not count, as in streams."""
+def _response_head(model: ServedModel, request: InferRequest, result: InferenceResult) -> dict[str, Any]:
+    head: dict[str, Any] = {"model_name": model.name, "model_version": str(model.version)}
+    parameters: dict[str, Any] = {}
+    if request.sequence is not None:
+        parameters |= {
+            "sequence_id": request.sequence.id,
+            "sequence_start": request.sequence.start,
+            "sequence_end": request.sequence.end,
+        }
+    if result.violations:
+        parameters["states_outside_ball"] = ", ".join(sorted(result.violations))
+    if parameters:
+        head["parameters"] = parameters
+    return head
+
+
+def _ignore_first_dt(model: ServedModel, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the inputs at the beginning of series, whose first ``dt`` has no sample before it, as in streams."""
     dt = inputs.get("dt")
+    # A wrong rank or type is left to the model, which says so.
     if dt is None or dt.ndim != 2 or not dt.size or dt.dtype.kind not in "iuf":
         return inputs
     # A tensor of a binary request is a read-only view of the body.
@@ -175,22 +187,23 @@ def _begun(model: ServedModel, inputs: Mapping[str, Array]) -> Mapping[str, Arra
     return {**inputs, "dt": dt}
 
 
-def _decode(body: bytes, header: str | None, json_limit: int) -> InferRequest:
-    head = json_bytes(body, header)
-    if head > json_limit:
-        raise too_large(json_limit)
-    return decode_request(body, head)
+def _decode(body: bytes, length_header: str | None, json_limit: int) -> InferRequest:
+    json_length = parse_json_length(body, length_header)
+    if json_length > json_limit:
+        raise body_too_large(json_limit)
+    return decode_request(body, json_length)
 
 
 def _encode(
-    about: dict[str, Any],
+    head: dict[str, Any],
     request: InferRequest,
     outputs: dict[str, Array],
     model: ServedModel,
-    accepted: str | None,
+    accept_encoding: str | None,
 ) -> tuple[bytes, int | None, str | None]:
-    content, json_length = encode_response(about, request, outputs, model.manifest.labels)
-    if accepted is None:
+    """Return the body of the response, the length of its JSON before raw tensors, and its encoding; may be None."""
+    content, json_length = encode_response(head, request, outputs, model.manifest.labels)
+    if accept_encoding is None:
         return content, json_length, None
-    content, encoding = compressed(content, accepted)
+    content, encoding = compress_if_accepted(content, accept_encoding)
     return content, json_length, encoding

@@ -1,4 +1,4 @@
-"""``/v2/models``: what the models are, by the Open Inference Protocol v2."""
+"""``/v2/models``: metadata of the models, by the Open Inference Protocol v2."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from stablernn_registry import TensorSignature
-from stablernn_registry.certificates import current_certificate
+from stablernn_registry.documents.certificates import current_certificate
 from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.codecs.open_inference import DATATYPES
-from stablernn_server.http.app_context import context_of, in_hand_of
+from stablernn_server.http.app_context import get_context
+from stablernn_server.http.request import get_request
 from stablernn_server.schemas.common import ERRORS, VERSION_DOCS
 from stablernn_server.schemas.open_inference import InferAnswer, ModelMetadata, ModelReady, TensorMetadata
 
 router = APIRouter(prefix="/v2/models", tags=["models"])
 documented = APIRouter(prefix="/v2/models", tags=["models"], responses=ERRORS)
-"""Routes that :mod:`stablernn_server.http.middleware` answers: here for the OpenAPI document alone."""
+"""Routes that :mod:`stablernn_server.http.middleware` answers; here for the OpenAPI document only."""
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 RAW_CONTENT: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -29,17 +30,18 @@ INFER_HEADER: dict[str, Any] = {
     "name": LENGTH_HEADER,
     "in": "header",
     "required": False,
-    "description": "Bytes of JSON before raw tensors; 0: no JSON, only the bytes of the one input. Left out: all JSON.",
+    "description": "Bytes of JSON before raw tensors; 0: no JSON, only the bytes of the one input. Without it, the "
+    "whole body is JSON.",
     "schema": {"type": "string", "pattern": "^[0-9]{1,18}$", "examples": ["134"]},
 }
 INFER_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "content": RAW_CONTENT,
-        "description": "JSON; with raw tensors behind it where they were asked for, and its length in the header",
+        "description": "JSON; if raw tensors were requested, they follow it, and the header holds its length",
         "headers": {LENGTH_HEADER: {"description": "Bytes of JSON", "schema": {"type": "string"}}},
     }
 }
-# What an optional input is when it is left out.
+# Default values of optional inputs, for the metadata; those of states are zeros.
 DEFAULTS = {"lengths": "the full length", "dt": "1", "static": "not known", "future": "not known"}
 
 
@@ -47,19 +49,19 @@ DEFAULTS = {"lengths": "the full length", "dt": "1", "static": "not known", "fut
 @router.get("/{model}/versions/{version}", openapi_extra=VERSION_DOCS)
 async def model_metadata(request: Request, model: str) -> ModelMetadata:
     """Inputs, outputs and facts of a model."""
-    models = context_of(request).models
-    found = await _find(request, model)
-    manifest = found.manifest
+    models = get_context(request).models
+    served = await _find_model(request, model)
+    manifest = served.manifest
     return ModelMetadata(
-        name=found.name,
-        versions=[str(number) for number in models.versions(found.name)],
-        platform="onnx_onnxv1" if found.engine == ONNX else found.engine,
-        inputs=[_tensor(spec) for spec in found.sequence.inputs.values()],
-        outputs=[_tensor(spec) for spec in found.sequence.outputs.values()],
+        name=served.name,
+        versions=[str(number) for number in models.versions(served.name)],
+        platform="onnx_onnxv1" if served.engine == ONNX else served.engine,
+        inputs=[_tensor(spec) for spec in served.sequence.inputs.values()],
+        outputs=[_tensor(spec) for spec in served.sequence.outputs.values()],
         parameters={
-            "version": str(found.version),
-            "aliases": list(found.aliases),
-            "digest": found.digest,
+            "version": str(served.version),
+            "aliases": list(served.aliases),
+            "digest": served.digest,
             "task": manifest.task,
             "cell": manifest.cell,
             "output": manifest.output,
@@ -74,21 +76,21 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
             "future": manifest.future,
             "static": manifest.static,
             "calendar": None if manifest.calendar is None else [period.model_dump() for period in manifest.calendar],
-            "states": [state.model_dump() for state in found.states],
+            "states": [state.model_dump() for state in served.states],
             "certificate": current_certificate(manifest.certificate),
             "metrics": manifest.metrics,
             "preprocessing": manifest.preprocessing,
             "state_guard": {
-                "states": sorted(found.guard.balls),
-                "exits": found.guard.exits,
+                "states": sorted(served.guard.balls),
+                "exits": served.guard.violation_count,
                 "note": "inputs of these states outside their certified balls are refused"
-                if found.guard.balls
-                else "none: the certificate knows no ball for any state",
+                if served.guard.balls
+                else "none: the certificate has no ball for any state",
             },
-            "engine": found.engine,
-            "engine_note": found.engine_note,
-            "device": found.placement.device,
-            "device_note": found.placement.note,
+            "engine": served.engine,
+            "engine_note": served.engine_reason,
+            "device": served.placement.device,
+            "device_note": served.placement.reason,
         },
     )
 
@@ -96,24 +98,24 @@ async def model_metadata(request: Request, model: str) -> ModelMetadata:
 @router.get("/{model}/ready")
 @router.get("/{model}/versions/{version}/ready", openapi_extra=VERSION_DOCS)
 async def model_ready(request: Request, model: str) -> ModelReady:
-    """Answers 200 when the model is open; one that is not served is a 404."""
-    return ModelReady(name=(await _find(request, model)).name, ready=True)
+    """Answers 200 if the model is open, 404 if it is not served."""
+    return ModelReady(name=(await _find_model(request, model)).name, ready=True)
 
 
 @router.get("/{model}/config")
 @router.get("/{model}/versions/{version}/config", openapi_extra=VERSION_DOCS)
 async def model_config(request: Request, model: str) -> dict[str, Any]:
-    """The model in the words of Triton's model configuration; ``max_batch_size`` 0: shapes include the batch."""
-    found = await _find(request, model)
+    """The model as a Triton model configuration; ``max_batch_size`` 0: shapes include the batch."""
+    served = await _find_model(request, model)
     return {
-        "name": found.name,
-        "platform": "onnxruntime_onnx" if found.engine == ONNX else found.engine,
-        "backend": "onnxruntime" if found.engine == ONNX else found.engine,
-        "version_policy": {"specific": {"versions": context_of(request).models.versions(found.name)}},
+        "name": served.name,
+        "platform": "onnxruntime_onnx" if served.engine == ONNX else served.engine,
+        "backend": "onnxruntime" if served.engine == ONNX else served.engine,
+        "version_policy": {"specific": {"versions": get_context(request).models.versions(served.name)}},
         "max_batch_size": 0,
-        "input": [{**_config_tensor(spec), "optional": spec.optional} for spec in found.sequence.inputs.values()],
-        "output": [_config_tensor(spec) for spec in found.sequence.outputs.values()],
-        "instance_group": [{"kind": "KIND_GPU" if found.placement.device == "cuda" else "KIND_CPU", "count": 1}],
+        "input": [{**_config_tensor(spec), "optional": spec.optional} for spec in served.sequence.inputs.values()],
+        "output": [_config_tensor(spec) for spec in served.sequence.outputs.values()],
+        "instance_group": [{"kind": "KIND_GPU" if served.placement.device == "cuda" else "KIND_CPU", "count": 1}],
         "default_model_filename": "sequence.onnx",
     }
 
@@ -134,14 +136,15 @@ async def infer(model: str) -> None:
     """Runs whole sequences; JSON or raw tensors, both ways."""
 
 
-async def _find(request: Request, model: str) -> ServedModel:
-    context, item = context_of(request), in_hand_of(request)
-    version, deadline = request.path_params.get("version"), context.caller(item).deadline
-    item.model = found = await context.models.find_open(model, version, deadline)
-    return found
+async def _find_model(request: Request, model: str) -> ServedModel:
+    context, active_request = get_context(request), get_request(request)
+    version, deadline = request.path_params.get("version"), context.create_caller(active_request).deadline
+    active_request.model = served = await context.models.find_open(model, version, deadline)
+    return served
 
 
 def _shape(spec: TensorSignature) -> list[int]:
+    # Named axes, such as batch and time, are free.
     return [size if isinstance(size, int) else -1 for size in spec.shape]
 
 

@@ -1,4 +1,4 @@
-"""The page at ``/`` and the API docs at ``/docs``: files of this package, served from a fixed table."""
+"""The page at ``/`` and the API docs at ``/docs``: files of this package, served from a fixed list."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FILES = (
     "token.js",
 )
 HEADERS = {
-    # Nothing from elsewhere, nothing inline, and no text that becomes markup.
+    # Nothing from other hosts, nothing inline, and no text that becomes markup.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -57,7 +57,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Kept, but asked for anew each time: a page and a server of different versions do not go together.
+    # Cached, but revalidated each time: a page and a server of different versions do not work together.
     "Cache-Control": "no-cache",
 }
 
@@ -67,9 +67,9 @@ class Asset:
     """One file of the page.
 
     Attributes:
-        content: Its bytes.
-        media_type: For ``Content-Type``.
-        tag: For ``ETag``.
+        content: The bytes of the file.
+        media_type: Value of ``Content-Type``.
+        tag: Value of ``ETag``.
     """
 
     content: bytes
@@ -79,37 +79,40 @@ class Asset:
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def index(request: Request) -> Response:
-    return _answer(request, "index.html")
+    """Serve the page."""
+    return _file_response(request, "index.html")
 
 
 @router.api_route("/docs", methods=["GET", "HEAD"])
 async def docs(request: Request) -> Response:
-    return _answer(request, "docs.html")
+    """Serve the API docs."""
+    return _file_response(request, "docs.html")
 
 
 @router.api_route("/page/{file}", methods=["GET", "HEAD"])
 async def page_file(request: Request, file: str) -> Response:
-    """A script, a style sheet or a picture of the page.
+    """Serve a script, a style sheet or a picture of the page.
 
     Raises:
         HTTPException: 404 if the page has no such file.
     """
     if file not in FILES:
         raise HTTPException(404)
-    return _answer(request, file)
+    return _file_response(request, file)
 
 
-def _answer(request: Request, file: str) -> Response:
-    asset = _asset(file)
+def _file_response(request: Request, file: str) -> Response:
+    asset = _load_asset(file)
     headers = {**HEADERS, "ETag": asset.tag}
-    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    if asset.tag in known or "*" in known:
+    # RFC 9110, section 13.1.2: tags are compared weakly, and * matches any.
+    client_tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if asset.tag in client_tags or "*" in client_tags:
         return Response(status_code=304, headers=headers)
     return Response(asset.content, headers=headers, media_type=asset.media_type)
 
 
 @cache
-def _asset(file: str) -> Asset:
+def _load_asset(file: str) -> Asset:
     content = (FOLDER / file).read_bytes()
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     return Asset(content, MEDIA_TYPES[Path(file).suffix], tag)

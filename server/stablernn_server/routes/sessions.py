@@ -8,12 +8,14 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from stablernn_runtime.stream_spec import stream_spec
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.codecs.json_values import parse_object
-from stablernn_server.errors import InputError, OtherModelError, cut, sentence_of
-from stablernn_server.handlers.stream_steps import advance, static_values
-from stablernn_server.http.app_context import ActiveRequest, AppContext, context_of, in_hand_of
-from stablernn_server.http.offload import offload
+from stablernn_server.errors import InputError, OtherModelError, cut, format_validation_error
+from stablernn_server.handlers.stream_inputs import parse_static
+from stablernn_server.handlers.stream_steps import advance_stream
+from stablernn_server.http.app_context import AppContext, get_context
+from stablernn_server.http.offload import run_in_thread_if_large
+from stablernn_server.http.request import ActiveRequest, get_request
 from stablernn_server.http.responses import json_response
 from stablernn_server.schemas.common import json_request
 from stablernn_server.schemas.sessions import (
@@ -25,8 +27,8 @@ from stablernn_server.schemas.sessions import (
     Stepped,
     TokenStep,
 )
-from stablernn_server.streams.sessions import Session, check_one_process, norms
-from stablernn_server.streams.stream import Stream, is_named, restored
+from stablernn_server.streams.sessions import Session, check_one_process, state_norms
+from stablernn_server.streams.stream import Stream, matches_reference, restore_stream
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 
@@ -35,130 +37,135 @@ Body = TypeVar("Body", OpenSession, Samples, TokenStep)
 
 @router.post("/sessions", response_model=SessionOpened, openapi_extra=json_request(OpenSession))
 async def open_session(request: Request) -> Response:
-    """Begins a stream that the server keeps, or goes on with one from its state token."""
-    context, item = context_of(request), in_hand_of(request)
-    body, _ = await _read(request, OpenSession)
+    """Begins a stream that the server keeps, or continues one from its state token."""
+    context, active_request = get_context(request), get_request(request)
+    body, _ = await _read_body(request, OpenSession)
     check_one_process(context.settings.workers, "Sessions are kept")
-    stream = await _stream(context, item, body, context.caller(item))
+    stream = await _open_stream(context, active_request, body, context.create_caller(active_request))
     session = context.sessions.open(stream)
-    return json_response(_about(context, session))
+    return json_response(_describe(context, session))
 
 
 @router.post("/sessions/{session}/step", response_model=Stepped, openapi_extra=json_request(Samples))
 async def step_session(request: Request, session: str) -> Response:
-    """Takes one or several samples; requests of one session run in the order that they came."""
-    context, item = context_of(request), in_hand_of(request)
+    """Takes one or several samples; requests of one session run in the order in which they came."""
+    context, active_request = get_context(request), get_request(request)
+    # Before the body is read: a client of a session that is gone need not send it.
     context.sessions.check(session)
-    body, size = await _read(request, Samples)
-    caller = context.caller(item)
-    async with context.sessions.turn(session, caller) as found:
-        answer, found.last = await _advanced(context, item, found.stream, body, size, caller)
-    return json_response({"session_id": session, **answer})
+    body, size = await _read_body(request, Samples)
+    caller = context.create_caller(active_request)
+    async with context.sessions.hold(session, caller) as entry:
+        content, entry.last_outputs = await _advance(context, active_request, entry.stream, body, size, caller)
+    return json_response({"session_id": session, **content})
 
 
 @router.get("/sessions/{session}", response_model=SessionDetails)
 async def show_session(
     request: Request,
     session: str,
-    token: bool = Query(default=False, description="Whether the answer has a state token."),
+    token: bool = Query(default=False, description="Whether the response has a state token."),
 ) -> Response:
-    """Shows where a session is; looking at it does not keep it alive."""
-    context, item = context_of(request), in_hand_of(request)
-    found = context.sessions.look(session)
-    item.model = found.stream.model
+    """Shows the step and the state of a session; this does not keep the session alive."""
+    context, active_request = get_context(request), get_request(request)
+    entry = context.sessions.peek(session)
+    active_request.model = entry.stream.model
     age, idle, _ = context.sessions.ages(session)
-    answer = _about(context, found) | {
+    content = _describe(context, entry) | {
         "age_seconds": age,
         "idle_seconds": idle,
-        "states": norms(found.stream),
-        "last": found.last,
+        "states": state_norms(entry.stream),
+        "last": entry.last_outputs,
     }
     if token:
-        answer["state_token"] = context.state_keys.issue(found.stream.portable())
-    return json_response(answer)
+        content["state_token"] = context.state_keys.issue(entry.stream.snapshot())
+    return json_response(content)
 
 
 @router.delete("/sessions/{session}", response_model=SessionClosed)
 async def close_session(request: Request, session: str) -> Response:
-    """Ends a session, after the requests of it that are in hand."""
-    context, item = context_of(request), in_hand_of(request)
+    """Ends a session, after its requests that are in flight."""
+    context, active_request = get_context(request), get_request(request)
     context.sessions.check(session)
-    # It means nothing here; while it is not read, nobody can tell whether the client is still there.
-    await context.read(item, request.scope, context.settings.json_limit)
-    async with context.sessions.turn(session, context.caller(item)) as found:
-        item.model = found.stream.model
+    # The body has no meaning here, but until it is read, nobody can tell whether the client is still there.
+    await context.read_body(active_request, request.scope, context.settings.json_limit)
+    async with context.sessions.hold(session, context.create_caller(active_request)) as entry:
+        active_request.model = entry.stream.model
         context.sessions.close(session)
-    return json_response({"session_id": session, "step": found.stream.step, "closed": True})
+    return json_response({"session_id": session, "step": entry.stream.step, "closed": True})
 
 
 @router.post("/step", response_model=Stepped, openapi_extra=json_request(TokenStep))
 async def step_token(request: Request) -> Response:
-    """Takes samples of a stream that the client keeps: a state token comes with them, the next one with the answer."""
-    context, item = context_of(request), in_hand_of(request)
-    body, size = await _read(request, TokenStep)
-    caller = context.caller(item)
-    stream = await _stream(context, item, body, caller)
+    """Takes samples of a stream whose state the client keeps: the request has a state token, the response the next."""
+    context, active_request = get_context(request), get_request(request)
+    body, size = await _read_body(request, TokenStep)
+    caller = context.create_caller(active_request)
+    stream = await _open_stream(context, active_request, body, caller)
+    # Without a token in the response, the stream would be lost.
     body = body.model_copy(update={"token": True})
-    answer, _ = await _advanced(context, item, stream, body, size, caller)
-    return json_response(answer)
+    content, _ = await _advance(context, active_request, stream, body, size, caller)
+    return json_response(content)
 
 
-async def _read(request: Request, schema: type[Body]) -> tuple[Body, int]:
-    """The checked body, and how many bytes it has."""
-    context, item = context_of(request), in_hand_of(request)
-    content = await context.read(item, request.scope, context.settings.json_limit)
+async def _read_body(request: Request, schema: type[Body]) -> tuple[Body, int]:
+    """Return the validated body, and its size in bytes."""
+    context = get_context(request)
+    content = await context.read_body(get_request(request), request.scope, context.settings.json_limit)
     try:
-        body = await offload(len(content), lambda: schema.model_validate(parse_object(content)))
+        body = await run_in_thread_if_large(len(content), lambda: schema.model_validate(parse_object(content)))
     except ValidationError as error:
-        raise InputError(sentence_of(error, "the body")) from error
+        raise InputError(format_validation_error(error, "the body")) from error
     return body, len(content)
 
 
-async def _stream(context: AppContext, item: ActiveRequest, body: OpenSession | TokenStep, caller: Caller) -> Stream:
-    """The stream that a request begins or goes on with."""
+async def _open_stream(
+    context: AppContext, active_request: ActiveRequest, body: OpenSession | TokenStep, caller: Caller
+) -> Stream:
+    """Return the stream that a request begins or continues."""
     if body.state_token is None:
         if body.model is None:
-            raise InputError("model is missing: name the model of a new stream, or give the state_token of one.")
-        item.model = model = await context.models.find_open(body.model, deadline=caller.deadline)
-        plan = stream_spec(model)
-        takes_static = plan.static_size or body.static is not None
-        return Stream(model, static=static_values(plan, body.static) if takes_static else None)
+            raise InputError("model is missing: name the model of a new stream, or give the state_token of a stream.")
+        active_request.model = model = await context.models.find_open(body.model, deadline=caller.deadline)
+        spec = stream_spec(model)
+        takes_static = spec.static_size or body.static is not None
+        return Stream(model, static=parse_static(spec, body.static) if takes_static else None)
     if body.static is not None:
         raise InputError("static is for the beginning of a stream; its state_token holds what was given then.")
-    portable = context.state_keys.read(body.state_token)
-    if body.model is not None and not is_named(portable, body.model):
+    snapshot = context.state_keys.read(body.state_token)
+    if body.model is not None and not matches_reference(snapshot, body.model):
         raise OtherModelError(
-            f"The state token is of '{portable.model}', the request names '{cut(body.model)}'; leave model out, or "
-            "begin anew without the token."
+            f"The state token is of '{snapshot.model}', the request names '{cut(body.model)}'; leave model out, or "
+            "begin a new stream without the token."
         )
-    stream = await restored(portable, context.models, caller.deadline)
-    item.model = stream.model
+    stream = await restore_stream(snapshot, context.models, caller.deadline)
+    active_request.model = stream.model
     return stream
 
 
-async def _advanced(
-    context: AppContext, item: ActiveRequest, stream: Stream, body: Samples, size: int, caller: Caller
+async def _advance(
+    context: AppContext, active_request: ActiveRequest, stream: Stream, body: Samples, size: int, caller: Caller
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The answer to samples, and the outputs of the last of them."""
-    item.model = stream.model
-    stepped = await advance(context.scheduler, stream, body, context.settings, caller, size=size)
-    item.answered(stepped.work, 1)
-    answer: dict[str, Any] = {
+    """Advance a stream by the samples; return the content of the response, and the outputs of the last sample."""
+    active_request.model = stream.model
+    stepped = await advance_stream(context.scheduler, stream, body, context.settings, caller, size=size)
+    # One stream, however many samples.
+    active_request.record_result(stepped.inference, 1)
+    content: dict[str, Any] = {
         "model": stream.model.name,
         "model_version": str(stream.model.version),
         "step": stream.step,
         "outputs": stepped.outputs,
     }
     if body.token:
-        answer["state_token"] = context.state_keys.issue(stream.portable())
-    if stepped.outside:
-        answer["states_outside_ball"] = stepped.outside
-    return answer, stepped.last
+        content["state_token"] = context.state_keys.issue(stream.snapshot())
+    if stepped.violations:
+        content["states_outside_ball"] = stepped.violations
+    return content, stepped.last_outputs
 
 
-def _about(context: AppContext, session: Session) -> dict[str, Any]:
+def _describe(context: AppContext, session: Session) -> dict[str, Any]:
     stream = session.stream
-    plan = stream_spec(stream.model)
+    spec = stream_spec(stream.model)
     return {
         "session_id": session.id,
         "model": stream.model.name,
@@ -166,6 +173,6 @@ def _about(context: AppContext, session: Session) -> dict[str, Any]:
         "digest": stream.model.digest,
         "step": stream.step,
         "expires_in_seconds": context.sessions.ages(session.id)[2],
-        "sample_shape": list(plan.sample_shape),
-        "outputs": list(plan.outputs),
+        "sample_shape": list(spec.sample_shape),
+        "outputs": list(spec.outputs),
     }

@@ -1,4 +1,4 @@
-"""What every route shares."""
+"""Parts of the OpenAPI document that all routes share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is not 200."""
+    """Body of every response that is not 200."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -17,10 +17,10 @@ class ErrorBody(BaseModel):
     )
 
     error: str = Field(description="One sentence: what was wrong, what was given, what is allowed.")
-    code: str = Field(description="A word for programs.")
+    code: str = Field(description="Error code for programs.")
 
 
-# Read from the path by hand: as an argument, it would be a query parameter of the routes without it.
+# The routes read it from the path: as a function argument, it would be a query parameter of the routes without it.
 VERSION_DOCS: dict[str, Any] = {
     "parameters": [
         {
@@ -34,22 +34,22 @@ VERSION_DOCS: dict[str, Any] = {
 
 
 def json_request(schema: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """What a route says in the OpenAPI document of a JSON body that it reads itself."""
+    """Return the part of the OpenAPI document for a JSON body that the route parses itself."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema.__name__}"}}}
     return {"requestBody": {"required": required, "content": content}}
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "Bad input"},
-    401: {"model": ErrorBody, "description": "No token, or one that is not known"},
-    403: {"model": ErrorBody, "description": "Not for this token, or not for a page of another host"},
+    401: {"model": ErrorBody, "description": "No token, or an unknown one"},
+    403: {"model": ErrorBody, "description": "Not allowed for this token, or for a page of another host"},
     404: {"model": ErrorBody, "description": "Not served here"},
-    405: {"model": ErrorBody, "description": "Not by this method"},
+    405: {"model": ErrorBody, "description": "Method not supported by this path"},
     408: {"model": ErrorBody, "description": "The body arrived too slowly"},
-    409: {"model": ErrorBody, "description": "It does not fit the state that it meets"},
+    409: {"model": ErrorBody, "description": "In conflict with the state of the stream, session or model"},
     413: {"model": ErrorBody, "description": "Too large"},
-    429: {"model": ErrorBody, "description": "More at a time than this client may have"},
+    429: {"model": ErrorBody, "description": "Too many requests at a time from this client"},
     503: {"model": ErrorBody, "description": "Starting, shutting down, or too busy"},
-    504: {"model": ErrorBody, "description": "Not answered within its time"},
+    504: {"model": ErrorBody, "description": "Not answered before the deadline"},
 }
-"""What any route may answer with instead, for the documentation."""
+"""Error responses of any route, for the documentation."""

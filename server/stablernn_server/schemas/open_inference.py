@@ -15,7 +15,7 @@ class Live(BaseModel):
 
 
 class Ready(BaseModel):
-    """Servers of this protocol answer with either key, so both are here."""
+    """Servers of this protocol answer with one key or the other, so that both are here."""
 
     ready: bool
     live: bool
@@ -33,7 +33,7 @@ class ServerMetadata(BaseModel):
 
 
 class TensorMetadata(BaseModel):
-    """A tensor of a model; -1 in ``shape`` is a free size, ``parameters.optional`` marks what may be left out."""
+    """A tensor of a model; -1 in ``shape`` is a free size, ``parameters.optional`` marks an optional input."""
 
     name: str
     datatype: str
@@ -42,7 +42,7 @@ class TensorMetadata(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """``parameters`` holds what the protocol has no field for: task, labels, device, digest, ..."""
+    """Metadata of a model; ``parameters`` has what the protocol has no field for: task, labels, device, ..."""
 
     name: str
     versions: list[str]
@@ -57,9 +57,9 @@ class InferTensor(BaseModel):
     shape: list[int]
     datatype: str = Field(examples=["FP32"])
     data: list[Any] | None = Field(
-        default=None, description="Flat in row-major order, or nested. null is a missing value."
+        default=None, description="Flat in row-major order, or nested; null is a missing value."
     )
-    parameters: dict[str, Any] | None = Field(default=None, description="binary_data_size, when the data is raw bytes.")
+    parameters: dict[str, Any] | None = Field(default=None, description="binary_data_size, if the data is raw bytes.")
 
 
 class InferOutput(BaseModel):

@@ -12,11 +12,11 @@ from stablernn_server.errors import cut
 class IndexRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
-    ready: bool = Field(default=False, description="List only what is served.")
+    ready: bool = Field(default=False, description="List only versions that are served.")
 
 
 class ControlParameters(BaseModel):
-    """No parameter changes what is loaded: that lies in the registry."""
+    """Parameters of loading and unloading; none of them changes what is loaded, which is in the registry."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -24,13 +24,14 @@ class ControlParameters(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: Any) -> Any:
-        if isinstance(given, dict) and (strange := sorted(map(str, given.keys() - cls.model_fields.keys()))):
+    def _check_names(cls, fields: Any) -> Any:
+        # Triton takes configurations and files of a model here; pydantic would only call them extra inputs.
+        if isinstance(fields, dict) and (unknown := sorted(map(str, fields.keys() - cls.model_fields.keys()))):
             raise ValueError(
-                f"The parameter '{cut(strange[0])}' is not supported: what is served lies in the registry. Publish a "
-                "version there and load it"
+                f"The parameter '{cut(unknown[0])}' is not supported: models come from the registry. Publish a version "
+                "there and load it"
             )
-        return given
+        return fields
 
 
 class ControlRequest(BaseModel):
@@ -40,7 +41,7 @@ class ControlRequest(BaseModel):
 
 
 class IndexEntry(BaseModel):
-    """A version of the registry; ``reason`` says why one that is not served is not."""
+    """A version of the registry; ``reason`` says why a version is not served."""
 
     name: str
     version: str

@@ -1,7 +1,7 @@
 """Bodies of ``/v1/sessions`` and ``/v1/step``, and the text frames of ``/v1/stream``.
 
-Samples are left to :mod:`stablernn_server.handlers.stream_steps`: a pydantic check of every number would cost more
-than a step.
+Samples are checked by :mod:`stablernn_server.handlers.stream_inputs`: a pydantic validation of every number would take
+longer than a step.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from stablernn_registry.errors import did_you_mean
 
 _VALUE: dict[str, Any] = {"anyOf": [{"type": "number"}, {"type": "null"}]}
 _TIME: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "number"}]}
-_KNOWN: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "array", "items": _VALUE}}
+_FUTURE: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "array", "items": _VALUE}}
 
 Values = Annotated[
     Any,
     WithJsonSchema(
         {
-            "description": "One sample, an array of its numbers (a number alone of models that follow tokens); or "
-            "several, one level more. null is a missing value.",
+            "description": "One sample, as an array of its numbers (for models of tokens, as a number); or an array of "
+            "several samples. null is a missing value.",
             "anyOf": [{"type": "integer"}, {"type": "array", "minItems": 1, "items": {}}],
         }
     ),
@@ -30,7 +30,7 @@ Times = Annotated[
     Any,
     WithJsonSchema(
         {
-            "description": "ISO 8601, or a number of regular steps: of the first reading, or of each sample.",
+            "description": "Time of the first sample, or of each: ISO 8601, or a number of regular steps.",
             "anyOf": [*_TIME["anyOf"], {"type": "array", "minItems": 1, "items": _TIME}],
         }
     ),
@@ -39,8 +39,8 @@ Distances = Annotated[
     Any,
     WithJsonSchema(
         {
-            "description": "Of models of irregular time: from the reading before to each, in regular steps; that of a "
-            "stream's first reading does not count.",
+            "description": "For models of irregular time: time from the previous sample to each, in regular steps; "
+            "that of a stream's first sample is ignored.",
             "anyOf": [{"type": "number"}, {"type": "array", "minItems": 1, "items": {}}],
         }
     ),
@@ -49,8 +49,8 @@ Future = Annotated[
     Any,
     WithJsonSchema(
         {
-            "description": "By name, numbers of the steps ahead; for several samples, an array of such objects.",
-            "anyOf": [_KNOWN, {"type": "array", "minItems": 1, "items": {"anyOf": [_KNOWN, {"type": "null"}]}}],
+            "description": "Numbers of the steps ahead, by name; for several samples, an array of such objects.",
+            "anyOf": [_FUTURE, {"type": "array", "minItems": 1, "items": {"anyOf": [_FUTURE, {"type": "null"}]}}],
         }
     ),
 ]
@@ -58,7 +58,7 @@ Static = Annotated[
     dict[str, Any],
     WithJsonSchema(
         {
-            "description": "By name, what never changes within the stream; null or left out is not known.",
+            "description": "Values that never change within the stream, by name; null or a missing name is unknown.",
             "type": "object",
             "additionalProperties": _VALUE,
         }
@@ -67,27 +67,29 @@ Static = Annotated[
 
 
 class _Body(BaseModel):
-    """A body whose fields are all known: one that is misspelled would change what a stream remembers."""
+    """A body without unknown fields: a misspelled one would change the state of a stream."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _spelled(cls, given: Any) -> Any:
-        if isinstance(given, dict) and not given.keys() <= cls.model_fields.keys():
-            known = list(cls.model_fields)
-            name = str(next(name for name in given if name not in cls.model_fields))[:64]
-            raise ValueError(f"Unknown field '{name}'.{did_you_mean(name, known)} Known are {', '.join(known)}")
-        return given
+    def _check_names(cls, fields: Any) -> Any:
+        # Before pydantic's own check, which names no alternatives.
+        if isinstance(fields, dict) and not fields.keys() <= cls.model_fields.keys():
+            known_names = list(cls.model_fields)
+            name = str(next(name for name in fields if name not in cls.model_fields))[:64]
+            hint = did_you_mean(name, known_names)
+            raise ValueError(f"Unknown field '{name}'.{hint} Known fields: {', '.join(known_names)}")
+        return fields
 
 
 class OpenSession(_Body):
     """Body of ``POST /v1/sessions``.
 
     Attributes:
-        model: NAME, NAME@ALIAS or NAME:VERSION; may be left out where a token says it.
-        static: What never changes within the stream.
-        state_token: Go on from here instead of from the beginning.
+        model: NAME, NAME@ALIAS or NAME:VERSION; may be left out with a token, which names it.
+        static: Values that never change within the stream.
+        state_token: The state to continue from, instead of the beginning.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "co2"}]})
@@ -102,13 +104,13 @@ class Samples(_Body):
 
     Attributes:
         values: The samples.
-        time: When they were.
-        dt: Likewise, as distances.
-        sequence: Number of the first of them in the stream, from 1; another one than is due is an error.
-        future: What is known of the steps ahead.
-        every: Whether each sample has an answer, or the last alone.
-        token: Whether the answer has a state token.
-        horizon: Steps ahead of a forecast; a recursive head answers one where it is left out.
+        time: Times of the samples.
+        dt: Times of the samples, as distances.
+        sequence: Number of the first sample in the stream, from 1; an error if it is not the next one.
+        future: Values of the steps ahead that are known.
+        every: Whether there are outputs for each sample, or only for the last.
+        token: Whether the response has a state token.
+        horizon: Steps ahead of a forecast; without it, a recursive head forecasts one.
     """
 
     model_config = ConfigDict(
@@ -129,9 +131,9 @@ class TokenStep(Samples):
     """Body of ``POST /v1/step``.
 
     Attributes:
-        state_token: Where the stream is.
-        model: Of a stream that begins.
-        static: What never changes within a stream that begins.
+        state_token: State of the stream; None for a new stream.
+        model: Model of a new stream.
+        static: Values that never change within a new stream.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "co2", "values": [369.1]}]})
@@ -146,10 +148,10 @@ class TextFrame(Samples):
 
     Attributes:
         stream: Number of the stream.
-        id: Anything; comes back with the answer.
-        state_token: Without ``values``: the stream goes on from here.
-        static: Of a stream that begins.
-        close: Forget the stream, after its values are taken and its token is given.
+        id: Any value; returned with the reply.
+        state_token: State to continue the stream from; without ``values``.
+        static: Values that never change within a new stream.
+        close: Whether the stream ends, after its values are taken and its token is returned.
     """
 
     stream: int = Field(default=0, ge=0, lt=2**32)
@@ -160,7 +162,7 @@ class TextFrame(Samples):
 
 
 class SessionOpened(BaseModel):
-    """A session: ``sample_shape`` is what one sample looks like, ``outputs`` names what each step answers with."""
+    """A session: ``sample_shape`` is the shape of one sample, ``outputs`` names the outputs of each step."""
 
     session_id: str
     model: str
@@ -173,7 +175,7 @@ class SessionOpened(BaseModel):
 
 
 class Stepped(BaseModel):
-    """The outputs of each step, and how many samples the stream has taken with them."""
+    """The outputs of each step, and the number of samples that the stream has taken so far."""
 
     session_id: str | None = None
     model: str
@@ -183,12 +185,12 @@ class Stepped(BaseModel):
     state_token: str | None = None
     states_outside_ball: list[str] = Field(
         default_factory=list,
-        description="States that left the ball of the model's certificate; only there where one did.",
+        description="States that left the ball of the model's certificate; only present if one did.",
     )
 
 
 class StateNorm(BaseModel):
-    """Size of one state, and of the ball that its certificate says it stays in; null where there is none."""
+    """Norm of one state, and radius of the ball in which it stays by the certificate; null if there is no ball."""
 
     state: str
     norm: str
@@ -198,7 +200,7 @@ class StateNorm(BaseModel):
 
 
 class SessionDetails(SessionOpened):
-    """A session as it is now; ``last`` holds the outputs of its last step."""
+    """The current state of a session; ``last`` holds the outputs of its last step."""
 
     age_seconds: float
     idle_seconds: float

@@ -1,7 +1,7 @@
 """Bodies of ``/v1/timeseries``; field names are those of KServe's time-series API.
 
-Series are left to :mod:`stablernn_server.handlers.timeseries`: a pydantic check of every number would cost more than
-inference.
+Series are checked by :mod:`stablernn_server.handlers.timeseries`: a pydantic validation of every number would take
+longer than inference.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from stablernn_runtime.calendar import unix_time
+from stablernn_runtime.calendar import describe_unix_time
 
 UNIVARIATE = "univariate_time_series"
 MULTIVARIATE = "multivariate_time_series"
 
-_NEAR = 0.8
-"""Likeness from which on an unknown field is taken for a misspelled one; that of 'station' and 'static' is 0.77."""
-_MOST_COMPARED = 32
+_MISSPELLED_RATIO = 0.8
+"""Similarity from which an unknown field counts as a misspelled one; that of 'station' and 'static' is 0.77."""
+_MAX_COMPARED_FIELDS = 32
 _VALUE = {"anyOf": [{"type": "number"}, {"type": "null"}]}
 Series = Annotated[
     Any,
@@ -35,11 +35,11 @@ Series = Annotated[
 ]
 
 
-Known = Annotated[
+FutureValues = Annotated[
     dict[str, Any],
     WithJsonSchema(
         {
-            "description": "By name, numbers of the steps ahead; null is one that is not known.",
+            "description": "Numbers of the steps ahead, by name; null is an unknown one.",
             "type": "object",
             "additionalProperties": {"type": "array", "items": _VALUE},
         }
@@ -47,33 +47,33 @@ Known = Annotated[
 ]
 Constants = Annotated[
     dict[str, Any],
-    WithJsonSchema({"description": "By name, a number or null.", "type": "object", "additionalProperties": _VALUE}),
+    WithJsonSchema({"description": "Numbers or null, by name.", "type": "object", "additionalProperties": _VALUE}),
 ]
 
 
-def _is_text(value: object) -> object:
-    """``value``; of a Unix time the error says which timestamp it is."""
-    if isinstance(value, int | float) and (text := unix_time(value)):
+def _refuse_unix_time(value: object) -> object:
+    """Return ``value``; for a Unix time, the error gives the timestamp as text."""
+    if isinstance(value, int | float) and (text := describe_unix_time(value)):
         raise ValueError(f"must be ISO 8601 text, and the number is {text}; send that")
     return value
 
 
-Timestamp = Annotated[str, BeforeValidator(_is_text)]
+Timestamp = Annotated[str, BeforeValidator(_refuse_unix_time)]
 
 
 class _Request(BaseModel):
-    """More fields than are known are allowed, as in KServe, unless their names are nearly those of known ones."""
+    """A body or a part of one, with any further fields, as in KServe, unless they look like misspelled ones."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     @model_validator(mode="after")
-    def _spelled(self) -> Self:
-        known = list(type(self).model_fields)
+    def _check_spelling(self) -> Self:
+        known_names = list(type(self).model_fields)
         # Comparing names takes time, and a body may hold any number of them.
-        for name in islice(self.model_extra or {}, _MOST_COMPARED):
-            if meant := get_close_matches(name.lower()[:64], known, n=1, cutoff=_NEAR):
+        for name in islice(self.model_extra or {}, _MAX_COMPARED_FIELDS):
+            if matches := get_close_matches(name.lower()[:64], known_names, n=1, cutoff=_MISSPELLED_RATIO):
                 raise ValueError(
-                    f"Unknown field '{name[:64]}'. Did you mean '{meant[0]}'? Known are {', '.join(known)}"
+                    f"Unknown field '{name[:64]}'. Did you mean '{matches[0]}'? Known fields: {', '.join(known_names)}"
                 )
         return self
 
@@ -82,16 +82,16 @@ class SeriesInput(_Request):
     """One observed series.
 
     Attributes:
-        series: Its values, oldest first; without the features of the calendar, which follow from the time.
-        type: Checked against the nesting of ``series`` when given.
-        name: Comes back with the answer; default: its place among the inputs.
-        frequency: Spacing of the time stamps; default: what the model was trained on.
-        start_timestamp: ISO 8601 time of the first value; without it the answer has no time stamps. Needed by models
-            that are told where each step lies in the calendar.
-        dt: For models of irregular time: the time from the value before to each value, in the model's regular steps;
-            the first one does not count. All 1 when left out.
-        future: What is known of the steps ahead; what is left out is not known.
-        static: What never changes within the series; likewise.
+        series: Its values, oldest first; without the calendar features, which the server computes from the time.
+        type: Checked against the nesting of ``series`` if present.
+        name: Returned with the response; default: its position among the inputs.
+        frequency: Spacing of the timestamps; default: that of the training data.
+        start_timestamp: ISO 8601 time of the first value; without it the response has no timestamps. Required by models
+            with calendar features.
+        dt: For models of irregular time: the time from the previous value to each value, in the model's regular steps;
+            the first one is ignored. Default: all 1.
+        future: Values of the steps ahead; those that are left out are unknown.
+        static: Values that never change within the series; those that are left out are unknown.
     """
 
     series: Series
@@ -100,22 +100,22 @@ class SeriesInput(_Request):
     frequency: str | None = Field(default=None, max_length=32, examples=["W", "MS", "15min"])
     start_timestamp: Timestamp | None = Field(default=None, max_length=64, examples=["2024-01-06T00:00:00Z"])
     dt: list[float] | None = Field(default=None, examples=[None])
-    future: Known | None = None
+    future: FutureValues | None = None
     static: Constants | None = None
 
 
 class _SeriesRequest(_Request):
     model: str = Field(description="NAME, NAME@ALIAS or NAME:VERSION.")
     inputs: list[SeriesInput] = Field(min_length=1, max_length=4096)
-    metadata: dict[str, Any] | None = Field(default=None, description="Anything of the client's own; not read.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Data of the client; not read.")
 
 
 class ForecastOptions(_Request):
-    """What to forecast.
+    """Options of a forecast.
 
     Attributes:
-        horizon: Steps ahead; default: all that the model was trained for.
-        quantiles: Levels among those trained; default: all of them.
+        horizon: Steps ahead; default: as many as the model was trained for.
+        quantiles: Levels among the trained ones; default: all of them.
     """
 
     horizon: int | None = Field(default=None, ge=1)
@@ -149,10 +149,10 @@ class ForecastRequest(_SeriesRequest):
 
 
 class ClassifyOptions(_Request):
-    """How many classes to answer with.
+    """Options of a classification.
 
     Attributes:
-        top_k: The most probable classes only; default: all.
+        top_k: Number of classes to return, the most probable first; default: all.
     """
 
     top_k: int | None = Field(default=None, ge=1)
@@ -178,13 +178,13 @@ class Forecast(BaseModel):
 
     Attributes:
         type: Univariate for one target (flat arrays), else multivariate (arrays in the order of ``targets``).
-        name: The series' name.
+        name: Name of the series.
         mean_forecast: One value, or one array, per step ahead.
-        quantiles: The same for each level, by the level as text.
+        quantiles: Values like those of ``mean_forecast``, by level as text.
         frequency: The frequency used, or null.
-        start_timestamp: Time of the first forecast step, or null when the series had none.
+        start_timestamp: Time of the first forecast step; null if the series had no timestamp.
         targets: Names of the forecast variables.
-        context_used: Steps at the end of the series that the forecast rests on.
+        context_used: Number of steps at the end of the series that the forecast is based on.
     """
 
     type: Literal["univariate_time_series", "multivariate_time_series"]
@@ -201,7 +201,7 @@ class ClassProbabilities(BaseModel):
     """The classes of one series.
 
     Attributes:
-        name: The series' name.
+        name: Name of the series.
         label: The most probable class.
         probabilities: By class, most probable first.
     """
@@ -236,17 +236,17 @@ class _Response(BaseModel):
     model_version: str
     states_outside_ball: list[str] = Field(
         default_factory=list,
-        description="States that left the ball of the model's certificate; only there where one did.",
+        description="States that left the ball of the model's certificate; only present if one did.",
     )
 
 
 class ForecastResponse(_Response):
-    """Answer of ``POST /v1/timeseries/forecast``: one output for each input, in their order."""
+    """Response of ``POST /v1/timeseries/forecast``: one output for each input, in their order."""
 
     outputs: list[ForecastOutput]
 
 
 class ClassifyResponse(_Response):
-    """Answer of ``POST /v1/timeseries/classify``: one output for each input, in their order."""
+    """Response of ``POST /v1/timeseries/classify``: one output for each input, in their order."""
 
     outputs: list[ClassifyOutput]

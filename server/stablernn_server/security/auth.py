@@ -1,4 +1,4 @@
-"""Who may ask for what: bearer tokens with the roles infer and admin, and the table of routes that need them."""
+"""Authorization: bearer tokens with the roles infer and admin, and the table of paths that need them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ Scope = MutableMapping[str, Any]
 Access = Literal["open", "infer", "admin"]
 
 # DOTALL: a path may hold an encoded line break, and a pattern that stops at it would let such a path pass as another.
-ROUTES: tuple[tuple[re.Pattern[str], Access], ...] = (
+ACCESS_BY_PATH: tuple[tuple[re.Pattern[str], Access], ...] = (
     (re.compile(r"/|/docs|/page/.*|/v2/health/(live|ready)", re.DOTALL), "open"),
     (re.compile(r"/v2/repository/models/.*", re.DOTALL), "admin"),
 )
-"""What a path needs; the first pattern that matches all of it counts. A path that matches none needs infer."""
+"""Access that a path needs: that of the first pattern that matches all of it. A path without a match needs infer."""
 
-LEVELS: Mapping[str, int] = {"open": 0, "infer": 1, "admin": 2}
-SUBPROTOCOL = "bearer."
+ACCESS_LEVELS: Mapping[str, int] = {"open": 0, "infer": 1, "admin": 2}
+SUBPROTOCOL_PREFIX = "bearer."
 NO_TOKEN = "This server needs a token; send it in the header 'Authorization: Bearer TOKEN'."
-BAD_TOKEN = "The token is none that this server knows; ask whoever runs it for one."
+BAD_TOKEN = "This server does not know the token; ask its operator for one."
 # RFC 6750, section 3.1: the error is named only to a client that sent a token.
 BAD_TOKEN_HEADERS = {"WWW-Authenticate": 'Bearer realm="stablernn", error="invalid_token"'}
 
 
 class Identity(NamedTuple):
-    """Who sent a request.
+    """The sender of a request.
 
     Attributes:
         name: ``anonymous``, or the role with the number of the token, such as ``infer-2``; safe to log.
-        role: ``open`` (nobody in particular), ``infer`` or ``admin``.
+        role: ``open`` (anonymous), ``infer`` or ``admin``.
     """
 
     name: str
@@ -51,17 +51,18 @@ class Identity(NamedTuple):
 
 
 ANYONE = Identity("anonymous", "admin")
-"""Everybody, where no token is asked for."""
+"""The sender of any request to a server that needs no token."""
 NOBODY = Identity("anonymous", "open")
+"""The sender of a request that is not checked, since its path is open."""
 
 
 @dataclass(frozen=True)
 class Auth:
-    """The tokens that a server knows. None of them is kept, only their digests.
+    """The tokens that a server accepts. Only their digests are in memory.
 
     Attributes:
         is_on: Whether requests need a token.
-        digests: SHA-256 of each token, and whose it is.
+        digests: SHA-256 of each token, and the identity of its owner.
     """
 
     is_on: bool
@@ -69,38 +70,39 @@ class Auth:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Auth:
-        """The tokens of the tokens file and of the settings.
+        """Read the tokens of the tokens file and of the settings.
 
         Raises:
-            SettingsError: If the file or a token cannot be taken; the sentence never holds a token.
+            SettingsError: If the file or a token is not valid; the message never holds a token.
         """
-        given: list[Token] = [] if settings.tokens_file is None else read_tokens(settings.tokens_file)
+        tokens: list[Token] = [] if settings.tokens_file is None else read_tokens(settings.tokens_file)
         for role, field in (("infer", "infer_tokens"), ("admin", "admin_tokens")):
-            for place, secret in enumerate(getattr(settings, field), 1):
-                where = f"{field} (STABLERNN_{field.upper()}), token {place}"
-                given.append(check_token(role, secret.get_secret_value(), where))
+            for number, secret in enumerate(getattr(settings, field), 1):
+                source = f"{field} (STABLERNN_{field.upper()}), token {number}"
+                tokens.append(check_token(role, secret.get_secret_value(), source))
         if settings.auth == "off":
-            if given:
-                logger.warning("auth is off: the %d configured tokens are not asked for", len(given))
+            if tokens:
+                logger.warning("auth is off: the %d configured tokens are not checked", len(tokens))
             return cls(False)
-        seen: dict[bytes, Token] = {}
+        first_by_digest: dict[bytes, Token] = {}
         digests: list[tuple[bytes, Identity]] = []
-        for token in given:
+        for token in tokens:
             digest = hashlib.sha256(token.text.encode()).digest()
-            before = seen.setdefault(digest, token)
-            if before is token:
+            first = first_by_digest.setdefault(digest, token)
+            # A token may be configured twice, as long as the role is the same: numbers count different tokens.
+            if first is token:
                 digests.append((digest, Identity(f"{token.role}-{_count(digests, token.role) + 1}", token.role)))
-            elif before.role != token.role:
+            elif first.role != token.role:
                 raise SettingsError(
-                    f"{token.where} is the same token as {before.where} with another role; give each token one role."
+                    f"{token.source} is the same token as {first.source} with another role; give each token one role."
                 )
         return cls(bool(digests), tuple(digests))
 
     def check(self, scope: Scope) -> Identity:
-        """Who sent this request, or frame of a handshake; cheap enough for every one.
+        """Return the sender of a request or WebSocket handshake; cheap enough to call for each.
 
         Args:
-            scope: Of ASGI, ``http`` or ``websocket``.
+            scope: The scope of the ASGI call, ``http`` or ``websocket``.
 
         Raises:
             UnauthorizedError: Without a token, or with one that is not known.
@@ -108,23 +110,23 @@ class Auth:
         """
         if not self.is_on:
             return ANYONE
-        needed = access_of(scope["path"])
+        needed = required_access(scope["path"])
         if needed == "open":
             return NOBODY
-        identity = self._identify(token_of(scope))
-        if LEVELS[identity.role] < LEVELS[needed]:
+        identity = self._identify(read_token(scope))
+        if ACCESS_LEVELS[identity.role] < ACCESS_LEVELS[needed]:
             raise ForbiddenError(f"This needs a token of the role '{needed}', got one of the role '{identity.role}'.")
         return identity
 
     def check_address(self, host: str, settings: Settings) -> None:
-        """Refuse to serve other machines without tokens, unless that was asked for.
+        """Refuse to serve other machines without tokens, unless auth is off.
 
         Args:
             host: Address or name to listen on.
-            settings: Of the server.
+            settings: Settings of the server.
 
         Raises:
-            SettingsError: If ``host`` is not of this machine alone, there are no tokens, and auth is not off.
+            SettingsError: If other machines can reach ``host``, there are no tokens, and auth is not off.
         """
         if not self.is_on and settings.auth != "off" and not is_loopback(host):
             raise SettingsError(
@@ -134,69 +136,70 @@ class Auth:
             )
 
     def _identify(self, token: bytes) -> Identity:
-        digest = hashlib.sha256(token).digest()
-        found: Identity | None = None
-        # All are compared, whichever fits: the time says nothing about the tokens.
-        for known, identity in self.digests:
-            if hmac.compare_digest(digest, known):
-                found = identity
-        if found is None:
+        token_digest = hashlib.sha256(token).digest()
+        match: Identity | None = None
+        # All are compared, also after a match: the time says nothing about the tokens.
+        for digest, identity in self.digests:
+            if hmac.compare_digest(token_digest, digest):
+                match = identity
+        if match is None:
             raise _bad_token()
-        return found
+        return match
 
 
-def access_of(path: str) -> Access:
-    """What a decoded path needs."""
-    for pattern, access in ROUTES:
+def required_access(path: str) -> Access:
+    """Return the access that a decoded path needs."""
+    for pattern, access in ACCESS_BY_PATH:
         if pattern.fullmatch(path) is not None:
             return access
     return "infer"
 
 
-def token_of(scope: Scope) -> bytes:
-    """The token that a request carries.
+def read_token(scope: Scope) -> bytes:
+    """Return the token of a request.
 
-    It stands in the header ``Authorization``. A browser cannot set that on a WebSocket, so there it may be the
-    subprotocol ``bearer.`` followed by the token in base64url without padding.
+    It is in the header ``Authorization``. A browser cannot set that on a WebSocket, so there it may be the subprotocol
+    ``bearer.`` followed by the token in base64url without padding.
 
     Raises:
-        UnauthorizedError: If there is none, or none that can be read.
+        UnauthorizedError: If there is none, or it cannot be decoded.
     """
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if values:
         scheme, _, token = values[0].strip().partition(b" ")
-        # Two such headers may be read by a proxy in front of us in one way and by us in the other.
+        # Of two such headers, a proxy in front of the server may read one and the server the other.
         if len(values) > 1 or scheme.lower() != b"bearer" or not token.strip():
-            raise _bad_token("The header Authorization is to be 'Bearer TOKEN', once.")
+            raise _bad_token("The header Authorization must be 'Bearer TOKEN', and be there only once.")
         return bytes(token.strip())
     subprotocols: Sequence[str] = scope.get("subprotocols") or ()
-    for item in subprotocols:
-        if item.startswith(SUBPROTOCOL):
-            encoded = item[len(SUBPROTOCOL) :]
+    for subprotocol in subprotocols:
+        if subprotocol.startswith(SUBPROTOCOL_PREFIX):
+            encoded = subprotocol[len(SUBPROTOCOL_PREFIX) :]
             try:
                 return base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)
             except (binascii.Error, ValueError):
-                raise _bad_token("The subprotocol after 'bearer.' is no base64url.") from None
+                raise _bad_token("The subprotocol after 'bearer.' is not base64url.") from None
     raise UnauthorizedError(NO_TOKEN)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host``, an address or a name, is reached from this machine only."""
+    """Return whether ``host``, an address or a name, can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         pass
     try:
-        # An empty name is every address of this machine.
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+        # An empty name stands for every address of this machine.
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
     except (OSError, UnicodeError):
         return False
-    addresses = {str(entry[4][0]) for entry in found}
-    return bool(addresses) and all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in addresses)
+    # IPv6 addresses may end in a zone, such as %eth0.
+    addresses = {str(entry[4][0]).partition("%")[0] for entry in entries}
+    return bool(addresses) and all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
-def _bad_token(sentence: str = BAD_TOKEN) -> UnauthorizedError:
-    error = UnauthorizedError(sentence)
+def _bad_token(message: str = BAD_TOKEN) -> UnauthorizedError:
+    error = UnauthorizedError(message)
     error.headers = BAD_TOKEN_HEADERS
     return error
 

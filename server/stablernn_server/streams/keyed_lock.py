@@ -1,7 +1,7 @@
-"""Per-key locks: requests for one thing run one after another, in the order that they came.
+"""Per-key FIFO locks: requests that work on one key run one after another, in the order in which they arrived.
 
-Everything happens on the event loop. A request that waits does so no longer than its deadline, and its place is free
-again as soon as its client is found gone.
+Everything happens on the event loop. A request waits no longer than its deadline, and its place in the queue is free
+again as soon as its client is found to have gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.errors import ClientGoneError, DeadlineError, ServerError, TooManyError
 
 Key = TypeVar("Key", bound=Hashable)
@@ -22,62 +22,66 @@ Key = TypeVar("Key", bound=Hashable)
 @dataclass(slots=True, eq=False)
 class _Waiter:
     caller: Caller
-    called: asyncio.Future[None]
+    # Resolves when the waiter holds the lock.
+    granted: asyncio.Future[None]
 
 
 class KeyedLock(Generic[Key]):
-    """Who may work on what, and who is next."""
+    """A FIFO lock for each key."""
 
-    def __init__(self, most: int) -> None:
-        """Nobody waits yet.
+    def __init__(self, max_waiters: int) -> None:
+        """Begin with all keys free.
 
         Args:
-            most: Requests that may wait for one thing.
+            max_waiters: Requests that may wait for one key.
         """
-        self._most = most
-        # What has a queue, be it empty, is being worked on. It belongs to the key: what a key stands for may end and
-        # begin again while requests wait, and they keep their order.
+        self._max_waiters = max_waiters
+        # A key with a queue, even an empty one, is held. The queue belongs to the key, not to what is stored under it:
+        # that may end and begin again while requests wait, and they keep their order.
         self._queues: dict[Key, deque[_Waiter]] = {}
 
-    def is_taken(self, key: Key) -> bool:
-        """Whether a request works on ``key``."""
+    def is_held(self, key: Key) -> bool:
+        """Return whether a request works on ``key``."""
         return key in self._queues
 
     @asynccontextmanager
-    async def turn(self, key: Key, what: str, caller: Caller) -> AsyncIterator[None]:
-        """Have ``key`` alone for this block.
+    async def hold(self, key: Key, noun: str, caller: Caller) -> AsyncIterator[None]:
+        """Hold the lock of ``key`` for the block.
 
         Args:
-            key: What to work on.
-            what: What to call it in errors, such as ``"session"``.
-            caller: Who waits.
+            key: The key to work on.
+            noun: Noun for it in errors, such as ``"session"``.
+            caller: The client that waits.
 
         Raises:
-            TooManyError: If too many wait for it already.
-            DeadlineError: If the caller's deadline passes before its turn comes.
-            ClientGoneError: If the caller goes away before.
+            TooManyError: If too many requests wait for it already.
+            DeadlineError: If the caller's deadline passes first.
+            ClientGoneError: If the client disconnects first.
         """
         queue = self._queues.get(key)
         if queue is None:
             self._queues[key] = deque()
         else:
-            await self._wait(key, queue, what, caller)
+            await self._wait(key, queue, noun, caller)
         try:
             yield
         finally:
-            self._call_next(key)
+            self._grant_next(key)
 
-    def drop_gone(self) -> None:
-        """Let those go whose clients are gone; called now and then, for nothing else looks while they wait."""
+    def drop_gone_clients(self) -> None:
+        """Fail the waiters whose clients have gone.
+
+        Called at intervals: nothing else looks while they wait.
+        """
         for queue in self._queues.values():
-            _drop_gone(queue)
+            _drop_gone_clients(queue)
 
-    async def _wait(self, key: Key, queue: deque[_Waiter], what: str, caller: Caller) -> None:
-        if len(queue) >= self._most:
-            _drop_gone(queue)
-        if len(queue) >= self._most:
+    async def _wait(self, key: Key, queue: deque[_Waiter], noun: str, caller: Caller) -> None:
+        if len(queue) >= self._max_waiters:
+            _drop_gone_clients(queue)
+        if len(queue) >= self._max_waiters:
             raise TooManyError(
-                f"{self._most} requests of this {what} wait for their turn already, its limit; wait for their answers, "
+                f"{self._max_waiters} requests of this {noun} are already waiting, its limit; wait for their answers, "
                 "or send several samples in one request."
             )
         loop = asyncio.get_running_loop()
@@ -86,51 +90,52 @@ class KeyedLock(Generic[Key]):
         timer = None
         if caller.deadline is not None:
             late = DeadlineError(
-                f"The deadline passed while other requests of this {what} were worked on; give more time, or wait for "
+                f"The deadline passed while other requests of this {noun} were processed; give more time, or wait for "
                 "their answers first."
             )
-            timer = loop.call_at(caller.deadline, _let_go, queue, waiter, late)
+            timer = loop.call_at(caller.deadline, _fail, queue, waiter, late)
         try:
-            await waiter.called
+            await waiter.granted
         except BaseException:
             if waiter in queue:
                 queue.remove(waiter)
-            elif waiter.called.done() and not waiter.called.cancelled() and waiter.called.exception() is None:
-                # It was cancelled in the moment when its turn came.
-                self._call_next(key)
+            elif waiter.granted.done() and not waiter.granted.cancelled() and waiter.granted.exception() is None:
+                # The task was cancelled after the lock was granted and before it could run: pass the lock on.
+                self._grant_next(key)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _call_next(self, key: Key) -> None:
+    def _grant_next(self, key: Key) -> None:
         queue = self._queues[key]
         while queue:
             waiter = queue.popleft()
-            if waiter.called.done():
+            if waiter.granted.done():
                 continue
             if _is_gone(waiter):
-                waiter.called.set_exception(_gone())
+                waiter.granted.set_exception(_client_gone())
                 continue
-            waiter.called.set_result(None)
+            waiter.granted.set_result(None)
             return
         del self._queues[key]
 
 
-def _drop_gone(queue: deque[_Waiter]) -> None:
+def _drop_gone_clients(queue: deque[_Waiter]) -> None:
+    # A list first: the loop removes from the queue.
     for waiter in [waiter for waiter in queue if _is_gone(waiter)]:
-        _let_go(queue, waiter, _gone())
+        _fail(queue, waiter, _client_gone())
 
 
 def _is_gone(waiter: _Waiter) -> bool:
     return waiter.caller.is_gone is not None and waiter.caller.is_gone()
 
 
-def _gone() -> ClientGoneError:
-    return ClientGoneError("The client closed the connection before its turn came.")
+def _client_gone() -> ClientGoneError:
+    return ClientGoneError("The client closed the connection before its request was processed.")
 
 
-def _let_go(queue: deque[_Waiter], waiter: _Waiter, reason: ServerError) -> None:
-    if not waiter.called.done():
+def _fail(queue: deque[_Waiter], waiter: _Waiter, error: ServerError) -> None:
+    if not waiter.granted.done():
         queue.remove(waiter)
-        waiter.called.set_exception(reason)
+        waiter.granted.set_exception(error)

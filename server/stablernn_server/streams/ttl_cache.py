@@ -1,7 +1,7 @@
-"""A bounded table of what clients come back to: it forgets what lies idle, and gives way in the order of last use.
+"""A bounded cache of state that clients come back to: entries expire when idle, and the longest idle is evicted first.
 
-Everything happens on the event loop, so there are no locks but the turns that requests take. What has expired goes when
-the table is next asked for anything; the application asks how long it is several times a second.
+Everything happens on the event loop, so there are no locks but those that requests hold by key. Expired entries go at
+the next access; the application asks for the length several times a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from stablernn_server.batching.scheduler import Caller
+from stablernn_server.batching.types import Caller
 from stablernn_server.streams.keyed_lock import KeyedLock
 
 Key = TypeVar("Key", bound=Hashable)
@@ -22,12 +22,12 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[Value]):
-    """One thing that is kept.
+    """One entry of the cache.
 
     Attributes:
-        value: The thing.
+        value: The cached value.
         created: When it was put in, on the monotonic clock.
-        used: When it was last asked for or worked on.
+        used: When it was last asked for or worked on, on the same clock.
     """
 
     value: Value
@@ -36,55 +36,57 @@ class Entry(Generic[Value]):
 
 
 class TtlCache(Generic[Key, Value]):
-    """Entries by key.
+    """Entries by key, in the order of their last use.
 
     Attributes:
-        ttl_seconds: How long an entry may lie idle.
-        most: Entries kept; the longest idle one gives way.
-        turns: Who works on which key, whether there is an entry of it or not.
+        ttl_seconds: Idle time after which an entry expires.
+        max_entries: Number of entries beyond which the longest idle one is evicted.
+        locks: The locks of the keys, whether there is an entry or not.
     """
 
-    def __init__(self, ttl_seconds: float, most: int, queue: int) -> None:
-        """Keep nothing yet.
+    def __init__(self, ttl_seconds: float, max_entries: int, max_waiters: int) -> None:
+        """Begin without entries.
 
         Args:
-            ttl_seconds: How long an entry may lie idle.
-            most: Entries kept.
-            queue: Requests that may wait for their turn with one key.
+            ttl_seconds: Idle time after which an entry expires.
+            max_entries: Number of entries beyond which the longest idle one is evicted.
+            max_waiters: Requests that may wait for the lock of one key.
         """
         self.ttl_seconds = ttl_seconds
-        self.most = most
-        self.turns: KeyedLock[Key] = KeyedLock(queue)
+        self.max_entries = max_entries
+        self.locks: KeyedLock[Key] = KeyedLock(max_waiters)
+        # Least recently used first.
         self._entries: OrderedDict[Key, Entry[Value]] = OrderedDict()
-        # Why an entry is not there any more, for the sentence that says so.
-        self._gone: OrderedDict[Key, str] = OrderedDict()
+        # Why entries were removed, for error messages; bounded as the entries are.
+        self._removal_reasons: OrderedDict[Key, str] = OrderedDict()
 
     def __len__(self) -> int:
         self.sweep()
         return len(self._entries)
 
     def values(self) -> list[Value]:
-        """Everything that is kept."""
+        """Return all values."""
         self.sweep()
         return [entry.value for entry in self._entries.values()]
 
     def put(self, key: Key, value: Value) -> Entry[Value]:
-        """Keep ``value``, in place of what was there; the longest idle entry gives way if the table is full."""
+        """Store ``value`` under ``key``, replacing its entry; a full cache evicts the longest idle entry."""
         self.sweep()
         now = time.monotonic()
         self._entries.pop(key, None)
-        while len(self._entries) >= self.most:
-            # One that is being worked on is not idle; where all are, the oldest of them goes.
-            idle = next((key for key in self._entries if not self.turns.is_taken(key)), None)
+        while len(self._entries) >= self.max_entries:
+            # An entry whose lock is held is not idle; where all are held, the least recently used one goes.
+            idle_key = next((key for key in self._entries if not self.locks.is_held(key)), None)
             self.drop(
-                next(iter(self._entries)) if idle is None else idle, f"gave way to a newer one, {self.most} are kept"
+                next(iter(self._entries)) if idle_key is None else idle_key,
+                f"was evicted for a newer one, at most {self.max_entries} are kept",
             )
         entry = self._entries[key] = Entry(value, now, now)
-        self._gone.pop(key, None)
+        self._removal_reasons.pop(key, None)
         return entry
 
     def get(self, key: Key) -> Entry[Value] | None:
-        """The entry of ``key``, which counts as used now; None if there is none."""
+        """Return the entry of ``key`` and count this as use; None if there is none."""
         self.sweep()
         entry = self._entries.get(key)
         if entry is not None:
@@ -92,51 +94,59 @@ class TtlCache(Generic[Key, Value]):
         return entry
 
     def peek(self, key: Key) -> Entry[Value] | None:
-        """As :meth:`get`, without counting as use."""
+        """Return the entry of ``key`` as :meth:`get` does, without counting it as use."""
         self.sweep()
         return self._entries.get(key)
 
-    def drop(self, key: Key, why: str) -> None:
-        """Forget the entry of ``key``, if there is one; ``why`` ends a sentence that begins with what it was."""
-        self._entries.pop(key, None)
-        self._gone.pop(key, None)
-        self._gone[key] = why
-        while len(self._gone) > self.most:
-            self._gone.popitem(last=False)
-
-    def why_gone(self, key: Key) -> str | None:
-        """Why there is no entry any more; None if it is not known that there was one."""
-        return self._gone.get(key)
-
-    @asynccontextmanager
-    async def turn(self, key: Key, what: str, caller: Caller) -> AsyncIterator[None]:
-        """Have ``key`` alone for this block; its entry does not expire meanwhile.
+    def drop(self, key: Key, reason: str) -> None:
+        """Remove the entry of ``key``, if there is one.
 
         Args:
             key: The key.
-            what: What to call an entry in errors, such as ``"session"``.
-            caller: Who waits.
+            reason: End of a sentence that begins with the entry, such as ``"was closed"``.
+        """
+        self._entries.pop(key, None)
+        # Removed first, so that the newest reason is the last to be forgotten.
+        self._removal_reasons.pop(key, None)
+        self._removal_reasons[key] = reason
+        while len(self._removal_reasons) > self.max_entries:
+            self._removal_reasons.popitem(last=False)
+
+    def removal_reason(self, key: Key) -> str | None:
+        """Return why there is no entry any more; None if it is not known that there was one."""
+        return self._removal_reasons.get(key)
+
+    @asynccontextmanager
+    async def hold(self, key: Key, noun: str, caller: Caller) -> AsyncIterator[None]:
+        """Hold the lock of ``key`` for the block, during which its entry does not expire.
+
+        Args:
+            key: The key.
+            noun: Noun for an entry in errors, such as ``"session"``.
+            caller: The client that waits.
 
         Raises:
-            TooManyError: If too many wait for it already.
-            DeadlineError: If the caller's deadline passes before its turn comes.
-            ClientGoneError: If the caller goes away before.
+            TooManyError: If too many requests wait for it already.
+            DeadlineError: If the caller's deadline passes first.
+            ClientGoneError: If the client disconnects first.
         """
-        async with self.turns.turn(key, what, caller):
+        async with self.locks.hold(key, noun, caller):
             try:
                 yield
             finally:
+                # Idle time counts from the end of the block.
                 if (entry := self._entries.get(key)) is not None:
                     self._touch(key, entry)
 
     def sweep(self) -> None:
-        """Forget what has lain idle for too long."""
+        """Remove the entries that have been idle for too long."""
         oldest_use = time.monotonic() - self.ttl_seconds
         while self._entries:
             key, entry = next(iter(self._entries.items()))
             if entry.used > oldest_use:
                 break
-            if self.turns.is_taken(key):
+            # A request has worked on it for longer than the time to live: it is not idle.
+            if self.locks.is_held(key):
                 self._touch(key, entry)
             else:
                 self.drop(key, f"expired after {self.ttl_seconds:g} s without a request")

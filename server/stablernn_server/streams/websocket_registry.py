@@ -1,4 +1,4 @@
-"""The WebSockets that are open, so that a server that stops can take leave of their clients."""
+"""The open WebSockets, which a server that stops closes with a drain message to each client."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from typing import Protocol
 
 
 class RegisteredWebSocket(Protocol):
+    """The part of a WebSocket that the registry needs."""
+
     @property
-    def streams(self) -> int: ...
+    def streams(self) -> int:
+        """Number of its streams."""
+        ...
 
-    async def leave(self) -> None: ...
+    async def leave(self) -> None:
+        """Send the drain message and close, after the frame in flight."""
+        ...
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Answer the frame in flight with an error; called again, give the client up."""
+        ...
 
 
-LAST_WORD_SECONDS = 0.5
-"""How long the goodbyes may take of sockets whose frame was ended."""
+DRAIN_MESSAGE_SECONDS = 0.5
+"""Time for the drain messages of sockets whose frame was ended."""
 
 
 class WebSocketRegistry:
@@ -30,32 +38,35 @@ class WebSocketRegistry:
 
     @property
     def streams(self) -> int:
-        """How many streams all of them carry."""
+        """Number of streams on all WebSockets."""
         return sum(socket.streams for socket in self._open)
 
     def add(self, socket: RegisteredWebSocket) -> None:
+        """Register an open WebSocket."""
         self._open.add(socket)
 
     def remove(self, socket: RegisteredWebSocket) -> None:
+        """Forget a WebSocket; does nothing if it is not registered."""
         self._open.discard(socket)
 
-    async def leave(self, grace_seconds: float) -> None:
-        """Hand every client the tokens of its streams and close, each after the frame in hand.
+    async def drain(self, grace_seconds: float) -> None:
+        """Send every client the tokens of its streams and close its WebSocket, after the frame in flight.
 
         Args:
-            grace_seconds: How long a frame may take, and a client to read its answer; then the frame is ended, and who
-                still does not read half a second later is left behind.
+            grace_seconds: Time for a frame in flight, and for the client to read its answer. After it the frame is
+                ended, and a client that still does not read half a second later is left behind.
         """
-        leaving = {asyncio.create_task(socket.leave()): socket for socket in self._open}
-        if not leaving:
+        tasks = {asyncio.create_task(socket.leave()): socket for socket in self._open}
+        if not tasks:
             return
-        late = set(leaving)
-        for seconds in (grace_seconds, LAST_WORD_SECONDS):
+        late = set(tasks)
+        # The first `end` answers the frame with an error, after which the drain message follows; the second gives up.
+        for seconds in (grace_seconds, DRAIN_MESSAGE_SECONDS):
             if late:
                 _, late = await asyncio.wait(late, timeout=seconds)
             for task in late:
-                leaving[task].end()
+                tasks[task].end()
         for task in late:
             task.cancel()
-        # A client that has gone meanwhile is no failure of ours.
-        await asyncio.gather(*leaving, return_exceptions=True)
+        # Exceptions are those of clients that have disconnected, which is no error here.
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""The open connections of one server process, and how many there may be.
+"""The open connections of one server process, and their limits.
 
-A connection costs a client nothing and the server a file descriptor. So connections that carry no request give way:
-the one that has been idle longest is closed when its address, or the whole process, has too many.
+A connection costs a client nothing and the server a file descriptor. So idle connections make room for others: the one
+that has been idle longest is closed when its address, or the whole process, has too many.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MAX_FILES = 11_000
-"""Open files that a process asks the system for unless a setting needs more; many begin with 1,024."""
+"""Open files that a process asks the system for unless a setting needs more; many systems begin with 1,024."""
 CONNECTION_SHARE = 0.8
-"""Share of the open files that connections may take. The others are for models, the registry, and connections that are
+"""Share of the open files that connections may take. The rest is for models, the registry, and connections that are
 refused."""
 IDLE_SHARE = 0.25
 """Share of the connections that one address may keep open without a request."""
 REFUSED_SHARE = 0.05
-"""Connections beyond the limit that are being told so, as a share of it."""
+"""Connections beyond the limit that may stay open until they have read the refusal, as a share of the limit."""
 OPEN_FILES_WITHOUT_LIMIT = 10_000
 """Assumed where the system does not say how many files a process may open (Windows)."""
 
@@ -29,7 +29,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Connection(Protocol):
-    """A connection as the table sees it."""
+    """A connection, as far as the table needs to know it."""
 
     def close_idle(self) -> None:
         """Close the connection, on which no request is in flight."""
@@ -49,7 +49,7 @@ class ConnectionTable:
     """Open connections by address, the idle ones in the order in which they became idle. For the event loop alone."""
 
     def __init__(self, limit: int, idle_per_address: int, exempt: Iterable[str] = ()) -> None:
-        """Begin empty.
+        """Create an empty table.
 
         Args:
             limit: Connections in all.
@@ -78,7 +78,7 @@ class ConnectionTable:
             if not self._idle:
                 return False
             self._close_oldest(self._idle)
-        host = _host(address)
+        host = _parse_host(address)
         key = _peer_key(host)
         peer = self._peers.get(key)
         if peer is None:
@@ -90,7 +90,7 @@ class ConnectionTable:
         return True
 
     def refuse(self, connection: Connection) -> bool:
-        """Return whether a connection for which there is no room may stay until it has been told so."""
+        """Return whether a connection for which there is no room may stay until it has read the refusal."""
         if len(self._refused) >= max(1, int(REFUSED_SHARE * self.limit)):
             return False
         self._refused.add(connection)
@@ -101,6 +101,7 @@ class ConnectionTable:
         peer = self._open.get(connection)
         if peer is None:
             return
+        # Dictionaries keep the order in which connections became idle.
         self._idle[connection] = peer.idle[connection] = None
         if peer.limit is not None and len(peer.idle) > peer.limit:
             self._close_oldest(peer.idle)
@@ -120,17 +121,19 @@ class ConnectionTable:
             self._open[successor] = peer
 
     def remove(self, connection: Connection) -> None:
-        """Count a connection no more."""
+        """Remove a connection, which has ended or is about to."""
         self._refused.discard(connection)
         self.mark_busy(connection)
         peer = self._open.pop(connection, None)
         if peer is not None:
             peer.open -= 1
+            # Or addresses that have left would add up.
             if not peer.open:
                 del self._peers[peer.key]
 
     def _close_oldest(self, connections: OrderedDict[Connection, None]) -> None:
         connection = next(iter(connections))
+        # Not only when the connection has ended: its room is needed now.
         self.remove(connection)
         connection.close_idle()
 
@@ -139,7 +142,7 @@ def parse_networks(texts: Iterable[str]) -> list[Network]:
     """Return addresses and networks such as ``10.0.0.7`` and ``10.0.0.0/8`` as networks; ``*`` is every network.
 
     Raises:
-        ValueError: If a text is neither.
+        ValueError: If a text is none of these.
     """
     networks: list[Network] = []
     for text in texts:
@@ -150,8 +153,8 @@ def parse_networks(texts: Iterable[str]) -> list[Network]:
     return networks
 
 
-def _host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return a client's address; None of a socket of the file system, whose clients cannot be told apart."""
+def _parse_host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return a client's address; None for a Unix domain socket, whose clients cannot be told apart."""
     try:
         host = ipaddress.ip_address(address)
     except ValueError:
@@ -161,7 +164,7 @@ def _host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _peer_key(host: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> str:
-    """Return what a client cannot change as it likes: an IPv4 address, or the first 64 bits of an IPv6 address."""
+    """Return what a client cannot freely change: an IPv4 address, or the first 64 bits of an IPv6 address."""
     if isinstance(host, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((host.packed, 64), strict=False))
     return str(host)

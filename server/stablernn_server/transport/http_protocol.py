@@ -1,6 +1,6 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol with limits on heads, and with answers that a client gets to see.
+"""HTTP/1.1 on one connection: uvicorn's protocol with limits on heads, and with error responses that clients can read.
 
-The limits hold before any request reaches the application, and so before any token is asked for.
+The limits hold before any request reaches the application, and so before any token is checked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, ReadTimeoutError, ServerError
-from stablernn_server.http.responses import error_answer
+from stablernn_server.http.responses import error_response
 from stablernn_server.http.write_coalescing import CoalescingTransport
 from stablernn_server.transport.connections import Connection, ConnectionTable
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
     from stablernn_server.http.app_context import AppContext
 
-UNREAD = "unread"
-"""Counted as the route of requests that are refused before their path is known."""
+UNREAD_ROUTE = "unread"
+"""Route in the metrics of requests that are refused before their path is known."""
 FIELD_OVERHEAD = 4
-"""Bytes of ``: `` and the line break of a field."""
+"""Bytes of ``: `` and the line break of a header field."""
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection, until it becomes a WebSocket or ends.
 
     Attributes:
-        handshake: The TLS handshake that the connection began with; it has a place in the table already.
+        handshake: The TLS handshake that the connection began with, which is in the table already; None without TLS.
     """
 
     def __init__(self, *args: Any, context: AppContext, table: ConnectionTable, **options: Any) -> None:
-        """Take what the connections of one server share.
+        """Create the protocol of one connection.
 
         Args:
-            args: As uvicorn gives them.
-            context: Of the application.
-            table: Every open connection.
-            options: As uvicorn gives them.
+            args: Positional arguments of uvicorn's protocol.
+            context: The application's context.
+            table: The table of open connections.
+            options: Keyword arguments of uvicorn's protocol.
         """
         super().__init__(*args, **options)
         self.handshake: Connection | None = None
@@ -62,14 +62,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._has_advanced = False
         self._refusal: ServerError | None = None
         # Requests are answered one by one; uvicorn's ``cycle`` is the newest, which may still wait in its ``pipeline``.
-        self._answering: RequestResponseCycle | None = None
-        # What follows on the connection is not read any more; an answer may still be on its way.
+        self._active_cycle: RequestResponseCycle | None = None
+        # Further input is not read any more; a response may still be on its way.
         self._is_discarding = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a new connection, or refuse it where there are too many."""
-        self._gathered = CoalescingTransport(transport, self.loop)
-        super().connection_made(cast("asyncio.Transport", self._gathered))
+        """Accept a new connection, or refuse it if there are too many."""
+        self._coalescing = CoalescingTransport(transport, self.loop)
+        super().connection_made(cast("asyncio.Transport", self._coalescing))
+        # After a TLS handshake the connection is in the table already, and only changes hands.
         if self.handshake is not None:
             self._table.replace(self.handshake, self)
             self._table.mark_idle(self)
@@ -78,28 +79,29 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._table.add(self, self.client[0] if self.client else ""):
             self._start_head_timer()
         elif self._table.refuse(self):
-            self._refuse(BusyError("The server has as many connections as it can take; try again later.", 1))
+            self._refuse(BusyError("The server has reached its limit of open connections; try again later.", 1))
         else:
+            # Too many are being refused already.
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection from the table, and tell the request in flight."""
         self._table.remove(self)
         self._cancel_head_timer()
         super().connection_lost(exc)
-        # uvicorn tells the newest request alone.
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
+        # uvicorn tells only the newest request.
+        if self._active_cycle is not None and not self._active_cycle.response_complete:
+            self._active_cycle.disconnected = True
+            self._active_cycle.message_event.set()
 
     def close_idle(self) -> None:
         """Close the connection, on which no request is in flight."""
-        self._gathered.close_at_once()
+        self._coalescing.close_at_once()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has arrived."""
-        if self._is_discarding or self._gathered.is_lingering:
-            self._gathered.discard_input()
+        """Parse the data that has arrived."""
+        if self._is_discarding or self._coalescing.is_lingering:
+            self._coalescing.discard_input()
             return
         self._unset_keepalive_if_required()
         self._has_advanced = False
@@ -111,10 +113,13 @@ class HttpProtocol(HttpToolsProtocol):
                 self.handle_websocket_upgrade()
             return
         except httptools.HttpParserError:
-            self._refuse(self._refusal or InputError("The request is not valid HTTP/1.1; send it again."))
+            # Also when a callback of ours has raised: see _end_parser.
+            self._refuse(
+                self._refusal or InputError("The request is not valid HTTP/1.1; correct it and send it again.")
+            )
             return
-        # The parser puts an element together from its pieces in quadratic time, whatever the element is: a field of
-        # the head or of the trailers, the method, or the extension of a chunk.
+        # The parser joins the chunks of an element in quadratic time, whatever the element is: a field of the head or
+        # of the trailers, the method, or the extension of a chunk of the body.
         self._pending_bytes = 0 if self._has_advanced else self._pending_bytes + len(data)
         if self._pending_bytes > self._max_bytes:
             self._refuse(self._head_too_large())
@@ -122,18 +127,18 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_head_timer()
 
     def on_message_begin(self) -> None:
-        """Begin with the next request."""
+        """Start with the next request."""
         super().on_message_begin()
         self._has_advanced = self._is_in_head = True
         self._fields = self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """Take a piece of the target."""
+        """Take a part of the request target."""
         self._count_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of the head; trailers count as fields and are dropped."""
+        """Take a field of the head; trailers count in the limits and are dropped."""
         self._fields += 1
         self._count_head(len(name) + len(value) + FIELD_OVERHEAD)
         # Trailers come after the token was checked: the application must not see them as fields of the head.
@@ -141,42 +146,42 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer."""
+        """Start to answer the request."""
         self._is_in_head = False
         self._has_advanced = True
         assert self.parser is not None
         if self.parser.should_upgrade() and self._should_upgrade():
-            # The connection stays idle, and its time for the head runs on, until the handshake is handed over.
+            # The connection stays idle, and its timer for the head runs on, until it is handed over to WebSockets.
             super().on_headers_complete()
             self._check_handshake()
             return
         self._cancel_head_timer()
         self._table.mark_busy(self)
-        self._gathered.is_receiving = True
+        self._coalescing.is_receiving = True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
+        """Take a part of the body."""
         self._has_advanced = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request."""
-        self._gathered.is_receiving = False
+        self._coalescing.is_receiving = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request of this connection."""
-        # Where others wait for the event loop, clients that wake up now would take a CPU from it; else nobody gains by
-        # the wait until this request is written down. An open WebSocket is one of the others.
+        """Continue with the next request of this connection."""
+        # If other requests wait for the event loop, a client that wakes up now would take a CPU from it. Otherwise
+        # nobody gains from delaying the response until this request is logged. An open WebSocket counts as a request.
         if len(self.tasks) <= 1:
-            self._gathered.flush()
+            self._coalescing.flush()
         if not self.pipeline:
             self._table.mark_idle(self)
         super().on_response_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over to the protocol of WebSockets."""
+        """Hand the connection over to the WebSocket protocol."""
         make_protocol = self.ws_protocol_class
 
         def make_counted(**options: Any) -> asyncio.Protocol:
@@ -189,15 +194,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
 
     def shutdown(self) -> None:
-        """End the connection after the answer that is on its way, if there is one."""
+        """Close the connection after the response that is on its way, if there is one."""
         self._cancel_head_timer()
-        if self._gathered.is_lingering:
-            self._gathered.close_at_once()
+        if self._coalescing.is_lingering:
+            self._coalescing.close_at_once()
         else:
             super().shutdown()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._answering = cycle
+        self._active_cycle = cycle
         super()._start_asgi_task(cycle, app)
 
     def _is_answering(self) -> bool:
@@ -219,7 +224,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_in_head:
             self._refuse(ReadTimeoutError(f"The head of the request did not arrive within {self._head_seconds:g} s."))
         else:
-            # Nobody has asked for anything.
+            # No request has begun, so that there is nothing to answer.
             self.transport.close()
 
     def _count_head(self, count: int) -> None:
@@ -233,8 +238,8 @@ class HttpProtocol(HttpToolsProtocol):
         target = b"GET " + self.url + b" HTTP/1.1"
         longest = max(map(len, (target, *(name + b": " + value for name, value in self.headers))))
         if self._is_answering():
-            # The answer would be written into the WebSocket.
-            self._end_parser(InputError("A WebSocket handshake must not follow a request before its answer."))
+            # The response would be written into the WebSocket.
+            self._end_parser(InputError("A WebSocket handshake must wait for the response to the request before it."))
         if self.scope["method"] != "GET":
             self._end_parser(InputError("A WebSocket handshake must be a GET request."))
         if any(
@@ -250,7 +255,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._end_parser(HeadTooLargeError(sentence))
 
     def _end_parser(self, error: ServerError) -> NoReturn:
-        """End the parser from within a callback; it reports no more than that a callback has failed."""
+        """Stop the parser from within a callback."""
+        # The parser only reports that a callback has failed; `data_received` answers with this error.
         self._refusal = error
         raise error
 
@@ -261,32 +267,40 @@ class HttpProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, error: ServerError) -> None:
-        """Answer with an error, where an answer can be placed, and read no further.
+        """Answer with an error, if a response can still be written, and read no further.
 
-        Whole requests before the fault are answered, and the last of these answers closes the connection.
+        Whole requests before the erroneous one are answered, and the last of these responses closes the connection.
         """
         self._is_discarding = True
         self._cancel_head_timer()
-        answer = error_answer(error)
-        self._context.telemetry.finished(None, UNREAD, answer.status, answer.code, 0.0)
+        response = error_response(error)
+        self._context.telemetry.record_request(None, UNREAD_ROUTE, response.status, response.code, 0.0)
         if self.pipeline and self.cycle.more_body:
-            # The fault lies in a request that the application has not seen yet.
+            # The error is in a request that the application has not seen yet.
             self.pipeline.popleft()
-            self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._answering)
+            self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._active_cycle)
         cycle = self.cycle
         if self._is_answering():
             if not cycle.more_body:
+                # A whole request before the erroneous one: its response closes the connection.
                 cycle.keep_alive = False
-                self._gathered.is_receiving = True
+                self._coalescing.is_receiving = True
                 return
+            # The erroneous request itself: its body does not come, so the application must not wait for it.
             cycle.disconnected = True
             cycle.message_event.set()
+        # After the head of another response, an error response would be read as a part of its body.
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            headers = {"Content-Type": answer.media, "Content-Length": str(len(answer.body)), **answer.headers}
-            headers["Connection"] = "close"
+            headers = {
+                "Content-Type": response.media_type,
+                "Content-Length": str(len(response.body)),
+                **response.headers,
+                "Connection": "close",
+            }
             lines = [name.encode() + b": " + value.encode() + b"\r\n" for name, value in headers.items()]
-            dated = [name + b": " + value + b"\r\n" for name, value in self.server_state.default_headers]
-            self.transport.write(b"".join((STATUS_LINE[answer.status], *dated, *lines, b"\r\n", answer.body)))
+            default_lines = [name + b": " + value + b"\r\n" for name, value in self.server_state.default_headers]
+            status_line = STATUS_LINE[response.status]
+            self.transport.write(b"".join((status_line, *default_lines, *lines, b"\r\n", response.body)))
         self._table.mark_idle(self)
-        self._gathered.is_receiving = True
+        self._coalescing.is_receiving = True
         self.transport.close()

@@ -1,7 +1,7 @@
-"""TLS on one connection, which counts from the moment it was accepted.
+"""TLS on one connection, which counts as open from the moment it was accepted.
 
-Event loops that do TLS themselves tell the protocol above them of a connection only after the handshake. Clients that
-never complete theirs would take every file descriptor unnoticed.
+An event loop that does TLS itself tells the protocol of a connection only after the handshake. Clients that never
+complete theirs could use up all file descriptors unnoticed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from stablernn_server.transport.http_protocol import HttpProtocol
 
 
 class TlsProtocol(SSLProtocol):
-    """Encrypts for an :class:`HttpProtocol`, and is idle in the table of connections until the handshake is complete.
+    """TLS below an :class:`HttpProtocol`; the table of connections has it as idle until the handshake is complete.
 
-    :meth:`asyncio.loop.start_tls` would do for plain asyncio; with uvloop it loses bytes that have arrived by then.
+    :meth:`asyncio.loop.start_tls` would be enough with plain asyncio; with uvloop it loses bytes that have arrived by
+    then.
     """
 
     max_size = 2**16
@@ -35,39 +36,40 @@ class TlsProtocol(SSLProtocol):
         *,
         handshake_seconds: float,
     ) -> None:
-        """Begin a connection.
+        """Create the protocol of one connection.
 
         Args:
-            make_protocol: Returns the protocol of what is decrypted.
+            make_protocol: Returns the protocol of the decrypted data.
             context: Certificate and key.
-            table: Every open connection.
+            table: The table of open connections.
             handshake_seconds: Time for the handshake.
         """
         http = make_protocol()
+        # It takes over the entry in the table when the handshake is complete.
         http.handshake = self
         loop = asyncio.get_running_loop()
-        # typeshed asks for a waiter, and for whole seconds.
+        # Typed Any: typeshed requires a waiter, and whole seconds.
         options: dict[str, Any] = {"waiter": None, "ssl_handshake_timeout": handshake_seconds}
         super().__init__(loop, http, context, server_side=True, **options)
         self._table = table
-        self._raw: asyncio.Transport | None = None
+        self._encrypted_transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake, or close the connection where there are too many."""
-        self._raw = cast("asyncio.Transport", transport)
-        client = get_remote_addr(self._raw)
+        """Begin the handshake, or close the connection if there are too many."""
+        self._encrypted_transport = cast("asyncio.Transport", transport)
+        client = get_remote_addr(self._encrypted_transport)
         if self._table.add(self, client[0] if client else ""):
-            super().connection_made(self._raw)
+            super().connection_made(self._encrypted_transport)
         else:
-            # The client could be told why only after a handshake.
-            self._raw.abort()
+            # Without an error message, which the client could read only after a handshake.
+            self._encrypted_transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection."""
+        """Remove the connection from the table."""
         self._table.remove(self)
         super().connection_lost(exc)
 
     def close_idle(self) -> None:
         """Close the connection, whose handshake is not complete."""
-        assert self._raw is not None, "closed before it was counted"
-        self._raw.abort()
+        assert self._encrypted_transport is not None, "closed before it was counted"
+        self._encrypted_transport.abort()

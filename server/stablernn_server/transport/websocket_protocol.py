@@ -1,10 +1,10 @@
-"""The WebSocket end of one connection: uvicorn's protocol, with everything that it buffers counted and bounded."""
+"""WebSocket on one connection: uvicorn's protocol, with everything that it buffers counted and bounded."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.utils import ClientDisconnected
@@ -20,71 +20,74 @@ if TYPE_CHECKING:
     from stablernn_server.http.app_context import AppContext
 
 MAX_EMPTY_FRAGMENTS = 100
-"""Fragments without content in one frame. They cost the client 6 bytes each and count in no limit on bytes."""
+"""Fragments without content in one frame. They cost the client 6 bytes each and do not count in any limit on bytes."""
 ARRIVING_ALLOWANCE_BYTES = 2**14
-"""A frame of which no more than this has arrived is waited for however much others hold: it may be short, and split
+"""A frame of which at most this much has arrived is not refused, however much others hold: it may be short, and split
 by the network."""
 MESSAGE_BYTES = 512
-"""Memory of a queued message besides its content."""
+"""Memory of a queued message without its content."""
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket.
 
-    What has arrived of a frame lies in the buffer of the WebSocket library, its earlier fragments and whole messages
-    that the application has not taken yet lie here. All of it counts in ``max_held_bytes``.
+    The part of a frame that has arrived is in the buffer of the WebSocket library; its earlier fragments, and whole
+    messages that the application has not taken yet, are held here. All of it counts in ``max_held_bytes``.
     """
 
     def __init__(self, *args: Any, context: AppContext, table: ConnectionTable, **options: Any) -> None:
-        """Take what the connections of one server share.
+        """Create the protocol of one connection.
 
         Args:
-            args: As uvicorn gives them.
-            context: Of the application.
-            table: Every open connection.
-            options: As uvicorn gives them.
+            args: Positional arguments of uvicorn's protocol.
+            context: The application's context.
+            table: The table of open connections.
+            options: Keyword arguments of uvicorn's protocol.
         """
         super().__init__(*args, **options)
-        self._context = context
+        self._budget = context.budget
         self._table = table
+        # Buffered here and in the library, as counted in the budget.
         self._held_bytes = 0
+        # Of it, whole messages in the queue to the application.
         self._queued_bytes = 0
         self._empty_fragments = 0
         self._frame_seconds = context.settings.read_timeout_seconds
         self._frame_timer: asyncio.TimerHandle | None = None
 
     @property
-    def _gathered(self) -> CoalescingTransport:
+    def _coalescing(self) -> CoalescingTransport:
+        # HttpProtocol handed its transport over.
         return cast("CoalescingTransport", self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection and what it has sent."""
+        """Remove the connection from the table, and release the memory of what it has sent."""
         self._table.remove(self)
         self._cancel_frame_timer()
-        self._context.count_held(-self._held_bytes)
+        self._budget.count(-self._held_bytes)
         self._held_bytes = 0
         super().connection_lost(exc)
 
     def close_idle(self) -> None:
         """Close the connection; a WebSocket is never idle."""
-        self._gathered.close_at_once()
+        self._coalescing.close_at_once()
 
     def shutdown(self) -> None:
-        """End the connection; the application has said goodbye before."""
-        # Once the library has ended its side it takes no goodbye any more; the client may just not have read all.
-        if self._gathered.is_lingering or self.conn.handshake_exc is not None or self.conn.eof_sent:
-            self._gathered.close_at_once()
+        """Close the connection; the application has sent its drain message before."""
+        # Once the library has ended its side, it sends no close frame any more; the client may just not have read all.
+        if self._coalescing.is_lingering or self.conn.handshake_exc is not None or self.conn.eof_sent:
+            self._coalescing.close_at_once()
         else:
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has arrived."""
-        if self._gathered.is_lingering:
-            self._gathered.discard_input()
+        """Parse the data that has arrived."""
+        if self._coalescing.is_lingering:
+            self._coalescing.discard_input()
             return
         super().data_received(data)
         if self.conn.handshake_exc is not None:
-            # The library answers such a handshake only in part, or not at all, and the application never hears of it.
+            # The library answers a failed handshake only in part, or not at all, and the application never sees it.
             self.transport.abort()
             return
         self._count_held()
@@ -106,7 +109,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.close_sent:
             return
         if event.data:
-            # One buffer for all fragments: as objects of their own, those of a byte would take a hundred bytes each.
+            # One buffer for all fragments: as separate objects, fragments of one byte would take 100 bytes each.
             frames = cast("list[bytes | bytearray]", self.frames)
             if not isinstance(frames[0], bytearray):
                 frames[0] = bytearray(frames[0])
@@ -114,7 +117,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._end_fragment(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Queue a whole message, and read no further until the application has taken it."""
+        """Queue a whole message, and pause reading until the application has taken it."""
         data, self.frames = self.frames[0], []
         if self.close_sent:
             return
@@ -134,50 +137,55 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     async def receive(self) -> ASGIReceiveEvent:
-        """Return the next message, which is the application's to count from now on."""
+        """Return the next message; from now on the application counts its bytes."""
         message = await self.queue.get()
         self._queued_bytes -= _message_bytes(message)
         self._count_held()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
             if self._frame_timer is not None:
-                # The client could not send while nothing was read.
+                # The client could not send while reading was paused.
                 self._cancel_frame_timer()
                 self._start_frame_timer()
-            # A client that does not read its answers is not read from either: its pings would be answered into memory.
+            # Do not read from a client that does not read its replies: answers to its pings would fill the memory.
             if self.writable.is_set():
                 self.transport.resume_reading()
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send a message; raise what tells the application that the client has left once the connection was failed."""
+        """Send a message.
+
+        Raises:
+            ClientDisconnected: If the connection was failed, which the application takes as the end of the client.
+        """
         await self.writable.wait()
-        # With a frame in hand the application cannot know yet, and uvicorn would call its answer a mistake.
+        # While it answers a frame the application cannot know yet, and uvicorn would treat its reply as an error.
         if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
             raise ClientDisconnected
         await super().send(message)
 
     def pause_writing(self) -> None:
-        """Read no further while the client does not read."""
+        """Pause reading while the client does not read."""
         super().pause_writing()
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on when it does."""
+        """Resume reading, unless a message is waiting for the application."""
         super().resume_writing()
         if not self.read_paused:
             self.transport.resume_reading()
 
     def handle_parser_exception(self) -> None:
-        """Close after a frame that cannot be read, of which more may be on its way."""
-        self._gathered.is_receiving = True
+        """Close after a frame that cannot be parsed."""
+        # More of it may be on its way: linger, so that the client can read the close frame.
+        self._coalescing.is_receiving = True
         self.frames = []
         super().handle_parser_exception()
 
-    def _begin_message(self, kind: str, event: Frame) -> None:
+    def _begin_message(self, data_type: Literal["text", "bytes"], event: Frame) -> None:
         if self.close_sent:
             return
-        self.curr_msg_data_type = "text" if kind == "text" else "bytes"
+        self.curr_msg_data_type = data_type
         self.frames = [event.data]  # type: ignore[list-item]
         self._empty_fragments = 0
         self._end_fragment(event)
@@ -193,22 +201,22 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 )
 
     def _count_held(self) -> None:
-        """Count what is buffered now, and close if all connections together hold too much."""
+        """Count the bytes that are buffered now, and close if all connections together hold too many."""
         if self.disconnected:
             return
         arriving = len(self.conn.reader.buffer) + sum(map(len, self.frames))
         total = arriving + self._queued_bytes
         change, self._held_bytes = total - self._held_bytes, total
         try:
-            self._context.count_held(change)
+            self._budget.count(change)
         except BusyError:
-            # A whole frame is answered by the application, which counts it once more.
+            # A whole frame is refused by the application, which counts it again.
             if arriving > ARRIVING_ALLOWANCE_BYTES:
                 # The reason of a close frame has at most 123 bytes.
                 self._fail(CloseCode.TRY_AGAIN_LATER, "The server holds too many bytes of requests; try again later.")
 
     def _fail(self, code: CloseCode, reason: str) -> None:
-        """Close at once, with what has arrived thrown away."""
+        """Close at once, and discard what has arrived."""
         if self.close_sent or self.conn.state is not State.OPEN:
             self.transport.abort()
             return
@@ -227,6 +235,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _end_slow_frame(self) -> None:
         self._frame_timer = None
         if self.read_paused or not self.writable.is_set():
+            # It is the server that does not read.
             self._start_frame_timer()
         else:
             self._fail(CloseCode.POLICY_VIOLATION, f"The frame did not arrive within {self._frame_seconds:g} s.")

@@ -12,7 +12,7 @@ from stablernn.data.check._refused import Told, hint_at_table, look_at_refused
 from stablernn.data.check._report import Data, DataReport, Findings
 from stablernn.data.check._tables import warn_of_names
 from stablernn.data.load import load_data
-from stablernn.data.readers.paths import companion_test
+from stablernn.data.readers.paths import find_test_file
 from stablernn.data.step_data import StepData
 from stablernn.data.types import ForecastData
 
@@ -81,6 +81,6 @@ def _test_path(path: Path, test: str | Path | None) -> Path | None:
     if test is not None:
         return Path(test)
     try:
-        return companion_test(path)
+        return find_test_file(path)
     except errors.DataError:
         return None

@@ -11,11 +11,11 @@ from stablernn.data.check._sequences import look_at_sequences, parts_of
 from stablernn.data.check._series import look_at_series
 from stablernn.data.check._steps import look_at_steps
 from stablernn.data.check._tables import kinds_at_the_start
-from stablernn.data.messages import counted, stamp_text
-from stablernn.data.readers.labelled_tables import LABEL_COLUMN
-from stablernn.data.readers.paths import TABLES, ending
-from stablernn.data.readers.table_chunks import column_names
-from stablernn.data.readers.tables import ID_COLUMN, TIME_COLUMN, open_table
+from stablernn.data.messages import format_timestamp, pluralize
+from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN
+from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
+from stablernn.data.readers.table_chunks import read_column_names
+from stablernn.data.readers.tables import open_table
 from stablernn.data.types import ClassificationData, ForecastData, Notes
 
 
@@ -36,19 +36,19 @@ def _warn_of_notes(notes: Notes, findings: Findings) -> None:
     if count := notes.get("short_rows", 0):
         findings.warn(
             "short_rows",
-            f"{counted(count, 'row')} with fewer cells than the header has; those at the end are taken for missing.",
+            f"{pluralize(count, 'row')} with fewer cells than the header has; those at the end are taken for missing.",
         )
     if count := notes.get("blank_rows_skipped", 0):
-        findings.warn("blank_rows", f"{counted(count, 'row')} without anything in them, skipped.")
+        findings.warn("blank_rows", f"{pluralize(count, 'row')} without anything in them, skipped.")
     if count := notes.get("steps_at_one_time", 0):
         findings.warn(
             "steps_at_one_time",
-            f"{counted(count, 'step')} at the same time as the one before. Look whether they are there twice.",
+            f"{pluralize(count, 'step')} at the same time as the one before. Look whether they are there twice.",
         )
     if count := notes.get("irregular_steps", 0):
         findings.warn(
             "irregular_time",
-            f"{counted(count, 'step')} not at the usual distance from the one before. A cell that takes dt is told, "
+            f"{pluralize(count, 'step')} not at the usual distance from the one before. A cell that takes dt is told, "
             "for others steps are alike.",
         )
 
@@ -64,16 +64,16 @@ def columns_of_file(
         data: What was loaded.
         options: The settings by which it was.
     """
-    if not isinstance(data, ClassificationData | ForecastData) or ending(path) not in TABLES:
+    if not isinstance(data, ClassificationData | ForecastData) or detect_format(path) not in TABLE_FORMATS:
         return columns
     table = open_table(path, **table_options(options))
     known = {column.name: column for column in columns}
-    names = column_names(path)
+    names = read_column_names(path)
     low: str | None = None
     high: str | None = None
     if isinstance(data, ForecastData):
         first, last = min(one.ds[0] for one in data.series), max(one.ds[-1] for one in data.series)
-        low, high = stamp_text(first), stamp_text(last)
+        low, high = format_timestamp(first), format_timestamp(last)
         known |= {name: Column(name, "static", "numbers") for name in data.static}
     else:
         known[options.get("label_column", LABEL_COLUMN)] = columns[-1]

@@ -15,14 +15,13 @@ from stablernn.data.check._report import Column, Data, Findings
 from stablernn.data.check._sequences import Part, look_at_sequences, unseen_labels
 from stablernn.data.check._series import look_at_series
 from stablernn.data.check._tables import CellLook, look_at_cells
-from stablernn.data.forecasting.build import TARGET_COLUMN
-from stablernn.data.load import load_data, read_sequences, task_of
-from stablernn.data.readers.labelled_tables import LABEL_COLUMN
-from stablernn.data.readers.paths import TABLES, opened
+from stablernn.data.load import detect_task, load_data, read_sequences
+from stablernn.data.options import LABEL_COLUMN, TARGET_COLUMN
+from stablernn.data.readers.paths import TABLE_FORMATS, open_file
 from stablernn.data.readers.tables import Table, open_table
-from stablernn.data.sequences import Sequences, in_order
+from stablernn.data.sequences import Sequences, reorder_features
 from stablernn.data.time.frequency import infer_frequency
-from stablernn.data.time.regular_grid import to_grid
+from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes
 
 _PREVIEW_LINES, _PREVIEW_WIDTH, _PREVIEW_BYTES = 5, 100, 1 << 14
@@ -50,10 +49,10 @@ def look_at_refused(path: Path, test_path: Path | None, options: Mapping[str, An
         findings: Where problems and warnings go.
     """
     task: str | None = options.get("task")
-    is_table = any(kind in path.suffixes for kind in TABLES)
+    is_table = any(kind in path.suffixes for kind in TABLE_FORMATS)
     try:
         if task is None:
-            task = task_of(path, None, options.get("label_column", LABEL_COLUMN))
+            task = detect_task(path, None, options.get("label_column", LABEL_COLUMN))
     except errors.StableRNNError:
         if not is_table:
             hint_at_table(path, findings)
@@ -83,7 +82,7 @@ def hint_at_table(path: Path, findings: Findings) -> None:
 def preview(path: Path) -> tuple[str, ...]:
     """The first lines, where the file is text; also of one that is cut off."""
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             # One piece as it comes: to ask for so many bytes would be to run into the end of a file that is cut off.
             begin = file.read1(_PREVIEW_BYTES) if isinstance(file, io.BufferedIOBase) else b""
     except errors.StableRNNError:
@@ -157,11 +156,11 @@ def _guessed_target(look: CellLook, options: Mapping[str, Any]) -> Notes:
 def _grid_notes(table: Table, frequency: str | None) -> Notes:
     """What the time grid says; how many series have which frequency where they have none in common."""
     try:
-        _, grid, notes = to_grid(table.name, table.series, frequency)
+        _, grid, notes = align_to_grid(table.name, table.series, frequency)
     except errors.StableRNNError:
         found = [infer_frequency(one.ds) for one in table.series]
-        return {"frequencies": dict(Counter("irregular" if one is None else one.word for one in found))}
-    return {**notes, "frequency": grid.word if grid else None, "season": grid.season if grid else 1}
+        return {"frequencies": dict(Counter("irregular" if one is None else one.alias for one in found))}
+    return {**notes, "frequency": grid.alias if grid else None, "season": grid.season if grid else 1}
 
 
 def _look_at_files(path: Path, test_path: Path | None, columns: Mapping[str, Any], findings: Findings) -> Told:
@@ -179,7 +178,7 @@ def _look_at_files(path: Path, test_path: Path | None, columns: Mapping[str, Any
     train = found["train"]
     if "test" in found:
         unseen_labels(train, found["test"], findings)
-        test = in_order(found.pop("test"), train.features)
+        test = reorder_features(found.pop("test"), train.features)
         if test is not None:
             found["test"] = test
     parts = {word: Part(sequences.values, sequences.labels) for word, sequences in found.items()}

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stablernn.data.arrays import Float32Array
 from stablernn.data.check._report import Column, Findings, Role
 from stablernn.data.check._values import channel_figures, content_hash, figures_as_columns, warn_of_figures
-from stablernn.data.messages import counted, listing, quoted
-from stablernn.data.sequences import NO_LABEL, Sequences, sorted_labels
+from stablernn.data.messages import format_names, pluralize, quote
+from stablernn.data.sequences import NO_LABEL, Sequences, sort_labels
 from stablernn.data.types import ClassificationData, Notes
-from stablernn.data.windows import Float32Array
 
 #: The largest class this many times as large as the smallest is worth a word.
 _UNBALANCED = 5
@@ -84,10 +84,11 @@ def unseen_labels(train: Sequences, test: Sequences, findings: Findings) -> None
     known = set(train.labels or ())
     strange = Counter(label for label in test.labels or () if label not in known)
     if len(strange) > 1 or sum(strange.values()) > 1:
-        words = listing([f"{quoted(label)} ({count})" for label, count in sorted(strange.items())])
+        words = format_names([f"{quote(label)} ({count})" for label, count in sorted(strange.items())])
         findings.problem(
             "unseen_label",
-            f"'{test.name}' has {counted(sum(strange.values()), 'sequence')} with labels that '{train.name}' does not "
+            f"'{test.name}' has {pluralize(sum(strange.values()), 'sequence')} with labels that '{train.name}' does "
+            "not "
             f"have: {words}.",
         )
 
@@ -102,7 +103,7 @@ def _classes(parts: Mapping[str, Part]) -> dict[str, dict[str, int]]:
     counts = {
         word: Counter(label for label in part.labels or () if label not in NO_LABEL) for word, part in parts.items()
     }
-    labels = sorted_labels([label for count in counts.values() for label in count])
+    labels = sort_labels([label for count in counts.values() for label in count])
     return {label: {word: count[label] for word, count in counts.items()} for label in labels}
 
 
@@ -124,7 +125,7 @@ def _duplicates(parts: Mapping[str, Part], findings: Findings) -> Notes:
             said.setdefault(found, set()).add(label)
     contradictions = sum(len(labels) > 1 for labels in said.values())
     if any(within.values()):
-        words = listing([f"{count} in {word}" for word, count in within.items() if count])
+        words = format_names([f"{count} in {word}" for word, count in within.items() if count])
         findings.warn("duplicates", f"Sequences that repeat another one of their split: {words}.")
     for pair, count in across.items():
         first, second = pair.split(", ")
@@ -132,13 +133,13 @@ def _duplicates(parts: Mapping[str, Part], findings: Findings) -> Notes:
             verb = "is" if count == 1 else "are"
             findings.warn(
                 "leakage",
-                f"{counted(count, 'sequence')} of {second} {verb} in {first} as well, to the last digit; "
+                f"{pluralize(count, 'sequence')} of {second} {verb} in {first} as well, to the last digit; "
                 f"the score on {second} will be too good. Take them out of one of the two.",
             )
     if contradictions:
         findings.warn(
             "contradiction",
-            f"{counted(contradictions, 'sequence')} {'comes' if contradictions == 1 else 'come'} with more than one "
+            f"{pluralize(contradictions, 'sequence')} {'comes' if contradictions == 1 else 'come'} with more than one "
             "label, which no model can get right.",
         )
     return {"within": within, "across": across, "with_other_labels": contradictions}
@@ -161,17 +162,17 @@ def _warn_of_classes(classes: dict[str, dict[str, int]], parts: Mapping[str, Par
         largest, smallest = max(train, key=lambda label: train[label]), min(train, key=lambda label: train[label])
         findings.warn(
             "unbalanced",
-            f"Class {quoted(largest)} has {train[largest]} training sequences, {quoted(smallest)} has "
-            f"{train[smallest]}: saying {quoted(largest)} every time is right in "
+            f"Class {quote(largest)} has {train[largest]} training sequences, {quote(smallest)} has "
+            f"{train[smallest]}: saying {quote(largest)} every time is right in "
             f"{max(present) / sum(present):.1%}. Look at the macro-F1 beside the accuracy.",
         )
-    few = [f"{quoted(label)} ({count})" for label, count in train.items() if 0 < count < _FEW]
+    few = [f"{quote(label)} ({count})" for label, count in train.items() if 0 < count < _FEW]
     if few:
-        findings.warn("few_examples", f"Fewer than {_FEW} training sequences of {listing(few)}.")
+        findings.warn("few_examples", f"Fewer than {_FEW} training sequences of {format_names(few)}.")
     for split in ("validation", "test"):
-        absent = [quoted(label) for label, counts in classes.items() if split in parts and not counts[split]]
+        absent = [quote(label) for label, counts in classes.items() if split in parts and not counts[split]]
         if absent and parts[split].labels is not None:
-            findings.warn("class_not_scored", f"The {split} split has no sequence of {listing(absent)}.")
+            findings.warn("class_not_scored", f"The {split} split has no sequence of {format_names(absent)}.")
 
 
 def _warn_of_telling_features(train: Part, features: tuple[str, ...], findings: Findings) -> None:

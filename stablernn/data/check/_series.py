@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from stablernn.data.arrays import Float32Array
 from stablernn.data.check._report import Column, Findings, Role
 from stablernn.data.check._values import channel_figures, content_hash, figures_as_columns, warn_of_figures
 from stablernn.data.forecasting.covariates import calendar_channels
-from stablernn.data.messages import counted, listing, stamp_text
+from stablernn.data.messages import format_names, format_timestamp, pluralize
 from stablernn.data.types import ForecastData, Notes, Series
-from stablernn.data.windows import Float32Array
 
 #: Unexplained share of a column's variance below which it is the other one in another unit.
 _SAME = 1e-6
@@ -52,8 +52,8 @@ def look_at_series(
     content: Notes = {
         "series": len(series),
         "steps": {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())},
-        "first": stamp_text(min(one.ds[0] for one in series)),
-        "last": stamp_text(max(one.ds[-1] for one in series)),
+        "first": format_timestamp(min(one.ds[0] for one in series)),
+        "last": format_timestamp(max(one.ds[-1] for one in series)),
         "frequency": data.frequency if data is not None else notes.get("frequency"),
         "season": data.season if data is not None else notes.get("season"),
         **({"frequencies": notes["frequencies"]} if "frequencies" in notes else {}),
@@ -88,7 +88,7 @@ def _warn_of_series(content: Notes, flat: list[str], findings: Findings) -> None
     if flat and content["series"] > 1:
         findings.warn(
             "constant_series",
-            f"{len(flat)} of {content['series']} series never change in training (scale 0): {listing(flat)}.",
+            f"{len(flat)} of {content['series']} series never change in training (scale 0): {format_names(flat)}.",
         )
     if content["duplicate_series"]:
         findings.warn(
@@ -102,12 +102,13 @@ def _warn_of_rhythm(content: Notes, findings: Findings) -> None:
     if content["gap_steps_filled"]:
         findings.warn(
             "gaps",
-            f"{counted(content['gap_steps_filled'], 'row')} missing on the time grid, filled as steps without values.",
+            f"{pluralize(content['gap_steps_filled'], 'row')} missing on the time grid, filled as steps without "
+            "values.",
         )
     if content["irregular_intervals"]:
         findings.warn(
             "irregular_time",
-            f"Time stamps have no common step: {counted(content['irregular_intervals'], 'interval')} differ from the "
+            f"Time stamps have no common step: {pluralize(content['irregular_intervals'], 'interval')} differ from the "
             "usual one. Rows are taken as steps; give the frequency if there is one.",
         )
 
@@ -115,7 +116,7 @@ def _warn_of_rhythm(content: Notes, findings: Findings) -> None:
 def _warn_of_splits(data: ForecastData, findings: Findings) -> None:
     cut = data.notes.get("cut_for_the_shortest")
     if cut:
-        shorter = listing([f"{word} {cut[word]}" for word in cut if word not in ("series", "steps")])
+        shorter = format_names([f"{word} {cut[word]}" for word in cut if word not in ("series", "steps")])
         findings.warn(
             "cut_for_the_shortest",
             f"Series '{cut['series']}' has {cut['steps']} steps only, which shortens the defaults for all: {shorter}. "
@@ -126,7 +127,7 @@ def _warn_of_splits(data: ForecastData, findings: Findings) -> None:
         words = ", ".join(f"{count} of {split}" for split, count in dropped.items() if count)
         findings.warn(
             "windows_dropped",
-            f"{counted(sum(dropped.values()), 'window')} without any value to forecast: {words}. They are dropped.",
+            f"{pluralize(sum(dropped.values()), 'window')} without any value to forecast: {words}. They are dropped.",
         )
     if data.series[0].ds.dtype.kind == "M" and data.test_steps:
         _warn_of_ends(data, findings)
@@ -137,8 +138,9 @@ def _warn_of_ends(data: ForecastData, findings: Findings) -> None:
     if late >= early:
         findings.warn(
             "ends_apart",
-            f"Series end at different times: one is trained on until {stamp_text(late)}, the test of another begins at "
-            f"{stamp_text(early)}. What all of them share, such as a holiday, is then known from training.",
+            f"Series end at different times: one is trained on until {format_timestamp(late)}, the test of another "
+            "begins at "
+            f"{format_timestamp(early)}. What all of them share, such as a holiday, is then known from training.",
         )
 
 
@@ -176,7 +178,7 @@ def _warn_of_telling_columns(
             elif ahead is not None:
                 findings.warn(
                     "column_tells_future",
-                    f"Column '{name}' is the target '{target}' of {counted(ahead, 'step')} later (correlation 1), "
+                    f"Column '{name}' is the target '{target}' of {pluralize(ahead, 'step')} later (correlation 1), "
                     "which nobody knows when the forecast is made. Leave it out.",
                 )
 

@@ -8,12 +8,12 @@ from itertools import combinations
 
 import numpy as np
 
+from stablernn.data.arrays import SPLITS, Samples
 from stablernn.data.check._report import Column, Findings, Role
 from stablernn.data.check._values import channel_figures, content_hash, figures_as_columns, warn_of_figures
-from stablernn.data.messages import counted
+from stablernn.data.messages import pluralize
 from stablernn.data.step_data import NO_TARGET, StepData, StepSplit
 from stablernn.data.types import Notes
-from stablernn.data.windows import SPLITS, Samples
 
 #: Sequences of a split that are looked at one by one; they may be generated, and then there is no end of them.
 _MOST_SEQUENCES = 200
@@ -82,7 +82,7 @@ def _across(looked: Mapping[str, list[Samples]], findings: Findings) -> Notes:
         if shared:
             findings.warn(
                 "leakage",
-                f"{counted(shared, 'sequence')} of {second} {'is' if shared == 1 else 'are'} in {first} as well, to "
+                f"{pluralize(shared, 'sequence')} of {second} {'is' if shared == 1 else 'are'} in {first} as well, to "
                 "the last digit.",
             )
     return {"across": across}

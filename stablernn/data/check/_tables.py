@@ -11,15 +11,16 @@ import numpy as np
 import polars as pl
 
 from stablernn import errors
+from stablernn.data.arrays import Int64Array, Timestamps
 from stablernn.data.check._report import Column, Findings, Kind, Role
-from stablernn.data.messages import counted, listing, quoted, stamp_text
-from stablernn.data.readers.table_chunks import column_names, first_row, frames
-from stablernn.data.readers.tables import _MISSING, TIME_COLUMN, _clean
-from stablernn.data.readers.timestamps import dates, reads_otherwise, time_text
+from stablernn.data.messages import format_names, format_timestamp, pluralize, quote
+from stablernn.data.options import TIME_COLUMN
+from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
+from stablernn.data.readers.tables import MISSING_CELLS, strip_cells
+from stablernn.data.readers.timestamps import date_format_advice, normalize_times, parse_dates
 from stablernn.data.sequences import Resolution, finite_float32
-from stablernn.data.time.numeric_timestamps import UNIX_NS, ambiguous_numbers, resemblance, unix_instants
-from stablernn.data.types import Notes, Timestamps
-from stablernn.data.windows import Int64Array
+from stablernn.data.time.numeric_timestamps import UNIX_NS, ambiguous_numbers_error, find_resemblance, unix_instants
+from stablernn.data.types import Notes
 
 _PARTS_OF_TIME = ("year", "month", "day", "hour", "minute", "second")
 #: With fewer columns than this, rows are no series.
@@ -68,7 +69,7 @@ class _Cells:
     def where(self, name: str, wrong: pl.Series) -> str:
         """The first cell that is wrong and its row, for people."""
         index = int(np.argmax(wrong.to_numpy()))
-        return f"the first is {quoted(str(self[name][index] or ''))} in row {self.rows[index]}"
+        return f"the first is {quote(str(self[name][index] or ''))} in row {self.rows[index]}"
 
 
 def look_at_cells(
@@ -134,7 +135,7 @@ def warn_of_names(names: Sequence[str], findings: Findings) -> None:
     if all(_is_value(name) for name in names if name) and any(names):
         findings.warn(
             "no_header",
-            f"The first row holds no names but values ({listing(names)}). Put a row with the names of the columns "
+            f"The first row holds no names but values ({format_names(names)}). Put a row with the names of the columns "
             "before it.",
         )
 
@@ -142,15 +143,17 @@ def warn_of_names(names: Sequence[str], findings: Findings) -> None:
 def _read(path: Path, id_column: str) -> _Cells:
     """The rows in which anything stands."""
     parts, seen = [], 0
-    for frame in frames(path, column_names(path)):
+    for frame in read_chunks(path, read_column_names(path)):
         parts.append(frame)
         seen += len(frame)
         if seen >= _MOST_ROWS:
             break
     frame = pl.concat(parts)
-    cleaned = frame.with_columns(_clean(frame[name], () if name == id_column else _MISSING) for name in frame.columns)
+    cleaned = frame.with_columns(
+        strip_cells(frame[name], () if name == id_column else MISSING_CELLS) for name in frame.columns
+    )
     filled = ~cleaned.select(pl.all_horizontal(pl.all().is_null())).to_series()
-    rows = np.flatnonzero(filled.to_numpy()).astype(np.int64) + first_row(path)
+    rows = np.flatnonzero(filled.to_numpy()).astype(np.int64) + first_row_number(path)
     if not len(rows):
         raise errors.DataError(f"'{path.name}' has a header but no rows. Add a row for each series and time.")
     return _Cells(path, cleaned.filter(filled), rows)
@@ -162,7 +165,7 @@ def _series_in_rows(cells: _Cells, time_column: str) -> tuple[str, str] | None:
     if time_column not in names and _holds_series_in_rows(cells):
         return (
             "series_in_rows",
-            f"Each row seems to be a series of up to {counted(len(names) - 1, 'value')} behind its name. Tables are "
+            f"Each row seems to be a series of up to {pluralize(len(names) - 1, 'value')} behind its name. Tables are "
             "read with a row for each series and time: unique_id, ds, y.",
         )
     return None
@@ -173,10 +176,12 @@ def _time_name(cells: _Cells, time_column: str) -> tuple[str | None, Notes]:
     if time_column in cells.names:
         return time_column, {}
     first = cells.names[0]
-    if time_column == TIME_COLUMN and dates(time_text(cells[first])).count():
+    if time_column == TIME_COLUMN and parse_dates(normalize_times(cells[first])).count():
         return first, {}
     for name in cells.names:
-        if _counts(cells[name]) or (not _are_numbers(cells[name]) and not dates(time_text(cells[name])).null_count()):
+        if _counts(cells[name]) or (
+            not _are_numbers(cells[name]) and not parse_dates(normalize_times(cells[name])).null_count()
+        ):
             return name, {"time_column": name}
     return None, {}
 
@@ -186,7 +191,7 @@ def _holds_series_in_rows(cells: _Cells) -> bool:
     first, *others = cells.names
     words = cells[first].drop_nulls()
     # With times in the first column it is a wide table: a row for each time, a column for each channel.
-    if dates(time_text(words)).count() or any(reads_otherwise(str(word)) for word in words.head(1)):
+    if parse_dates(normalize_times(words)).count() or any(date_format_advice(str(word)) for word in words.head(1)):
         return False
     return len(others) >= _WIDE and not _are_numbers(cells[first]) and all(_are_numbers(cells[name]) for name in others)
 
@@ -219,14 +224,14 @@ def _counts(column: pl.Series) -> bool:
 
 def _times(cells: _Cells, name: str, stamps: str | None, findings: Findings) -> tuple[Timestamps | None, Notes]:
     """The column of times, None where a cell is none, and the guess at what its whole numbers are."""
-    text = time_text(cells[name])
+    text = normalize_times(cells[name])
     whole = text.cast(pl.Int64, strict=False) if text.dtype == pl.String else None
     guess: Notes = {}
     if whole is not None and not whole.null_count() and stamps != "yyyymmdd":
         numbers = whole.to_numpy().astype(np.int64)
-        reading = resemblance(numbers) if stamps is None else None
+        reading = find_resemblance(numbers) if stamps is None else None
         if reading is not None:
-            error = ambiguous_numbers(cells.path.name, name, int(numbers[0]), reading)
+            error = ambiguous_numbers_error(cells.path.name, name, int(numbers[0]), reading)
             findings.problem("ambiguous_times", str(error))
             guess = {} if reading.stamps is None else {"stamps": reading.stamps}
             stamps = reading.stamps or "step"
@@ -235,7 +240,7 @@ def _times(cells: _Cells, name: str, stamps: str | None, findings: Findings) -> 
             return (instants.view("datetime64[ns]") if fits.all() else None), guess
         if stamps == "step":
             return numbers, guess
-    found = dates(text)
+    found = parse_dates(text)
     if not found.null_count():
         return found.to_numpy().astype("datetime64[ns]"), guess
     if whole is not None and not whole.null_count() and stamps is None:
@@ -251,9 +256,9 @@ def _times(cells: _Cells, name: str, stamps: str | None, findings: Findings) -> 
 
 def _with_times(column: Column, cells: _Cells, name: str, times: Timestamps | None) -> Column:
     if times is None:
-        return replace(column, kind="mixed", unreadable=dates(time_text(cells[name])).null_count())
+        return replace(column, kind="mixed", unreadable=parse_dates(normalize_times(cells[name])).null_count())
     kind: Kind = "dates" if times.dtype.kind == "M" else "numbers"
-    return replace(column, kind=kind, low=stamp_text(times.min()), high=stamp_text(times.max()))
+    return replace(column, kind=kind, low=format_timestamp(times.min()), high=format_timestamp(times.max()))
 
 
 def _column(cells: _Cells, name: str, role: Role, findings: Findings) -> Column:
@@ -277,7 +282,7 @@ def _kind(column: pl.Series, numbers: pl.Series) -> Kind:
         return "empty"
     if found == filled:
         return "numbers"
-    dated = dates(time_text(column)).count()
+    dated = parse_dates(normalize_times(column)).count()
     if dated == filled:
         return "dates"
     return "mixed" if found or dated else "words"
@@ -285,8 +290,8 @@ def _kind(column: pl.Series, numbers: pl.Series) -> Kind:
 
 def kinds_at_the_start(path: Path, names: Sequence[str]) -> dict[str, Kind]:
     """What columns hold, by the first piece of the file."""
-    frame = next(iter(frames(path, names)))
-    columns = {name: _clean(frame[name], _MISSING) for name in names}
+    frame = next(iter(read_chunks(path, names)))
+    columns = {name: strip_cells(frame[name], MISSING_CELLS) for name in names}
     return {name: _kind(column, _as_numbers(column)) for name, column in columns.items()}
 
 
@@ -295,10 +300,11 @@ def _check_numbers(cells: _Cells, name: str, kind: Kind, numbers: pl.Series, fin
     column, where = cells[name], f"'{cells.path.name}' column '{name}'"
     wrong = numbers.is_null() & column.is_not_null()
     if kind in ("words", "dates"):
-        examples = [quoted(str(word)) for word in column.drop_nulls().unique(maintain_order=True)[:3]]
+        examples = [quote(str(word)) for word in column.drop_nulls().unique(maintain_order=True)[:3]]
         findings.problem(
             kind,
-            f"{where} holds {kind} ({listing(examples)}) and no numbers. Name the columns to read by 'channels', or "
+            f"{where} holds {kind} ({format_names(examples)}) and no numbers. Name the columns to read by 'channels', "
+            "or "
             "write it as numbers.",
         )
         return
@@ -333,7 +339,7 @@ def _check_order(
     if twice > 1 or (twice and not findings.refused(" twice, in rows ")):
         whose = "its series" if twice == 1 else "their series"
         findings.problem(
-            "time_twice", f"'{cells.path.name}' has {counted(twice, 'row')} with a time that {whose} already has."
+            "time_twice", f"'{cells.path.name}' has {pluralize(twice, 'row')} with a time that {whose} already has."
         )
     if back > 1 or (back and not findings.refused(" is not sorted by time: ")):
         verb = "row that is" if back == 1 else "rows that are"
@@ -379,7 +385,7 @@ def _warn_of_parts(names: Sequence[str], findings: Findings) -> None:
     if len(parts) > 1:
         findings.warn(
             "time_in_parts",
-            f"The time seems to be in several columns ({listing(parts)}). Join them into one column 'ds', such as "
+            f"The time seems to be in several columns ({format_names(parts)}). Join them into one column 'ds', such as "
             "2024-01-31 13:00.",
         )
 

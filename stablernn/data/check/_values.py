@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stablernn.data.arrays import Float32Array, Int64Array
 from stablernn.data.check._report import Column, Findings, Role
-from stablernn.data.messages import counted, listing
-from stablernn.data.windows import Float32Array, Int64Array
+from stablernn.data.messages import format_names, pluralize
 
 #: Robust deviations from the median beyond which a value is more likely a mistake than a measurement. Mean and standard
 #: deviation would not do: a code such as -999 moves them towards itself.
@@ -127,20 +127,21 @@ def warn_of_figures(figures: ChannelFigures, names: Sequence[str], findings: Fin
         findings.warn("missing_values", f"{_are(missing, 'value')} missing, of {total} ({share}).")
     sparse = [name for name, count in zip(names, figures.missing, strict=True) if count > _MOSTLY * figures.values]
     if sparse:
-        findings.warn("mostly_missing", f"More than half of the values are missing in {listing(sparse)}.")
+        findings.warn("mostly_missing", f"More than half of the values are missing in {format_names(sparse)}.")
     constant = [name for name, flat in zip(names, figures.constant, strict=True) if flat]
     if constant:
         findings.warn(
             "constant_column",
-            f"{listing(constant)} {'has' if len(constant) == 1 else 'have'} a single value in all of training (scale "
+            f"{format_names(constant)} {'has' if len(constant) == 1 else 'have'} a single value in all of training "
+            "(scale "
             "0), from which nothing can be learnt.",
         )
     far = {name: int(count) for name, count in zip(names, figures.outliers, strict=True) if count}
     if far:
-        words = listing([f"{name} ({count})" for name, count in far.items()])
+        words = format_names([f"{name} ({count})" for name, count in far.items()])
         findings.warn(
             "outliers",
-            f"{counted(sum(far.values()), 'value')} further than {FAR} robust deviations from the median: {words}. "
+            f"{pluralize(sum(far.values()), 'value')} further than {FAR} robust deviations from the median: {words}. "
             "Look whether they are real; a code such as -999 for a missing value is not.",
         )
 
@@ -174,4 +175,4 @@ def _short(value: np.float64) -> float:
 
 
 def _are(count: int, word: str) -> str:
-    return f"{counted(count, word)} {'is' if count == 1 else 'are'}"
+    return f"{pluralize(count, word)} {'is' if count == 1 else 'are'}"

@@ -2,66 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Timestamps
 from stablernn.data.fingerprint import Part, fingerprint
 from stablernn.data.forecasting.covariates import Covariates
-from stablernn.data.messages import counted, listing, stamp_text
+from stablernn.data.messages import format_names, format_timestamp, pluralize
+from stablernn.data.options import TARGET_COLUMN, LoadOptions
 from stablernn.data.readers.tables import OpenTable, Table
-from stablernn.data.time.regular_grid import to_grid
-from stablernn.data.types import ForecastData, Series, Timestamps, add_notes, lengths_of_time
+from stablernn.data.time.frequency import Frequency
+from stablernn.data.time.regular_grid import align_to_grid
+from stablernn.data.types import ForecastData, Notes, Series, add_notes, lengths_of_time
 
-#: The target when none is named and the table has this column.
-TARGET_COLUMN = "y"
-# A day in minutes or more is no horizon that anybody means without saying so.
-_LONGEST_DEFAULT_HORIZON = 96
-_MOST_NAMED = 12
+# A day in minutes or more is not a horizon that anybody means without naming it.
+_MAX_DEFAULT_HORIZON = 96
+_MAX_NAMED_SERIES = 12
 
 
-def forecast_data(
-    name: str,
-    table: Table,
-    *,
-    target: str | Sequence[str] | None = None,
-    test: Table | None = None,
-    horizon: int | None = None,
-    context_length: int | None = None,
-    season: int | None = None,
-    frequency: str | None = None,
-    validation_steps: int | None = None,
-    test_steps: int | None = None,
-    validation_fraction: float = 0.2,
-    future: Sequence[str] = (),
-    static: Sequence[str] = (),
-    calendar: Sequence[str] = (),
-    channels: Sequence[str] | None = None,
-    window_stride: int = 1,
-) -> ForecastData:
-    """A dataset from the table of a file and, if the test lies in a file of its own, the table that continues it.
+class _WindowSteps(NamedTuple):
+    """Steps of each series that the context and the held-out splits take."""
+
+    context_length: int
+    validation_steps: int
+    test_steps: int
+
+
+def forecast_data(name: str, table: Table, options: LoadOptions, *, test: Table | None = None) -> ForecastData:
+    """Build a dataset from the table of a file and, if the test lies in a file of its own, the table that continues it.
 
     Args:
-        name: What the dataset is called.
+        name: Name of the dataset.
         table: The series.
-        target: Channels to forecast; ``y``, or the only channel there is, when omitted.
+        options: Used are those of the targets, covariates, grid, split and windows; ``channels`` gives the order of the
+            channels, those of the calendar included. Steps of validation and test that are not given are a share of the
+            shortest series, at least one horizon.
         test: Later rows of the same series. They are the test steps.
-        horizon: Steps to forecast; the season, at most 96, when omitted.
-        context_length: Steps before them; twice the season or the horizon, as far as it fits, when omitted.
-        season: Steps of a season; what the frequency suggests when omitted.
-        frequency: Word of the time grid; inferred when omitted.
-        validation_steps: Steps before the test that validation targets use; see ``validation_fraction``.
-        test_steps: Steps at the end that test targets use; see ``validation_fraction``.
-        validation_fraction: Share of the shortest series that validation and test get each where their steps are not
-            given; at least one horizon.
-        future: Channels that are known in advance.
-        static: Names of what never changes in a series, as the table was read with them.
-        calendar: Periods of which the model is told where each step lies: ``day``, ``week``, ``year``.
-        channels: Order of the channels, those of the calendar included; as they come when omitted.
-        window_stride: Steps from a training window to the next.
 
     Raises:
         UnknownNameError: If a target is no channel.
@@ -69,54 +49,47 @@ def forecast_data(
         DataError: If a series is too short, a test table does not continue the series, or a target has no value in
             training.
     """
-    covariates = Covariates.of(future, static, calendar)
-    for known in covariates.columns:
-        if known not in table.channels:
-            raise errors.unknown("future column", known, table.channels, f"'{name}' has {listing(table.channels)}.")
-    if covariates.static and len(table.series[0].static) != len(covariates.static):
-        raise errors.ConfigError(f"static is for tables that have such columns; '{name}' has none.")
-    targets = _targets(table, target, covariates)
-    series, grid, notes = to_grid(table.name, _continued(table, test, covariates.static), frequency)
-    names, series = covariates.with_calendar(table.name, table.channels, series, channels)
+    covariates = _check_covariates(name, table, options)
+    targets = _select_targets(table, options.target, covariates)
+    # One grid over training and test rows: rows that are missing between the files become steps, too.
+    series, grid, notes = align_to_grid(
+        table.name, _append_test_rows(table, test, covariates.static), options.frequency
+    )
+    channels, series = covariates.with_calendar(table.name, table.channels, series, options.channels)
     if test is not None:
-        if test_steps is not None:
+        if options.test_steps is not None:
             raise errors.ConfigError("test_steps is for one file; the test file's rows are the test steps here.")
-        test_steps = _steps_after(table, series, test.name)
-    season = season if season is not None else (grid.season if grid else 1)
-    horizon = horizon if horizon is not None else min(season, _LONGEST_DEFAULT_HORIZON)
-    given = {"validation_steps": validation_steps, "test_steps": test_steps, "context_length": context_length}
-    _check_settings(season, horizon, given, window_stride)
-    shortest = min(series, key=lambda one: len(one.ds))
-    steps = _window_steps(len(shortest.ds), given, season, horizon, validation_fraction)
-    _check_lengths(table.name, series, horizon, steps)
-    usual = _window_steps(int(np.median([len(one.ds) for one in series])), given, season, horizon, validation_fraction)
-    cut = {word: value for word, value in steps.items() if value < usual[word]}
+        options = options.with_options(test_steps=_count_test_steps(table, series, test.name))
+    season, horizon = _default_season_and_horizon(options, grid)
+    _check_settings(season, horizon, options)
+    steps, shortened = _fit_steps(table.name, series, options, season, horizon)
     data = ForecastData(
         name=name,
         series=series,
-        channels=names,
+        channels=channels,
         targets=targets,
-        frequency=grid.word if grid else None,
+        frequency=grid.alias if grid else None,
         season=season,
         horizon=horizon,
-        context_length=steps["context_length"],
-        validation_steps=steps["validation_steps"],
-        test_steps=steps["test_steps"],
+        context_length=steps.context_length,
+        validation_steps=steps.validation_steps,
+        test_steps=steps.test_steps,
         notes={**add_notes(table.notes, test.notes if test else {}), **notes, "series": len(series)},
-        fingerprint=series_fingerprint(names, series),
+        fingerprint=series_fingerprint(channels, series),
         future=covariates.future,
         static=covariates.static,
         calendar=covariates.calendar,
-        window_stride=window_stride,
-        has_default_context=context_length is None,
+        window_stride=options.window_stride,
+        has_default_context=options.context_length is None,
     )
     if grid is None:
-        data = _dated(data)
+        # Without a grid rows are steps of unequal length, which the model may be told.
+        data = _measure_time(data)
     if data.future:
         indices = list(data.future_indices)
-        data.notes["future_values_missing"] = sum(int(np.isnan(one.values[:, indices]).sum()) for one in series)
-    if cut:
-        data.notes["cut_for_the_shortest"] = {"series": shortest.unique_id, "steps": len(shortest.ds), **cut}
+        data.notes["future_values_missing"] = sum(int(np.isnan(each.values[:, indices]).sum()) for each in series)
+    if shortened:
+        data.notes["cut_for_the_shortest"] = shortened
     _check_training_values(data)
     _note_constants(data)
     data.notes["windows"] = data.window_counts()
@@ -124,157 +97,201 @@ def forecast_data(
     return data
 
 
-def read_series(opened: OpenTable, settings: Mapping[str, Any]) -> Table:
-    """The columns of a table that :func:`forecast_data` needs for these of its settings.
+def read_series(table: OpenTable, options: LoadOptions) -> Table:
+    """Read the columns of a table that :func:`forecast_data` needs.
 
     Args:
-        opened: The table.
-        settings: Of which ``channels``, ``future``, ``static`` and ``calendar`` are looked at.
+        table: The table.
+        options: Used are ``channels``, ``future``, ``static`` and ``calendar``.
 
     Raises:
         UnknownNameError: If a column does not exist.
-        ConfigError: If a column has two parts.
-        DataError: As :meth:`stablernn.data.readers.tables.OpenTable.read`.
+        ConfigError: If a column has two roles.
+        DataError: As for :meth:`stablernn.data.readers.tables.OpenTable.read`.
     """
-    covariates = Covariates.of(*(settings.get(word) or () for word in ("future", "static", "calendar")))
-    return opened.read(covariates.to_read(opened.columns, settings.get("channels")), static=covariates.static)
+    covariates = Covariates.of(options.future, options.static, options.calendar)
+    return table.read(covariates.columns_to_read(table.columns, options.channels), static=covariates.static)
 
 
 def series_fingerprint(channels: tuple[str, ...], series: Sequence[Series]) -> str:
-    """Hash of time stamps, channels and values; not of what is forecast from them."""
+    """Hash timestamps, channels and values; not what is forecast from them."""
     parts: list[Part] = ["forecast", channels, len(series)]
-    for one in series:
-        parts += [one.unique_id, one.ds, one.values]
-        parts += [one.static] if len(one.static) else []
+    for each in series:
+        parts += [each.unique_id, each.ds, each.values]
+        parts += [each.static] if len(each.static) else []
     return fingerprint(parts)
 
 
-def _dated(data: ForecastData) -> ForecastData:
-    """The data with the distances of its time stamps, in units of their median over the training steps."""
-    training = [one.ds[: len(values)] for one, values in zip(data.series, data.training_values(), strict=True)]
+def _measure_time(data: ForecastData) -> ForecastData:
+    """Return the data with the time between rows, in units of its median over the training steps."""
+    training = [each.ds[: len(values)] for each, values in zip(data.series, data.training_values(), strict=True)]
     gaps = np.concatenate([lengths_of_time(np.diff(ds)) for ds in training])
-    return data.in_steps_of(float(np.median(gaps))) if len(gaps) else data
+    return data.with_time_step(float(np.median(gaps))) if len(gaps) else data
 
 
-def _targets(table: Table, wanted: str | Sequence[str] | None, covariates: Covariates) -> tuple[str, ...]:
-    if wanted is None:
+def _check_covariates(name: str, table: Table, options: LoadOptions) -> Covariates:
+    covariates = Covariates.of(options.future, options.static, options.calendar)
+    for column in covariates.columns:
+        if column not in table.channels:
+            channels = format_names(table.channels)
+            raise errors.unknown("future column", column, table.channels, f"'{name}' has {channels}.")
+    if covariates.static and len(table.series[0].static) != len(covariates.static):
+        raise errors.ConfigError(f"static is for tables that have such columns; '{name}' has none.")
+    return covariates
+
+
+def _select_targets(table: Table, targets: Sequence[str] | None, covariates: Covariates) -> tuple[str, ...]:
+    if targets is None:
         if TARGET_COLUMN in table.channels:
             covariates.check_targets((TARGET_COLUMN,))
             return (TARGET_COLUMN,)
-        left_out = TARGET_COLUMN in table.notes.get("ignored_columns", ())
-        unknown = tuple(name for name in table.channels if name not in covariates.columns)
-        if len(unknown) == 1 and not left_out:
-            return unknown
-        reason = "is read without its" if left_out else "has no"
+        # With 'y' left out by 'channels', another channel must not become the target unasked.
+        is_ignored = TARGET_COLUMN in table.notes.get("ignored_columns", ())
+        candidates = tuple(name for name in table.channels if name not in covariates.columns)
+        if len(candidates) == 1 and not is_ignored:
+            return candidates
+        reason = "is read without its" if is_ignored else "has no"
         raise errors.DataError(
             f"'{table.name}' {reason} column '{TARGET_COLUMN}', so the target must be named: one or more of "
-            f"{listing(table.channels)}."
+            f"{format_names(table.channels)}."
         )
-    targets = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     for target in targets:
         if target not in table.channels:
-            raise errors.unknown("target", target, table.channels, f"'{table.name}' has {listing(table.channels)}.")
+            raise errors.unknown(
+                "target", target, table.channels, f"'{table.name}' has {format_names(table.channels)}."
+            )
     if not targets or len(set(targets)) < len(targets):
         raise errors.ConfigError(f"target must name each channel once, got {', '.join(targets) or 'none'}.")
     covariates.check_targets(targets)
-    return targets
+    return tuple(targets)
 
 
-def _continued(table: Table, test: Table | None, static: Sequence[str]) -> tuple[Series, ...]:
-    """The series of the table, each with its rows of the test table behind it."""
+def _append_test_rows(table: Table, test: Table | None, static: Sequence[str]) -> tuple[Series, ...]:
+    """Return the series of the table, each with its rows of the test table behind it."""
     if test is None:
         return table.series
     if test.channels != table.channels:
         raise errors.DataError(
-            f"'{test.name}' has the columns {listing(test.channels)}, '{table.name}' has "
-            f"{listing(table.channels)}; both must have the same."
+            f"'{test.name}' has the columns {format_names(test.channels)}, '{table.name}' has "
+            f"{format_names(table.channels)}; both must have the same."
         )
-    later = {one.unique_id: one for one in test.series}
+    later = {series.unique_id: series for series in test.series}
     if len(table.series) == len(test.series) == 1:
         # Without a column of names each file's only series is called after its file.
         later = {table.series[0].unique_id: test.series[0]}
-    strange = set(later) ^ {one.unique_id for one in table.series}
-    if strange:
+    unmatched = set(later) ^ {series.unique_id for series in table.series}
+    if unmatched:
         raise errors.DataError(
             f"'{test.name}' must continue every series of '{table.name}' and no other; "
-            f"series '{min(strange)}' is in one of them only."
+            f"series '{min(unmatched)}' is in one of them only."
         )
-    for one in table.series:
-        begin = later[one.unique_id].ds[0]
-        if one.ds.dtype != later[one.unique_id].ds.dtype or begin <= one.ds[-1]:
-            raise errors.DataError(
-                f"'{test.name}': series '{one.unique_id}' begins at {stamp_text(begin)}, which is not after "
-                f"{stamp_text(one.ds[-1])}, the end of its training rows."
-            )
-        other = later[one.unique_id].static
-        changed = one.static != other
-        if changed.any():
-            column = int(np.argmax(changed))
-            raise errors.DataError(
-                f"'{test.name}': column '{static[column]}' must have one value for each series, got {other[column]:g} "
-                f"for series '{one.unique_id}', and {one.static[column]:g} in '{table.name}'."
-            )
+    # Rows that overlap with training would be scored although they were learned.
+    for series in table.series:
+        _check_continues(table.name, series, test.name, later[series.unique_id], static)
     return tuple(
         replace(
-            one,
-            ds=cast(Timestamps, np.concatenate([one.ds, later[one.unique_id].ds])),
-            values=np.concatenate([one.values, later[one.unique_id].values]),
+            series,
+            ds=cast(Timestamps, np.concatenate([series.ds, later[series.unique_id].ds])),
+            values=np.concatenate([series.values, later[series.unique_id].values]),
         )
-        for one in table.series
+        for series in table.series
     )
 
 
-def _steps_after(table: Table, series: Sequence[Series], test_name: str) -> int:
-    """Steps behind the table's last row, which must be as many in every series."""
-    steps = [int((one.ds > known.ds[-1]).sum()) for one, known in zip(series, table.series, strict=True)]
-    for count, one in zip(steps, series, strict=True):
+def _check_continues(name: str, series: Series, test_name: str, test: Series, static: Sequence[str]) -> None:
+    """Refuse test rows that begin before the training rows end, or have other static values."""
+    begin = test.ds[0]
+    if series.ds.dtype != test.ds.dtype or begin <= series.ds[-1]:
+        raise errors.DataError(
+            f"'{test_name}': series '{series.unique_id}' begins at {format_timestamp(begin)}, which is not after "
+            f"{format_timestamp(series.ds[-1])}, the end of its training rows."
+        )
+    changed = series.static != test.static
+    if changed.any():
+        column = int(np.argmax(changed))
+        raise errors.DataError(
+            f"'{test_name}': column '{static[column]}' must have one value for each series, got "
+            f"{test.static[column]:g} for series '{series.unique_id}', and {series.static[column]:g} in '{name}'."
+        )
+
+
+def _count_test_steps(table: Table, series: Sequence[Series], test_name: str) -> int:
+    """Return the number of steps after the table's last row, which must be the same in every series."""
+    # Counted on the grid: a test file may begin some steps after the training file ends.
+    steps = [int((merged.ds > original.ds[-1]).sum()) for merged, original in zip(series, table.series, strict=True)]
+    for count, each in zip(steps, series, strict=True):
         if count != steps[0]:
             raise errors.DataError(
                 f"'{test_name}' must add as many steps to every series, got {steps[0]} for "
-                f"'{series[0].unique_id}' and {count} for '{one.unique_id}'."
+                f"'{series[0].unique_id}' and {count} for '{each.unique_id}'."
             )
     return steps[0]
 
 
-def _window_steps(
-    length: int, given: Mapping[str, int | None], season: int, horizon: int, validation_fraction: float
-) -> dict[str, int]:
-    """Validation, test and context for series of a length, where they are not given."""
-    share = max(horizon, int(validation_fraction * length))
-    steps = {}
-    for word in ("validation_steps", "test_steps"):
-        value = given[word]
-        steps[word] = share if value is None else value
-    context = given["context_length"]
-    if context is None:
-        context = max(1, min(2 * max(season, horizon), length - sum(steps.values()) - horizon))
-    return {"context_length": context, **steps}
+def _default_season_and_horizon(options: LoadOptions, grid: Frequency | None) -> tuple[int, int]:
+    # Without a grid no season follows from the frequency: 1 means none.
+    season = options.season if options.season is not None else (grid.season if grid else 1)
+    horizon = options.horizon if options.horizon is not None else min(season, _MAX_DEFAULT_HORIZON)
+    return season, horizon
 
 
-def _check_settings(season: int, horizon: int, given: Mapping[str, int | None], window_stride: int) -> None:
-    counts = {"season": season, "horizon": horizon, "context_length": given["context_length"]}
-    for word, value in {**counts, "window_stride": window_stride}.items():
-        if value is not None and value < 1:
-            raise errors.ConfigError(f"{word} must be 1 or more, got {value}.")
-    for word in ("validation_steps", "test_steps"):
-        value = given[word]
-        if value is not None and value < horizon:
+def _check_settings(season: int, horizon: int, options: LoadOptions) -> None:
+    counts = {
+        "season": season,
+        "horizon": horizon,
+        "context_length": options.context_length,
+        "window_stride": options.window_stride,
+    }
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise errors.ConfigError(f"{name} must be 1 or more, got {count}.")
+    for name, steps in (("validation_steps", options.validation_steps), ("test_steps", options.test_steps)):
+        if steps is not None and steps < horizon:
             raise errors.ConfigError(
-                f"{word} must be at least the horizon ({horizon}), so that one window fits, got {value}."
+                f"{name} must be at least the horizon ({horizon}), so that one window fits, got {steps}."
             )
 
 
-def _check_lengths(name: str, series: Sequence[Series], horizon: int, steps: Mapping[str, int]) -> None:
-    needed = horizon + sum(steps.values())
-    short = [one for one in series if len(one.ds) < needed]
+def _fit_steps(
+    name: str, series: Sequence[Series], options: LoadOptions, season: int, horizon: int
+) -> tuple[_WindowSteps, Notes]:
+    """Return steps of the context, validation and test that every series has room for.
+
+    Also returned is a note on those that the shortest series makes smaller than a series of median length would.
+    """
+    shortest = min(series, key=lambda each: len(each.ds))
+    steps = _default_steps(len(shortest.ds), options, season, horizon)
+    _check_lengths(name, series, horizon, steps)
+    median_steps = _default_steps(int(np.median([len(each.ds) for each in series])), options, season, horizon)
+    usual = median_steps._asdict()
+    shortened = {key: count for key, count in steps._asdict().items() if count < usual[key]}
+    return steps, {"series": shortest.unique_id, "steps": len(shortest.ds), **shortened} if shortened else {}
+
+
+def _default_steps(length: int, options: LoadOptions, season: int, horizon: int) -> _WindowSteps:
+    """Return the steps that are given, and for a series of that length those that are not."""
+    share = max(horizon, int(options.validation_fraction * length))
+    validation_steps = share if options.validation_steps is None else options.validation_steps
+    test_steps = share if options.test_steps is None else options.test_steps
+    context_length = options.context_length
+    if context_length is None:
+        room = length - validation_steps - test_steps - horizon
+        context_length = max(1, min(2 * max(season, horizon), room))
+    return _WindowSteps(context_length, validation_steps, test_steps)
+
+
+def _check_lengths(name: str, series: Sequence[Series], horizon: int, steps: _WindowSteps) -> None:
+    # One training window with its context and horizon, before both held-out splits.
+    needed = horizon + sum(steps)
+    short = [each for each in series if len(each.ds) < needed]
     if not short:
         return
     first, *others = short
-    more = f" (too short as well: {listing([one.unique_id for one in others])})" if others else ""
+    more = f" (too short as well: {format_names([each.unique_id for each in others])})" if others else ""
     raise errors.DataError(
-        f"'{name}': series '{first.unique_id}' has {counted(len(first.ds), 'step')}{more}, {needed} are needed: "
-        f"context_length {steps['context_length']} + horizon {horizon} + validation {steps['validation_steps']} + "
-        f"test {steps['test_steps']}. Shorten these, or leave the series out."
+        f"'{name}': series '{first.unique_id}' has {pluralize(len(first.ds), 'step')}{more}, {needed} are needed: "
+        f"context_length {steps.context_length} + horizon {horizon} + validation {steps.validation_steps} + "
+        f"test {steps.test_steps}. Shorten these, or leave the series out."
     )
 
 
@@ -289,19 +306,19 @@ def _check_training_values(data: ForecastData) -> None:
 
 
 def _note_constants(data: ForecastData) -> None:
-    """Name the series of which some target never changes in training: their scale is 0; and those without a value."""
+    """Note the series with a target that never changes in training, whose scale is 0, and those without a value."""
     targets = list(data.target_indices)
-    found, empty = [], []
-    for one, values in zip(data.series, data.training_values(), strict=True):
-        seen = values[:, targets]
-        if np.isnan(one.values[:, targets]).all():
-            empty.append(one.unique_id)
-        # Where all is missing both are NaN, which differ.
-        if (np.fmin.reduce(seen) == np.fmax.reduce(seen)).any():
-            found.append(one.unique_id)
-    for key, names in (("constant_series", found), ("empty_series", empty)):
+    constant, empty = [], []
+    for series, training in zip(data.series, data.training_values(), strict=True):
+        values = training[:, targets]
+        if np.isnan(series.values[:, targets]).all():
+            empty.append(series.unique_id)
+        # Where all values are missing, minimum and maximum are NaN, which are not equal.
+        if (np.fmin.reduce(values) == np.fmax.reduce(values)).any():
+            constant.append(series.unique_id)
+    for key, names in (("constant_series", constant), ("empty_series", empty)):
         if names:
-            data.notes[key] = {"count": len(names), "first": names[:_MOST_NAMED]}
+            data.notes[key] = {"count": len(names), "first": names[:_MAX_NAMED_SERIES]}
 
 
 def _check_windows(data: ForecastData) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from stablernn.data.arrays import SplitName
 from stablernn.data.named.entry import Request
 from stablernn.data.types import ClassificationData, SequenceSplit
-from stablernn.data.windows import SplitName
 
 
 def classification_data(

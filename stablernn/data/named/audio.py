@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.windows import Float32Array
+from stablernn.data.arrays import Float32Array
 
 RATE = 8000
 WINDOW = 256

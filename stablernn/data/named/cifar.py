@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, SplitName
 from stablernn.data.named.assemble import classification_data
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.places import MIB, DataFile
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import SPLITS, Float32Array, Int64Array, SplitName
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEPS = 1000
@@ -83,7 +83,7 @@ def load_noise_padded(request: Request) -> ClassificationData:
     The noise of each sequence is reproducible: it is drawn from the seed, the split and the index. The released code
         uses the same noise for all sequences of all splits.
     """
-    shared_noise = _draw_noise([request.seed]) if request.variant == "released" else None
+    shared_noise = _draw_noise([request.options.seed]) if request.variant == "released" else None
 
     def split(images: npt.NDArray[np.uint8], y: Int64Array, split_index: int) -> LazySplit:
         def make(indices: Int64Array) -> Float32Array:
@@ -93,7 +93,9 @@ def load_noise_padded(request: Request) -> ClassificationData:
             x[:, :_ROWS] /= 255
             for row, index in zip(x, indices, strict=True):
                 noise = (
-                    shared_noise if shared_noise is not None else _draw_noise([request.seed, split_index, int(index)])
+                    shared_noise
+                    if shared_noise is not None
+                    else _draw_noise([request.options.seed, split_index, int(index)])
                 )
                 row[_ROWS:] = noise
             return x
@@ -105,7 +107,7 @@ def load_noise_padded(request: Request) -> ClassificationData:
     features = [f"{color}_{column}" for color in ("red", "green", "blue") for column in range(32)]
     noise = "one for all" if shared_noise is not None else "one a sequence"
     return classification_data(
-        request, LABELS, features, splits, fingerprint_parts=(request.seed,), notes={"noise": noise}
+        request, LABELS, features, splits, fingerprint_parts=(request.options.seed,), notes={"noise": noise}
     )
 
 

@@ -9,17 +9,15 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from stablernn import errors
+from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.places import DataFile, presence, read_verified
+from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData
-from stablernn.data.windows import Int64Array, SplitName
 
 DatasetTask = Literal["classify", "forecast", "predict-next"]
 NamedData = ClassificationData | ForecastData | StepData
-
-#: Settings of ``data`` that only named datasets have; each dataset takes some of them.
-OPTIONS = ("variant", "partial", "permutation", "length")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class DatasetInfo:
         files: Its files, for datasets that are not part of this package.
         folders: Folders below a data folder in which its files are searched for; downloads go to the first one.
         variants: Values of ``data.variant``, the default first; empty: there is one form only.
-        options: Other settings of ``data`` that it takes, see :data:`OPTIONS`.
+        options: Other settings of ``data`` that it takes, see :data:`~stablernn.data.options.NAMED_OPTIONS`.
         load: Function that loads the dataset; None: its file is read as any file is.
         obtain: Source of files that may not be downloaded automatically.
     """
@@ -101,23 +99,15 @@ class Request:
         info: The dataset.
         paths: Path of each file that is present, by its name.
         missing: Names of the files that are missing, which ``partial`` allows.
-        seed: Seed of everything that is drawn at random.
-        variant: One of ``info.variants``; empty if the dataset has none.
-        permutation: Name of an order of the pixels; None: the default of the dataset.
-        length: Steps of a sequence; None: the default of the dataset.
-        partial: Whether an incomplete dataset is accepted.
-        settings: Settings of the task, such as target and horizon.
+        options: Options of loading the dataset.
+        variant: One of ``info.variants``, the default if the options name none; empty if the dataset has none.
     """
 
     info: DatasetInfo
     paths: Mapping[str, Path]
-    missing: tuple[str, ...] = ()
-    seed: int = 0
+    missing: tuple[str, ...]
+    options: LoadOptions
     variant: str = ""
-    permutation: str | None = None
-    length: int | None = None
-    partial: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def content(self, name: str) -> bytes:
         """Return the decompressed content of a file, verified by its checksum.

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from stablernn import errors
 from stablernn._version import __version__
-from stablernn.data.messages import listing
+from stablernn.data.messages import format_names
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.named.places import (
     COMPRESSIONS,
@@ -81,7 +81,7 @@ def fetch(info: DatasetInfo, *, base: str | None = None, report: Report | None =
     if restricted:
         raise errors.DataError(
             f"'{info.key}' cannot be downloaded automatically (license: {info.licence}). {info.obtain} "
-            f"Put {listing(restricted)} into {download_folder(info.folders)}."
+            f"Put {format_names(restricted)} into {download_folder(info.folders)}."
         )
     folder = download_folder(info.folders)
     fetched: list[Path] = []
@@ -211,9 +211,9 @@ def _is_usable_part(info: DatasetInfo, paths: Mapping[str, Path]) -> bool:
 def _missing_error(
     info: DatasetInfo, paths: Mapping[str, Path], missing: Sequence[DataFile], reason: str | None
 ) -> errors.DataError:
-    file_names = listing([file.name for file in missing])
+    file_names = format_names([file.name for file in missing])
     endings = " (plain, .gz or .xz)" if all(file.packed for file in missing) else ""
-    subfolders = "" if info.folders == (".",) else f", below {listing(info.folders)}"
+    subfolders = "" if info.folders == (".",) else f", below {format_names(info.folders)}"
     state = "is here only in part, without" if paths else "is not here:"
     sentences = [
         f"'{info.key}' {state} {file_names}{endings}, looked for in {user_folder()} and {cache_folder()}{subfolders}.",

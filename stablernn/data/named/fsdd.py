@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array, SplitName
 from stablernn.data.named.assemble import classification_data
 from stablernn.data.named.audio import BINS, log_magnitudes, read_speech, scale_samples
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.places import DataFile, check_digest
-from stablernn.data.sequences import pad
+from stablernn.data.sequences import pad_sequences
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import Float32Array, Int64Array, SplitName
 
 _NAME = re.compile(r"(?:.*/)?recordings/(\d)_([a-z]+)_(\d+)\.wav")
 _COMMIT = "26eb9aaf76e81b692f806f9140c2d2777410d7a1"
@@ -89,7 +89,7 @@ def _lazy_split(recordings: list[tuple[str, int, Float32Array]]) -> LazySplit:
 
     # Recordings have different lengths, and padding all of them at once would take much more memory.
     def make(indices: Int64Array) -> Float32Array:
-        return pad([values[index] for index in indices])[0]
+        return pad_sequences([values[index] for index in indices])[0]
 
     lengths = np.array([len(x) for x in values], np.int64)
     return LazySplit(make, sum(x.nbytes for x in values), lengths, np.array(digits, np.int64), names)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stablernn.data.step_data import MOST_NUMBERS
+from stablernn.data.arrays import Float32Array, Int64Array, Samples
+from stablernn.data.step_data import MAX_NUMBERS
 from stablernn.data.types import SequenceSplit
-from stablernn.data.windows import Float32Array, Int64Array, Samples
 
 
 class LazySplit(SequenceSplit):
@@ -55,8 +55,10 @@ class LazySplit(SequenceSplit):
         x = self._make(rows) if len(rows) else self._make(np.arange(1))[:0]
         return Samples(x, self.lengths[rows], self.y[rows])
 
-    def concatenate(self, other: LazySplit) -> LazySplit:
-        """Return both splits as one, this one first."""
+    def merged(self, other: SequenceSplit) -> SequenceSplit:
+        """Return both splits as one, this one first; computed on demand if both are."""
+        if not isinstance(other, LazySplit):
+            return super().merged(other)
         features = self._make(np.arange(1)).shape[2]
         lengths = np.concatenate([self.lengths, other.lengths])
 
@@ -78,9 +80,9 @@ class LazySplit(SequenceSplit):
         return self._unpadded(np.arange(len(self)))
 
     def for_scaling(self) -> list[Float32Array]:
-        """Return all sequences or, above :data:`MOST_NUMBERS` values, a random sample of about that size."""
+        """Return all sequences or, above :data:`MAX_NUMBERS` values, a random sample of about that size."""
         numbers = self._make(np.arange(1)).shape[2] * int(self.lengths.sum())
-        count = min(len(self), max(1, len(self) * MOST_NUMBERS // numbers))
+        count = min(len(self), max(1, len(self) * MAX_NUMBERS // numbers))
         # Drawn at random: the images of MNIST alternate between two sources whose brightness differs by 6 %.
         return self._unpadded(np.sort(np.random.RandomState(0).permutation(len(self))[:count]))
 

@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.step_data import StepData
-from stablernn.data.windows import SPLITS, Float32Array, Int64Array, Samples, SplitName
 
 #: Length of the string to remember in the copy task, and size of its alphabet.
 SYMBOLS, KINDS = 10, 8
@@ -111,7 +111,7 @@ def load_copy(request: Request) -> StepData:
     """Load the copy task; ``length`` is the delay."""
     delay = _length(request, minimum=1)
     train, validation, test = (
-        CopySplit(COUNTS[split], delay + 2 * SYMBOLS, (request.seed, split_index))
+        CopySplit(COUNTS[split], delay + 2 * SYMBOLS, (request.options.seed, split_index))
         for split_index, split in enumerate(SPLITS)
     )
     symbols = ("blank", *(str(kind) for kind in range(1, KINDS + 1)), "marker")
@@ -128,7 +128,7 @@ def load_copy(request: Request) -> StepData:
         headline="loss",
         answer_steps=SYMBOLS,
         notes=_notes(request, delay, copy_baseline(delay)),
-        fingerprint=fingerprint(["named", "copy", delay, request.seed]),
+        fingerprint=fingerprint(["named", "copy", delay, request.options.seed]),
     )
 
 
@@ -136,7 +136,8 @@ def load_adding(request: Request) -> StepData:
     """Load the adding task; ``length`` is the number of steps."""
     length = _length(request, minimum=2)
     train, validation, test = (
-        AddingSplit(COUNTS[split], length, (request.seed, split_index)) for split_index, split in enumerate(SPLITS)
+        AddingSplit(COUNTS[split], length, (request.options.seed, split_index))
+        for split_index, split in enumerate(SPLITS)
     )
     return StepData(
         name="adding",
@@ -150,12 +151,12 @@ def load_adding(request: Request) -> StepData:
         continuous=False,
         headline="mse",
         notes=_notes(request, length, ADDING_BASELINE),
-        fingerprint=fingerprint(["named", "adding", length, request.seed]),
+        fingerprint=fingerprint(["named", "adding", length, request.options.seed]),
     )
 
 
 def _length(request: Request, minimum: int) -> int:
-    length = request.length or request.info.settings["length"]
+    length = request.options.length or request.info.settings["length"]
     if length < minimum:
         raise errors.ConfigError(f"length of '{request.info.key}' must be {minimum} or more, got {length}.")
     return length
@@ -165,7 +166,7 @@ def _notes(request: Request, length: int, baseline: float) -> dict[str, object]:
     return {
         "sequences": dict(COUNTS),
         "length": length,
-        "seed": request.seed,
+        "seed": request.options.seed,
         "memoryless_baseline": baseline,
     }
 

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import Float32Array, Int64Array
 from stablernn.data.named.assemble import classification_data
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.permutations import permutation
 from stablernn.data.named.places import DataFile
 from stablernn.data.types import ClassificationData
-from stablernn.data.windows import Float32Array, Int64Array
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -61,12 +61,12 @@ def read_idx(name: str, content: bytes) -> Pixels:
 
 def load(request: Request, *, labels: tuple[str, ...]) -> ClassificationData:
     """Load images as sequences of ``length`` steps of 784 / ``length`` pixels each."""
-    steps = request.length or request.info.settings.get("length", PIXELS)
-    if request.length is not None and steps not in ROWS:
+    steps = request.options.length or request.info.settings.get("length", PIXELS)
+    if request.options.length is not None and steps not in ROWS:
         raise errors.ConfigError(f"length of '{request.info.key}' must be {ROWS[0]} or {ROWS[1]}, got {steps}.")
     # The released code neither scales pixels nor uses the permutation of the paper.
     is_released = request.variant == "released"
-    order_name = request.permutation or ("torch-12008" if is_released else "urnn")
+    order_name = request.options.permutation or ("torch-12008" if is_released else "urnn")
     order = permutation(order_name, PIXELS) if "permutation" in request.info.options else np.arange(PIXELS)
 
     def split(images: Pixels, y: Int64Array, first_id: int) -> LazySplit:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.windows import Int64Array
+from stablernn.data.arrays import Int64Array
 
 #: Permutations of the code of papers, as generator and seed.
 PUBLISHED = {"urnn": "numpy-92916", "nnrnn": "numpy-1234"}

@@ -12,7 +12,7 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.forecasting.build import forecast_data, read_series
-from stablernn.data.messages import quoted
+from stablernn.data.messages import quote
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.readers.tables import Table, open_table
@@ -30,20 +30,20 @@ def load_ett(request: Request) -> ForecastData:
     (file,) = request.info.files
     # Verifies the checksum; the table is then read from the file.
     request.content(file.name)
-    settings = {"target": ("OT",), **request.info.settings, **request.settings}
-    table = read_series(open_table(request.paths[file.name], time_column="date"), settings)
+    options = request.options.with_defaults({"target": ("OT",), **request.info.settings})
+    table = read_series(open_table(request.paths[file.name], time_column="date"), options)
     (series,) = table.series
     count = sum(ETT_ROWS[request.info.key[3]])
     first_rows = replace(series, unique_id=request.info.key, ds=series.ds[:count], values=series.values[:count])
     rows_left_out = len(series.ds) - len(first_rows.ds)
     shortened = Table(table.name, (first_rows,), table.channels, {**table.notes, "rows_left_out": rows_left_out})
-    return forecast_data(request.info.key, shortened, **settings)
+    return forecast_data(request.info.key, shortened, options)
 
 
 def load_m4(request: Request) -> ForecastData:
     """Load 414 series of 700 to 960 hours and the next 48 hours of each; hours are numbered from 1, without dates."""
-    settings = {**request.info.settings, **request.settings}
-    if tuple(settings.pop("channels", ("y",))) != ("y",) or settings.keys() & {"future", "static"}:
+    options = request.options.with_defaults(request.info.settings)
+    if options.channels not in (None, ("y",)) or options.future or options.static:
         raise errors.ConfigError("The series of 'm4-hourly' have only the channel 'y', and no covariates.")
     train_series = read_m4(M4_TRAIN, request.content(M4_TRAIN))
     test_series = read_m4(M4_TEST, request.content(M4_TEST))
@@ -53,7 +53,7 @@ def load_m4(request: Request) -> ForecastData:
         Series(series.unique_id, series.ds + lengths.get(series.unique_id, 0), series.values) for series in test_series
     )
     table, test = (Table(name, series, ("y",), {}) for name, series in ((M4_TRAIN, train_series), (M4_TEST, continued)))
-    return forecast_data(request.info.key, table, test=test, **settings)
+    return forecast_data(request.info.key, table, options.with_options(channels=None), test=test)
 
 
 def read_m4(name: str, content: bytes) -> tuple[Series, ...]:
@@ -79,7 +79,7 @@ def _parse_numbers(name: str, row: int, cells: list[str]) -> Any:
     try:
         return np.array(cells, np.float32)[:, None]
     except ValueError as error:
-        raise errors.DataError(f"'{name}' row {row} has a cell that is not a number ({quoted(str(error))}).") from error
+        raise errors.DataError(f"'{name}' row {row} has a cell that is not a number ({quote(str(error))}).") from error
 
 
 def _ett(key: str, checksum: str) -> DatasetInfo:

@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.messages import quoted
+from stablernn.data.arrays import SPLITS
+from stablernn.data.messages import quote
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.step_data import StepData, StoredSteps
-from stablernn.data.windows import SPLITS
 
 #: Token for the end of a line.
 END = "<eos>"
@@ -43,7 +43,7 @@ def load(request: Request, *, by: str) -> StepData:
         unknown_token = next((token for token in split_tokens if token not in indices), None)
         if unknown_token is not None:
             raise errors.DataError(
-                f"'{file.name}' has {quoted(unknown_token)}, which is not in '{request.info.files[0].name}'; a model "
+                f"'{file.name}' has {quote(unknown_token)}, which is not in '{request.info.files[0].name}'; a model "
                 "cannot predict a token that it was not trained on."
             )
         tokens = np.fromiter((indices[token] for token in split_tokens), dtype, len(split_tokens))

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from stablernn import errors
+from stablernn.data.arrays import SPLITS, Float32Array, SplitName
 from stablernn.data.fingerprint import fingerprint
-from stablernn.data.messages import listing
+from stablernn.data.messages import format_names
 from stablernn.data.named.audio import BINS, SILENCE, log_magnitudes, read_speech
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.step_data import StepData, StoredSteps
-from stablernn.data.windows import SPLITS, Float32Array, SplitName
 
 # Core test set: two men and a woman of each of the eight dialect regions.
 _CORE = """
@@ -95,9 +95,9 @@ def load(request: Request) -> StepData:
     all_utterances = utterances(folder)
     groups = group_utterances(all_utterances, recall=recall)
     missing = _missing_utterances(groups, RECALL_COUNTS if recall else COUNTS)
-    if missing and not (request.partial and all(groups.values())):
+    if missing and not (request.options.partial and all(groups.values())):
         raise errors.DataError(
-            f"'timit': '{folder}' is incomplete: {listing(missing)}. It must contain "
+            f"'timit': '{folder}' is incomplete: {format_names(missing)}. It must contain "
             "TRAIN and TEST with DR1 to DR8, as LDC93S1 does; --set data.partial=true takes what is there."
         )
     roles = ("train", "core", "development") if recall else ("train", "development", "core")

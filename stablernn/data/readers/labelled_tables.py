@@ -1,4 +1,4 @@
-"""Reads sequences from tables: a row a step, a series a sequence, a column with the class of each series."""
+"""Sequences from tables: each row is a step, each series a sequence, a column has the class of each series."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from stablernn.data.readers.tables import ID_COLUMN, TIME_COLUMN, open_table
-from stablernn.data.sequences import Sequences, plain_words
-from stablernn.data.time.regular_grid import to_grid
+from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN
+from stablernn.data.readers.tables import open_table
+from stablernn.data.sequences import Sequences, plain_labels
+from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes, lengths_of_time
 
-LABEL_COLUMN = "label"
-#: Counts of a table that those of its sequences do not say.
-_KEPT = (
+#: Notes of a table that those of its sequences do not contain.
+_TABLE_NOTES = (
     *("rows", "blank_rows_skipped", "short_rows", "ignored_columns", "gap_steps_filled", "irregular_intervals"),
     "stamps",
 )
@@ -30,18 +30,18 @@ def read_labelled(
     timed: bool | None = None,
     stamps: str | None = None,
 ) -> Sequences:
-    """Reads a long table as sequences with names and, where it has a column of them, labels.
+    """Read a long table as sequences with names and, where it has a column of them, labels.
 
-    Rows that are missing on a regular time grid become steps without values, as for forecasting. Where time stamps lie
-    on no grid, rows are steps and the result says when they were.
+    Rows that are missing on a regular time grid become steps without values, as for forecasting. Where timestamps are
+    on no grid, rows are steps and the result has their times.
 
     Args:
         path: The table.
-        channels: Columns of numbers, in their order; all that have no other part when omitted.
-        id_column: Names the sequence of a row.
-        time_column: When it was.
-        label_column: The class of the sequence, the same in all of its rows. Without it there are no labels.
-        timed: Whether the result says when its steps were, with rows as steps; where they are on no grid when omitted.
+        channels: Columns of numbers, in their order; all that have no other role when omitted.
+        id_column: Column with the name of each row's sequence.
+        time_column: Column of timestamps.
+        label_column: Column with the class of the sequence, the same in all its rows. Without it there are no labels.
+        timed: Whether the result has the times of its steps, with rows as steps; if they are on no grid when omitted.
         stamps: As for :func:`stablernn.data.readers.tables.open_table`.
 
     Raises:
@@ -53,15 +53,16 @@ def read_labelled(
     table = opened.read(channels, label=label_column if has_labels else None)
     series, counts = table.series, Notes()
     if not timed:
-        series, grid, counts = to_grid(path.name, table.series, None)
-        timed = timed is None and grid is None and any(len(one.ds) > 1 for one in series)
+        series, grid, counts = align_to_grid(path.name, table.series, None)
+        timed = timed is None and grid is None and any(len(each.ds) > 1 for each in series)
     return Sequences(
         name=path.name,
-        values=[one.values for one in series],
-        labels=plain_words(path.name, table.labels) if table.labels is not None else None,
+        values=[each.values for each in series],
+        labels=plain_labels(path.name, table.labels) if table.labels is not None else None,
         features=table.channels,
-        notes={word: found for word, found in {**table.notes, **counts}.items() if word in _KEPT and found},
-        times=[np.cumsum([0.0, *lengths_of_time(np.diff(one.ds))]) for one in series] if timed else None,
-        names=tuple(one.unique_id for one in series),
-        places=tuple(f"series '{one.unique_id}'" for one in series),
+        notes={key: value for key, value in {**table.notes, **counts}.items() if key in _TABLE_NOTES and value},
+        # From 0, since only their differences are used.
+        times=[np.cumsum([0.0, *lengths_of_time(np.diff(each.ds))]) for each in series] if timed else None,
+        names=tuple(each.unique_id for each in series),
+        locations=tuple(f"series '{each.unique_id}'" for each in series),
     )

@@ -1,4 +1,4 @@
-"""Reads sequences from numpy's ``.npz``, never by pickle."""
+"""Sequences from numpy's ``.npz``, never by pickle."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.messages import counted, listing
+from stablernn.data.messages import format_names, pluralize
 from stablernn.data.readers.paths import read_bytes
-from stablernn.data.sequences import Sequences, channel_names, check_resolution, finite_float32
+from stablernn.data.sequences import Sequences, check_resolution, default_channel_names, finite_float32
 from stablernn.data.types import Notes
 
 _KEYS = ("x", "y", "lengths", "features", "t", "mask")
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-# What to do about an array of Python objects.
-_WITHOUT_OBJECTS = {
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+# Advice on arrays of Python objects.
+_OBJECT_ADVICE = {
     "x": "Store sequences of unequal length as one padded array with 'lengths'.",
     "y": "Save labels by y.astype(str).",
 }
 
 
 def read_npz(path: Path) -> Sequences:
-    """Reads ``x`` (n, time, features) or (n, time), and the others of ``y, lengths, features, t, mask`` there are.
+    """Read ``x`` (n, time, features) or (n, time), and those of ``y, lengths, features, t, mask`` that the file has.
 
-    ``y`` (n,) holds labels as integers or words, ``lengths`` (n,) the real steps of each sequence, ``features`` the
-    names of the channels, ``t`` (n, time) or (time,) when each step was, in any unit, ``mask`` in the shape of ``x`` or
-    (n, time) which values are there: 0 or false is missing, and counted in ``notes["masked_values"]``. Other arrays are
-    left alone and named in ``notes["ignored_arrays"]``.
+    ``y`` (n,) holds labels as integers or text, ``lengths`` (n,) the real steps of each sequence, ``features`` the
+    names of the channels, ``t`` (n, time) or (time,) the time of each step, in any unit, ``mask`` in the shape of ``x``
+    or (n, time) which values are present: 0 or false is missing, and counted in ``notes["masked_values"]``. Other
+    arrays are ignored and named in ``notes["ignored_arrays"]``.
 
     Raises:
         DataError: If the file is no ``.npz``, holds Python objects, or an array has the wrong shape or type.
@@ -42,36 +42,38 @@ def read_npz(path: Path) -> Sequences:
     arrays = read_arrays(path)
     if "x" not in arrays:
         raise errors.DataError(
-            f"'{path.name}' has no array 'x' (samples, time, features); its arrays: {listing(list(arrays)) or 'none'}."
+            f"'{path.name}' has no array 'x' (samples, time, features); its arrays: "
+            f"{format_names(list(arrays)) or 'none'}."
         )
-    present = _mask(path, arrays["mask"], arrays["x"]) if "mask" in arrays else None
+    present = _read_mask(path, arrays["mask"], arrays["x"]) if "mask" in arrays else None
     x = read_numbers(path, arrays["x"], present)
-    names = channel_names(x.shape[2])
+    names = default_channel_names(x.shape[2])
     if "features" in arrays:
-        given = _vector(path, arrays, "features", x.shape[2]).tolist()
-        names = tuple(_text(path, f"features[{index}]", name) for index, name in enumerate(given))
+        features = _check_vector(path, arrays, "features", x.shape[2]).tolist()
+        names = tuple(_decode(path, f"features[{index}]", name) for index, name in enumerate(features))
         if len(set(names)) < len(names):
-            raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({listing(names)}). Rename one.")
+            raise errors.DataError(f"'{path.name}' has a name twice in 'features' ({format_names(names)}). Rename one.")
     lengths = read_lengths(path, arrays, x)
-    labels = _labels(path, _vector(path, arrays, "y", len(x))) if "y" in arrays else None
+    labels = _read_labels(path, _check_vector(path, arrays, "y", len(x))) if "y" in arrays else None
     ignored = sorted(set(arrays) - set(_KEYS))
     notes: Notes = {"ignored_arrays": ignored} if ignored else {}
     if present is not None:
-        shown = np.broadcast_to(present, x.shape)
-        notes["masked_values"] = sum(int((~row[:length]).sum()) for row, length in zip(shown, lengths, strict=True))
+        mask = np.broadcast_to(present, x.shape)
+        # Values after the end of a sequence are padding, masked or not.
+        notes["masked_values"] = sum(int((~row[:length]).sum()) for row, length in zip(mask, lengths, strict=True))
     return Sequences(
         name=path.name,
         values=[sequence[:length] for sequence, length in zip(x, lengths, strict=True)],
         labels=labels,
         features=names,
         notes=notes,
-        times=_times(path, arrays["t"], x.shape[:2], lengths) if "t" in arrays else None,
-        places=tuple(f"y[{index}]" for index in range(len(x))),
+        times=_read_times(path, arrays["t"], x.shape[:2], lengths) if "t" in arrays else None,
+        locations=tuple(f"y[{index}]" for index in range(len(x))),
     )
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file by name, each compared with its checksum.
+    """Return the arrays of a file by name, each verified by its checksum.
 
     Raises:
         DataError: If the file is no ``.npz``, or holds Python objects.
@@ -80,32 +82,32 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     content = io.BytesIO(read_bytes(path))
     try:
         with zipfile.ZipFile(content) as archive:
-            # read() compares checksums, so that a damaged file is found before its bytes are taken for numbers.
+            # read() compares checksums, so that a damaged file is refused before its bytes are taken for numbers.
             members = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
     except zipfile.BadZipFile as error:
         raise errors.DataError(
             f"'{path.name}' is damaged or is not an .npz file ({error}). "
             "Write it by numpy.savez or numpy.savez_compressed."
         ) from error
-    # What zipfile raises for compression, encryption and offsets that it cannot follow.
+    # zipfile raises these for compression, encryption and offsets that it cannot read.
     except (NotImplementedError, RuntimeError, EOFError, ValueError, OSError, zlib.error) as error:
         raise errors.DataError(f"'{path.name}' is damaged ({error}). Write it again.") from error
-    return {key: _array(path, key, member) for key, member in members.items()}
+    return {key: _parse_array(path, key, member) for key, member in members.items()}
 
 
-def _array(path: Path, key: str, content: bytes) -> npt.NDArray[Any]:
+def _parse_array(path: Path, key: str, content: bytes) -> npt.NDArray[Any]:
     try:
         _check_size(path, key, content)
         return np.asarray(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
     except errors.DataError:
         raise
     except ValueError as error:
-        # numpy has no class of its own for this; its message is the only mark.
+        # numpy has no class of its own for this; only its message tells it apart.
         if "allow_pickle" not in str(error):
             raise errors.DataError(
                 f"'{path.name}': '{key}' is not a numpy array ({error}). Write the file by numpy.savez."
             ) from error
-        advice = _WITHOUT_OBJECTS.get(key, "Store numbers or words, or leave the array out.")
+        advice = _OBJECT_ADVICE.get(key, "Store numbers or words, or leave the array out.")
         raise errors.DataError(
             f"'{path.name}': the array '{key}' holds Python objects, which only pickle could read and "
             f"which are never loaded. {advice}"
@@ -113,22 +115,22 @@ def _array(path: Path, key: str, content: bytes) -> npt.NDArray[Any]:
 
 
 def _check_size(path: Path, key: str, content: bytes) -> None:
-    """Refuse an array that says that it has more values than there are, before memory is taken for them."""
+    """Refuse an array whose header declares more values than there are, before memory is allocated for them."""
     file = io.BytesIO(content)
-    read_header = _HEADERS.get(np.lib.format.read_magic(file))
+    read_header = _HEADER_READERS.get(np.lib.format.read_magic(file))
     if read_header is None:
         return
     shape, _, dtype = read_header(file)
-    needed, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
-    if needed > there and not dtype.hasobject:
+    declared, available = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    if declared > available and not dtype.hasobject:
         raise errors.DataError(
-            f"'{path.name}': the array '{key}' says that it is {dtype} {shape}, which takes {counted(needed, 'byte')}, "
-            f"and has {there}. The file is damaged; write it again."
+            f"'{path.name}': the array '{key}' says that it is {dtype} {shape}, which takes "
+            f"{pluralize(declared, 'byte')}, and has {available}. The file is damaged; write it again."
         )
 
 
-def _mask(path: Path, mask: npt.NDArray[Any], x: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which values are there, (n, time, features) or (n, time, 1)."""
+def _read_mask(path: Path, mask: npt.NDArray[Any], x: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which values are present, (n, time, features) or (n, time, 1)."""
     if mask.shape not in (x.shape, x.shape[:2]) or mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
         allowed = f"{x.shape} or {x.shape[:2]}" if x.ndim == 3 else f"{x.shape}"
         raise errors.DataError(
@@ -140,7 +142,7 @@ def _mask(path: Path, mask: npt.NDArray[Any], x: npt.NDArray[Any]) -> npt.NDArra
 
 
 def read_numbers(path: Path, x: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.float32]:
-    """The values (n, time, features), NaN where ``present`` (n, time, features or 1) says that there is none.
+    """Return the values (n, time, features), NaN where ``present`` (n, time, features or 1) is false.
 
     Raises:
         DataError: If they are not numbers, or not finite in float32.
@@ -152,14 +154,14 @@ def read_numbers(path: Path, x: npt.NDArray[Any], present: npt.NDArray[np.bool_]
         )
     cube = x if x.ndim == 3 else x[:, :, None]
     if present is not None:
-        # What a mask hides may be anything, also what would be refused; it must be gone before numbers are checked.
+        # Masked values may be anything, also infinite; they are removed before numbers are checked.
         cube = np.where(present, cube, np.array(np.nan, cube.dtype if cube.dtype.kind == "f" else np.float64))
     finite = finite_float32(cube, lambda i: f"'{path.name}': x[{', '.join(map(str, i[: x.ndim]))}]")
     check_resolution(cube, lambda channel: f"'{path.name}': " + ("x" if x.ndim == 2 else f"x[:, :, {channel}]"))
     return finite
 
 
-def _vector(path: Path, arrays: dict[str, npt.NDArray[Any]], key: str, length: int) -> npt.NDArray[Any]:
+def _check_vector(path: Path, arrays: dict[str, npt.NDArray[Any]], key: str, length: int) -> npt.NDArray[Any]:
     array = arrays[key]
     if array.shape != (length,):
         raise errors.DataError(
@@ -169,7 +171,7 @@ def _vector(path: Path, arrays: dict[str, npt.NDArray[Any]], key: str, length: i
 
 
 def read_lengths(path: Path, arrays: dict[str, npt.NDArray[Any]], x: npt.NDArray[Any]) -> list[int]:
-    """The steps of each sequence, all of them where the file does not say.
+    """Return the steps of each sequence, all of them where the file has no lengths.
 
     Raises:
         DataError: If they are not from 1 to the steps of ``x``.
@@ -177,17 +179,17 @@ def read_lengths(path: Path, arrays: dict[str, npt.NDArray[Any]], x: npt.NDArray
     time = x.shape[1]
     if "lengths" not in arrays:
         return [time] * len(x)
-    lengths = _vector(path, arrays, "lengths", len(x))
+    lengths = _check_vector(path, arrays, "lengths", len(x))
     if lengths.dtype.kind not in "iu":
         raise errors.DataError(f"'{path.name}': 'lengths' must be whole numbers, got {lengths.dtype}.")
-    outside = (lengths < 1) | (lengths > time)
-    if outside.any():
-        index = int(np.argmax(outside))
+    is_out_of_range = (lengths < 1) | (lengths > time)
+    if is_out_of_range.any():
+        index = int(np.argmax(is_out_of_range))
         raise errors.DataError(f"'{path.name}': lengths[{index}] must be 1 to {time}, got {lengths[index]}.")
     return [int(length) for length in lengths]
 
 
-def _times(
+def _read_times(
     path: Path, t: npt.NDArray[Any], shape: tuple[int, int], lengths: list[int]
 ) -> list[npt.NDArray[np.float64]]:
     if t.shape not in (shape, shape[1:]) or t.dtype.kind not in "fiuM":
@@ -206,27 +208,27 @@ def _times(
 
 
 def _seconds(dates: npt.NDArray[np.datetime64]) -> npt.NDArray[np.float64]:
-    """Seconds since the first of the dates; NaN where there is none."""
-    fine = dates.astype("datetime64[us]")
-    known = fine[~np.isnat(fine)]
-    start = known.min() if known.size else np.datetime64(0, "us")
-    return np.asarray((fine - start) / np.timedelta64(1, "s"), dtype=np.float64)
+    """Return seconds since the earliest of the dates; NaN where there is none."""
+    microseconds = dates.astype("datetime64[us]")
+    present = microseconds[~np.isnat(microseconds)]
+    start = present.min() if present.size else np.datetime64(0, "us")
+    return np.asarray((microseconds - start) / np.timedelta64(1, "s"), dtype=np.float64)
 
 
-def _labels(path: Path, y: npt.NDArray[Any]) -> list[str]:
-    broken = np.isfinite(y) & (y != np.round(y)) if y.dtype.kind == "f" else np.zeros(len(y), bool)
-    if broken.any():
-        index = int(np.argmax(broken))
+def _read_labels(path: Path, y: npt.NDArray[Any]) -> list[str]:
+    is_fraction = np.isfinite(y) & (y != np.round(y)) if y.dtype.kind == "f" else np.zeros(len(y), bool)
+    if is_fraction.any():
+        index = int(np.argmax(is_fraction))
         raise errors.DataError(
             f"'{path.name}': the labels 'y' must be whole numbers or words, got y[{index}]={y[index]}; "
             "a number to predict is a forecast, which takes a table."
         )
     labels = [int(label) if isinstance(label, float) and label.is_integer() else label for label in y.tolist()]
-    return [_text(path, f"y[{index}]", label) for index, label in enumerate(labels)]
+    return [_decode(path, f"y[{index}]", label) for index, label in enumerate(labels)]
 
 
-def _text(path: Path, where: str, value: object) -> str:
-    """A label or name as text."""
+def _decode(path: Path, where: str, value: object) -> str:
+    """Return a label or name as text."""
     try:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Finding and opening data files: endings, plain, gzip or xz, the NAME_TRAIN / NAME_TEST pair."""
+"""Data files: their formats by name and content, reading plain, gzip or xz, the NAME_TRAIN / NAME_TEST pair."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from stablernn import errors
 
 Task = Literal["classify", "forecast"]
 
-#: What each ending can be read for.
-ENDINGS: dict[str, tuple[Task, ...]] = {
+#: Tasks that files with each ending can be read for.
+FORMAT_TASKS: dict[str, tuple[Task, ...]] = {
     ".npz": ("classify",),
     ".ts": ("classify",),
     ".tsv": ("classify",),
@@ -24,16 +24,18 @@ ENDINGS: dict[str, tuple[Task, ...]] = {
     ".parquet": ("forecast", "classify"),
 }
 #: Endings of tables: a row for each step of a series.
-TABLES = (".csv", ".parquet")
+TABLE_FORMATS = (".csv", ".parquet")
+#: Ending of texts, which are read by characters.
+TEXT_FORMAT = ".txt"
 
-# The formats that are not text are compressed already.
+# Formats that are not text are compressed already, so they have no compressed variant.
 _BINARY = (".npz", ".parquet")
-_PACKED = {".gz": "gzip", ".xz": "xz"}
+_COMPRESSIONS = {".gz": "gzip", ".xz": "xz"}
 _BLOCK_BYTES = 1 << 22
 
-#: Bytes at the beginning of a file by which its kind is told.
-KIND_BYTES = 64
-_KINDS = (
+#: Length of the beginning of a file that is compared with the signatures of other formats.
+SIGNATURE_BYTES = 64
+_SIGNATURES = (
     (b"\x1f\x8b", "gzip"),
     (b"\xfd7zXZ\x00", "xz"),
     (b"PAR1", "Parquet"),
@@ -42,48 +44,54 @@ _KINDS = (
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
 )
-_KIND_OF_ENDING = {".npz": "zip", ".parquet": "Parquet", ".gz": "gzip", ".xz": "xz"}
-# All that is not printed, but for blanks, tabs and line breaks.
-_CONTROL = frozenset(range(32)) - frozenset(b"\t\n\r\f")
+_EXPECTED_KINDS = {".npz": "zip", ".parquet": "Parquet", ".gz": "gzip", ".xz": "xz"}
+# Control characters, without tabs and line breaks.
+_CONTROL_BYTES = frozenset(range(32)) - frozenset(b"\t\n\r\f")
 
 
-def ending(path: Path) -> str:
-    """The ending that tells the format, without ``.gz`` or ``.xz``.
+def detect_format(path: Path) -> str:
+    """Return the ending that gives the format, without ``.gz`` or ``.xz``.
 
     Raises:
-        DataError: If no reader takes it.
+        DataError: If there is no reader for it.
     """
-    plain = _unpacked(path.name.lower())
-    found = Path(plain).suffix
-    if found not in ENDINGS or (found in _BINARY and plain != path.name.lower()):
+    name = path.name.lower()
+    plain_name = _strip_compression(name)
+    ending = Path(plain_name).suffix
+    if ending not in FORMAT_TASKS or (ending in _BINARY and plain_name != name):
         raise errors.DataError(
             f"'{path.name}' has no ending that is read. Known are .npz, .parquet, .ts, .tsv, .arff and .csv; "
             "the last four also with .gz or .xz behind them."
         )
-    return found
+    return ending
+
+
+def is_text_file(path: Path) -> bool:
+    """Return True if a file is read as text, by characters."""
+    return _strip_compression(path.name.lower()).endswith(TEXT_FORMAT)
 
 
 def is_table(source: str | Path) -> bool:
     """Return True if a file has the ending of a table; False for the name of a dataset."""
-    return Path(_unpacked(Path(source).name.lower())).suffix in TABLES
+    return Path(_strip_compression(Path(source).name.lower())).suffix in TABLE_FORMATS
 
 
 def require_task(path: Path, task: Task) -> str:
-    """The file's ending, if it is one that is read for this task.
+    """Return the file's ending, if it is one that is read for this task.
 
     Raises:
-        DataError: If the file is for another task or no reader takes it.
+        DataError: If the file is for another task or there is no reader for it.
     """
-    found = ending(path)
-    if task not in ENDINGS[found]:
-        allowed = ", ".join(word for word, tasks in ENDINGS.items() if task in tasks)
-        raise errors.DataError(f"'{path.name}' is for task '{ENDINGS[found][0]}'; task '{task}' reads {allowed}.")
-    return found
+    ending = detect_format(path)
+    if task not in FORMAT_TASKS[ending]:
+        allowed = ", ".join(other for other, tasks in FORMAT_TASKS.items() if task in tasks)
+        raise errors.DataError(f"'{path.name}' is for task '{FORMAT_TASKS[ending][0]}'; task '{task}' reads {allowed}.")
+    return ending
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed if its name ends in ``.gz`` or ``.xz``.
+def open_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open the file's bytes, decompressed if its name ends in ``.gz`` or ``.xz``.
 
     Raises:
         UnknownNameError: If there is no such file.
@@ -91,60 +99,62 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """
     if path.is_dir():
         raise errors.DataError(f"'{path}' is a folder. Give one of the files in it.")
-    packing = _PACKED.get(path.suffix.lower())
+    compression = _COMPRESSIONS.get(path.suffix.lower())
     try:
         with path.open("rb") as raw:
-            refuse_other_kind(path, raw.read(KIND_BYTES))
-        with _unpacking(path, packing) as file:
+            check_signature(path, raw.read(SIGNATURE_BYTES))
+        with _open_decompressed(path, compression) as file:
             yield file
     except FileNotFoundError as error:
         raise errors.UnknownNameError(f"No file '{path}'. Check the path.") from error
+    # A truncated file ends in EOFError, damage in one of the others.
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         reason = str(error).removesuffix(".")
         raise errors.DataError(
-            f"'{path.name}' is cut off or is not {packing} data ({reason}). Fetch it again."
+            f"'{path.name}' is cut off or is not {compression} data ({reason}). Fetch it again."
         ) from error
     except OSError as error:
         raise errors.DataError(f"'{path}' cannot be read: {error.strerror or error}.") from error
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file, see :func:`opened`.
+    """Return the whole file, see :func:`open_file`.
 
     Raises:
         UnknownNameError: If there is no such file.
-        DataError: If it is empty, or as for :func:`opened`.
+        DataError: If it is empty, or as for :func:`open_file`.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         content = file.read()
     if not content.strip():
-        raise empty(path)
+        raise empty_file_error(path)
     return content
 
 
-def empty(path: Path) -> errors.DataError:
-    """The error for a file in which nothing stands."""
+def empty_file_error(path: Path) -> errors.DataError:
+    """Return the error for a file without content."""
     return errors.DataError(f"'{path.name}' is empty. Write it again, or give another file.")
 
 
-def refuse_other_kind(path: Path, begin: bytes) -> None:
+def check_signature(path: Path, begin: bytes) -> None:
     """Refuse a file whose first bytes are those of another kind of file than its name says.
 
     Raises:
-        DataError: If they are, with what to do.
+        DataError: If they are, with advice.
     """
-    name, kind = path.name, path.suffix.lower()
-    if kind not in (*ENDINGS, *_PACKED, ".txt") or not begin:
+    name, ending = path.name, path.suffix.lower()
+    if ending not in (*FORMAT_TASKS, *_COMPRESSIONS, TEXT_FORMAT) or not begin:
         return
-    expected = _KIND_OF_ENDING.get(kind, "text")
-    found = next((word for magic, word in _KINDS if begin.startswith(magic)), None)
+    expected = _EXPECTED_KINDS.get(ending, "text")
+    kind = next((kind for signature, kind in _SIGNATURES if begin.startswith(signature)), None)
     if begin.lstrip().lower().startswith((b"<!doctype", b"<html")):
-        found = "page"
-    elif found is None and not _CONTROL.intersection(begin):
-        found = "text"
-    if found in (None, expected):
+        kind = "page"
+    elif kind is None and not _CONTROL_BYTES.intersection(begin):
+        kind = "text"
+    # Bytes of no known kind are left to the reader, whose error is more specific.
+    if kind in (None, expected):
         return
-    what = {
+    descriptions = {
         "Parquet": f"a Parquet file. Rename it to '{path.with_suffix('.parquet').name}'",
         "zip": "a zip archive, as .npz and .xlsx are. Rename an .npz file; save a spreadsheet as CSV",
         "npy": "a single array (.npy). Write it by numpy.savez, 'x' the values and 'y' the labels",
@@ -153,97 +163,109 @@ def refuse_other_kind(path: Path, begin: bytes) -> None:
         "text": f"plain text and not {expected} data. Give it the ending of its format, such as .csv",
     }
     if expected == "text":
-        what |= {packed: f"{packed} data. Rename it to '{name}{suffix}'" for suffix, packed in _PACKED.items()}
+        for suffix, compression in _COMPRESSIONS.items():
+            descriptions[compression] = f"{compression} data. Rename it to '{name}{suffix}'"
     else:
-        what |= {packed: f"{packed} data and not {expected} data. Unpack or rename it" for packed in _PACKED.values()}
-    if found == "text" and kind in _PACKED:
-        what["text"] = f"plain text and not {expected} data. Rename it to '{name[: -len(kind)]}', or fetch it again"
-    raise errors.DataError(f"'{name}' is {what[str(found)]}.")
+        for compression in _COMPRESSIONS.values():
+            descriptions[compression] = f"{compression} data and not {expected} data. Unpack or rename it"
+    if kind == "text" and ending in _COMPRESSIONS:
+        plain_name = name[: -len(ending)]
+        descriptions["text"] = f"plain text and not {expected} data. Rename it to '{plain_name}', or fetch it again"
+    raise errors.DataError(f"'{name}' is {descriptions[str(kind)]}.")
 
 
 def read_text(path: Path) -> str:
-    """The whole file as UTF-8 text, without a byte order mark, lines ended by ``\\n``.
+    """Return the whole file as UTF-8 text, without a byte order mark, lines ended by ``\\n``.
 
     Raises:
         UnknownNameError: If there is no such file.
         DataError: If it is not text, or as for :func:`read_bytes`.
     """
-    return plain_lines(decoded(path, read_bytes(path)))
+    return normalize_newlines(decode_text(path, read_bytes(path)))
 
 
-def text_blocks(path: Path) -> Iterator[str]:
-    """The file as :func:`read_text` gives it, in pieces of some megabytes that end at the end of a line.
+def read_text_blocks(path: Path) -> Iterator[str]:
+    """Yield the text of :func:`read_text` in blocks of some megabytes that end at the end of a line.
 
-    A line break inside quotes ends none: a piece holds whole rows of a CSV file.
+    A line break inside quotes ends no line: a block holds whole rows of a CSV file.
 
     Raises:
         UnknownNameError: If there is no such file.
         DataError: If it is not text, or as for :func:`read_bytes`.
     """
-    rest, at, held, begun = b"", 0, "", False
-    with opened(path) as file:
-        more = True
-        while more:
+    # Bytes behind the last whole row, their position in the file, and text that is not yielded yet.
+    pending, position, text = b"", 0, ""
+    has_content = False
+    with open_file(path) as file:
+        has_more = True
+        while has_more:
             block = file.read(_BLOCK_BYTES)
             if block.endswith(b"\r"):
+                # The two characters of a Windows line break must not be in different blocks.
                 block += file.read(1)
-            rest, more = rest + block, bool(block)
-            end = _end_of_rows(rest) if more else len(rest)
-            held += plain_lines(decoded(path, rest[:end], at))
-            rest, at = rest[end:], at + end
-            begun = begun or bool(held.strip())
-            if begun and held:
-                yield held
-                held = ""
-    if not begun:
-        raise empty(path)
+            pending, has_more = pending + block, bool(block)
+            end = _end_of_rows(pending) if has_more else len(pending)
+            text += normalize_newlines(decode_text(path, pending[:end], position))
+            pending, position = pending[end:], position + end
+            # Blank lines at the beginning stay with the header, which is read from the first block.
+            has_content = has_content or bool(text.strip())
+            if has_content and text:
+                yield text
+                text = ""
+    if not has_content:
+        raise empty_file_error(path)
 
 
-def decoded(path: Path, content: bytes, at: int = 0) -> str:
-    """UTF-8 bytes, which begin ``at`` so many bytes of the file, as text; a byte order mark is left out.
+def decode_text(path: Path, content: bytes, position: int = 0) -> str:
+    """Decode UTF-8 bytes; a byte order mark at the beginning of the file is left out.
+
+    Args:
+        path: The file, for messages.
+        content: Some of its bytes.
+        position: Position of the first of them in the file.
 
     Raises:
         DataError: If they are not UTF-8.
     """
     try:
-        return content.decode("utf-8-sig" if at == 0 else "utf-8")
+        return content.decode("utf-8-sig" if position == 0 else "utf-8")
     except UnicodeDecodeError as error:
         raise errors.DataError(
-            f"'{path.name}' is not UTF-8 text (byte {at + error.start} is 0x{error.object[error.start]:02x}). "
+            f"'{path.name}' is not UTF-8 text (byte {position + error.start} is 0x{error.object[error.start]:02x}). "
             "Save it as UTF-8."
         ) from error
 
 
-def plain_lines(text: str) -> str:
-    """The text with lines ended by ``\\n``, whatever system wrote it."""
+def normalize_newlines(text: str) -> str:
+    """Return the text with lines ended by ``\\n``, whatever system wrote it."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def companion_test(path: Path) -> Path | None:
-    """The ``NAME_TEST`` file in the folder of a ``NAME_TRAIN`` file, plain or packed; None when there is none."""
-    kind = ending(path)
-    stem = _unpacked(path.name).removesuffix(kind)
+def find_test_file(path: Path) -> Path | None:
+    """Return the ``NAME_TEST`` file in the folder of a ``NAME_TRAIN`` file, plain or compressed; None without one."""
+    ending = detect_format(path)
+    stem = _strip_compression(path.name).removesuffix(ending)
     if not stem.endswith("_TRAIN"):
         return None
-    plain = path.with_name(f"{stem.removesuffix('_TRAIN')}_TEST{kind}")
-    candidates = (plain, *(plain.with_name(plain.name + packed) for packed in _PACKED))
+    plain = path.with_name(f"{stem.removesuffix('_TRAIN')}_TEST{ending}")
+    candidates = (plain, *(plain.with_name(plain.name + suffix) for suffix in _COMPRESSIONS))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _unpacking(path: Path, packing: str | None) -> IO[bytes]:
-    if packing == "gzip":
+def _open_decompressed(path: Path, compression: str | None) -> IO[bytes]:
+    if compression == "gzip":
         return cast(IO[bytes], gzip.open(path, "rb"))
-    return lzma.open(path, "rb") if packing == "xz" else path.open("rb")
+    return lzma.open(path, "rb") if compression == "xz" else path.open("rb")
 
 
-def _unpacked(name: str) -> str:
-    return next((name.removesuffix(packed) for packed in _PACKED if name.endswith(packed)), name)
+def _strip_compression(name: str) -> str:
+    return next((name.removesuffix(suffix) for suffix in _COMPRESSIONS if name.endswith(suffix)), name)
 
 
 def _end_of_rows(content: bytes) -> int:
-    """Where the last row that is whole ends: behind the last line break before which quotes are even in number."""
+    """Return the end of the last whole row: behind the last line break before which the number of quotes is even."""
     end = content.rfind(b"\n") + 1
     while end and content.count(b'"', 0, end) % 2:
-        # Quotes around a line break: the row goes on. Look before the quote that is open here.
+        # The line break is in quotes, so the row goes on: search before the quote that is open here.
         end = content.rfind(b"\n", 0, content.rfind(b'"', 0, end)) + 1
     return end

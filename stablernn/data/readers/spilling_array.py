@@ -1,4 +1,4 @@
-"""Arrays that grow piece by piece and move to disk where memory would not hold them."""
+"""Arrays that grow chunk by chunk and move to disk where memory would not hold them, and operations on their rows."""
 
 from __future__ import annotations
 
@@ -12,142 +12,197 @@ import numpy.typing as npt
 import platformdirs
 
 from stablernn import errors
+from stablernn.data.arrays import Int64Array, Timestamps
 
-# What is read is not all that a run holds; the rest of the memory is for that.
+# The data are not all that a run holds; the other memory is for the model and its training.
 _SHARE_OF_FREE_MEMORY = 0.25
+_UNLIMITED = 1 << 62
 
 
-class Budget:
-    """Bytes that several arrays may take together before those that want more go to disk.
+# Rows of one pass, where all at once would take as much memory again as the table itself.
+_BLOCK_ROWS = 1 << 20
+
+
+class MemoryBudget:
+    """Bytes that several arrays may take together before those that need more go to disk.
 
     Args:
-        available: How many; a quarter of the free memory when omitted.
+        available: Number of bytes; a quarter of the free memory when omitted.
     """
 
     def __init__(self, available: int | None = None) -> None:
-        self.left = int(_SHARE_OF_FREE_MEMORY * free_memory()) if available is None else available
+        self.available = int(_SHARE_OF_FREE_MEMORY * free_memory()) if available is None else available
 
 
 class GrowingArray:
-    """Rows that are appended in pieces and become one array.
+    """Rows that are appended in chunks and become one array.
 
     Args:
-        dtype: Of all pieces.
+        dtype: Type of all chunks.
         columns: Numbers in a row; None for rows of a single one.
-        budget: What it may take of the memory, shared with others. Beyond it the rows lie in a file below
+        budget: Memory that it may take, shared with other arrays. Beyond it the rows go to a file below
             ``STABLERNN_CACHE`` that has no name and is gone with the process, however it ends.
     """
 
-    def __init__(self, dtype: npt.DTypeLike, columns: int | None, budget: Budget) -> None:
+    def __init__(self, dtype: npt.DTypeLike, columns: int | None, budget: MemoryBudget) -> None:
         self.dtype = np.dtype(dtype)
-        self._tail = () if columns is None else (columns,)
+        self._row_shape = () if columns is None else (columns,)
         self._budget = budget
-        self._pieces: list[npt.NDArray[Any]] = []
+        self._chunks: list[npt.NDArray[Any]] = []
         self._file: IO[bytes] | None = None
-        self._rows = 0
+        self._num_rows = 0
 
     def __len__(self) -> int:
-        return self._rows
+        return self._num_rows
 
-    def append(self, piece: npt.NDArray[Any]) -> None:
+    def append(self, chunk: npt.NDArray[Any]) -> None:
         """Add rows of the type and width."""
-        piece = np.ascontiguousarray(piece, dtype=self.dtype)
-        self._rows += len(piece)
-        if self._file is None and piece.nbytes > self._budget.left:
-            self._file = _nameless_file()
-            self._move_into(self._file)
+        chunk = np.ascontiguousarray(chunk, dtype=self.dtype)
+        self._num_rows += len(chunk)
+        if self._file is None and chunk.nbytes > self._budget.available:
+            self._file = _create_unnamed_file()
+            self._move_to_disk(self._file)
         if self._file is not None:
-            _write(self._file, piece)
+            _write(self._file, chunk)
             return
-        self._budget.left -= piece.nbytes
-        self._pieces.append(piece)
+        self._budget.available -= chunk.nbytes
+        self._chunks.append(chunk)
 
-    def _move_into(self, file: IO[bytes]) -> None:
-        for piece in self._pieces:
-            self._budget.left += piece.nbytes
-            _write(file, piece)
-        self._pieces.clear()
+    def _move_to_disk(self, file: IO[bytes]) -> None:
+        for chunk in self._chunks:
+            # Other arrays of the budget may take the memory.
+            self._budget.available += chunk.nbytes
+            _write(file, chunk)
+        self._chunks.clear()
 
-    def whole(self) -> npt.NDArray[Any]:
-        """All rows as one array. Nothing can be appended afterwards."""
-        shape = (self._rows, *self._tail)
-        if self._file is not None and self._rows:
+    def finish(self) -> npt.NDArray[Any]:
+        """Return all rows as one array. Nothing can be appended afterwards."""
+        shape = (self._num_rows, *self._row_shape)
+        if self._file is not None and self._num_rows:
             self._file.flush()
-            # A plain array over the mapped file, so that parts of it know each other by their base.
+            # A plain array over the mapped file: slices of it have one base, by which concatenate_series knows them.
             return np.asarray(np.memmap(self._file, dtype=self.dtype, mode="r+", shape=shape))
         result = np.empty(shape, dtype=self.dtype)
-        at = 0
-        while self._pieces:
-            # Each piece goes as soon as it is copied: memory holds the rows once, not twice.
-            piece = self._pieces.pop(0)
-            result[at : at + len(piece)] = piece
-            at += len(piece)
+        start = 0
+        while self._chunks:
+            # Each chunk is freed as soon as it is copied: memory holds the rows once, not twice.
+            chunk = self._chunks.pop(0)
+            result[start : start + len(chunk)] = chunk
+            start += len(chunk)
         return result
 
 
+def group_rows(codes: npt.NDArray[np.int32], count: int) -> tuple[Int64Array | None, Int64Array]:
+    """Return an order that puts the rows of each group together, and the end of each group in it.
+
+    Args:
+        codes: Number of the group of each row, from 0 to ``count - 1``.
+        count: Number of groups.
+
+    Returns:
+        The order, None where the groups are together already; and int64 (count,).
+    """
+    ends = np.cumsum(sum(np.bincount(codes[i : i + _BLOCK_ROWS], minlength=count) for i in _block_starts(len(codes))))
+    # Blocks overlap by one row, so that a change between them is counted, too.
+    changes = sum(np.count_nonzero(np.diff(codes[i : i + _BLOCK_ROWS + 1])) for i in _block_starts(len(codes)))
+    if changes == count - 1:
+        return None, ends
+    # Stable: the rows of a group keep the order of the file, which must be that of time.
+    return np.argsort(codes, kind="stable"), ends
+
+
+def reorder_rows(array: npt.NDArray[Any], order: Int64Array, budget: MemoryBudget) -> npt.NDArray[Any]:
+    """Return ``array[order]``, on disk where memory would not hold it."""
+    result = GrowingArray(array.dtype, array.shape[1] if array.ndim > 1 else None, budget)
+    for start in _block_starts(len(order)):
+        result.append(array[order[start : start + _BLOCK_ROWS]])
+    return result.finish()
+
+
+def find_unordered_row(ds: Timestamps, ends: Int64Array) -> int | None:
+    """Return the first row that the next row of its series does not come after; series end before ``ends``."""
+    for start in _block_starts(len(ds)):
+        # Compared as integers: their difference would overflow beyond 292 years.
+        block = ds[start : start + _BLOCK_ROWS + 1].view(np.int64)
+        is_late = np.asarray(block[1:] <= block[:-1])
+        borders = ends[(ends > start) & (ends <= start + len(is_late))] - 1 - start
+        is_late[borders] = False
+        if is_late.any():
+            return start + int(np.argmax(is_late))
+    return None
+
+
+def _block_starts(rows: int) -> range:
+    return range(0, rows, _BLOCK_ROWS)
+
+
 def free_memory() -> int:
-    """Bytes that this process can still take: of the machine, its container and its own limits."""
-    return max(0, min(_free_of_machine(), _free_of_container(), _free_of_limits()))
+    """Return the bytes that this process can still take: of the machine, its container and its own limits."""
+    return max(0, min(_free_in_machine(), _free_in_container(), _free_in_limits()))
 
 
-def _free_of_machine() -> int:
+def _free_in_machine() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except OSError:
+        # Not Linux.
         pass
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        # Neither Linux nor a Unix that tells: what a small machine of today has.
+        # Neither Linux nor a Unix with this setting: what a small machine of today has.
         return 4 << 30
 
 
-def _free_of_container() -> int:
+def _free_in_container() -> int:
     try:
-        most = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        taken = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return int(most) - taken if most != "max" else 1 << 62
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return int(limit) - used if limit != "max" else _UNLIMITED
     except (OSError, ValueError):
-        return 1 << 62
+        # No control group of version 2, so no limit that is known.
+        return _UNLIMITED
 
 
-def _free_of_limits() -> int:
+def _free_in_limits() -> int:
     try:
         import resource
 
-        pages = [int(word) for word in Path("/proc/self/statm").read_text().split()]
+        pages = [int(field) for field in Path("/proc/self/statm").read_text().split()]
     except (ImportError, OSError):
-        return 1 << 62
-    page = os.sysconf("SC_PAGE_SIZE")
-    free = 1 << 62
-    for limit, taken in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
-        most = resource.getrlimit(limit)[0]
-        if most != resource.RLIM_INFINITY:
-            free = min(free, most - taken * page)
+        # Windows has no resource module, and only Linux has statm.
+        return _UNLIMITED
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    free = _UNLIMITED
+    # Fields 0 and 5 of statm are the address space and the data, in pages.
+    for limit, used in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
+        soft_limit = resource.getrlimit(limit)[0]
+        if soft_limit != resource.RLIM_INFINITY:
+            free = min(free, soft_limit - used * page_bytes)
     return free
 
 
-def _nameless_file() -> IO[bytes]:
-    given = os.environ.get("STABLERNN_CACHE")
-    folder = Path(given) if given else platformdirs.user_cache_path("stablernn", appauthor=False)
+def _create_unnamed_file() -> IO[bytes]:
+    cache = os.environ.get("STABLERNN_CACHE")
+    folder = Path(cache) if cache else platformdirs.user_cache_path("stablernn", appauthor=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=folder)
     except OSError as error:
         raise errors.DataError(
             f"The table is larger than the memory and '{folder}' cannot take it: {error.strerror or error}. "
-            "Set STABLERNN_CACHE to a folder with room, or read fewer columns by "
-            "'channels'."
+            "Set STABLERNN_CACHE to a folder with room, or read fewer columns by 'channels'."
         ) from error
 
 
-def _write(file: IO[bytes], piece: npt.NDArray[Any]) -> None:
-    if not piece.nbytes:
+def _write(file: IO[bytes], chunk: npt.NDArray[Any]) -> None:
+    if not chunk.nbytes:
         return
     try:
-        file.write(piece.view(np.uint8).data)
+        # As bytes, since numpy gives no buffer of dates.
+        file.write(chunk.view(np.uint8).data)
     except OSError as error:
         raise errors.DataError(
             f"The table is larger than the memory and does not fit on the disk of STABLERNN_CACHE: "

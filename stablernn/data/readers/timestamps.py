@@ -1,4 +1,4 @@
-"""Time stamps from text: ISO dates and their relatives."""
+"""Timestamps from text: ISO dates and similar formats."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple, cast
 import numpy as np
 import polars as pl
 
-from stablernn.data.readers.spilling_array import Budget, GrowingArray
+from stablernn.data.arrays import Timestamps
+from stablernn.data.readers.spilling_array import GrowingArray, MemoryBudget
 from stablernn.data.time.numeric_timestamps import UNIX_NS, unix_instants
-from stablernn.data.types import Timestamps
 
 _EARLIEST, _LATEST = np.datetime64("1678-01-01", "us"), np.datetime64("2262-01-01", "us")
 _FORMATS = (
@@ -25,8 +25,8 @@ _LARGEST_MONTH = 999_999
 _DAY_OR_MONTH_FIRST = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}\b.*")
 
 
-def dates(cells: pl.Series) -> pl.Series:
-    """Text as dates in UTC, in microseconds; null where a cell is none or nanoseconds could not hold it.
+def parse_dates(cells: pl.Series) -> pl.Series:
+    """Parse text as dates in UTC, in microseconds; null where a cell is no date or nanoseconds could not hold it.
 
     Read are ``2024-01-31``, ``2024-01-31 13:00``, also with seconds and their fractions, ``/``, ``T`` or a zone;
     ``2024-01``, ``202401`` and ``20240131``.
@@ -34,63 +34,69 @@ def dates(cells: pl.Series) -> pl.Series:
     return _dates_and_zones(cells)[0]
 
 
-def reads_otherwise(cell: str) -> str:
-    """What to do about a cell that is no date: a sentence where it seems to be one, with the day or month first."""
+def date_format_advice(cell: str) -> str:
+    """Return advice on a cell that cannot be read: a sentence if it looks like a date with the day or month first."""
     if _DAY_OR_MONTH_FIRST.fullmatch(cell):
         return "Write dates with the year first, then month and day, as 2024-01-31."
     return ""
 
 
 def _dates_and_zones(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Dates as of :func:`dates`, and which of the cells have a zone."""
+    """Return dates as :func:`parse_dates` does, and which of the cells have a zone."""
     if cells.dtype != pl.String:
-        return in_range(cells), pl.repeat(False, len(cells), eager=True)
-    some = cells.drop_nulls().head(1)
-    usual = next((form for form in _FORMATS if _parsed(some, form).drop_nulls().len()), None)
-    found = pl.Series([None] * len(cells), dtype=pl.Datetime("us")) if usual is None else _parsed(cells, usual)
-    zoned = pl.repeat(usual is not None and "z" in usual, len(cells), eager=True)
-    rest = found.is_null() & cells.is_not_null()
-    if rest.any():
-        # What is not written as the first cell is; most files have none of it, and these words take their time.
-        others, with_zone = _slowly(cells.filter(rest))
-        found, zoned = found.scatter(rest.arg_true(), others), zoned.scatter(rest.arg_true(), with_zone)
-    return in_range(found), zoned
+        return mask_out_of_range(cells), pl.repeat(False, len(cells), eager=True)
+    # The format of the first cell is tried on all of them, which is much faster than every format on each.
+    example = cells.drop_nulls().head(1)
+    usual = next((form for form in _FORMATS if _parse(example, form).drop_nulls().len()), None)
+    dates = pl.Series([None] * len(cells), dtype=pl.Datetime("us")) if usual is None else _parse(cells, usual)
+    has_zone = pl.repeat(usual is not None and "z" in usual, len(cells), eager=True)
+    unread = dates.is_null() & cells.is_not_null()
+    if unread.any():
+        # Cells in other formats than the first; most files have none, and reading them is slow.
+        other_dates, other_zones = _parse_any_format(cells.filter(unread))
+        dates, has_zone = (
+            dates.scatter(unread.arg_true(), other_dates),
+            has_zone.scatter(unread.arg_true(), other_zones),
+        )
+    return mask_out_of_range(dates), has_zone
 
 
-def _slowly(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
+def _parse_any_format(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
+    # Variants are rewritten to the formats: 2024/01/31, 2024-01-31T13:00, 20240131, 202401 and 2024-01.
     text = cells.str.replace_all("/", "-", literal=True).str.replace("T", " ", literal=True)
     text = text.str.replace(r"^(\d{4})(\d\d)(\d\d)$", "$1-$2-$3").str.replace(r"^(\d{4})(\d\d)$", "$1-$2")
     text = text.str.replace(r"^(\d{4}-\d{1,2})$", "$1-01")
-    found = pl.Series([None] * len(text), dtype=pl.Datetime("us"))
-    zoned = pl.repeat(False, len(text), eager=True)
+    dates = pl.Series([None] * len(text), dtype=pl.Datetime("us"))
+    has_zone = pl.repeat(False, len(text), eager=True)
     for form in _FORMATS:
-        if not found.null_count():
+        if not dates.null_count():
             break
-        parsed = _parsed(text, form)
+        parsed = _parse(text, form)
         if "z" in form:
-            zoned |= found.is_null() & parsed.is_not_null()
-        found = found.fill_null(parsed)
-    return found, zoned
+            has_zone |= dates.is_null() & parsed.is_not_null()
+        dates = dates.fill_null(parsed)
+    return dates, has_zone
 
 
-def _parsed(text: pl.Series, form: str) -> pl.Series:
+def _parse(text: pl.Series, form: str) -> pl.Series:
     parsed = text.str.to_datetime(form, strict=False, time_unit="us")
     return parsed.dt.replace_time_zone(None) if "z" in form else parsed
 
 
-def in_range(found: pl.Series) -> pl.Series:
-    """Dates in microseconds, null where nanoseconds could not hold them."""
-    stamps = found.to_physical()
-    held = (stamps >= int(_EARLIEST.astype(np.int64))) & (stamps < int(_LATEST.astype(np.int64)))
-    return pl.select(pl.when(held).then(found).otherwise(None)).to_series()
+def mask_out_of_range(dates: pl.Series) -> pl.Series:
+    """Return dates in microseconds, null where nanoseconds could not hold them."""
+    microseconds = dates.to_physical()
+    fits = (microseconds >= int(_EARLIEST.astype(np.int64))) & (microseconds < int(_LATEST.astype(np.int64)))
+    return pl.select(pl.when(fits).then(dates).otherwise(None)).to_series()
 
 
-def time_text(cells: pl.Series) -> pl.Series:
-    """A column of times for :func:`dates` and :class:`TimeColumn`: dates as they are, all else as text."""
+def normalize_times(cells: pl.Series) -> pl.Series:
+    """Return a column of times for :func:`parse_dates` and :class:`TimeColumn`: dates as they are, all else as text."""
     if cells.dtype == pl.Date:
         return cells.cast(pl.Datetime("us"))
     if isinstance(cells.dtype, pl.Datetime):
         if cells.dtype.time_zone is not None:
+            # As text with its offset, since TimeColumn needs the local time, too.
             return cells.dt.to_string("%Y-%m-%d %H:%M:%S%.6f%:z")
         return cells.dt.cast_time_unit("us")
     text = cells if cells.dtype == pl.String else cells.cast(pl.String, strict=False)
@@ -98,12 +104,12 @@ def time_text(cells: pl.Series) -> pl.Series:
 
 
 class BadTime(NamedTuple):
-    """A cell that cannot be a time stamp of its column.
+    """A cell that cannot be a timestamp of its column.
 
     Attributes:
-        position: Of the cell, from the first piece on.
-        text: What stands there; empty where nothing does.
-        mixes_zones: Whether it is a date that has a zone where others have none, or has none where they do.
+        position: Index of the cell, from the first chunk on.
+        text: Its content; empty where there is none.
+        mixes_zones: Whether it is a date with a zone where others have none, or without one where they have it.
         is_out_of_range: Whether it is a Unix time outside the years 1678 to 2261.
     """
 
@@ -114,95 +120,110 @@ class BadTime(NamedTuple):
 
 
 class TimeColumn:
-    """Time stamps that come in pieces: dates if all of them are, else integers if all of them are.
+    """Timestamps that come in chunks: dates if all of them are, else integers if all of them are.
 
-    What integers are follows from ``stamps``, see :mod:`stablernn.data.time.numeric_timestamps`. Without it days of
-    eight digits stay integers, for the caller to refuse, and months of six digits are dates.
+    ``stamps`` says what integers are, see :mod:`stablernn.data.time.numeric_timestamps`. Without it days of eight
+    digits stay integers, for the caller to refuse, and months of six digits are dates.
 
-    Dates with a zone are instants, in UTC. But those of one time of day in a zone whose distance from UTC changes, such
+    Dates with a zone are instants, in UTC. But those of one time of day in a zone whose offset from UTC changes, such
     as every midnight of a year, are days of the calendar there, which are not equally long: they are read without zone.
     """
 
-    def __init__(self, budget: Budget, stamps: str | None = None) -> None:
+    def __init__(self, budget: MemoryBudget, stamps: str | None = None) -> None:
         self._stamps = stamps
         self._unix = stamps if stamps in UNIX_NS else None
         self._dates: GrowingArray | None = GrowingArray("datetime64[ns]", None, budget)
         self._local = GrowingArray("datetime64[ns]", None, budget)
-        # Of Unix times nanoseconds since 1970.
+        # Unix times are stored in nanoseconds since 1970.
         self._integers: GrowingArray | None = None if stamps == "yyyymmdd" else GrowingArray(np.int64, None, budget)
         self._largest = 0
-        self._all_whole = True
-        self._rows = 0
-        self._zoned: bool | None = None
-        self._no_date: BadTime | None = None
+        self._all_integers = True
+        self._num_rows = 0
+        self._has_zone: bool | None = None
+        self._first_non_date: BadTime | None = None
 
     def add(self, cells: pl.Series) -> BadTime | None:
-        """Take in the next cells, as :func:`time_text` gives them.
+        """Take in the next cells, as :func:`normalize_times` gives them.
 
         Returns:
             The first cell that is no date, once neither dates nor integers are possible, or that mixes zones; None
             before.
         """
-        if self._dates is not None:
-            found, zoned = _dates_and_zones(cells)
-            if found.null_count():
-                index = int(np.argmax(found.is_null().to_numpy()))
-                self._no_date = BadTime(self._rows + index, str(cells[index] or ""))
-                self._dates = None
-            elif len(cells):
-                self._zoned = bool(zoned[0]) if self._zoned is None else self._zoned
-                other = zoned != self._zoned
-                if other.any():
-                    index = int(np.argmax(other.to_numpy()))
-                    return BadTime(self._rows + index, str(cells[index]), mixes_zones=True)
-                self._dates.append(found.to_numpy().astype("datetime64[ns]"))
-                if self._zoned:
-                    local, _ = _dates_and_zones(cells.str.replace(_ZONE, ""))
-                    self._local.append(local.to_numpy().astype("datetime64[ns]"))
-        if self._all_whole:
-            whole = cells.cast(pl.Int64, strict=False) if cells.dtype == pl.String else None
-            if whole is None or whole.null_count():
-                self._all_whole, self._integers = False, None
-            elif self._integers is not None and len(whole):
-                numbers = whole.to_numpy()
-                self._largest = max(self._largest, int(numbers.max()))
-                if self._unix is not None:
-                    numbers, fits = unix_instants(numbers, self._unix)
-                    if not fits.all():
-                        index = int(np.argmin(fits))
-                        return BadTime(self._rows + index, str(cells[index]), is_out_of_range=True)
-                self._integers.append(numbers)
-        self._rows += len(cells)
+        bad_time = self._add_dates(cells) or self._add_integers(cells)
+        if bad_time is not None:
+            return bad_time
+        self._num_rows += len(cells)
         if self._dates is None and self._integers is None:
-            return self._no_date or BadTime(0, "")
+            return self._first_non_date or BadTime(0, "")
+        return None
+
+    def _add_dates(self, cells: pl.Series) -> BadTime | None:
+        if self._dates is None:
+            return None
+        dates, has_zone = _dates_and_zones(cells)
+        if dates.null_count():
+            # The column may still be one of integers; the cell is reported if it is not.
+            index = int(np.argmax(dates.is_null().to_numpy()))
+            self._first_non_date = BadTime(self._num_rows + index, str(cells[index] or ""))
+            self._dates = None
+            return None
+        if not len(cells):
+            return None
+        self._has_zone = bool(has_zone[0]) if self._has_zone is None else self._has_zone
+        is_other = has_zone != self._has_zone
+        if is_other.any():
+            index = int(np.argmax(is_other.to_numpy()))
+            return BadTime(self._num_rows + index, str(cells[index]), mixes_zones=True)
+        self._dates.append(dates.to_numpy().astype("datetime64[ns]"))
+        if self._has_zone:
+            local, _ = _dates_and_zones(cells.str.replace(_ZONE, ""))
+            self._local.append(local.to_numpy().astype("datetime64[ns]"))
+        return None
+
+    def _add_integers(self, cells: pl.Series) -> BadTime | None:
+        if not self._all_integers:
+            return None
+        integers = cells.cast(pl.Int64, strict=False) if cells.dtype == pl.String else None
+        if integers is None or integers.null_count():
+            self._all_integers, self._integers = False, None
+        elif self._integers is not None and len(integers):
+            numbers = integers.to_numpy()
+            self._largest = max(self._largest, int(numbers.max()))
+            if self._unix is not None:
+                numbers, fits = unix_instants(numbers, self._unix)
+                if not fits.all():
+                    index = int(np.argmin(fits))
+                    return BadTime(self._num_rows + index, str(cells[index]), is_out_of_range=True)
+            self._integers.append(numbers)
         return None
 
     @property
     def stamps(self) -> str | None:
         """The setting by which whole numbers were read; None where there was none, or dates have separators."""
-        return self._stamps if self._all_whole else None
+        return self._stamps if self._all_integers else None
 
     @property
     def are_integers(self) -> bool:
         """True if all are whole numbers and none was read as a date without separators."""
         if self._integers is None:
             return False
+        # Numbers up to six digits that are dates are months as 202401.
         return self._dates is None or self._stamps is not None or self._largest > _LARGEST_MONTH
 
-    def whole(self) -> tuple[Timestamps, bool]:
-        """All time stamps, datetime64[ns] or int64, and whether they are instants, in UTC; to be asked once."""
+    def finish(self) -> tuple[Timestamps, bool]:
+        """Return all timestamps, datetime64[ns] or int64, and whether they are instants, in UTC; to be called once."""
         if self.are_integers:
             assert self._integers is not None
-            integers = self._integers.whole()
+            integers = self._integers.finish()
             if self._unix is not None:
                 return cast(Timestamps, integers.view("datetime64[ns]")), True
             return cast(Timestamps, integers), False
         assert self._dates is not None
-        instants = self._dates.whole()
-        if not self._zoned:
+        instants = self._dates.finish()
+        if not self._has_zone:
             return cast(Timestamps, instants), False
-        local = self._local.whole()
-        changes = len(np.unique(local - instants)) > 1
-        if changes and len(np.unique(local - local.astype("datetime64[D]"))) == 1:
+        local = self._local.finish()
+        offset_changes = len(np.unique(local - instants)) > 1
+        if offset_changes and len(np.unique(local - local.astype("datetime64[D]"))) == 1:
             return cast(Timestamps, local), False
         return cast(Timestamps, instants), True

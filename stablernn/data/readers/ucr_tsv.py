@@ -1,4 +1,4 @@
-"""Reads ``.tsv``, the text format of the UCR archive, and has what readers of archives' text have in common."""
+"""``.tsv``, the text format of the UCR archive, and helpers that readers of archives' text share."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.messages import listing, quoted
-from stablernn.data.readers.paths import read_text
+from stablernn.data.arrays import Float32Array
+from stablernn.data.messages import format_names, quote
+from stablernn.data.readers.paths import empty_file_error, read_text
 from stablernn.data.sequences import (
     NO_LABEL,
     Sequences,
-    channel_names,
     check_resolution,
+    default_channel_names,
     finite_float32,
-    plain_words,
+    plain_labels,
 )
-from stablernn.data.windows import Float32Array
 
 Float64Array = npt.NDArray[np.float64]
 
 
 def read_tsv(path: Path) -> Sequences:
-    """Reads a UCR ``.tsv`` file: a row a sequence, the label first, then its values, separated by tabs.
+    """Read a UCR ``.tsv`` file: one sequence per row, the label first, then its values, separated by tabs.
 
-    Sequences of unequal length are padded with NaN behind their end in this archive, so missing values at the end of a
-    row are taken for padding; ``notes["trailing_missing_cut"]`` counts them.
+    This archive pads sequences of unequal length with NaN, so missing values at the end of a row are taken for padding;
+    ``notes["trailing_missing_cut"]`` counts them.
 
     Raises:
         DataError: If a cell is no number, a row has no values, or nothing is in the file.
@@ -35,22 +35,25 @@ def read_tsv(path: Path) -> Sequences:
     """
     values: list[Float64Array] = []
     labels: list[str] = []
-    cut = 0
-    rows = numbered_lines(read_text(path))
+    num_cut = 0
+    rows = number_lines(read_text(path))
+    if not rows:
+        # Blank as text and not as bytes: a no-break space, for one.
+        raise empty_file_error(path)
     _check_tabs(path, rows[:2])
     for number, line in rows:
         label, *cells = line.split("\t")
-        sequence = without_padding(path, number, numbers(path, number, cells)[:, None])
-        cut += len(cells) - len(sequence)
+        sequence = strip_padding(path, number, parse_numbers(path, number, cells)[:, None])
+        num_cut += len(cells) - len(sequence)
         values.append(sequence)
         labels.append(label.strip())
     return Sequences(
         name=path.name,
-        values=as_float32(path, values),
-        labels=plain_words(path.name, labels),
-        features=channel_names(1),
-        notes={"trailing_missing_cut": cut} if cut else {},
-        places=tuple(f"line {number}" for number, _ in rows),
+        values=to_float32(path, values),
+        labels=plain_labels(path.name, labels),
+        features=default_channel_names(1),
+        notes={"trailing_missing_cut": num_cut} if num_cut else {},
+        locations=tuple(f"line {number}" for number, _ in rows),
     )
 
 
@@ -65,22 +68,22 @@ def _check_tabs(path: Path, rows: list[tuple[int, str]]) -> None:
                 )
     if others and not any(map(is_number, first.split("\t"))) and all(map(is_number, others[0][1].split("\t")[1:])):
         raise errors.DataError(
-            f"'{path.name}' line {number} holds names and no values ({quoted(first)}). A .tsv file has no header; "
+            f"'{path.name}' line {number} holds names and no values ({quote(first)}). A .tsv file has no header; "
             "remove the line."
         )
 
 
-def numbered_lines(text: str) -> list[tuple[int, str]]:
-    """The lines that are not blank, numbered from 1."""
-    # Not splitlines(), which also ends lines at form feeds and other separators that no editor counts.
+def number_lines(text: str) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, numbered from 1."""
+    # Not splitlines(), which also ends lines at form feeds and other separators that editors do not count.
     return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def without_padding(path: Path, number: int, sequence: Float64Array) -> Float64Array:
-    """The sequence (length, channels) of a line up to the last step at which any channel has a value.
+def strip_padding(path: Path, number: int, sequence: Float64Array) -> Float64Array:
+    """Return the sequence (length, channels) of a line up to the last step at which any channel has a value.
 
     Raises:
-        DataError: If none has.
+        DataError: If no step has one.
     """
     present = np.asarray(np.isfinite(sequence).any(axis=1))
     if not present.any():
@@ -88,22 +91,22 @@ def without_padding(path: Path, number: int, sequence: Float64Array) -> Float64A
     return sequence[: len(sequence) - int(np.argmax(present[::-1]))]
 
 
-def allowed_label(path: Path, number: int, label: str, allowed: list[str], where: str) -> str:
-    """The label of a line, if it is among those that the header lists ``where``.
+def check_label(path: Path, number: int, label: str, allowed: list[str], where: str) -> str:
+    """Return the label of a line, if it is among those that the header lists ``where``.
 
     Raises:
-        DataError: If the header lists some, and not this one.
+        DataError: If the header lists others only.
     """
     if allowed and label not in (*allowed, *NO_LABEL):
         raise errors.DataError(
-            f"'{path.name}' line {number} has the label {quoted(label)}, {where} allows {listing(allowed)}. Correct "
-            "one of them."
+            f"'{path.name}' line {number} has the label {quote(label)}, {where} allows {format_names(allowed)}. "
+            "Correct one of them."
         )
     return label
 
 
-def as_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
-    """The sequences (length, channels) in single precision.
+def to_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
+    """Return the sequences (length, channels) in single precision.
 
     Raises:
         DataError: If a channel's differences would be lost.
@@ -112,8 +115,8 @@ def as_float32(path: Path, values: list[Float64Array]) -> list[Float32Array]:
     return [sequence.astype(np.float32) for sequence in values]
 
 
-def numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
-    """The cells of one line, which float32 can hold; NaN for ``?`` and ``NaN``.
+def parse_numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
+    """Parse the cells of one line, which float32 must be able to hold; NaN for ``?`` and ``NaN``.
 
     Python's ``1_000`` and digits of other scripts are no numbers.
 
@@ -121,27 +124,29 @@ def numbers(path: Path, number: int, cells: list[str]) -> Float64Array:
         DataError: If a cell is no number.
     """
     try:
-        values = np.array([_as_number(cell) for cell in cells])
+        values = np.array([_parse_number(cell) for cell in cells])
     except ValueError:
+        # Only now are cells checked one by one, to name the first that is no number.
         position, cell = next((i, cell) for i, cell in enumerate(cells, start=1) if not is_number(cell))
         advice = "decimals are written with a point" if "," in cell else "a missing one is '?' or 'NaN'"
         raise errors.DataError(
-            f"'{path.name}' line {number}, value {position}: {quoted(cell)} is not a number; {advice}."
+            f"'{path.name}' line {number}, value {position}: {quote(cell)} is not a number; {advice}."
         ) from None
+    # Called for its check, whose error names the value; to_float32 converts all lines later.
     finite_float32(values, lambda index: f"'{path.name}' line {number}, value {index[0] + 1}")
     return values
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a number, or says that one is missing."""
+    """Return True if a cell is a number or marks a missing one."""
     try:
-        _as_number(cell)
+        _parse_number(cell)
     except ValueError:
         return False
     return True
 
 
-def _as_number(cell: str) -> float:
+def _parse_number(cell: str) -> float:
     if "_" in cell or not cell.isascii():
         raise ValueError(cell)
     return float("nan") if cell.strip() == "?" else float(cell)

@@ -1,8 +1,8 @@
-"""Time grids: which regular steps a series' time stamps lie on, where they have gaps, and what comes next.
+"""Time grids: the regular steps that a series' timestamps lie on, their gaps, and the timestamps that come next.
 
-Words are those of pandas: ``h``, ``15min``, ``D``, ``B`` (Monday to Friday), ``W-SAT``, ``MS`` (months, same day),
-``ME`` (month ends), ``QS``, ``QE``, ``YS``, ``YE``, with a number in front for multiples. A bare number is the step of
-integer time stamps.
+Frequency aliases are those of pandas: ``h``, ``15min``, ``D``, ``B`` (Monday to Friday), ``W-SAT``, ``MS`` (months,
+same day), ``ME`` (month ends), ``QS``, ``QE``, ``YS``, ``YE``, with a number in front for multiples. A bare number is
+the step of integer timestamps.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.types import Timestamps
-from stablernn.data.windows import Int64Array
+from stablernn.data.arrays import Int64Array, Timestamps
 
 Kind = Literal["fixed", "business", "month", "month-end", "index"]
 
@@ -39,10 +38,10 @@ _MONTHS: dict[str, tuple[Kind, int]] = {
     "YE": ("month-end", 12),
 }
 _WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
-_WORDS = (*_FIXED_NS, "B", "W", *_MONTHS)
+_ALIASES = (*_FIXED_NS, "B", "W", *_MONTHS)
 
-#: Below this share of present steps a grid is not what the data follow: random seconds also lie on a grid of seconds.
-_LEAST_COVERAGE = 0.5
+#: Data with a smaller share of present steps do not follow a grid: random seconds also lie on a grid of seconds.
+_MIN_COVERAGE = 0.5
 
 
 @dataclass(frozen=True)
@@ -50,23 +49,23 @@ class Frequency:
     """A regular time grid.
 
     Attributes:
-        word: How people write it, see the module.
-        kind: How steps are counted.
+        alias: The frequency alias, see the module.
+        kind: The unit in which steps are counted.
         step: Length of one step: nanoseconds, business days, months or integers.
     """
 
-    word: str
+    alias: str
     kind: Kind
     step: int
 
     def has_steps_of(self, other: Frequency) -> bool:
-        """Whether steps are as long as those of another grid, wherever in a month theirs lie."""
-        plain = ("index", "fixed", "business")
-        alike = self.kind == other.kind or (self.kind not in plain and other.kind not in plain)
-        return alike and self.step == other.step
+        """Return True if steps are as long as those of another grid, wherever in a month theirs are."""
+        unanchored = ("index", "fixed", "business")
+        is_same_unit = self.kind == other.kind or (self.kind not in unanchored and other.kind not in unanchored)
+        return is_same_unit and self.step == other.step
 
     def positions(self, ds: Timestamps) -> Int64Array | None:
-        """Steps from the first time stamp to each one; None when one of them is not on the grid."""
+        """Return the steps from the first timestamp to each of them; None when one is not on the grid."""
         if self.kind == "index":
             offsets = (ds - ds[0]).astype(np.int64)
         elif self.kind == "fixed":
@@ -77,9 +76,10 @@ class Frequency:
                 return None
             offsets = np.asarray(np.busday_count(days[0], days), dtype=np.int64)
         else:
-            months, day, end_distance = _calendar(ds)
-            place = day if self.kind == "month" else end_distance
-            if len(np.unique(place)) > 1 or (self.kind == "month-end" and place[0] != np.timedelta64(1, "D")):
+            months, since_start, until_end = _split_months(ds)
+            offset = since_start if self.kind == "month" else until_end
+            # A month end is its last day, at any time of it: days until the end are counted without the time of day.
+            if len(np.unique(offset)) > 1 or (self.kind == "month-end" and offset[0] != np.timedelta64(1, "D")):
                 return None
             offsets = months - months[0]
         if (offsets % self.step).any():
@@ -87,26 +87,27 @@ class Frequency:
         return np.asarray(offsets // self.step, dtype=np.int64)
 
     def at(self, origin: np.datetime64 | np.int64, positions: Int64Array) -> Timestamps:
-        """The time stamps so many steps after ``origin``, which is on the grid."""
+        """Return the timestamps so many steps after ``origin``, which is on the grid."""
         offsets = positions * self.step
         if self.kind == "index":
             return np.asarray(np.int64(origin) + offsets, dtype=np.int64)
-        stamp = np.array([origin]).astype("datetime64[ns]")
+        start = np.array([origin]).astype("datetime64[ns]")
         if self.kind == "fixed":
-            return np.asarray(stamp + offsets.astype("timedelta64[ns]"))
+            return np.asarray(start + offsets.astype("timedelta64[ns]"))
         if self.kind == "business":
-            day = stamp.astype("datetime64[D]")
-            return np.asarray(np.busday_offset(day, offsets).astype("datetime64[ns]") + (stamp - day))
-        month = stamp.astype("datetime64[M]")
+            day = start.astype("datetime64[D]")
+            return np.asarray(np.busday_offset(day, offsets).astype("datetime64[ns]") + (start - day))
+        month = start.astype("datetime64[M]")
         first = (month + offsets).astype("datetime64[ns]")
         if self.kind == "month":
-            return np.asarray(first + (stamp - month))
+            return np.asarray(first + (start - month))
+        # Month ends are counted back from the next month, which begins later the longer the month is.
         next_month = (month + 1).astype("datetime64[ns]")
-        return np.asarray((month + offsets + 1).astype("datetime64[ns]") - (next_month - stamp))
+        return np.asarray((month + offsets + 1).astype("datetime64[ns]") - (next_month - start))
 
     @property
     def season(self) -> int:
-        """Steps of the season that people expect first: a day, a working or whole week, a year; 1 when none fits."""
+        """Steps of the most common season: a day, a working or whole week, a year; 1 when none fits."""
         if self.kind == "business":
             return 5 if self.step == 1 else 1
         if self.kind in ("month", "month-end"):
@@ -121,51 +122,50 @@ class Frequency:
         return 1
 
 
-def parse_frequency(word: str) -> Frequency:
-    """The grid that a word names.
+def parse_frequency(alias: str) -> Frequency:
+    """Return the grid of a frequency alias.
 
     Raises:
-        UnknownNameError: If it names none.
+        UnknownNameError: If there is no such alias.
     """
-    match = re.fullmatch(r"(\d*)([A-Za-z]*)(?:-([A-Z]{3}))?", word)
+    match = re.fullmatch(r"(\d*)([A-Za-z]*)(?:-([A-Z]{3}))?", alias)
     number, unit, anchor = match.groups() if match else ("", "", None)
     count = int(number or 1)
     if match and count:
         if number and not unit and not anchor:
-            return Frequency(word, "index", count)
+            return Frequency(alias, "index", count)
         if unit == "W" and (anchor is None or anchor in _WEEKDAYS):
-            return Frequency(word, "fixed", count * 7 * _DAY_NS)
+            return Frequency(alias, "fixed", count * 7 * _DAY_NS)
         if unit in _FIXED_NS and anchor is None:
-            return Frequency(word, "fixed", count * _FIXED_NS[unit])
+            return Frequency(alias, "fixed", count * _FIXED_NS[unit])
         if unit == "B" and anchor is None:
-            return Frequency(word, "business", count)
+            return Frequency(alias, "business", count)
         if unit in _MONTHS and anchor is None:
             kind, months = _MONTHS[unit]
-            return Frequency(word, kind, count * months)
+            return Frequency(alias, kind, count * months)
     raise errors.unknown(
-        "frequency", word, _WORDS, f"Known are {', '.join(_WORDS)}, W-MON to W-SUN, and multiples as 15min."
+        "frequency", alias, _ALIASES, f"Known are {', '.join(_ALIASES)}, W-MON to W-SUN, and multiples as 15min."
     )
 
 
 def infer_frequency(ds: Timestamps) -> Frequency | None:
-    """The grid that ascending time stamps lie on, gaps allowed; None when they are irregular or fewer than two.
+    """Return the grid that ascending timestamps lie on, gaps allowed; None when they are irregular or fewer than two.
 
-    The step is the most frequent difference. The time stamps must all be multiples of it and fill at least half of the
-    grid.
+    The step is the most frequent difference. All timestamps must be multiples of it and fill at least half of the grid.
     """
     if len(ds) < 2:
         return None
-    found = next((frequency for frequency in _candidates(ds) if covers(frequency, ds)), None)
-    return found
+    return next((frequency for frequency in _candidates(ds) if covers(frequency, ds)), None)
 
 
 def covers(frequency: Frequency, ds: Timestamps) -> bool:
-    """Whether the time stamps lie on the grid and fill at least half of it."""
+    """Return True if the timestamps lie on the grid and fill at least half of it."""
     positions = frequency.positions(ds)
-    return positions is not None and len(ds) >= _LEAST_COVERAGE * (int(positions[-1]) + 1)
+    return positions is not None and len(ds) >= _MIN_COVERAGE * (int(positions[-1]) + 1)
 
 
 def _candidates(ds: Timestamps) -> list[Frequency]:
+    """Return grids with the most frequent step, the most specific first."""
     if ds.dtype.kind != "M":
         step = _mode(np.diff(ds).astype(np.int64))
         return [Frequency(str(step), "index", step)]
@@ -173,13 +173,14 @@ def _candidates(ds: Timestamps) -> list[Frequency]:
     candidates: list[Frequency] = []
     if step >= 28 * _DAY_NS:
         candidates += _monthly(ds)
+    # Five rows or fewer may be a daily series that has not reached a weekend yet.
     if step == _DAY_NS and _weekdays(ds).max() < 5 and len(ds) > 5:
         candidates.append(Frequency("B", "business", 1))
     return [*candidates, _fixed(step, ds)]
 
 
 def _monthly(ds: Timestamps) -> list[Frequency]:
-    months, day, _ = _calendar(ds)
+    months, since_start, _ = _split_months(ds)
     steps = np.diff(months)
     if (steps < 1).any():
         return []
@@ -193,7 +194,8 @@ def _monthly(ds: Timestamps) -> list[Frequency]:
         unit, count = "Y", step // 12
     elif step == 3 and month % 3 == (2 if ends else 0):
         unit, count = "Q", 1
-    elif not ends and day[0] > np.timedelta64(28, "D"):
+    elif not ends and since_start[0] > np.timedelta64(28, "D"):
+        # Not every month has such a day.
         return []
     return [Frequency(f"{count if count > 1 else ''}{unit}{letter}", "month-end" if ends else "month", step)]
 
@@ -218,9 +220,9 @@ def _weekdays(ds: Timestamps) -> Int64Array:
     return (ds.astype("datetime64[D]").astype(np.int64) + 3) % 7
 
 
-def _calendar(ds: Timestamps) -> tuple[Int64Array, npt.NDArray[np.timedelta64], npt.NDArray[np.timedelta64]]:
-    """Month number, time since the month began, and days (with the time of day taken off) until it ends."""
+def _split_months(ds: Timestamps) -> tuple[Int64Array, npt.NDArray[np.timedelta64], npt.NDArray[np.timedelta64]]:
+    """Return the month number, the time since the month began, and days (without the time of day) until it ends."""
     month = ds.astype("datetime64[M]")
-    since: npt.NDArray[np.timedelta64] = np.subtract(ds, month.astype("datetime64[ns]"))
-    until = np.asarray((month + 1).astype("datetime64[ns]") - ds.astype("datetime64[D]").astype("datetime64[ns]"))
-    return month.astype(np.int64), since, until
+    since_start: npt.NDArray[np.timedelta64] = np.subtract(ds, month.astype("datetime64[ns]"))
+    until_end = np.asarray((month + 1).astype("datetime64[ns]") - ds.astype("datetime64[D]").astype("datetime64[ns]"))
+    return month.astype(np.int64), since_start, until_end

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.windows import Int64Array
+from stablernn.data.arrays import Int64Array
 
 Stamps = Literal["unix-s", "unix-ms", "yyyymmdd", "step"]
 STAMPS: tuple[Stamps, ...] = get_args(Stamps)
@@ -20,7 +20,7 @@ _EARLIEST_SECOND, _END_SECOND = (int(np.datetime64(year, "s").astype(np.int64)) 
 # Step numbers seldom reach this (it is 1973-03-03); Unix times of anything measured nowadays lie above.
 _LEAST_SECOND = 100_000_000
 _FUTURE_SECOND = int(np.datetime64("2100", "s").astype(np.int64))
-# Units of Unix times: how people call them, parts of a second, and the option that reads them.
+# Units of Unix times: their names, parts of a second, and the option that reads them.
 _UNITS: tuple[tuple[str, int, Stamps | None], ...] = (
     ("seconds", 1, "unix-s"),
     ("milliseconds", 1_000, "unix-ms"),
@@ -31,10 +31,10 @@ _DATE_DIGITS = 8
 
 
 class Resemblance(NamedTuple):
-    """A reading that whole numbers suggest.
+    """A kind of timestamps that whole numbers look like.
 
     Attributes:
-        form: How people call it, such as ``Unix times in seconds``.
+        form: Its name, such as ``Unix times in seconds``.
         stamps: The option that reads them so; None where there is none.
         example: The first of them as a date.
     """
@@ -44,25 +44,26 @@ class Resemblance(NamedTuple):
     example: str
 
 
-def check_stamps(stamps: str | None) -> None:
-    """Raise unless ``stamps`` is None or one of :data:`STAMPS`.
+def check_stamps(stamps: str) -> None:
+    """Raise unless ``stamps`` is one of :data:`STAMPS`.
 
     Raises:
-        UnknownNameError: Naming those there are.
+        UnknownNameError: With the allowed values.
     """
-    if stamps is not None and stamps not in STAMPS:
+    if stamps not in STAMPS:
         raise errors.unknown("reading of whole numbers", stamps, STAMPS, f"stamps is one of {', '.join(STAMPS)}.")
 
 
 def unix_instants(numbers: Int64Array, stamps: str) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-    """Unix times as nanoseconds since 1970, and which of them lie in the years 1678 to 2261."""
+    """Return Unix times as nanoseconds since 1970, and which of them are in the years 1678 to 2261."""
     per_second = 1_000_000_000 // UNIX_NS[stamps]
+    # Checked before the product, which would overflow outside of these years.
     fits = (numbers >= _EARLIEST_SECOND * per_second) & (numbers < _END_SECOND * per_second)
     return np.where(fits, numbers, 0) * UNIX_NS[stamps], fits
 
 
-def resemblance(numbers: Int64Array) -> Resemblance | None:
-    """The dates that the whole numbers of one series seem to stand for; None where they may well number its steps.
+def find_resemblance(numbers: Int64Array) -> Resemblance | None:
+    """Return the dates that the whole numbers of one series look like; None where they may well number its steps.
 
     Dates without separators (8 digits; 10, 12 or 14 with the time of day) are taken for such where more than half of
     them are in the calendar. Unix times are those of 1973-03-03 to 2099, and earlier ones where the series reaches
@@ -86,8 +87,8 @@ def resemblance(numbers: Int64Array) -> Resemblance | None:
     return None
 
 
-def ambiguous_numbers(file: str, column: str, first: int, reading: Resemblance) -> errors.DataError:
-    """The error for whole numbers of which nobody said what they are."""
+def ambiguous_numbers_error(file: str, column: str, first: int, reading: Resemblance) -> errors.DataError:
+    """Return the error for whole numbers that may be dates, where no option says what they are."""
     where = (
         f"'{file}' column '{column}' holds whole numbers that look like {reading.form}: {first} would be "
         f"{reading.example}."
@@ -104,10 +105,11 @@ def ambiguous_numbers(file: str, column: str, first: int, reading: Resemblance) 
 
 
 def _are_dates(numbers: Int64Array, low: int, high: int) -> bool:
-    """Return True if more than half are written as YYYYMMDD, perhaps with hour, minute and second behind."""
+    """Return True if more than half are written as YYYYMMDD, perhaps followed by hour, minute and second."""
     digits = len(str(low)) if low > 0 else 0
     if digits not in (8, 10, 12, 14) or len(str(high)) != digits:
         return False
+    # The digits behind the date, filled up to hour, minute and second.
     date, time = np.divmod(numbers, 10 ** (digits - _DATE_DIGITS))
     time = time * 10 ** (14 - digits)
     year, month, day = date // 10_000, date // 100 % 100, date % 100
@@ -120,7 +122,7 @@ def _are_dates(numbers: Int64Array, low: int, high: int) -> bool:
 
 
 def _usual_step(numbers: Int64Array) -> int:
-    """The most frequent difference; 1 for a single number."""
+    """Return the most frequent difference; 1 for a single number."""
     if len(numbers) < 2:
         return 1
     steps, counts = np.unique(np.diff(numbers), return_counts=True)

@@ -1,4 +1,4 @@
-"""Puts the rows of series on one time grid: a missing row becomes a step without values, and is counted."""
+"""Series on one time grid: a missing row becomes a step without values, and is counted."""
 
 from __future__ import annotations
 
@@ -9,90 +9,96 @@ from dataclasses import replace
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.messages import stamp_text
+from stablernn.data.messages import format_timestamp
 from stablernn.data.time.frequency import Frequency, covers, infer_frequency, parse_frequency
 from stablernn.data.types import Notes, Series
 
-# A given frequency may leave far more gaps than an inferred one, but a grid of seconds for monthly rows is a mistake.
-_MOST_STEPS_PER_ROW = 100
+# A configured frequency may leave far more gaps than an inferred one; a grid of seconds for monthly rows is a mistake.
+_MAX_STEPS_PER_ROW = 100
 
 
-def to_grid(
+def align_to_grid(
     name: str, series: Sequence[Series], frequency: str | None
 ) -> tuple[tuple[Series, ...], Frequency | None, Notes]:
-    """The series with a row for every step of their grid.
+    """Return the series with a row for every step of their grid.
 
     Args:
         name: The file's name, for messages.
-        series: As they stand in the file, time stamps ascending.
-        frequency: Word of the grid; inferred when omitted.
+        series: The rows of the file, timestamps ascending.
+        frequency: Frequency alias of the grid; inferred when omitted.
 
     Returns:
-        The series, the grid (None when the time stamps are irregular: then rows are steps), and counts of steps filled
+        The series, the grid (None when the timestamps are irregular: then rows are steps), and counts of steps filled
         and of intervals that differ from the most frequent one.
 
     Raises:
-        UnknownNameError: If the word names no frequency.
+        UnknownNameError: If there is no such frequency alias.
         DataError: If a series is not on the grid, or series are on different ones.
     """
-    grid = _given(name, series, frequency) if frequency is not None else _common(name, series)
+    grid = _parse_grid(name, series, frequency) if frequency is not None else _infer_common_grid(name, series)
     if grid is None:
-        return tuple(series), None, {"gap_steps_filled": 0, "irregular_intervals": sum(map(_irregular, series))}
-    filled = tuple(_fill(grid, one) for one in series)
+        return tuple(series), None, {"gap_steps_filled": 0, "irregular_intervals": sum(map(_count_irregular, series))}
+    filled = tuple(_fill_gaps(grid, each) for each in series)
     added = sum(len(after.ds) - len(before.ds) for after, before in zip(filled, series, strict=True))
     return filled, grid, {"gap_steps_filled": added, "irregular_intervals": 0}
 
 
-def _given(name: str, series: Sequence[Series], word: str) -> Frequency:
-    grid = parse_frequency(word)
-    for one in series:
-        if (grid.kind == "index") != (one.ds.dtype.kind != "M"):
-            held = "dates" if one.ds.dtype.kind == "M" else "integers"
-            raise errors.DataError(f"'{name}' has {held} as time stamps, which frequency '{word}' cannot step through.")
-        positions = grid.positions(one.ds)
+def _parse_grid(name: str, series: Sequence[Series], frequency: str) -> Frequency:
+    grid = parse_frequency(frequency)
+    for each in series:
+        has_dates = each.ds.dtype.kind == "M"
+        if (grid.kind == "index") == has_dates:
+            timestamps = "dates" if has_dates else "integers"
+            raise errors.DataError(
+                f"'{name}' has {timestamps} as timestamps, which frequency '{frequency}' cannot step through."
+            )
+        positions = grid.positions(each.ds)
         if positions is None:
             raise errors.DataError(
-                f"'{name}': series '{one.unique_id}', which begins at {stamp_text(one.ds[0])}, "
-                f"is not in steps of frequency '{word}'."
+                f"'{name}': series '{each.unique_id}', which begins at {format_timestamp(each.ds[0])}, "
+                f"is not in steps of frequency '{frequency}'."
             )
-        if int(positions[-1]) >= _MOST_STEPS_PER_ROW * len(one.ds):
+        if int(positions[-1]) >= _MAX_STEPS_PER_ROW * len(each.ds):
             raise errors.DataError(
-                f"'{name}': frequency '{word}' would turn the {len(one.ds)} rows of series '{one.unique_id}' into "
-                f"{int(positions[-1]) + 1} steps. Give the frequency of the data."
+                f"'{name}': frequency '{frequency}' would turn the {len(each.ds)} rows of series '{each.unique_id}' "
+                f"into {int(positions[-1]) + 1} steps. Give the frequency of the data."
             )
     return grid
 
 
-def _common(name: str, series: Sequence[Series]) -> Frequency | None:
-    """The grid of most series, which the others must share."""
-    found = {one.unique_id: infer_frequency(one.ds) for one in series if len(one.ds) > 1}
-    if not found:
+def _infer_common_grid(name: str, series: Sequence[Series]) -> Frequency | None:
+    """Return the grid of most series, which the others must share."""
+    # One row has no step, and fits any grid.
+    grids = {each.unique_id: infer_frequency(each.ds) for each in series if len(each.ds) > 1}
+    if not grids:
         return None
-    grid = Counter(found.values()).most_common(1)[0][0]
-    for one in series:
-        if len(one.ds) < 2 or found[one.unique_id] == grid:
+    grid = Counter(grids.values()).most_common(1)[0][0]
+    for each in series:
+        if len(each.ds) < 2 or grids[each.unique_id] == grid:
             continue
-        if grid is None or not covers(grid, one.ds):
-            mine, usual = (f"'{g.word}'" if g else "irregular" for g in (found[one.unique_id], grid))
+        if grid is None or not covers(grid, each.ds):
+            other, usual = (f"'{g.alias}'" if g else "irregular" for g in (grids[each.unique_id], grid))
             raise errors.DataError(
-                f"'{name}' mixes frequencies: series '{one.unique_id}' is {mine}, most are {usual}. "
+                f"'{name}' mixes frequencies: series '{each.unique_id}' is {other}, most are {usual}. "
                 "Split the file by frequency, or give the frequency that all of them share."
             )
     return grid
 
 
-def _fill(grid: Frequency, one: Series) -> Series:
-    positions = grid.positions(one.ds)
+def _fill_gaps(grid: Frequency, series: Series) -> Series:
+    positions = grid.positions(series.ds)
     if positions is None:
-        raise AssertionError(f"series {one.unique_id} passed the check of its grid")
+        raise AssertionError(f"series {series.unique_id} passed the check of its grid")
     steps = int(positions[-1]) + 1
-    if steps == len(one.ds):
-        return one
-    values = np.full((steps, one.values.shape[1]), np.nan, dtype=np.float32)
-    values[positions] = one.values
-    return replace(one, ds=grid.at(one.ds[0], np.arange(steps, dtype=np.int64)), values=values)
+    if steps == len(series.ds):
+        # Nothing to fill: values that are mapped from a file on disk are not copied.
+        return series
+    values = np.full((steps, series.values.shape[1]), np.nan, dtype=np.float32)
+    values[positions] = series.values
+    return replace(series, ds=grid.at(series.ds[0], np.arange(steps, dtype=np.int64)), values=values)
 
 
-def _irregular(one: Series) -> int:
-    steps = np.diff(one.ds).astype(np.int64)
+def _count_irregular(series: Series) -> int:
+    """Count the intervals that differ from the most frequent one."""
+    steps = np.diff(series.ds).astype(np.int64)
     return int(len(steps) - np.unique(steps, return_counts=True)[1].max()) if len(steps) else 0

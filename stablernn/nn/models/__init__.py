@@ -1,4 +1,4 @@
-"""Whole models: scaling, recurrent layers, readout, head. Raw units in and out; NaN is a missing value."""
+"""Models: scaling, recurrent layers, readout and head. Raw units in and out; NaN is a missing value."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MODELS: dict[str, type[SequenceModel]] = {model.task: model for model in (Class
 
 
 def build_model(config: Mapping[str, Any]) -> SequenceModel:
-    """A model from what :meth:`SequenceModel.config` returned, with fresh weights.
+    """Build a model with fresh weights from a configuration, as :meth:`SequenceModel.config` returns it.
 
     Raises:
-        ConfigError: If the task is none of ours.
+        ConfigError: If the task is unknown.
     """
     options = dict(config)
     task = str(options.pop("task", None))

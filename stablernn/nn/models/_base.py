@@ -1,8 +1,8 @@
-"""Whole models: scaling, recurrent layers, readout, head. Raw units in and out; NaN is a missing value.
+"""The base class of models: scaling, recurrent layers, readout, head. Raw units in and out; NaN is a missing value.
 
-A model is a recurrence with one flat tuple of states: what scaling holds, every layer's state, what the readout keeps.
-:meth:`SequenceModel.transition` is one step of it and :meth:`SequenceModel.emit` the outputs that a state stands for:
-what export freezes. :meth:`SequenceModel.run` is the same recurrence over whole sequences, by an engine.
+A model is a recurrence with one flat tuple of states: that of the scaling, every layer's, and that of the readout.
+:meth:`SequenceModel.transition` is one step of it and :meth:`SequenceModel.emit` computes the outputs of a state;
+export traces these two. :meth:`SequenceModel.run` is the same recurrence over whole sequences, by an engine.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, did_you_mean
-from stablernn.nn.ensemble import Members
+from stablernn.nn.ensemble import Ensemble
 from stablernn.nn.layers import check_tensor, group_parameters, valid_steps
 from stablernn.nn.preprocessing import Patches, Scaling, create_scaling
 
 States = tuple[Tensor, ...]
 READOUTS = ("last", "mean", "max", "all")
-_RUNNING = {"last": (), "mean": ("mean",), "max": ("max",), "all": ("mean", "max")}
-"""What each readout keeps of the outputs so far."""
+_RUNNING_STATISTICS = {"last": (), "mean": ("mean",), "max": ("max",), "all": ("mean", "max")}
+"""The statistics of the outputs so far that are in the state of each readout."""
 
 
 class NetworkOptions(TypedDict, total=False):
-    """Keyword options that every model takes; :class:`SequenceModel` says what they mean and holds their defaults."""
+    """Keyword options of every model; :class:`SequenceModel` describes them and has their defaults."""
 
     num_layers: int
     dropout: float
@@ -47,7 +47,7 @@ class NetworkOptions(TypedDict, total=False):
 
 
 class SequenceModel(nn.Module):
-    """What classifier and forecaster share.
+    """Base class of the models of all tasks.
 
     Args:
         cell: A key of the catalog, see :func:`stablernn.list_cells`.
@@ -55,24 +55,24 @@ class SequenceModel(nn.Module):
         hidden_size: Length of each layer's state, 1 or more.
         num_layers: Recurrent layers, 1 or more.
         dropout: Share of a layer's outputs zeroed in training before the next layer, 0 to 1.
-        readout: What the head sees of the last layer's outputs so far: ``last``, their ``mean``, their ``max``,
-            or ``all`` three side by side.
+        readout: The head's input, from the last layer's outputs so far: the ``last`` one, their ``mean``, their
+            ``max``, or ``all`` three concatenated.
         scaling: ``standard``, ``window`` or ``context``, see :mod:`stablernn.nn.preprocessing`.
-        window: Steps that ``window`` and ``context`` scaling remember.
+        window: Steps in the window of ``window`` and ``context`` scaling.
         season: Steps of a season, for ``context`` scaling.
         log: Whether ``context`` scaling takes logarithms.
-        mask_channel: Whether the first layer also sees which values were observed.
-        patch_size: Samples that the first layer sees at once.
+        mask_channel: Whether further channels of the first layer say which values were observed.
+        patch_size: Samples that the first layer reads at once.
         patch_stride: Samples after which the layers advance by one step; ``patch_size`` when omitted.
-        patch_embedding: Length of the vector that a patch is turned into by a linear map and a GELU before the layers;
-            0 for none.
-        members: Networks side by side that differ by their first weights; their answers are averaged.
-        max_dt: Longest time between two steps, in units of the regular one, of a model for irregular time; None when
-            all steps are regular. Only for cells that take ``dt``.
+        patch_embedding: Length of the vector to which a linear map and a GELU take a patch before the layers; 0 for
+            none.
+        members: Networks of the ensemble, which differ in their initial weights; their outputs are averaged.
+        max_dt: Longest time between two steps, in units of the regular one, of a model for irregular time; None if all
+            steps are regular. Only for cells that take ``dt``.
         preset: ``practical`` (ours) or ``paper``, the cell's defaults.
-        cell_options: The cell's own options, which win over the preset.
-        engine: What runs the steps, see :class:`stablernn.StableRNN`.
-        inputs: What makes the first layer's channels, in place of a scaling of that kind.
+        cell_options: Options of the cell, which override the preset.
+        engine: The engine that runs the steps, see :class:`stablernn.StableRNN`.
+        inputs: Custom input stage; overrides ``scaling``.
     """
 
     task: str
@@ -80,7 +80,7 @@ class SequenceModel(nn.Module):
     output_names: tuple[str, ...]
     input_name: str = "x"
     every_step: bool = False
-    """Whether whole sequences have an output at every step, and not only after the last."""
+    """True if whole sequences have an output at every step, and not only after the last."""
 
     def __init__(
         self,
@@ -122,8 +122,9 @@ class SequenceModel(nn.Module):
             scaling, input_size, window=window, mask_channel=mask_channel, season=season, log=log
         )
         stride = patch_size if patch_stride is None else patch_stride
+        # A forecast starts after the last sample, with which a patch must end.
         self.patches = Patches(self.scaling, patch_size, stride, end_aligned=self.task == "forecast")
-        self.rnn = Members(
+        self.rnn = Ensemble(
             members,
             cell,
             self.patches.output_size,
@@ -136,19 +137,19 @@ class SequenceModel(nn.Module):
             max_dt=max_dt,
             **self.cell_options,
         )
-        # A linear map of a patch with one missing value would be missing altogether, and no state may hold NaN, which
-        # the samples that one patch has in common with the next would be.
-        apart = not patch_embedding and self.patches.size == self.patches.stride
-        self.scaling.keep_missing = self.rnn.cells[0].takes_missing and apart
+        # NaN cannot pass through an embedding, whose whole output would be NaN, nor through the state, which holds the
+        # samples that one patch shares with the next.
+        can_pass_missing = not patch_embedding and self.patches.size == self.patches.stride
+        self.scaling.keep_missing = self.rnn.cells[0].takes_missing and can_pass_missing
 
     @property
     def max_dt(self) -> float | None:
-        """Longest time between two steps; None when the model takes regular steps only."""
+        """Longest time between two steps; None if the model takes regular steps only."""
         return self.rnn.first.max_dt
 
     @property
     def known_inputs(self) -> dict[str, tuple[int, ...]]:
-        """What outputs are made from beside the state: names, and shapes after the batch. NaN where not known."""
+        """Names of the inputs of :meth:`emit` besides the state, and shapes after the batch. NaN for unknown values."""
         return {}
 
     @property
@@ -157,18 +158,18 @@ class SequenceModel(nn.Module):
         return (self.input_size,) if self.patches.size == 1 else (self.patches.stride, self.input_size)
 
     def state_roles(self) -> list[tuple[str, int]]:
-        """Role and length of every state tensor of the flat tuple; all start as zeros."""
+        """Return role and length of every state tensor of the flat tuple; all start as zeros."""
         size = self.rnn.output_size
-        running = [(f"{word} of outputs", size) for word in _RUNNING[self.readout]]
-        kept = [*running, ("outputs seen", 1)] if running else []
-        return [*self.patches.state_roles(), *self.rnn.state_roles(), *kept]
+        running = [(f"{statistic} of outputs", size) for statistic in _RUNNING_STATISTICS[self.readout]]
+        readout = [*running, ("outputs seen", 1)] if running else []
+        return [*self.patches.state_roles(), *self.rnn.state_roles(), *readout]
 
     def initial_state(self, batch_size: int) -> States:
-        """Zeros for each tensor of :meth:`state_roles`."""
+        """Return zeros for each tensor of :meth:`state_roles`."""
         return tuple(self.scaling.mean.new_zeros(batch_size, size) for _, size in self.state_roles())
 
     def fit_scaling(self, sequences: Iterable[np.ndarray]) -> None:
-        """Take the scaling from the training split's sequences, each ``(time, input_size)``, NaN ignored."""
+        """Fit the scaling to the training split's sequences, each ``(time, input_size)``, NaN ignored."""
         self.scaling.fit(sequences)
 
     def mark_fitted(self) -> None:
@@ -176,17 +177,17 @@ class SequenceModel(nn.Module):
         self.scaling.mark_fitted()
 
     def materialize(self) -> list[tuple[Tensor, ...]]:
-        """Each layer's used matrices, for steps with ``dt`` where the model takes it."""
-        timed = self.max_dt is not None
-        return [cell.materialize_timed() if timed else cell.materialize() for cell in self.rnn.cells]
+        """Return each layer's matrices, for steps with ``dt`` if the model takes it."""
+        is_timed = self.max_dt is not None
+        return [cell.materialize_timed() if is_timed else cell.materialize() for cell in self.rnn.cells]
 
     def transition(
         self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: States, dt: Tensor | None = None
     ) -> States:
-        """The flat state after one raw sample, or after one patch of them.
+        """Return the flat state after one raw sample, or after one patch of them.
 
         Args:
-            weights: What :meth:`materialize` gave.
+            weights: As :meth:`materialize` returned them.
             x: ``(batch, *sample_shape)``.
             state: The flat state before.
             dt: The time from the sample before to each sample, ``(batch,)`` or ``(batch, patch_stride)``.
@@ -198,33 +199,35 @@ class SequenceModel(nn.Module):
     def advance(
         self, weights: Sequence[tuple[Tensor, ...]], features: Tensor, state: States, dt: Tensor | None = None
     ) -> States:
-        """The part of :meth:`transition` behind scaling and patches: the states of the layers and of the readout.
+        """Run :meth:`transition` after scaling and patches, and return the states of the layers and of the readout.
 
         Args:
-            weights: What :meth:`materialize` gave.
+            weights: As :meth:`materialize` returned them.
             features: The first layer's channels, ``(batch, patches.output_size)``.
             state: The flat state without that of the patches.
             dt: As :meth:`transition` takes it.
         """
         layers = len(self.rnn.state_roles())
         if dt is not None:
+            # The time of a patch is the mean of its samples', as Patches.time takes it.
             dt = dt[:, None] if self.patches.size == 1 else dt.mean(dim=1, keepdim=True)
-        following = self.rnn.advance(weights, features, state[:layers], dt)
-        h = self.rnn.output(following)
-        kept = state[layers:]
-        if kept:
-            *running, seen = kept
-            after = [
-                before + (h - before) / (seen + 1)
-                if word == "mean"
-                else torch.where(seen > 0, torch.maximum(before, h), h)
-                for word, before in zip(_RUNNING[self.readout], running, strict=True)
+        layer_state = self.rnn.advance(weights, features, state[:layers], dt)
+        h = self.rnn.output(layer_state)
+        readout_state = state[layers:]
+        if readout_state:
+            *running, count = readout_state
+            # A maximum of no outputs is none: the zeros of the initial state must not enter it.
+            updated = [
+                value + (h - value) / (count + 1)
+                if statistic == "mean"
+                else torch.where(count > 0, torch.maximum(value, h), h)
+                for statistic, value in zip(_RUNNING_STATISTICS[self.readout], running, strict=True)
             ]
-            kept = (*after, seen + 1)
-        return (*following, *kept)
+            readout_state = (*updated, count + 1)
+        return (*layer_state, *readout_state)
 
-    def emit(self, state: States, **known: Tensor) -> tuple[Tensor, ...]:
-        """The outputs that a state and the ``known_inputs`` stand for, in the order of ``output_names``."""
+    def emit(self, state: States, **covariates: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of a state and the ``known_inputs``, in the order of ``output_names``."""
         raise NotImplementedError
 
     def run(
@@ -233,28 +236,28 @@ class SequenceModel(nn.Module):
         lengths: Tensor | None = None,
         state: States | None = None,
         dt: Tensor | None = None,
-        **known: Tensor,
+        **covariates: Tensor,
     ) -> tuple[dict[str, Tensor], States]:
-        """Outputs after the last valid step of each sequence, and the state there.
+        """Return the outputs after the last valid step of each sequence, and the state there.
 
         Args:
             x: ``(batch, time, input_size)``, raw units, NaN where missing.
             lengths: ``(batch,)``; steps from there on are padding. All steps count when omitted.
-            state: The flat state to go on from; zeros when omitted.
+            state: The flat state to continue from; zeros when omitted.
             dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``; 1 when omitted.
-            known: The ``known_inputs``; one that is omitted is not known.
+            covariates: The ``known_inputs``; one that is omitted is unknown.
 
         Raises:
-            ValueError: If an input has another shape, or is none that the model takes.
+            ValueError: If an input has another shape, or the model takes no such input.
         """
-        check_known(known, self.known_inputs, len(x))
+        check_covariates(covariates, self.known_inputs, len(x))
         final = self.final_state(x, lengths, state, dt)
-        return dict(zip(self.output_names, self.emit(final, **known), strict=True)), final
+        return dict(zip(self.output_names, self.emit(final, **covariates), strict=True)), final
 
     def final_state(
         self, x: Tensor, lengths: Tensor | None = None, state: States | None = None, dt: Tensor | None = None
     ) -> States:
-        """:meth:`run` without the outputs."""
+        """Run as :meth:`run` does, and return only the state."""
         check_tensor(x, self.scaling.mean.dtype)
         if x.dim() != 3 or x.shape[-1] != self.input_size:
             raise ValueError(
@@ -262,22 +265,23 @@ class SequenceModel(nn.Module):
                 f"(shape (batch, time, {self.input_size}))."
             )
         valid = valid_steps(x, lengths)
-        patch_state, layer_state, kept = self._split(self.initial_state(len(x)) if state is None else state)
+        patch_state, layer_state, readout_state = self._split(self.initial_state(len(x)) if state is None else state)
+        # Scaling has no parameters to train.
         with torch.no_grad():
             features, patches, patch_state = self.patches.sequence(x, valid, patch_state)
         if self.max_dt is None and dt is not None:
             raise ConfigError("The model was built for regular steps, got dt; give max_dt when it is built.")
         if self.max_dt is not None:
-            # Checked before patches take means, in which a negative or a long one would not show.
+            # Checked before patches take means, which would hide a negative or a long one.
             dt = x.new_ones(x.shape[:2]) if dt is None else self.rnn.first.checked_dt(dt, x, valid)
             dt = self.patches.time(dt, valid)
         outputs, layer_state = self.rnn.run(features, layer_state, patches, dt)
         if self.readout != "last":
-            kept = self._keep(outputs, kept, valid_steps(features, patches))
-        return (*patch_state, *layer_state, *kept)
+            readout_state = self._update_readout(outputs, readout_state, valid_steps(features, patches))
+        return (*patch_state, *layer_state, *readout_state)
 
     def penalty(self) -> Tensor | None:
-        """What the cells add to the training loss, or None."""
+        """Return the sum of the cells' penalties for the training loss, or None."""
         return self.rnn.penalty()
 
     def after_step(self, step: int, total_steps: int) -> None:
@@ -288,9 +292,9 @@ class SequenceModel(nn.Module):
         self.rnn.after_step(step, total_steps)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters behind ``orthogonal`` and unitary matrices, ``vectors`` and all ``other`` ones.
+        """Return the parameters behind ``orthogonal`` and unitary matrices, ``vectors`` and all ``other`` ones.
 
-        Vectors stand apart in the preset ``practical`` only; papers let everything decay.
+        Vectors are a group of their own in the preset ``practical`` only; papers apply weight decay to everything.
         """
         groups = group_parameters(self)
         if self.preset != "practical":
@@ -300,18 +304,19 @@ class SequenceModel(nn.Module):
         return {**groups, "other": [parameter for parameter in other if parameter.dim() > 1], "vectors": vectors}
 
     def member_parameters(self) -> list[list[nn.Parameter]]:
-        """The parameters of each member and, where there are any, those that all share: what is clipped together."""
+        """Return the groups whose gradients are clipped together: each member's, and the shared parameters if any."""
         heads = getattr(self.head, "maps", None)
-        own = [
+        members = [
             [*self.rnn.parameters_of(number), *(heads[number].parameters() if heads is not None else [])]
             for number in range(len(self.rnn))
         ]
-        known = {id(parameter) for parameters in own for parameter in parameters}
-        shared = [parameter for parameter in self.parameters() if id(parameter) not in known]
-        return [*own, shared] if shared else own
+        # By identity: comparing tensors would compare their values.
+        member_ids = {id(parameter) for parameters in members for parameter in parameters}
+        shared = [parameter for parameter in self.parameters() if id(parameter) not in member_ids]
+        return [*members, shared] if shared else members
 
     def config(self) -> dict[str, Any]:
-        """What :func:`build_model` needs to build this model again, as JSON types."""
+        """Return the options from which :func:`build_model` builds this model again, as JSON types."""
         return {
             "task": self.task,
             "cell": self.rnn.first.cell,
@@ -336,53 +341,56 @@ class SequenceModel(nn.Module):
 
     @property
     def feature_size(self) -> int:
-        """How much of a state the head of each member sees."""
+        """Input size of the head of each member."""
         return self.rnn.first.output_size * (3 if self.readout == "all" else 1)
 
     def _features(self, state: States) -> Tensor:
-        """What the heads see, ``(batch, members * feature_size)``."""
-        _, layer_state, kept = self._split(state)
+        """Return the input of the heads, ``(batch, members * feature_size)``."""
+        _, layer_state, readout_state = self._split(state)
         if self.readout in ("mean", "max"):
-            return kept[0]
+            return readout_state[0]
         last = self.rnn.output(layer_state)
         if self.readout == "last":
             return last
-        parts = [part.chunk(len(self.rnn), dim=-1) for part in (last, *kept[:2])]
-        return torch.cat([piece for member in zip(*parts, strict=True) for piece in member], dim=-1)
+        # From (last, mean, max) of all members to all three of each member.
+        chunks = [tensor.chunk(len(self.rnn), dim=-1) for tensor in (last, *readout_state[:2])]
+        return torch.cat([chunk for member in zip(*chunks, strict=True) for chunk in member], dim=-1)
 
-    def _keep(self, outputs: Tensor, kept: States, valid: Tensor | None) -> States:
-        """The readout's state after a sequence of the last layer's outputs, ``(batch, time, rnn.output_size)``."""
-        *running, count = kept
+    def _update_readout(self, outputs: Tensor, readout_state: States, valid: Tensor | None) -> States:
+        """Return the readout's state after the last layer's outputs ``(batch, time, rnn.output_size)``."""
+        *running, count = readout_state
         steps = outputs.new_full(count.shape, outputs.shape[1]) if valid is None else valid.sum(1, True).to(count.dtype)
-        after = []
-        for word, before in zip(_RUNNING[self.readout], running, strict=True):
-            if word == "mean":
+        updated = []
+        for statistic, value in zip(_RUNNING_STATISTICS[self.readout], running, strict=True):
+            if statistic == "mean":
                 masked = outputs if valid is None else outputs * valid[..., None]
-                after.append((before * count + masked.sum(dim=1)) / (count + steps).clamp_min(1))
+                updated.append((value * count + masked.sum(dim=1)) / (count + steps).clamp_min(1))
                 continue
             masked = outputs if valid is None else outputs.masked_fill(~valid[..., None], -torch.inf)
-            largest = torch.where(steps > 0, masked.amax(dim=1), before)
-            after.append(torch.where(count > 0, torch.maximum(before, largest), largest))
-        return (*after, count + steps)
+            # A sequence of no steps leaves its maximum, and the first outputs replace the initial zeros.
+            largest = torch.where(steps > 0, masked.amax(dim=1), value)
+            updated.append(torch.where(count > 0, torch.maximum(value, largest), largest))
+        return (*updated, count + steps)
 
     def _split(self, state: States) -> tuple[States, States, States]:
+        """Split a flat state into those of patches, layers and readout."""
         first = len(self.patches.state_roles())
         second = first + len(self.rnn.state_roles())
         return state[:first], state[first:second], state[second:]
 
 
-def check_known(known: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], batch: int) -> None:
-    """Refuse what outputs are to be made from where its name or its shape is not the model's.
+def check_covariates(covariates: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], batch: int) -> None:
+    """Refuse inputs of :meth:`SequenceModel.emit` whose name or shape is not the model's.
 
     Raises:
-        ConfigError: If a name is none of ``shapes``.
+        ConfigError: If a name is not in ``shapes``.
         ValueError: If a shape is not ``(batch, *shapes[name])``.
     """
-    for name, given in known.items():
+    for name, tensor in covariates.items():
         if name not in shapes:
             raise ConfigError(
-                f"Unknown input '{name}'.{did_you_mean(name, shapes)} Beside the series the model takes "
+                f"Unknown input '{name}'.{did_you_mean(name, shapes)} Besides the series the model takes "
                 f"{' and '.join(shapes) or 'nothing'}."
             )
-        if given.shape != (batch, *shapes[name]):
-            raise ValueError(f"{name} has shape {tuple(given.shape)}, the model expects {(batch, *shapes[name])}.")
+        if tensor.shape != (batch, *shapes[name]):
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the model expects {(batch, *shapes[name])}.")

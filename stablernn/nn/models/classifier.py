@@ -1,4 +1,4 @@
-"""Whole sequences to one label each."""
+"""Classification: one label for a whole sequence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Classifier(SequenceModel):
         input_size: Raw features per time step.
         num_classes: Classes, 2 or more.
         hidden_size: Length of each layer's state.
-        head_dropout: Share of what the head reads zeroed in training, 0 to 1.
+        head_dropout: Share of the head's input zeroed in training, 0 to 1.
         options: Those of :class:`SequenceModel`, from ``num_layers`` on.
 
     Shape:
@@ -42,7 +42,7 @@ class Classifier(SequenceModel):
     task = "classify"
     output_names = ("logits", "probabilities")
     temperature: Tensor
-    """What logits are divided by, so that probabilities are as sure as they are right; 1 until it is fitted."""
+    """Divisor of the logits that calibrates the probabilities; 1 until it is fitted."""
 
     def __init__(
         self,
@@ -65,18 +65,18 @@ class Classifier(SequenceModel):
         return self.emit(self.final_state(x, lengths, dt=dt))[0]
 
     def member_logits(self, state: States) -> Tensor:
-        """What each member says before calibration, ``(batch, members, num_classes)``: what is trained."""
+        """Return each member's logits before calibration, ``(batch, members, num_classes)``, on which the loss acts."""
         logits: Tensor = self.head(self._features(state))
         return logits
 
-    def emit(self, state: States, **known: Tensor) -> tuple[Tensor, ...]:
+    def emit(self, state: States, **covariates: Tensor) -> tuple[Tensor, ...]:
         logits = self.member_logits(state)
         if len(self.rnn) == 1:
             logits = logits[:, 0] / self.temperature
         else:
-            # The members' mean probability, as logits; taken from the largest member down, so that none underflows.
-            share = torch.log_softmax(logits, dim=-1)
-            logits = (torch.logsumexp(share, dim=1) - math.log(len(self.rnn))) / self.temperature
+            # The members' mean probability, as logits; logsumexp subtracts the largest member, so that none underflows.
+            log_probabilities = torch.log_softmax(logits, dim=-1)
+            logits = (torch.logsumexp(log_probabilities, dim=1) - math.log(len(self.rnn))) / self.temperature
         return logits, torch.softmax(logits, dim=-1)
 
     def config(self) -> dict[str, Any]:

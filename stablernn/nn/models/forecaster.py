@@ -1,4 +1,4 @@
-"""The next values of a series."""
+"""Forecasting: the next values of a series."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.ensemble import Heads
-from stablernn.nn.models._base import NetworkOptions, SequenceModel, States, check_known
+from stablernn.nn.models._base import NetworkOptions, SequenceModel, States, check_covariates
 from stablernn.nn.preprocessing import ContextScaling
 
 SKIPS = ("none", "linear")
 HEADS = ("direct", "recursive")
 _KNOWN_HIDDEN = 32
-"""Units between what is known of a future step and what it changes."""
+"""Hidden units of the network on the known values of a future step."""
 
 
 class Forecaster(SequenceModel):
-    """The next ``horizon`` values of some of the channels, with quantiles.
+    """A forecast of the next ``horizon`` values of some of the channels, with quantiles.
 
     The head predicts the change from where :meth:`Scaling.anchor` starts, in units of the scaling: a head of zeros is
     the naive forecast, or the forecast of the linear skip.
@@ -31,27 +31,27 @@ class Forecaster(SequenceModel):
         input_size: Raw channels per time step.
         horizon: Steps ahead, 1 or more.
         hidden_size: Length of each layer's state.
-        target_indices: Which channels are forecast; the first one by default.
+        target_indices: The channels to forecast; the first one by default.
         quantiles: Levels in (0, 1), increasing; may be empty.
         head: ``direct``: all steps at once. ``recursive``: one step, from which the next is made by taking the forecast
             for a value; every channel must be a target or known in the future.
-        skip: ``linear`` adds a linear map of the remembered values, one for all targets, to what the layers say; only
-            with the scaling ``context``. ``none`` adds nothing.
+        skip: ``linear`` adds a linear map of the values in the window, one for all targets, to the layers' forecast;
+            only with the scaling ``context``. ``none`` adds nothing.
         future_indices: Channels whose values at the steps ahead are known.
-        static_size: Numbers known of each series.
-        head_dropout: Share of what the head reads zeroed in training, 0 to 1.
+        static_size: Number of static covariates of each series.
+        head_dropout: Share of the head's input zeroed in training, 0 to 1.
         options: Those of :class:`SequenceModel`, from ``num_layers`` on.
 
     Shape:
         - input: ``(batch, time, input_size)`` in raw units, NaN where missing
         - lengths: ``(batch,)`` integers, or None when every step counts
         - dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``
-        - static: ``(batch, static_size)``, where there is any; NaN where not known
-        - future: ``(batch, horizon, len(future_indices))``, where there is any; NaN where not known
+        - static: ``(batch, static_size)``, if there is any; NaN if unknown
+        - future: ``(batch, horizon, len(future_indices))``, if there is any; NaN if unknown
         - output: mean, ``(batch, horizon, targets)`` in raw units
 
     Raises:
-        ConfigError: If an option is not among those listed, or two do not go together.
+        ConfigError: If an option is not among those listed, or two are incompatible.
         ValueError: If a size is out of range, or an input has another number of features.
 
     Example:
@@ -65,8 +65,8 @@ class Forecaster(SequenceModel):
     static_mean: Tensor
     static_scale: Tensor
     offsets: Tensor
-    """What calibration adds to the quantiles, ``(horizon, targets, quantiles)``: of a direct head in units of the
-    scaling, of a recursive one in raw units; 0 without it."""
+    """Added to the quantiles by calibration, ``(horizon, targets, quantiles)``: of a direct head in units of the
+    scaling, of a recursive one in raw units; 0 without calibration."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Forecaster(SequenceModel):
         if static_size < 0:
             raise ValueError(f"static_size must be 0 or more, got {static_size}.")
         targets, future = [int(index) for index in target_indices], [int(index) for index in future_indices]
-        _check_channels("target_indices", targets, input_size, needed=True)
+        _check_channels("target_indices", targets, input_size, is_required=True)
         _check_channels("future_indices", future, input_size)
         if set(targets) & set(future):
             raise ConfigError(
@@ -99,10 +99,10 @@ class Forecaster(SequenceModel):
         levels = list(quantiles)
         if levels != sorted(set(levels)) or not all(0 < level < 1 for level in levels):
             raise ConfigError(f"quantiles must increase and lie between 0 and 1, got {levels}.")
-        for word, given, allowed in (("head", head, HEADS), ("skip", skip, SKIPS)):
-            if given not in allowed:
+        for option, value, allowed in (("head", head, HEADS), ("skip", skip, SKIPS)):
+            if value not in allowed:
                 raise ConfigError(
-                    f"Unknown {word} '{given}'.{did_you_mean(given, allowed)} It is {' or '.join(allowed)}."
+                    f"Unknown {option} '{value}'.{did_you_mean(value, allowed)} It is {' or '.join(allowed)}."
                 )
         if head == "recursive":
             self._check_recursive([*targets, *future])
@@ -130,7 +130,7 @@ class Forecaster(SequenceModel):
             inner = nn.Linear(len(self.rnn) * size + static_size + len(future), _KNOWN_HIDDEN)
             self.known = nn.Sequential(inner, nn.Tanh(), nn.Linear(_KNOWN_HIDDEN, answers))
         if self.skip is not None:
-            # Training starts from what the skip says and nothing else.
+            # Training starts from the skip's forecast and nothing else.
             for layer in [self.skip, *self._last_layers()]:
                 for parameter in layer.parameters():
                     nn.init.zeros_(parameter)
@@ -144,8 +144,10 @@ class Forecaster(SequenceModel):
         static: dict[str, tuple[int, ...]] = {"static": (self.static_size,)} if self.static_size else {}
         return static | ({"future": (self.steps, len(self.future_indices))} if self.future_indices else {})
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None, **known: Tensor) -> Tensor:
-        return self.run(x, lengths, None, dt, **known)[0]["mean"]
+    def forward(
+        self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None, **covariates: Tensor
+    ) -> Tensor:
+        return self.run(x, lengths, None, dt, **covariates)[0]["mean"]
 
     def run(
         self,
@@ -153,35 +155,36 @@ class Forecaster(SequenceModel):
         lengths: Tensor | None = None,
         state: States | None = None,
         dt: Tensor | None = None,
-        **known: Tensor,
+        **covariates: Tensor,
     ) -> tuple[dict[str, Tensor], States]:
         shapes = self.known_inputs
+        # The shape of known_inputs is that of one emission, of a single step for a recursive head.
         if "future" in shapes:
             shapes["future"] = (self.horizon, len(self.future_indices))
-        check_known(known, shapes, len(x))
+        check_covariates(covariates, shapes, len(x))
         final = self.final_state(x, lengths, state, dt)
         if self.head_kind == "direct":
-            return dict(zip(self.output_names, self.emit(final, **known), strict=True)), final
-        return self._rolled_out(final, **known), final
+            return dict(zip(self.output_names, self.emit(final, **covariates), strict=True)), final
+        return self._recursive_outputs(final, **covariates), final
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """As for every model, with those of the linear ``skip`` apart."""
+        """Return the groups of every model, and those of the linear ``skip``."""
         groups = super().parameter_groups()
         if self.skip is None:
             return groups
-        apart = {id(parameter) for parameter in self.skip.parameters()}
-        other = [parameter for parameter in groups["other"] if id(parameter) not in apart]
+        skip_ids = {id(parameter) for parameter in self.skip.parameters()}
+        other = [parameter for parameter in groups["other"] if id(parameter) not in skip_ids]
         return {**groups, "other": other, "skip": list(self.skip.parameters())}
 
     def fit_static(self, static: np.ndarray) -> None:
-        """Take the scaling of the static covariates from the training series', ``(series, static_size)``."""
+        """Fit the scaling of the static covariates to those of the training series, ``(series, static_size)``."""
         if not self.static_size:
             return
         values = np.asarray(static, dtype=np.float64)
-        seen = ~np.isnan(values)
-        count = seen.sum(axis=0).clip(1)
-        mean = np.where(seen, values, 0).sum(axis=0) / count
-        deviation = np.sqrt((np.where(seen, values - mean, 0) ** 2).sum(axis=0) / count)
+        is_observed = ~np.isnan(values)
+        count = is_observed.sum(axis=0).clip(1)
+        mean = np.where(is_observed, values, 0).sum(axis=0) / count
+        deviation = np.sqrt((np.where(is_observed, values - mean, 0) ** 2).sum(axis=0) / count)
         self.static_mean.copy_(torch.from_numpy(mean))
         self.static_scale.copy_(torch.from_numpy(np.where(deviation > 1e-12 * np.abs(mean), deviation, 1.0)))
         self._was_static_fitted = True
@@ -197,18 +200,19 @@ class Forecaster(SequenceModel):
         self._was_static_fitted = True
 
     def fit_skip(self, contexts: Iterable[tuple[np.ndarray, np.ndarray]], strength: float) -> None:
-        """Set the linear skip to the ridge regression of the truth on the remembered values.
+        """Set the linear skip to the ridge regression of the truth on the values in the window.
 
         Args:
             contexts: Batches of training windows: contexts ``(windows, time, input_size)`` and truths
                 ``(windows, horizon, targets)``, raw units, NaN where missing. Windows with a missing truth are
                 left out.
-            strength: Penalty, as a share of the mean square of a remembered value.
+            strength: Penalty, as a share of the mean square of a value in the window.
         """
         assert self.skip is not None
         assert isinstance(self.scaling, ContextScaling)
         window, steps = self.scaling.window, self.steps
-        inner, outer = np.zeros((window, window)), np.zeros((window, steps))
+        # The normal equations are summed up batch by batch: gram @ solution = moments.
+        gram, moments = np.zeros((window, window)), np.zeros((window, steps))
         for x, y in contexts:
             with torch.no_grad():
                 raw = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
@@ -220,31 +224,32 @@ class Forecaster(SequenceModel):
                 truth = self.scaling.transform(raw, self.target_indices)
                 change = (truth - location[:, None, self.target_indices]) / scale[:, None, self.target_indices]
                 values = self.scaling.context(state)[:, :, self.target_indices].transpose(1, 2)
+            # Every target of every window is a row.
             features = values.double().numpy().reshape(-1, window)
-            answers = change.transpose(1, 2).double().numpy().reshape(-1, steps)
-            whole = ~np.isnan(answers).any(axis=1)
-            inner += features[whole].T @ features[whole]
-            outer += features[whole].T @ answers[whole]
-        penalty = strength * np.trace(inner) / window + 1e-9
-        solution = np.linalg.solve(inner + penalty * np.eye(window), outer)
+            changes = change.transpose(1, 2).double().numpy().reshape(-1, steps)
+            is_complete = ~np.isnan(changes).any(axis=1)
+            gram += features[is_complete].T @ features[is_complete]
+            moments += features[is_complete].T @ changes[is_complete]
+        penalty = strength * np.trace(gram) / window + 1e-9
+        solution = np.linalg.solve(gram + penalty * np.eye(window), moments)
         with torch.no_grad():
             self.skip.weight.copy_(torch.from_numpy(solution.T))
 
-    def changes(self, state: States, **known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Forecast change of each member, location and scale: a forecast is ``location + scale * change``.
+    def changes(self, state: States, **covariates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each member's forecast change, location and scale: a forecast is ``location + scale * change``.
 
         Returns:
             The change, ``(batch, members, steps, targets, 1 + quantiles)`` with the mean first, and location and scale,
             ``(batch, 1, targets)``, in the units of :meth:`Scaling.transform`.
         """
         features = self._features(state)
-        static = self._static(features, known.get("static"))
+        static = self._static(features, covariates.get("static"))
         shape = (self.steps, len(self.target_indices), 1 + len(self.quantiles))
-        read = features if static is None else _beside_each(features, static, len(self.rnn))
-        answers: Tensor = self.head(read)
-        change = answers.reshape(-1, len(self.rnn), *shape)
+        head_input = features if static is None else _append_to_members(features, static, len(self.rnn))
+        flat: Tensor = self.head(head_input)
+        change = flat.reshape(-1, len(self.rnn), *shape)
         if self.known is not None:
-            change = change + self._known_change(features, static, known.get("future"))[:, None]
+            change = change + self._known_change(features, static, covariates.get("future"))[:, None]
         if self.skip is not None:
             change = change + self.skip_change(state)[:, None, :, :, None]
         scaling_state = self.patches.split(self._split(state)[0])[0]
@@ -252,7 +257,7 @@ class Forecaster(SequenceModel):
         return change, location[:, None, self.target_indices], scale[:, None, self.target_indices]
 
     def skip_change(self, state: States) -> Tensor:
-        """What the linear skip says, ``(batch, steps, targets)``, in units of the scaling."""
+        """Return the linear skip's forecast, ``(batch, steps, targets)``, in units of the scaling."""
         assert self.skip is not None
         assert isinstance(self.scaling, ContextScaling)
         scaling_state = self.patches.split(self._split(state)[0])[0]
@@ -261,27 +266,28 @@ class Forecaster(SequenceModel):
         return linear.transpose(1, 2)
 
     def shrink_mean(self, share: float) -> None:
-        """Multiply what the heads say of the mean; quantiles keep their distance from it."""
-        answers = (len(self.target_indices), 1 + len(self.quantiles))
+        """Multiply the heads' forecast of the mean by ``share``; quantiles keep their distance from it."""
+        shape = (len(self.target_indices), 1 + len(self.quantiles))
         with torch.no_grad():
             for layer in self._last_layers():
                 for parameter in (layer.weight, layer.bias):
-                    parts = parameter.view(-1, *answers, *parameter.shape[1:])
-                    parts -= (1 - share) * parts[:, :, :1]
+                    # Rows are (steps, targets, 1 + quantiles) with the mean first; a view writes to the parameter.
+                    outputs = parameter.view(-1, *shape, *parameter.shape[1:])
+                    outputs -= (1 - share) * outputs[:, :, :1]
 
-    def emit(self, state: States, **known: Tensor) -> tuple[Tensor, ...]:
-        change, location, scale = self.changes(state, **known)
-        # A sum: the exporter would name a node of mean() like the output, and two of one name are no graph.
-        middle = change[:, 0] if len(self.rnn) == 1 else change.sum(dim=1) / len(self.rnn)
-        mean = self.scaling.inverse(location + scale * middle[..., 0])
+    def emit(self, state: States, **covariates: Tensor) -> tuple[Tensor, ...]:
+        change, location, scale = self.changes(state, **covariates)
+        # A sum: the exporter would name a node of mean() like the output, and names in a graph are unique.
+        average = change[:, 0] if len(self.rnn) == 1 else change.sum(dim=1) / len(self.rnn)
+        mean = self.scaling.inverse(location + scale * average[..., 0])
         if not self.quantiles:
             return (mean,)
         # Sorting keeps quantiles from crossing; it never raises the pinball loss.
-        spread = middle[..., 1:].sort(dim=-1).values
+        levels = average[..., 1:].sort(dim=-1).values
         if self.head_kind == "direct":
-            # An offset was found for a quantile of its rank, and may move it beyond its neighbour.
-            spread = (spread + self.offsets).sort(dim=-1).values
-        return mean, self.scaling.inverse(location[..., None] + scale[..., None] * spread)
+            # An offset was fitted to the quantile of its rank, and may move it beyond its neighbor.
+            levels = (levels + self.offsets).sort(dim=-1).values
+        return mean, self.scaling.inverse(location[..., None] + scale[..., None] * levels)
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
@@ -296,7 +302,7 @@ class Forecaster(SequenceModel):
         }
 
     def _last_layers(self) -> list[nn.Linear]:
-        """The maps whose answers are added to the skip's, or to no change."""
+        """Return the last linear maps of the heads and of the network on known values."""
         layers = [*self.head.modules(), *([] if self.known is None else [self.known[-1]])]
         return [layer for layer in layers if isinstance(layer, nn.Linear)]
 
@@ -313,16 +319,17 @@ class Forecaster(SequenceModel):
                 "patch_stride=1, or head='direct'."
             )
 
-    def rolled_out(self, state: States, **known: Tensor) -> Iterable[tuple[States, dict[str, Tensor]]]:
-        """The steps of a recursive forecast, one after the other: the state that each starts from, and its inputs."""
+    def roll_out(self, state: States, **covariates: Tensor) -> Iterable[tuple[States, dict[str, Tensor]]]:
+        """Yield the steps of a recursive forecast: the state that each starts from, and its covariates."""
         weights = self.materialize()
-        future = known.pop("future", None)
+        future = covariates.pop("future", None)
         for step in range(self.horizon):
             ahead = None if future is None else future[:, step]
-            inputs = known if ahead is None else {**known, "future": ahead[:, None]}
+            inputs = covariates if ahead is None else {**covariates, "future": ahead[:, None]}
             yield state, inputs
             if step + 1 < self.horizon:
                 mean = self.emit(state, **inputs)[0][:, 0]
+                # The forecast and the known channels are the next sample.
                 x = mean.new_full((len(mean), self.input_size), torch.nan)
                 x[:, self.target_indices] = mean
                 if ahead is not None:
@@ -331,49 +338,58 @@ class Forecaster(SequenceModel):
                 dt = None if self.max_dt is None else mean.new_ones(len(mean), *sample.shape[1:-1])
                 state = self.transition(weights, sample, state, dt)
 
-    def _rolled_out(self, state: States, **known: Tensor) -> dict[str, Tensor]:
-        parts = [self.emit(start, **inputs) for start, inputs in self.rolled_out(state, **known)]
-        found = {name: torch.cat(steps, dim=1) for name, *steps in zip(self.output_names, *parts, strict=True)}
+    def _recursive_outputs(self, state: States, **covariates: Tensor) -> dict[str, Tensor]:
+        """Return the outputs of all steps of a recursive forecast, with calibrated quantiles."""
+        emissions = [self.emit(start, **inputs) for start, inputs in self.roll_out(state, **covariates)]
+        outputs = {name: torch.cat(steps, dim=1) for name, *steps in zip(self.output_names, *emissions, strict=True)}
         if self.quantiles:
-            found["quantiles"] = (found["quantiles"] + self.offsets).sort(dim=-1).values
-        return found
+            # Offsets in raw units may make quantiles cross.
+            outputs["quantiles"] = (outputs["quantiles"] + self.offsets).sort(dim=-1).values
+        return outputs
 
     def _static(self, features: Tensor, static: Tensor | None) -> Tensor | None:
+        """Return the scaled static covariates, 0 (their mean) for unknown ones; None if the model takes none."""
         if not self.static_size:
             return None
         if static is None:
             return features.new_zeros(len(features), self.static_size)
-        return _known_or_zero((static - self.static_mean) / self.static_scale)
+        return _nan_to_zero((static - self.static_mean) / self.static_scale)
 
     def _known_change(self, features: Tensor, static: Tensor | None, future: Tensor | None) -> Tensor:
-        """What the known values of the steps ahead change, ``(batch, steps, targets, 1 + quantiles)``."""
+        """Return the change by known values of the steps ahead, ``(batch, steps, targets, 1 + quantiles)``."""
         assert self.known is not None
         channels = len(self.future_indices)
         if future is None:
             ahead = features.new_zeros(len(features), self.steps, channels)
         else:
             mean, scale = self.scaling.mean[self.future_indices], self.scaling.scale[self.future_indices]
-            ahead = _known_or_zero((self.scaling.transform(future, self.future_indices) - mean) / scale)
+            ahead = _nan_to_zero((self.scaling.transform(future, self.future_indices) - mean) / scale)
         context = features if static is None else torch.cat([features, static], dim=-1)
+        # (batch, steps, features): every step ahead sees the same context.
         repeated = context[:, None].expand(-1, self.steps, -1)
         change: Tensor = self.known(torch.cat([repeated, ahead], dim=-1))
         return change.reshape(*change.shape[:-1], len(self.target_indices), 1 + len(self.quantiles))
 
 
-def _known_or_zero(scaled: Tensor) -> Tensor:
+def _nan_to_zero(scaled: Tensor) -> Tensor:
     return torch.where(torch.isnan(scaled), 0.0, scaled)
 
 
-def _beside_each(features: Tensor, static: Tensor, members: int) -> Tensor:
-    """The static covariates behind each member's features, ``(batch, members * (features + static))``."""
-    parts = [torch.cat([part, static], dim=-1) for part in features.chunk(members, dim=-1)]
-    return torch.cat(parts, dim=-1)
+def _append_to_members(features: Tensor, static: Tensor, members: int) -> Tensor:
+    """Append the static covariates to each member's features, ``(batch, members * (features + static))``."""
+    member_inputs = [torch.cat([chunk, static], dim=-1) for chunk in features.chunk(members, dim=-1)]
+    return torch.cat(member_inputs, dim=-1)
 
 
-def _check_channels(word: str, indices: Sequence[int], input_size: int, *, needed: bool = False) -> None:
+def _check_channels(name: str, indices: Sequence[int], input_size: int, *, is_required: bool = False) -> None:
+    """Refuse indices that repeat or are out of range, or an empty list if it is required.
+
+    Raises:
+        ValueError: If they do.
+    """
     if (
-        (needed and not indices)
+        (is_required and not indices)
         or len(set(indices)) < len(indices)
         or not all(0 <= index < input_size for index in indices)
     ):
-        raise ValueError(f"{word} must be different channels from 0 to {input_size - 1}, got {list(indices)}.")
+        raise ValueError(f"{name} must be different channels from 0 to {input_size - 1}, got {list(indices)}.")

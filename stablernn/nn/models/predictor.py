@@ -1,4 +1,4 @@
-"""What comes next, or what the target is, at every step of a sequence."""
+"""Prediction of the next value, or of a target, at every step of a sequence."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OUTPUTS: tuple[Output, ...] = ("categorical", "bernoulli", "real")
 
 
 class Tokens(Scaling):
-    """Whole numbers in place of a scaling's channels: each becomes a unit vector, or a vector that is learned.
+    """An input stage for tokens, whole numbers, each of which becomes a unit vector or a learned embedding.
 
     Args:
-        vocabulary: Different tokens, 1 or more.
+        vocabulary: Number of different tokens, 1 or more.
         embedding_size: Length of the learned vector; 0 for unit vectors, one channel a token.
     """
 
@@ -52,7 +52,7 @@ class Tokens(Scaling):
         raise ConfigError("Tokens are not scaled; there is nothing to fit.")
 
     def step(self, x: Tensor, state: States) -> tuple[Tensor, States]:
-        """Channels from tokens of any shape."""
+        """Return the channels of tokens of any shape."""
         if self.embedding is None:
             return (x[..., None] == self.numbers).to(self.mean.dtype), ()
         channels: Tensor = self.embedding(x)
@@ -63,31 +63,31 @@ class Tokens(Scaling):
 
 
 class SequencePredictor(SequenceModel):
-    """An answer at every step, from what was seen up to and with that step.
+    """A prediction at every step, from the inputs up to and including that step.
 
     Args:
         cell: A key of the catalog, see :func:`stablernn.list_cells`.
-        input_size: Raw features per time step; of tokens how many different ones there are.
-        num_outputs: Classes, switches or numbers that are answered.
+        input_size: Raw features per time step; of tokens the number of different ones.
+        num_outputs: Classes, binary targets or numbers to predict.
         hidden_size: Length of each layer's state.
-        output: ``categorical``: logits of classes that exclude each other. ``bernoulli``: logits of switches, of which
-            any number may be on. ``real``: numbers, in raw units.
+        output: ``categorical``: logits of classes that exclude each other. ``bernoulli``: logits of binary targets, any
+            number of which may be 1. ``real``: numbers, in raw units.
         tokens: Whether inputs are whole numbers from 0 to ``input_size - 1``.
-        embedding_size: Length of the learned vector that stands for a token; 0: a unit vector.
-        predict_change: Whether numbers are answered as the change from the last observed value of the same channel, in
+        embedding_size: Length of the learned embedding of a token; 0: a unit vector.
+        predict_change: Whether numbers are predicted as the change from the last observed value of the same channel, in
             units of its scaling; else in units of the targets' own mean and deviation.
-        options: Those of :class:`SequenceModel`, of which ``readout``, ``scaling``, ``patch_size`` and ``members`` have
-            one value here.
+        options: Those of :class:`SequenceModel`, of which ``readout``, ``scaling``, ``patch_size`` and ``members`` can
+            only have their defaults.
 
     Shape:
         - input: ``(batch, time, input_size)`` in raw units, NaN where missing, or int64 ``(batch, time)`` of tokens
-        - lengths: ``(batch,)`` integers, or None when every step counts
+        - lengths: ``(batch,)`` integers, or None if every step counts
         - dt: ``(batch, time)``, the time from the step before, for a model with ``max_dt``
-        - output: logits or mean, ``(batch, time, num_outputs)``; over padding the last valid step's is repeated
+        - output: logits or mean, ``(batch, time, num_outputs)``; over padding that of the last valid step repeats
 
     Raises:
         ConfigError: If an option is not among those listed.
-        ValueError: If a size is out of range, or an input has another shape or a token that is not there.
+        ValueError: If a size is out of range, or an input has another shape or a token that is out of range.
 
     Example:
         >>> model = SequencePredictor("gru", input_size=50, num_outputs=50, tokens=True)
@@ -116,9 +116,9 @@ class SequencePredictor(SequenceModel):
                 f"Unknown output '{output}'.{did_you_mean(output, OUTPUTS)} It is one of {', '.join(OUTPUTS)}."
             )
         for name, only in (("readout", "last"), ("scaling", "standard")):
-            given = options.get(name, only)
-            if given != only:
-                raise ConfigError(f"An answer at every step has {name}='{only}', got '{given}'.")
+            value = options.get(name, only)
+            if value != only:
+                raise ConfigError(f"An answer at every step has {name}='{only}', got '{value}'.")
         for name in ("patch_size", "members"):
             if options.get(name, 1) != 1:
                 raise ConfigError(f"An answer at every step has {name}=1, got {options.get(name)}.")
@@ -130,6 +130,7 @@ class SequencePredictor(SequenceModel):
             raise ConfigError(
                 "predict_change needs outputs that are the input's channels, one step on: real, and as many as inputs."
             )
+        # Tokens have nothing to scale; the embedding takes the place of the scaling.
         inputs = Tokens(input_size, embedding_size) if tokens else None
         super().__init__(cell, input_size, hidden_size, inputs=inputs, **options)
         smallest = 2 if output == "categorical" else 1
@@ -146,15 +147,16 @@ class SequencePredictor(SequenceModel):
         self.targets = Scaling(num_outputs if output == "real" else 0)
 
     def fit_targets(self, targets: Iterable[np.ndarray]) -> None:
-        """Take from the training split's targets what an answer starts from: their mean, or how often each one is.
+        """Fit the initial predictions to the training split's targets: to their mean, or to their frequencies.
 
         Args:
-            targets: A sequence each: whole numbers ``(time,)``, or numbers ``(time, num_outputs)``, NaN ignored.
+            targets: One array a sequence: whole numbers ``(time,)``, or numbers ``(time, num_outputs)``, NaN ignored.
         """
         if self.output == "real":
             self.targets.fit(targets)
             return
         frequencies = target_frequencies(targets, self.num_outputs, self.output)
+        # Of a binary target the logit is log(p) - log(1 - p); softmax needs log(p) alone.
         logits = np.log(frequencies)
         if self.output == "bernoulli":
             logits = logits - np.log1p(-frequencies)
@@ -171,32 +173,33 @@ class SequencePredictor(SequenceModel):
     def answers(
         self, x: Tensor, lengths: Tensor | None = None, state: States | None = None, dt: Tensor | None = None
     ) -> tuple[Tensor, States]:
-        """The output after every step, ``(batch, time, num_outputs)``, and the state after the last valid one.
+        """Return the output after every step, ``(batch, time, num_outputs)``, and the state after the last valid one.
 
         Args:
-            x: As the class says.
+            x: As the class describes it.
             lengths: ``(batch,)``; steps from there on are padding. All steps count when omitted.
-            state: The flat state to go on from; zeros when omitted.
+            state: The flat state to continue from; zeros when omitted.
             dt: ``(batch, time)``, for a model with ``max_dt``; 1 when omitted.
         """
-        self._check(x)
+        self._check_input(x)
         if self.max_dt is None and dt is not None:
             raise ConfigError("The model was built for regular steps, got dt; give max_dt when it is built.")
         if self.max_dt is not None and dt is None:
             dt = self._linear.weight.new_ones(x.shape[:2])
         valid = valid_steps(x, lengths)
         scaled_state, layer_state, _ = self._split(self.initial_state(len(x)) if state is None else state)
-        held = None
+        last_values = None
         if self.predict_change:
+            # The last observed values alone: the channels of the layers may include a mask, or NaN.
             with torch.no_grad():
-                held, _ = self.scaling.filled(x, scaled_state, valid)
+                last_values, _ = self.scaling.filled(x, scaled_state, valid)
         scaled, scaled_state = self.scaling.sequence(x, scaled_state, valid)
         outputs, layer_state = self.rnn.run(scaled, layer_state, None if valid is None else lengths, dt)
-        return self._raw(self._linear(outputs), held), (*scaled_state, *layer_state)
+        return self._to_raw_units(self._linear(outputs), last_values), (*scaled_state, *layer_state)
 
-    def emit(self, state: States, **known: Tensor) -> tuple[Tensor, ...]:
-        held = self._split(state)[0][0] if self.predict_change else None
-        return (self._raw(self._linear(self._features(state)), held),)
+    def emit(self, state: States, **covariates: Tensor) -> tuple[Tensor, ...]:
+        last_values = self._split(state)[0][0] if self.predict_change else None
+        return (self._to_raw_units(self._linear(self._features(state)), last_values),)
 
     def run(
         self,
@@ -204,7 +207,7 @@ class SequencePredictor(SequenceModel):
         lengths: Tensor | None = None,
         state: States | None = None,
         dt: Tensor | None = None,
-        **known: Tensor,
+        **covariates: Tensor,
     ) -> tuple[dict[str, Tensor], States]:
         answers, final = self.answers(x, lengths, state, dt)
         return {self.output_names[0]: answers}, final
@@ -229,14 +232,20 @@ class SequencePredictor(SequenceModel):
         assert isinstance(self.head, nn.Linear)
         return self.head
 
-    def _raw(self, answer: Tensor, held: Tensor | None) -> Tensor:
+    def _to_raw_units(self, prediction: Tensor, last_values: Tensor | None) -> Tensor:
+        """Return numbers in raw units, and logits as they are."""
         if self.output != "real":
-            return answer
-        if held is None:
-            return self.targets.mean + self.targets.scale * answer
-        return self.scaling.mean + self.scaling.scale * (held + answer)
+            return prediction
+        if last_values is None:
+            return self.targets.mean + self.targets.scale * prediction
+        return self.scaling.mean + self.scaling.scale * (last_values + prediction)
 
-    def _check(self, x: Tensor) -> None:
+    def _check_input(self, x: Tensor) -> None:
+        """Refuse an input of another dtype or shape, or a token that is out of range.
+
+        Raises:
+            ValueError: If it is one.
+        """
         if not self.tokens:
             check_tensor(x, self._linear.weight.dtype)
             if x.dim() != 3 or x.shape[-1] != self.input_size:
@@ -249,19 +258,20 @@ class SequencePredictor(SequenceModel):
             raise ValueError(f"tokens must be torch.int64, got {x.dtype}; convert them with .long().")
         if x.dim() != 2:
             raise ValueError(f"input has shape {tuple(x.shape)}, the model expects tokens (shape (batch, time)).")
+        # aminmax refuses an empty tensor.
         smallest, largest = (int(end) for end in x.aminmax()) if x.numel() else (0, 0)
         if smallest < 0 or largest >= self.input_size:
-            wrong = smallest if smallest < 0 else largest
-            raise ValueError(f"tokens must be from 0 to {self.input_size - 1}, got {wrong}.")
+            invalid = smallest if smallest < 0 else largest
+            raise ValueError(f"tokens must be from 0 to {self.input_size - 1}, got {invalid}.")
 
 
 def target_frequencies(targets: Iterable[np.ndarray], outputs: int, output: Output) -> np.ndarray:
-    """How often each class comes, or each switch is on, one more of each kind counted so that none is 0 or 1.
+    """Return the frequency of each class, or of each binary target being 1, by add-one smoothing: none is 0 or 1.
 
     Args:
-        targets: A sequence each: whole numbers ``(time,)``, or ``(time, outputs)``; steps without a target are left
-            out.
-        outputs: Classes or switches.
+        targets: One array a sequence: whole numbers ``(time,)``, or ``(time, outputs)``; steps without a target are
+            left out.
+        outputs: Number of classes or binary targets.
         output: ``categorical`` or ``bernoulli``.
 
     Returns:
@@ -270,10 +280,11 @@ def target_frequencies(targets: Iterable[np.ndarray], outputs: int, output: Outp
     counts, steps = np.zeros(outputs), 0
     for target in targets:
         if output == "categorical":
-            known = target[target != NO_TARGET].astype(np.int64)
-            counts += np.bincount(known, minlength=outputs)
+            observed = target[target != NO_TARGET].astype(np.int64)
+            counts += np.bincount(observed, minlength=outputs)
         else:
-            known = target[~np.isnan(target).any(axis=1)]
-            counts += known.sum(axis=0, dtype=np.float64)
-        steps += len(known)
+            observed = target[~np.isnan(target).any(axis=1)]
+            counts += observed.sum(axis=0, dtype=np.float64)
+        steps += len(observed)
+    # One of each class is added, of a binary target one 0 and one 1.
     return (counts + 1) / (steps + (outputs if output == "categorical" else 2))

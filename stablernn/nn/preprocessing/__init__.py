@@ -1,4 +1,4 @@
-"""What happens to raw units before the first layer: scaling, missing values, patches. All of it is in every graph."""
+"""Preprocessing of raw units before the first layer: scaling, missing values, patches; part of every graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALINGS = ("standard", "window", "context")
 def create_scaling(
     kind: str, size: int, *, window: int | None, mask_channel: bool, season: int | None = None, log: bool = False
 ) -> Scaling:
-    """The scaling called ``standard``, ``window`` or ``context``.
+    """Return the scaling called ``standard``, ``window`` or ``context``.
 
     Raises:
         ConfigError: If there is no such kind, or ``window``, ``season`` or ``log`` is missing or not used.

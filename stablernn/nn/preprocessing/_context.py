@@ -1,4 +1,4 @@
-"""Scaling by what the last so many steps show: their mean, and how much a season differs from the one before."""
+"""Scaling by the last steps: their mean, and the mean change from one season to the next."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.preprocessing._scaling import Scaling
 
-_FLOOR = 0.05
-"""Least scale, as a share of the training data's: a flat stretch must not blow its noise up."""
-_LIMIT = 8.0
-"""Scaled values beyond this reach the layers as this: one spike must not throw the state away."""
+_SCALE_FLOOR = 0.05
+"""Smallest scale, as a share of the training data's: the noise of a flat stretch must not be amplified."""
+_CLIP = 8.0
+"""Scaled values are clipped to this for the layers: one spike must not overwrite the state."""
 _ROUNDING = 2.0**-22
-"""Share of a series' largest value up to which a change is what float32 leaves of none: a perfect season repeats."""
-_SMALLEST = 0.1
-"""Where the logarithm is cut off below, as a share of the smallest training value."""
+"""Share of a series' largest value up to which a seasonal change is float32 rounding: a perfect season repeats."""
+_LOG_FLOOR = 0.1
+"""Smallest value that the logarithm is taken of, as a share of the smallest training value."""
 
 
 class ContextScaling(Scaling):
@@ -26,14 +26,14 @@ class ContextScaling(Scaling):
 
     The last ``window`` values themselves are part of the state, so the statistics are those of the steps before any
     forecast and nothing else, however long a stream is; a linear skip reads them from there. A missing value repeats
-    the last observed one and steps before the first observed one do not count. Until a whole season has been seen, the
-    standard deviation stands in for the seasonal change.
+    the last observed one and steps before the first observed one do not count. Until a whole season has been observed,
+    the standard deviation replaces the seasonal change.
 
-    The layers also see, for each step or patch, the logarithm of the scale and how far the mean has moved.
+    Further channels of each step or patch are the logarithm of the scale and the change of the mean.
 
     Args:
         size: Features, F.
-        window: Steps that are remembered, 2 or more.
+        window: Steps in the window, 2 or more.
         season: Steps of a season, less than ``window``.
         log: Whether values are replaced by their logarithms, for positive series whose level differs by factors.
         mask_channel: As in :class:`Scaling`.
@@ -65,7 +65,7 @@ class ContextScaling(Scaling):
         ]
 
     def fit(self, sequences: Iterable[np.ndarray]) -> None:
-        """Take the unit, the median over series of their mean seasonal change, and the level.
+        """Fit the unit, the median over series of their mean seasonal change, and the level.
 
         Raises:
             DataError: If a feature has no observed value at all, or ``log`` meets a value that is not positive.
@@ -80,21 +80,23 @@ class ContextScaling(Scaling):
                     f"Feature {int(np.argmin(smallest))} goes down to {smallest.min():g}, and logarithms are of "
                     "positive values only; set model.log=false."
                 )
-            self.floor.copy_(torch.from_numpy(_SMALLEST * np.where(np.isfinite(smallest), smallest, 1.0)))
+            self.floor.copy_(torch.from_numpy(_LOG_FLOOR * np.where(np.isfinite(smallest), smallest, 1.0)))
             chunks = [np.log(chunk) for chunk in chunks]
         super().fit(chunks)
         changes = np.full((len(chunks), self.size), np.nan)
         for row, chunk in zip(changes, chunks, strict=True):
             steps = np.abs(chunk[self.season :] - chunk[: -self.season])
-            seen = ~np.isnan(steps)
-            count = seen.sum(axis=0)
-            change = np.where(seen, steps, 0).sum(axis=0) / count.clip(1)
+            is_observed = ~np.isnan(steps)
+            count = is_observed.sum(axis=0)
+            change = np.where(is_observed, steps, 0).sum(axis=0) / count.clip(1)
             largest = np.fmax.reduce(np.abs(chunk), axis=0, initial=0)
+            # A series whose seasons repeat exactly has no unit, and does not count.
             row[:] = np.where(change > _ROUNDING * largest, change, np.nan)
         for feature in range(self.size):
-            known = changes[:, feature][~np.isnan(changes[:, feature])]
-            if len(known):
-                self.scale[feature] = float(np.median(known))
+            feature_changes = changes[:, feature][~np.isnan(changes[:, feature])]
+            # Otherwise the standard deviation that the base class has fitted stays.
+            if len(feature_changes):
+                self.scale[feature] = float(np.median(feature_changes))
 
     def transform(self, values: Tensor, features: Sequence[int] | None = None) -> Tensor:
         if not self.log:
@@ -105,105 +107,132 @@ class ContextScaling(Scaling):
         return torch.exp(values.double()).to(values.dtype) if self.log else values
 
     def patch(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        stored, count, before = state
-        known = count > 0
-        values = stored.reshape(-1, self.window, self.size)
+        flat_window, count, previous_mean = state
+        has_previous_mean = count > 0
+        values = flat_window.reshape(-1, self.window, self.size)
         scaled, observed = self._scaled(x)
-        held, filled = values[:, -1], []
-        for sample, seen in zip(scaled.unbind(dim=1), observed.unbind(dim=1), strict=True):
-            held = torch.where(seen, sample, held)
-            count = torch.where(seen | (count > 0), torch.clamp(count + 1, max=self.window), count)
-            filled.append(held)
-        fresh = torch.stack(filled, dim=1)
-        values = torch.cat([values, fresh], dim=1)[:, -self.window :]
+        last_value, filled = values[:, -1], []
+        for sample, is_observed in zip(scaled.unbind(dim=1), observed.unbind(dim=1), strict=True):
+            last_value = torch.where(is_observed, sample, last_value)
+            # Counted from the first observed value on, missing ones among them.
+            count = torch.where(is_observed | (count > 0), torch.clamp(count + 1, max=self.window), count)
+            filled.append(last_value)
+        new_values = torch.stack(filled, dim=1)
+        values = torch.cat([values, new_values], dim=1)[:, -self.window :]
         mean, deviation = self._statistics(values, count)
-        extras = self._extras(mean, before, deviation, known)
-        recent = (fresh - mean[:, None]) / deviation[:, None]
-        return self._channels(self._limited(recent), observed), extras, (values.flatten(1), count, mean)
+        extras = self._extras(mean, previous_mean, deviation, has_previous_mean)
+        channels = (new_values - mean[:, None]) / deviation[:, None]
+        return self._channels(self._clipped(channels), observed), extras, (values.flatten(1), count, mean)
 
     def patches(
-        self, x: Tensor, state: tuple[Tensor, ...], stride: int, groups: Tensor | None = None
+        self, x: Tensor, state: tuple[Tensor, ...], stride: int, patch_counts: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        stored, count, before = state
+        flat_window, count, previous_mean = state
         scaled, observed = self._scaled(x)
-        past = stored.reshape(-1, self.window, self.size)
-        time = torch.arange(x.shape[1], device=x.device)[:, None].expand_as(x)
-        latest = torch.where(observed, time, -1).cummax(dim=1).values
-        held = torch.where(latest < 0, past[:, -1:], scaled.gather(1, latest.clamp_min(0)))
-        real = (latest >= 0) | (count[:, None] > 0)
-        values = torch.cat([past, held], dim=1)
-        counts = torch.clamp(count[:, None] + real.cumsum(dim=1), max=self.window)[:, stride - 1 :: stride]
-        counted = torch.cat([self._counted(count), real], dim=1)
-        ends = torch.arange(stride, x.shape[1] + 1, stride, device=x.device) + self.window
-        # Counted from the first value there is: running sums of squares would lose a small spread far from zero.
-        first = held.gather(1, real.long().argmax(dim=1, keepdim=True)).double()
-        precise = values.double() - first
-        total = _running(precise * counted)
-        squares = _running(precise**2 * counted)
-        changes = (precise[:, self.season :] - precise[:, : -self.season]).abs() * counted[:, : -self.season]
-        changed = _running(torch.cat([changes.new_zeros(len(x), self.season, self.size), changes], dim=1))
-        steps = counts.double().clamp_min(1)
-        distance = (total[:, ends] - total[:, ends - self.window]) / steps
-        spread = _root((squares[:, ends] - squares[:, ends - self.window]) / steps - distance**2)
-        pairs = counts.double() - self.season
-        change = (changed[:, ends] - changed[:, ends - self.window + self.season]) / pairs.clamp_min(1)
-        means = torch.where(counts > 0, first + distance, 0.0).to(x.dtype)
-        deviation = (torch.where(pairs > 0, change, spread) + _FLOOR).to(x.dtype)
+        window = flat_window.reshape(-1, self.window, self.size)
+        filled, is_counted = self._fill_missing(scaled, observed, window, count)
+        # (batch, window + time, F): the remembered values, then those of this sequence.
+        values = torch.cat([window, filled], dim=1)
+        counts = torch.clamp(count[:, None] + is_counted.cumsum(dim=1), max=self.window)[:, stride - 1 :: stride]
+        all_counted = torch.cat([self._counted(count), is_counted], dim=1)
+        means, deviation = self._patch_statistics(values, filled, is_counted, all_counted, counts, stride)
+        # Of the state before the first patch, and after every patch.
         every_count = torch.cat([count[:, None], counts], dim=1)
-        every_mean = torch.cat([before[:, None], means], dim=1)
+        every_mean = torch.cat([previous_mean[:, None], means], dim=1)
         extras = self._extras(means, every_mean[:, :-1], deviation, every_count[:, :-1] > 0)
         grouped = values[:, self.window :].reshape(len(x), -1, stride, self.size)
-        recent = (grouped - means[:, :, None]) / deviation[:, :, None]
-        done = torch.full_like(count[:, 0], counts.shape[1]).long() if groups is None else groups
+        channels = (grouped - means[:, :, None]) / deviation[:, :, None]
+        done = torch.full_like(count[:, 0], counts.shape[1]).long() if patch_counts is None else patch_counts
         row = torch.arange(len(x), device=x.device)
-        window = (done * stride)[:, None] + torch.arange(self.window, device=x.device)
-        following = (values[row[:, None], window].flatten(1), every_count[row, done], every_mean[row, done])
-        return self._channels(self._limited(recent.flatten(1, 2)), observed), extras, following
+        last_window = (done * stride)[:, None] + torch.arange(self.window, device=x.device)
+        next_state = (values[row[:, None], last_window].flatten(1), every_count[row, done], every_mean[row, done])
+        return self._channels(self._clipped(channels.flatten(1, 2)), observed), extras, next_state
 
     def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        stored, count, _ = state
-        mean, deviation = self._statistics(stored.reshape(-1, self.window, self.size), count)
+        flat_window, count, _ = state
+        mean, deviation = self._statistics(flat_window.reshape(-1, self.window, self.size), count)
         return self.mean + self.scale * mean, self.scale * deviation
 
     def context(self, state: tuple[Tensor, ...]) -> Tensor:
-        """The remembered values, scaled as a forecast is, ``(batch, window, F)``; 0 where none was observed yet."""
-        stored, count, _ = state
-        values = stored.reshape(-1, self.window, self.size)
+        """Return the values of the window, scaled as a forecast is, ``(batch, window, F)``; 0 before the first one."""
+        flat_window, count, _ = state
+        values = flat_window.reshape(-1, self.window, self.size)
         mean, deviation = self._statistics(values, count)
         return torch.where(self._counted(count), (values - mean[:, None]) / deviation[:, None], 0.0)
 
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Raw samples in training units, and which were observed; what stands for the others means nothing."""
+        """Return raw samples in training units, arbitrary for missing ones, and a mask of observed ones."""
         observed = ~torch.isnan(x)
         return (self.transform(torch.where(observed, x, self.floor)) - self.mean) / self.scale, observed
 
+    @staticmethod
+    def _fill_missing(scaled: Tensor, observed: Tensor, window: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the last observed value at each step, and a mask of the steps from the first one on."""
+        time = torch.arange(scaled.shape[1], device=scaled.device)[:, None].expand_as(scaled)
+        # The index of the last observed step at each step, -1 before the first.
+        latest = torch.where(observed, time, -1).cummax(dim=1).values
+        filled = torch.where(latest < 0, window[:, -1:], scaled.gather(1, latest.clamp_min(0)))
+        return filled, (latest >= 0) | (count[:, None] > 0)
+
     def _counted(self, count: Tensor) -> Tensor:
-        place = torch.arange(self.window, device=count.device, dtype=count.dtype)
-        return place[None, :, None] >= self.window - count[:, None]
+        """Return a mask of the values in the window that count, its last ones, ``(batch, window, F)``."""
+        index = torch.arange(self.window, device=count.device, dtype=count.dtype)
+        return index[None, :, None] >= self.window - count[:, None]
 
     def _statistics(self, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and scale of the counted values, ``(batch, F)``."""
+        """Return mean and scale of the counted values, ``(batch, F)``."""
         # Summed in float64: how ONNX Runtime adds up float32 depends on the size of the batch.
-        counted, seen = self._counted(count), count.double()
-        steps = seen.clamp_min(1)
+        is_counted, exact_count = self._counted(count), count.double()
+        steps = exact_count.clamp_min(1)
         precise = values.double()
-        mean = torch.where(counted, precise, 0.0).sum(dim=1) / steps
-        distance = torch.where(counted, precise - mean[:, None], 0.0)
+        mean = torch.where(is_counted, precise, 0.0).sum(dim=1) / steps
+        distance = torch.where(is_counted, precise - mean[:, None], 0.0)
         spread = _root((distance * distance).sum(dim=1) / steps)
         changes = (precise[:, self.season :] - precise[:, : -self.season]).abs()
-        change = torch.where(counted[:, : -self.season], changes, 0.0).sum(dim=1) / (seen - self.season).clamp_min(1)
-        deviation = torch.where(seen > self.season, change, spread) + _FLOOR
+        change_sum = torch.where(is_counted[:, : -self.season], changes, 0.0).sum(dim=1)
+        change = change_sum / (exact_count - self.season).clamp_min(1)
+        deviation = torch.where(exact_count > self.season, change, spread) + _SCALE_FLOOR
         return mean.to(values.dtype), deviation.to(values.dtype)
 
-    @staticmethod
-    def _extras(mean: Tensor, before: Tensor, deviation: Tensor, known: Tensor) -> Tensor:
-        """The scale's logarithm, and how far the mean moved from ``before``, where that is ``known``."""
-        moved = torch.where(known, ((mean - before) / deviation).clamp(-_LIMIT, _LIMIT), 0.0)
-        return torch.cat([_log(deviation), moved], dim=-1)
+    def _patch_statistics(
+        self, values: Tensor, filled: Tensor, is_counted: Tensor, all_counted: Tensor, counts: Tensor, stride: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean and scale of the window at the end of each patch, ``(batch, patches, F)``, by running sums.
+
+        Args:
+            values: ``(batch, window + time, F)``, the window before the sequence, and its values.
+            filled: ``(batch, time, F)``, the values of the sequence alone.
+            is_counted: Which of these count, of the same shape.
+            all_counted: Which of ``values`` count, of the same shape.
+            counts: ``(batch, patches, F)``, how many values of each window count.
+            stride: Samples of a patch.
+        """
+        ends = torch.arange(stride, filled.shape[1] + 1, stride, device=filled.device) + self.window
+        # Relative to the first value there is: running sums of squares would lose a small spread far from zero.
+        first = filled.gather(1, is_counted.long().argmax(dim=1, keepdim=True)).double()
+        precise = values.double() - first
+        total = _running_sum(precise * all_counted)
+        squares = _running_sum(precise**2 * all_counted)
+        changes = (precise[:, self.season :] - precise[:, : -self.season]).abs() * all_counted[:, : -self.season]
+        no_changes = changes.new_zeros(len(filled), self.season, self.size)
+        change_sum = _running_sum(torch.cat([no_changes, changes], dim=1))
+        steps = counts.double().clamp_min(1)
+        distance = (total[:, ends] - total[:, ends - self.window]) / steps
+        spread = _root((squares[:, ends] - squares[:, ends - self.window]) / steps - distance**2)
+        pairs = counts.double() - self.season
+        change = (change_sum[:, ends] - change_sum[:, ends - self.window + self.season]) / pairs.clamp_min(1)
+        means = torch.where(counts > 0, first + distance, 0.0).to(filled.dtype)
+        return means, (torch.where(pairs > 0, change, spread) + _SCALE_FLOOR).to(filled.dtype)
 
     @staticmethod
-    def _limited(scaled: Tensor) -> Tensor:
-        return scaled.clamp(-_LIMIT, _LIMIT)
+    def _extras(mean: Tensor, previous_mean: Tensor, deviation: Tensor, has_previous_mean: Tensor) -> Tensor:
+        """Return the scale's logarithm, and the change of the mean, 0 if there is no previous one."""
+        shift = torch.where(has_previous_mean, ((mean - previous_mean) / deviation).clamp(-_CLIP, _CLIP), 0.0)
+        return torch.cat([_log(deviation), shift], dim=-1)
+
+    @staticmethod
+    def _clipped(scaled: Tensor) -> Tensor:
+        return scaled.clamp(-_CLIP, _CLIP)
 
 
 def _log(values: Tensor) -> Tensor:
@@ -212,12 +241,12 @@ def _log(values: Tensor) -> Tensor:
 
 
 def _root(values: Tensor) -> Tensor:
-    """The square root, 0 where a value is not positive, with a gradient of 0 there."""
+    """Return the square root, with value and gradient 0 for a value that is not positive."""
     # The root's own gradient at 0 is infinite, and stays NaN where only the result is masked: infinity times 0.
     flat = values <= 0
     return torch.where(flat, 0.0, torch.sqrt(torch.where(flat, 1.0, values)))
 
 
-def _running(values: Tensor) -> Tensor:
-    """Sums of the first k of ``(batch, time, F)``, k from 0 to time."""
+def _running_sum(values: Tensor) -> Tensor:
+    """Return the sums of the first k of ``(batch, time, F)``, k from 0 to time."""
     return torch.cat([values.new_zeros(len(values), 1, values.shape[2]), values.cumsum(dim=1)], dim=1)

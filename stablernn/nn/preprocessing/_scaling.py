@@ -15,22 +15,23 @@ from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, DataError
 
-# Spread below which a window counts as flat, as a share of its level and, at level zero, of the training data's spread.
-_FLAT = 1e-4
-_NOTHING = 1e-8
+_FLAT_SHARE = 1e-4
+"""Deviation below which a window counts as flat, as a share of its level."""
+_SMALLEST_DEVIATION = 1e-8
+"""The same at level zero, as a share of the training data's deviation."""
 
 
 class Scaling(nn.Module):
     """Standard scores by the training data's mean and standard deviation; a missing value repeats the last observed.
 
-    Before the first observed value the mean stands in, which is zero after scaling and therefore the zero state.
+    Before the first observed value the mean is used, which is zero after scaling and therefore the zero state.
 
     Args:
         size: Features, F.
-        mask_channel: Whether F further channels tell which values were observed (1) or filled in (0).
+        mask_channel: Whether F further channels say which values were observed (1) or filled in (0).
 
     Attributes:
-        keep_missing: Whether a missing value stays NaN, for a cell that takes it so.
+        keep_missing: Whether a missing value stays NaN, for a cell that takes NaN.
     """
 
     kind = "standard"
@@ -49,7 +50,7 @@ class Scaling(nn.Module):
 
     @property
     def output_size(self) -> int:
-        """Channels that the first layer sees."""
+        """Number of input channels of the first layer."""
         return self.size * (2 if self.mask_channel else 1)
 
     @property
@@ -62,7 +63,7 @@ class Scaling(nn.Module):
         self._was_fitted = True
 
     def state_roles(self) -> list[tuple[str, int]]:
-        """Role and length of each state tensor; all start as zeros."""
+        """Return role and length of each state tensor; all start as zeros."""
         return [("last observed value", self.size)]
 
     def fit(self, sequences: Iterable[np.ndarray]) -> None:
@@ -89,42 +90,47 @@ class Scaling(nn.Module):
         for chunk in chunks:
             squares += np.nansum((chunk - mean) ** 2, axis=0)
         deviation = np.sqrt(squares / count)
-        # What rounding alone leaves of a constant counts as no spread, in whatever unit it is.
+        # The deviation that rounding alone leaves of a constant counts as none, in whatever unit it is.
         deviation[deviation <= 1e-12 * np.abs(mean)] = 1
         self.mean.copy_(torch.from_numpy(mean))
         self.scale.copy_(torch.from_numpy(deviation))
         self._was_fitted = True
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Channels for the first layer from one raw sample ``(batch, F)``, and the next state.
+        """Return the first layer's channels from one raw sample ``(batch, F)``, and the next state.
 
         :class:`stablernn.export.input_stage.InputStage` does the same in graphs.
         """
-        (held,) = state
+        (last_value,) = state
         observed = ~torch.isnan(x)
-        held = torch.where(observed, (x - self.mean) / self.scale, held)
-        return self._channels(held, observed), (held,)
+        last_value = torch.where(observed, (x - self.mean) / self.scale, last_value)
+        return self._channels(last_value, observed), (last_value,)
 
     def sequence(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """:meth:`step` over ``(batch, time, F)``; where ``valid`` (batch, time) is false the state is held."""
+        """Run :meth:`step` over ``(batch, time, F)``; where ``valid`` (batch, time) is false the state is held."""
         scaled, observed = self.filled(x, state, valid)
         return self._channels(scaled, observed), (scaled[:, -1],)
 
     def filled(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The last observed value at each step of ``(batch, time, F)``, scaled, and which ones were observed there."""
-        (held,) = state
+        """Return the last observed value at each step of ``(batch, time, F)``, scaled, and a mask of observed ones."""
+        (last_value,) = state
         observed = ~torch.isnan(x)
         if valid is not None:
             observed = observed & valid[..., None]
         scaled = (x - self.mean) / self.scale
         if not bool(observed.all()):
             time = torch.arange(x.shape[1], device=x.device)[:, None].expand_as(x)
+            # The index of the last observed step at each step, -1 before the first.
             latest = torch.where(observed, time, -1).cummax(dim=1).values
-            scaled = torch.where(latest < 0, held[:, None], scaled.gather(1, latest.clamp_min(0)))
+            scaled = torch.where(latest < 0, last_value[:, None], scaled.gather(1, latest.clamp_min(0)))
         return scaled, observed
 
     def patch(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """:meth:`step` over the few samples of one patch ``(batch, stride, F)``, and what else the layers see of it."""
+        """Run :meth:`step` over the samples of one patch ``(batch, stride, F)``.
+
+        Returns:
+            The scaled samples, further channels of the patch if the scaling has any, and the next state.
+        """
         outputs = []
         for sample in x.unbind(dim=1):
             scaled, state = self.step(sample, state)
@@ -132,21 +138,22 @@ class Scaling(nn.Module):
         return torch.stack(outputs, dim=1), None, state
 
     def patches(
-        self, x: Tensor, state: tuple[Tensor, ...], stride: int, groups: Tensor | None = None
+        self, x: Tensor, state: tuple[Tensor, ...], stride: int, patch_counts: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """:meth:`patch` over whole sequences ``(batch, patches * stride, F)``, NaN behind their ends.
+        """Run :meth:`patch` over whole sequences ``(batch, patches * stride, F)``, NaN after their ends.
 
         Args:
             x: Raw samples.
             state: As :meth:`patch` takes it.
             stride: Samples of a patch.
-            groups: ``(batch,)`` int64, the patches of each sequence, behind which the state is held; all when omitted.
+            patch_counts: ``(batch,)`` int64, the patches of each sequence, after which the state is held; all when
+                omitted.
         """
         scaled, state = self.sequence(x, state, None)
         return scaled, None, state
 
     def transform(self, values: Tensor, features: Sequence[int] | None = None) -> Tensor:
-        """Raw values in the units in which forecasts are made, where :meth:`anchor` is linear.
+        """Return raw values in the units in which forecasts are made, where :meth:`anchor` is linear.
 
         Args:
             values: ``(..., features)``.
@@ -155,18 +162,19 @@ class Scaling(nn.Module):
         return values
 
     def inverse(self, values: Tensor) -> Tensor:
-        """What :meth:`transform` is undone by."""
+        """Undo :meth:`transform`."""
         return values
 
     def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Where a forecast starts from and what it is measured in: location and scale, ``(batch, F)``.
+        """Return the location from which a forecast starts and its scale, ``(batch, F)``.
 
         They are in raw units, or in those of :meth:`transform` where it changes them.
         """
-        (held,) = state
-        return self.mean + self.scale * held, self.scale.expand_as(held)
+        (last_value,) = state
+        return self.mean + self.scale * last_value, self.scale.expand_as(last_value)
 
     def _channels(self, scaled: Tensor, observed: Tensor) -> Tensor:
+        """Return the first layer's channels of scaled values, with the mask if it is one of them."""
         if self.keep_missing:
             scaled = torch.where(observed, scaled, torch.nan)
         return torch.cat([scaled, observed.to(scaled.dtype)], dim=-1) if self.mask_channel else scaled
@@ -175,14 +183,14 @@ class Scaling(nn.Module):
 class WindowScaling(Scaling):
     """Standard scores by running statistics of the sequence itself, causal, for series whose level differs or drifts.
 
-    Mean and variance are those of the observed values so far, up to ``window`` of them; after that they forget
+    Mean and variance are those of the observed values so far, up to ``window`` of them; after that they decay
     exponentially with that time constant, so that a long stream looks like a training window. They are taken of the
     distance from the sequence's first observed value, which keeps float32 accurate at any level. Of the training data
     only the overall unit is used.
 
     Args:
         size: Features, F.
-        window: Observed values that the statistics remember, 2 or more.
+        window: Observed values that the statistics cover, 2 or more.
         mask_channel: As in :class:`Scaling`.
     """
 
@@ -204,38 +212,41 @@ class WindowScaling(Scaling):
         ]
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        held, first, count, mean, variance = state
+        last_value, first, count, mean, variance = state
         observed = ~torch.isnan(x)
         value = x / self.scale
         first = torch.where(observed & (count == 0), value, first)
-        held = torch.where(observed, value - first, held)
-        grown = torch.clamp(count + 1, max=self.window)
-        distance = held - mean
-        moved = mean + distance / grown
-        spread = variance + (distance * (held - moved) - variance) / grown
-        count = torch.where(observed, grown, count)
-        mean = torch.where(observed, moved, mean)
-        variance = torch.where(observed, spread, variance)
-        scaled = (held - mean) / self._deviation(first, variance)
-        return self._channels(scaled, observed), (held, first, count, mean, variance)
+        last_value = torch.where(observed, value - first, last_value)
+        # Welford's update; with the count held at the window it is an exponential moving average.
+        next_count = torch.clamp(count + 1, max=self.window)
+        distance = last_value - mean
+        next_mean = mean + distance / next_count
+        next_variance = variance + (distance * (last_value - next_mean) - variance) / next_count
+        count = torch.where(observed, next_count, count)
+        mean = torch.where(observed, next_mean, mean)
+        variance = torch.where(observed, next_variance, variance)
+        scaled = (last_value - mean) / self._deviation(first, variance)
+        return self._channels(scaled, observed), (last_value, first, count, mean, variance)
 
     def sequence(self, x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         outputs = []
         for time in range(x.shape[1]):
-            scaled, following = self.step(x[:, time], state)
+            scaled, next_state = self.step(x[:, time], state)
             if valid is not None:
-                keep = valid[:, time, None]
-                following = tuple(torch.where(keep, new, old) for new, old in zip(following, state, strict=True))
-            state = following
+                is_valid = valid[:, time, None]
+                next_state = tuple(torch.where(is_valid, new, old) for new, old in zip(next_state, state, strict=True))
+            state = next_state
             outputs.append(scaled)
         return torch.stack(outputs, dim=1), state
 
     def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        held, first, _, _, variance = state
-        return self.scale * (first + held), self.scale * self._deviation(first, variance)
+        last_value, first, _, _, variance = state
+        return self.scale * (first + last_value), self.scale * self._deviation(first, variance)
 
     @staticmethod
     def _deviation(first: Tensor, variance: Tensor) -> Tensor:
-        # A flat series has no spread: a share of its level stands in. maximum, not an addition of a small constant: the
-        # ONNX exporter's optimizer takes an addition of 1e-8 for one of zero and drops it.
-        return torch.maximum(torch.sqrt(torch.relu(variance)), torch.clamp(first.abs() * _FLAT, min=_NOTHING))
+        # A flat series has no deviation: a share of its level is used instead. maximum, not an addition of a small
+        # constant: the ONNX exporter's optimizer takes an addition of 1e-8 for one of zero and drops it.
+        return torch.maximum(
+            torch.sqrt(torch.relu(variance)), torch.clamp(first.abs() * _FLAT_SHARE, min=_SMALLEST_DEVIATION)
+        )

@@ -1,4 +1,4 @@
-"""Training sequences made new: noise, another size, stretched and squeezed in time."""
+"""Random changes of training sequences: noise, another size, stretches and squeezes in time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WARPED = 0.5
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How sequences are changed each time they are trained on. Random numbers are torch's, on the CPU.
+    """A random change of sequences each time they are trained on. Random numbers are torch's, on the CPU.
 
     Attributes:
         time_warp: Standard deviation of the slowest wave by which half of the sequences are read too early or too late,
@@ -30,17 +30,18 @@ class Augmentation:
     rescale: float = 0.0
 
     def __call__(self, x: Tensor, lengths: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-        """Changed sequences.
+        """Return changed sequences.
 
         Args:
             x: ``(batch, time, features)``, NaN where missing.
-            lengths: ``(batch,)``; what is behind them does not matter.
+            lengths: ``(batch,)``; steps beyond them do not matter.
             mean: ``(features,)``, of the training data.
-            scale: ``(features,)``, likewise.
+            scale: ``(features,)``, of the training data.
         """
         if self.time_warp:
-            x = _warped(x, lengths, self.time_warp)
+            x = _warp(x, lengths, self.time_warp)
         if self.rescale:
+            # One factor a sequence and feature, (batch, 1, features).
             factor = 1 + self.rescale * torch.randn(len(x), 1, x.shape[2]).to(x)
             x = mean + factor * (x - mean)
         if self.jitter:
@@ -48,31 +49,33 @@ class Augmentation:
         return x
 
 
-def _warped(x: Tensor, lengths: Tensor, strength: float) -> Tensor:
-    """Each sequence read at times that run now faster, now slower; its beginning and end stay where they are.
+def _warp(x: Tensor, lengths: Tensor, strength: float) -> Tensor:
+    """Return each sequence read at times that run now faster, now slower; its beginning and end stay where they are.
 
     The displacement is a sum of half sine waves with normal amplitudes. Values between two samples are interpolated;
     where one of them is missing the nearer one is taken.
     """
     time = torch.arange(x.shape[1], device=x.device)
     length = lengths[:, None].to(x.dtype)
-    # At the last step, not behind it, every wave is through.
+    # Every wave ends at the last step, not one step after it.
     phase = math.pi * time / (length - 1).clamp_min(1)
+    # (batch, time)
     displacement = torch.zeros_like(x[..., 0])
     for wave in range(1, _WAVES + 1):
         amplitude = torch.randn(len(x), 1).to(x) / wave
         displacement = displacement + amplitude * torch.sin(wave * phase)
     displacement = displacement * (torch.rand(len(x), 1) < _WARPED).to(x)
-    place = (time + strength * length * displacement).clamp_min(0)
+    position = (time + strength * length * displacement).clamp_min(0)
     # Rounding leaves a trace of the waves where they end.
-    place = torch.where(time < length - 1, torch.minimum(place, length - 1), length - 1)
-    before = place.floor().long()
+    position = torch.where(time < length - 1, torch.minimum(position, length - 1), length - 1)
+    before = position.floor().long()
     after = torch.minimum(before + 1, lengths[:, None] - 1)
-    share = (place - before)[..., None]
-    moved = _read(x, before) * (1 - share) + _read(x, after) * share
-    # Beside a gap the nearer sample stands in, so that gaps are moved and do not grow.
-    return torch.where(torch.isnan(moved), _read(x, torch.where(share[..., 0] > 0.5, after, before)), moved)
+    share = (position - before)[..., None]
+    warped = _read(x, before) * (1 - share) + _read(x, after) * share
+    # Next to a gap the nearer sample stands in, so that gaps are moved and do not grow.
+    return torch.where(torch.isnan(warped), _read(x, torch.where(share[..., 0] > 0.5, after, before)), warped)
 
 
 def _read(x: Tensor, index: Tensor) -> Tensor:
+    """Return the samples at these steps, ``(batch, time)``, of each sequence."""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))

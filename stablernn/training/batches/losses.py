@@ -1,8 +1,9 @@
-"""What a task trains for and is judged by."""
+"""Objectives of the tasks: the loss to train on, and the validation metric to choose the best weights by."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from stablernn.training.batches.augmentation import Augmentation
 
 
 class Batch(NamedTuple):
-    """Sequences and what is to be said of them."""
+    """Sequences and their targets, as tensors."""
 
     x: Tensor
     """``(batch, time, features)`` float32 in raw units, NaN where missing."""
@@ -24,41 +25,54 @@ class Batch(NamedTuple):
     dt: Tensor | None = None
     """``(batch, time)`` float32, the time from the step before in regular steps; None where it is not used."""
     static: Tensor | None = None
-    """``(batch, covariates)`` float32, what is known of each series; None where there is nothing."""
+    """``(batch, covariates)`` float32, constants of each series; None where there are none."""
     future: Tensor | None = None
-    """``(batch, horizon, channels)`` float32, what is known of the steps ahead; None where there is nothing."""
+    """``(batch, horizon, channels)`` float32, known values of the steps ahead; None where there are none."""
 
     @property
-    def known(self) -> dict[str, Tensor]:
-        """What the model's outputs are made from beside its state."""
-        found = {"static": self.static, "future": self.future}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+    def covariates(self) -> dict[str, Tensor]:
+        """Inputs of the head in addition to the model's state, by name."""
+        tensors = {"static": self.static, "future": self.future}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-class Task(Protocol):
-    """Loss and headline figure of a task."""
+class Objective(ABC):
+    """Loss and headline metric of a training.
 
-    headline: str
-    """The validation metric by which early stopping and the best checkpoint choose."""
-    mode: Literal["max", "min"]
-    """Whether the larger or the smaller headline is the better."""
-
-    def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
-        """Mean training loss of a batch, the cells' penalties included."""
-        ...
-
-
-class ClassifyTask:
-    """Cross entropy, each member's alone; judged by accuracy.
-
-    Args:
-        class_weights: ``(classes,)``, how much a sequence of each class counts; all the same when omitted.
-        label_smoothing: Share of a label that is spread over all classes, 0 to 1.
-        augmentation: How sequences are changed each time they are trained on; not at all when omitted.
+    Attributes:
+        headline: Validation metric by which early stopping and the best checkpoint choose.
     """
 
-    headline: str = "accuracy"
-    mode: Literal["max", "min"] = "max"
+    headline: str
+
+    @abstractmethod
+    def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
+        """Return the mean training loss of a batch, the cells' penalties included."""
+
+    def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, States | None]:
+        """Return the loss of a minibatch that goes on from a state, and the state after it.
+
+        Samples are whole sequences, so no state is carried from one minibatch to the next; objectives of segments
+        override this.
+
+        Args:
+            model: The model.
+            batch: The minibatch.
+            state: State after the minibatch before; None to start from zero.
+        """
+        return self.loss(model, batch), None
+
+
+class ClassifyObjective(Objective):
+    """Cross entropy, of each ensemble member alone; the headline is accuracy.
+
+    Args:
+        class_weights: ``(classes,)``, weight of a sequence of each class; equal when omitted.
+        label_smoothing: Share of a label that is spread over all classes, 0 to 1.
+        augmentation: Random change of the sequences each time they are trained on; none when omitted.
+    """
+
+    headline = "accuracy"
 
     def __init__(
         self,
@@ -77,6 +91,7 @@ class ClassifyTask:
             # In the units of the mean and the scale, which may be logarithms.
             x = self._augmentation(scaling.transform(x), batch.lengths, scaling.mean, scaling.scale)
             x = scaling.inverse(x)
+        # (batch, members, classes): every member learns from its own loss, not from that of the averaged answer.
         logits = model.member_logits(model.final_state(x, batch.lengths, dt=batch.dt))
         weights = None if self._weights is None else self._weights.to(logits)
         truth = batch.y[:, None].expand(-1, logits.shape[1]).flatten()
@@ -84,14 +99,15 @@ class ClassifyTask:
         return _with_penalty(loss, model)
 
 
-class ForecastTask:
-    """Absolute error of the mean plus pinball losses of the quantiles, in units of the scaling; judged by MAE or MASE.
+class ForecastObjective(Objective):
+    """Absolute error of the mean plus pinball losses of the quantiles, in units of the scaling.
 
     The absolute error makes the point forecast a median, the best one for every metric that is a mean of absolute
     errors (MAE, MASE, WAPE).
-    """
 
-    mode: Literal["max", "min"] = "min"
+    Args:
+        headline: ``mae`` or ``mase``.
+    """
 
     def __init__(self, headline: str = "mae") -> None:
         self.headline = headline
@@ -100,22 +116,24 @@ class ForecastTask:
         assert isinstance(model, Forecaster)
         final = model.final_state(batch.x, batch.lengths, dt=batch.dt)
         if model.head_kind == "direct":
-            loss, count = _quantile_loss(model, final, batch.y, batch.known)
+            loss, count = _quantile_loss(model, final, batch.y, batch.covariates)
         else:
+            # A recursive head answers one step from each state that it is rolled out to.
             parts = [
-                _quantile_loss(model, state, batch.y[:, step : step + 1], known)
-                for step, (state, known) in enumerate(model.rolled_out(final, **batch.known))
+                _quantile_loss(model, state, batch.y[:, step : step + 1], covariates)
+                for step, (state, covariates) in enumerate(model.roll_out(final, **batch.covariates))
             ]
             loss, count = (torch.stack(numbers).sum() for numbers in zip(*parts, strict=True))
+        # A batch may have no observed target at all.
         return _with_penalty(loss / count.clamp_min(1), model)
 
 
-class PredictNextTask:
-    """What is said at each step against what is there; steps without a target do not count.
+class PredictNextObjective(Objective):
+    """Answers at each step against the targets there; steps without a target do not count.
 
-    Categorical: cross entropy, the mean over the steps. Bernoulli: the negative log-likelihood, summed over the
-    switches, the mean over the steps. Real: the mean squared error over the numbers that are there, in units of the
-    targets' mean variance.
+    Categorical: cross entropy, the mean over the steps. Bernoulli: the negative log-likelihood, summed over the binary
+    targets, the mean over the steps. Real: the mean squared error over the observed numbers, in units of the targets'
+    mean variance.
 
     Args:
         headline: The metric to choose by.
@@ -123,15 +141,15 @@ class PredictNextTask:
 
     def __init__(self, headline: str) -> None:
         self.headline = headline
-        self.mode: Literal["max", "min"] = "max" if headline == "accuracy" else "min"
 
     def loss(self, model: SequenceModel, batch: Batch) -> Tensor:
-        return self.follow(model, batch, None)[0]
+        return self.advance(model, batch, None)[0]
 
-    def follow(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, States]:
-        """The loss of a stretch of sequences from a state on, and the state behind it, from which no gradient flows.
+    def advance(self, model: SequenceModel, batch: Batch, state: States | None) -> tuple[Tensor, States]:
+        """Return the loss of a segment of sequences from a state on, and the state after it.
 
-        A stretch without any target has a loss of 0 that depends on nothing.
+        No gradient flows through the returned state (truncated backpropagation). The loss of a segment without any
+        target is a 0 that depends on nothing.
         """
         assert isinstance(model, SequencePredictor)
         answers, after = model.answers(batch.x, batch.lengths, state, batch.dt)
@@ -143,42 +161,36 @@ class PredictNextTask:
                 answers.flatten(0, 1), y.flatten(), ignore_index=NO_TARGET, reduction="sum"
             )
         else:
-            there = ~torch.isnan(y)
-            known = torch.where(there, y, 0)
+            is_observed = ~torch.isnan(y)
+            # NaN times a mask of 0 would still be NaN, in the gradient too.
+            targets = torch.where(is_observed, y, 0)
             if model.output == "bernoulli":
-                count = there.all(dim=-1).sum()
-                each = nn.functional.binary_cross_entropy_with_logits(answers, known, reduction="none")
-                there = there.all(dim=-1, keepdim=True)
+                count = is_observed.all(dim=-1).sum()
+                losses = nn.functional.binary_cross_entropy_with_logits(answers, targets, reduction="none")
+                is_observed = is_observed.all(dim=-1, keepdim=True)
             else:
-                count = there.sum()
-                each = (answers - known).square() / model.targets.scale.square().mean()
-            total = torch.where(there, each, 0).sum()
+                count = is_observed.sum()
+                losses = (answers - targets).square() / model.targets.scale.square().mean()
+            total = torch.where(is_observed, losses, 0).sum()
         if not bool(count):
             return answers.new_zeros(()), carried
         return _with_penalty(total / count, model), carried
 
 
-def _quantile_loss(model: Forecaster, state: States, truth: Tensor, known: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Sum over the observed targets of the mean of all levels' pinball losses and members, and how many there are."""
-    change, location, scale = model.changes(state, **known)
+def _quantile_loss(
+    model: Forecaster, state: States, truth: Tensor, covariates: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the sum over observed targets of the mean pinball loss of levels and members, and their number."""
+    change, location, scale = model.changes(state, **covariates)
     observed = ~torch.isnan(truth)
+    # Missing values are replaced before the transform, whose logarithm takes positive numbers alone; the mask below
+    # takes them out again.
     target = (model.scaling.transform(torch.where(observed, truth, 1), model.target_indices) - location) / scale
+    # (batch, members, horizon, targets, levels); the point forecast is the first level, a median.
     error = target[:, None, ..., None] - change
     levels = change.new_tensor([0.5, *model.quantiles])
     pinball = torch.maximum(levels * error, (levels - 1) * error).mean(dim=1) * observed[..., None]
     return 2 * pinball.sum() / len(levels), observed.sum()
-
-
-def task_for(model: SequenceModel, headline: str | None = None) -> Task:
-    """The task that a model was built for.
-
-    Args:
-        model: The model.
-        headline: For an answer at each step the metric to choose by; None: the one that goes with the output.
-    """
-    if isinstance(model, SequencePredictor):
-        return PredictNextTask(headline or ("mse" if model.output == "real" else "nll"))
-    return ClassifyTask() if isinstance(model, Classifier) else ForecastTask()
 
 
 def _with_penalty(loss: Tensor, model: SequenceModel) -> Tensor:

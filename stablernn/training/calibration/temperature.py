@@ -1,4 +1,4 @@
-"""After training: probabilities that are as sure as they are right, quantiles that cover what they say."""
+"""Calibration of trained models: the temperature of a classifier, the conformal offsets of a forecaster."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from stablernn.cells import cached_weights
+from stablernn.data.arrays import Samples
 from stablernn.data.types import SequenceSplit
-from stablernn.data.windows import Samples, WindowSet, evenly
+from stablernn.data.windows import WindowSet, batch_evenly_spaced
 from stablernn.nn.models import Classifier, Forecaster
 from stablernn.training.calibration.conformal import conformal_offsets
 
 _BATCH = 256
 MOST_NUMBERS = 50_000_000
-"""Quantiles of validation windows that offsets are taken from at most."""
+"""Most quantiles, over all validation windows, from which offsets are computed."""
 _LEAST_WINDOWS = 1_000
-_HOTTEST = 20.0
-"""Temperatures are looked for up to this and down to one by this."""
+"""Fewest windows from which offsets are computed, however many quantiles each has."""
+_MAX_TEMPERATURE = 20.0
+"""Upper end of the search for a temperature; the lower end is 1 over it."""
 
 
 def fit_temperature(model: Classifier, split: SequenceSplit) -> dict[str, Any]:
-    """Set the temperature that the validation split asks for (Guo, Pleiss, Sun, Weinberger, ICML 2017).
+    """Fit the temperature to the validation split and set it (Guo, Pleiss, Sun, Weinberger, ICML 2017).
 
-    It is the most probable one where its logarithm is normal around 0 with deviation 1: the summed log-loss plus half
-    the squared logarithm is least. So a model that is right about all of a small split is not taken for one that is
-    never wrong, and the prior weighs nothing where there are many sequences.
+    It is the most probable one under a standard normal prior of its logarithm: the minimizer of the summed log loss
+    plus half the squared logarithm. A model that is right about all of a small split is thus not taken for one that is
+    never wrong, and with many sequences the prior has no weight.
 
     Args:
-        model: Trained, in evaluation mode; its ``temperature`` is set.
-        split: Sequences with labels; with none, or all of one class, the temperature stays 1.
+        model: Trained model in evaluation mode; its ``temperature`` is set.
+        split: Labeled sequences; without any, or with one class only, the temperature stays 1.
 
     Returns:
-        ``temperature``, ``samples``, and the log-loss ``before`` and ``after``, as JSON types.
+        ``temperature``, ``samples``, and the log loss ``before`` and ``after``, as JSON types.
     """
     if not len(split) or len(np.unique(split.y)) < 2:
         return {"temperature": 1.0, "samples": len(split), "before": None, "after": None}
@@ -50,12 +52,12 @@ def fit_temperature(model: Classifier, split: SequenceSplit) -> dict[str, Any]:
     def loss(log_temperature: float) -> float:
         return float(torch.nn.functional.cross_entropy(logits / np.exp(log_temperature), truth))
 
-    def surprise(log_temperature: float) -> float:
+    def negative_log_posterior(log_temperature: float) -> float:
         return len(split) * loss(log_temperature) + 0.5 * log_temperature**2
 
-    bounds = (-np.log(_HOTTEST), np.log(_HOTTEST))
-    found: Any = minimize_scalar(surprise, bounds=bounds, method="bounded", options={"xatol": 1e-4})
-    temperature = float(np.exp(found.x))
+    bounds = (-np.log(_MAX_TEMPERATURE), np.log(_MAX_TEMPERATURE))
+    result: Any = minimize_scalar(negative_log_posterior, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    temperature = float(np.exp(result.x))
     model.temperature.fill_(temperature)
     return {
         "temperature": temperature,
@@ -66,52 +68,57 @@ def fit_temperature(model: Classifier, split: SequenceSplit) -> dict[str, Any]:
 
 
 def fit_offsets(model: Forecaster, windows: WindowSet) -> dict[str, Any]:
-    """Move the quantiles of every step ahead so that they cover the validation windows; see :mod:`conformal`.
+    """Compute the conformal offsets of the quantiles from the validation windows and set them.
 
     Args:
-        model: Trained, in evaluation mode, with quantiles; its ``offsets`` are set.
-        windows: Those of the validation split; where their quantiles are more than :data:`MOST_NUMBERS`, as many as
-            that, evenly spread.
+        model: Trained model with quantiles, in evaluation mode; its ``offsets`` are set.
+        windows: Windows of the validation split; if their quantiles exceed :data:`MOST_NUMBERS`, evenly spaced ones.
 
     Returns:
         The report of :func:`conformal_offsets`, with the ``unit`` and the ``offsets`` themselves, as JSON types.
     """
+    # Scores are those of the uncalibrated quantiles, whatever an earlier calibration left behind.
     model.offsets.zero_()
-    most = max(_LEAST_WINDOWS, MOST_NUMBERS // model.offsets.numel())
+    max_windows = max(_LEAST_WINDOWS, MOST_NUMBERS // model.offsets.numel())
     truths, quantiles, scales = [], [], []
     with torch.no_grad(), cached_weights(model):
-        for chosen in evenly(windows, most, _BATCH):
-            samples = windows.gather(chosen)
-            truth, spread, scale = _scaled(model, samples)
+        for numbers in batch_evenly_spaced(windows, max_windows, _BATCH):
+            truth, window_quantiles, scale = _in_offset_units(model, windows.gather(numbers))
             truths.append(truth)
-            quantiles.append(spread)
+            quantiles.append(window_quantiles)
             scales.append(scale)
-    found = conformal_offsets(
+    conformal = conformal_offsets(
         np.concatenate(truths), np.concatenate(quantiles), np.concatenate(scales), model.quantiles
     )
-    model.offsets.copy_(torch.from_numpy(found.offsets))
+    model.offsets.copy_(torch.from_numpy(conformal.offsets))
     unit = "the data's" if model.head_kind == "recursive" else "the scaling of each window"
-    return {**found.report, "levels": list(model.quantiles), "unit": unit, "offsets": found.offsets.tolist()}
+    return {**conformal.report, "levels": list(model.quantiles), "unit": unit, "offsets": conformal.offsets.tolist()}
 
 
-def _scaled(model: Forecaster, samples: Samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Truth, quantiles and unit of each window, in units in which an offset is one number for all windows."""
+def _in_offset_units(model: Forecaster, samples: Samples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return true values, quantiles and scale of windows, in units in which all windows share an offset.
+
+    Returns:
+        (windows, horizon, targets), (windows, horizon, targets, levels) and (windows, 1, targets).
+    """
     device = model.offsets.device
     x, lengths, dt = _inputs(samples, device, model)
-    found = {"static": samples.static, "future": samples.future}
-    known = {name: torch.from_numpy(value).to(device) for name, value in found.items() if value is not None}
+    arrays = {"static": samples.static, "future": samples.future}
+    covariates = {name: torch.from_numpy(value).to(device) for name, value in arrays.items() if value is not None}
     if model.head_kind == "recursive":
-        outputs, _ = model.run(x, lengths, None, dt, **known)
+        # A recursive head applies offsets to its final quantiles, in units of the data.
+        outputs, _ = model.run(x, lengths, None, dt, **covariates)
         return samples.y, outputs["quantiles"].cpu().numpy(), np.ones_like(samples.y[:, :1])
-    change, location, scale = model.changes(model.final_state(x, lengths, dt=dt), **known)
+    change, location, scale = model.changes(model.final_state(x, lengths, dt=dt), **covariates)
     truth = model.scaling.transform(torch.from_numpy(samples.y).to(device), model.target_indices)
-    spread = location[..., None] + scale[..., None] * change.mean(dim=1)[..., 1:].sort(dim=-1).values
-    return truth.cpu().numpy(), spread.cpu().numpy(), scale.cpu().numpy()
+    # The mean over the members, (windows, horizon, targets, levels); the first level is the point forecast.
+    quantiles = location[..., None] + scale[..., None] * change.mean(dim=1)[..., 1:].sort(dim=-1).values
+    return truth.cpu().numpy(), quantiles.cpu().numpy(), scale.cpu().numpy()
 
 
 def _inputs(
     samples: Samples, device: torch.device, model: Classifier | Forecaster
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    timed = samples.dt is not None and model.max_dt is not None
-    dt = torch.from_numpy(samples.dt).to(device) if timed and samples.dt is not None else None
+    """Return ``x``, ``lengths`` and, for a model of irregular time, ``dt`` as tensors on the device."""
+    dt = None if samples.dt is None or model.max_dt is None else torch.from_numpy(samples.dt).to(device)
     return torch.from_numpy(samples.x).to(device), torch.from_numpy(samples.lengths).to(device), dt

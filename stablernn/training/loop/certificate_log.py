@@ -1,4 +1,4 @@
-"""Training and the certificate: what is proved after each epoch, and whether the run keeps what it was asked to."""
+"""Certificates during training: what is proved after each epoch, and the check of the best weights at the end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from stablernn.bounds.linalg import norm_above
-from stablernn.bounds.step_bound import float64
+from stablernn.bounds.linalg import norm_upper_bound
+from stablernn.cells._float64 import float64
 from stablernn.certificates.certificate import KINDS, Certificate, prove
 from stablernn.certificates.projection import certified_kind
 from stablernn.errors import CertificateError, TrainingError
@@ -21,11 +21,11 @@ MOST_SECONDS = 1.0
 
 
 class StabilityLog:
-    """What is proved of a model as it trains, at a bounded cost.
+    """Log of what is proved of a model as it trains, at a bounded cost.
 
     Args:
         model: The model, which changes.
-        each: Whether every epoch counts, not only those of :func:`is_due`.
+        each: True to certify every epoch, not only those of :func:`is_due`.
     """
 
     def __init__(self, model: SequenceModel, *, each: bool) -> None:
@@ -34,46 +34,49 @@ class StabilityLog:
         self._is_over = model.rnn.cells[0].hidden_size > LARGEST
 
     def entry(self, epoch: int) -> dict[str, Any]:
-        """``{"stability": ...}`` for the line of an epoch; nothing where none is due or no rate of the cell is known.
+        """Return ``{"stability": ...}`` for the line of an epoch; empty if none is due or no rate of the cell is known.
 
         Args:
             epoch: From 1.
         """
         size = self._model.rnn.cells[0].hidden_size
         if size > LARGEST and epoch == 1:
-            told = f"hidden_size {size} is above {LARGEST}; `stablernn certify` says in the end what is proved"
-            return {"stability": {"skipped": told}}
+            reason = f"hidden_size {size} is above {LARGEST}; `stablernn certify` says in the end what is proved"
+            return {"stability": {"skipped": reason}}
         if self._is_over or not (self._each or is_due(epoch)):
             return {}
+        # CPU time, so that a busy machine does not change what is logged.
         started, was_training = time.process_time(), self._model.training
         self._model.eval()
         try:
-            found = stability_figures(self._model)
+            figures = stability_figures(self._model)
         except CertificateError:
+            # A weight is not finite; the trainer itself reports that.
             return {}
         finally:
             self._model.train(was_training)
         seconds = time.process_time() - started
-        if found and seconds > MOST_SECONDS:
+        if figures and seconds > MOST_SECONDS:
             self._is_over = True
-            told = f"later epochs are not certified, since this took more than {MOST_SECONDS:g} s"
-            found = {**found, "skipped": told}
-        return {"stability": found} if found else {}
+            reason = f"later epochs are not certified, since this took more than {MOST_SECONDS:g} s"
+            figures = {**figures, "skipped": reason}
+        return {"stability": figures} if figures else {}
 
 
 def is_due(epoch: int) -> bool:
-    """Whether an epoch is one of 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on: twelve in the first eighty."""
+    """Return True if an epoch is one of 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on: twelve in the first eighty."""
+    # Two epochs for each power of two: multiples of half of the largest one up to the epoch.
     half = 1 << max(0, epoch.bit_length() - 2)
     return epoch % half == 0
 
 
 def stability_figures(model: SequenceModel) -> dict[str, Any]:
-    """Kind, rate, figures and conditions of a model; nothing where no rate is known of its cell.
+    """Return kind, rate, figures and conditions of a model; empty if no rate is known of its cell.
 
     Returns:
         ``kind`` and ``contraction_rate`` as of the certificate; ``exponent_bound``, the logarithm of the rate, which no
         Lyapunov exponent of the layers exceeds; ``figures`` with ``norm_W`` of each recurrent matrix; ``conditions``,
-        whether each of them holds.
+        true or false for each of them.
 
     Raises:
         CertificateError: If a weight is not finite.
@@ -88,12 +91,12 @@ def stability_figures(model: SequenceModel) -> dict[str, Any]:
         "contraction_rate": rate,
         "exponent_bound": math.log(rate) if rate > 0 else None,
         "figures": {**_norms(model, certificate), **document["figures"]},
-        "conditions": {one["name"]: one["holds"] for one in document["conditions"]},
+        "conditions": {condition["name"]: condition["holds"] for condition in document["conditions"]},
     }
 
 
 def proved_in_short(model: SequenceModel) -> dict[str, Any] | None:
-    """Kind and rate of a model; None where computing them would take long, or a weight is not finite."""
+    """Return kind and rate of a model; None if computing them would take long, or a weight is not finite."""
     if model.rnn.cells[0].hidden_size > LARGEST:
         return None
     try:
@@ -101,17 +104,18 @@ def proved_in_short(model: SequenceModel) -> dict[str, Any] | None:
     except CertificateError:
         return None
     # The rate of a weaker kind bounds nothing that a reader would take it for.
-    is_kept = certificate.kind in ("contracting", "non-expansive")
-    return {"kind": certificate.kind, "contraction_rate": certificate.rate if is_kept else None}
+    has_rate = certificate.kind in ("contracting", "non-expansive")
+    return {"kind": certificate.kind, "contraction_rate": certificate.rate if has_rate else None}
 
 
 def check_certified(model: SequenceModel, certificate: Certificate) -> None:
     """Refuse weights of which less is proved than ``training.certified`` promised.
 
     Raises:
-        TrainingError: If so.
+        TrainingError: If less is proved.
     """
     wanted = certified_kind(model.rnn.cells[0])
+    # Kinds are ordered from the strongest to the weakest.
     if KINDS.index(certificate.kind) > KINDS.index(wanted):
         rate = "no rate" if certificate.rate is None else f"a rate of {certificate.rate:.7g}"
         raise TrainingError(
@@ -121,12 +125,13 @@ def check_certified(model: SequenceModel, certificate: Certificate) -> None:
 
 
 def _norms(model: SequenceModel, certificate: Certificate) -> dict[str, float]:
-    """The 2-norm of each layer's recurrent matrix, by names like those of the certificate's figures."""
+    """Return the 2-norm of each layer's recurrent matrix, by names like those of the certificate's figures."""
     members, layers = len(certificate.stacks), len(certificate.stacks[0].bounds)
-    found = {}
+    norms = {}
     for number, cell in enumerate(model.rnn.cells):
         member, depth = divmod(number, layers)
-        place = (f"member {member} " if members > 1 else "") + (f"layer {depth} " if layers > 1 else "")
+        prefix = (f"member {member} " if members > 1 else "") + (f"layer {depth} " if layers > 1 else "")
+        # Raised by cells without one recurrent matrix.
         with suppress(NotImplementedError):
-            found[f"{place}norm_W"] = norm_above(float64(cell.recurrent_matrix()))
-    return found
+            norms[f"{prefix}norm_W"] = norm_upper_bound(float64(cell.recurrent_matrix()))
+    return norms

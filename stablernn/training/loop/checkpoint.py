@@ -1,7 +1,7 @@
 """Checkpoints: tensors and plain numbers in one safetensors file, without pickle.
 
 A checkpoint is one file, so that it is replaced in one move: tensors under their names, everything else (step, epoch,
-optimizer settings) as JSON in the file's own metadata. The ``.json`` beside it is a copy of that metadata for people
+optimizer settings) as JSON in the file's own metadata. The ``.json`` next to it is a copy of that metadata for people
 and other programs; nothing here reads it, since a kill between the two writes may leave it one checkpoint behind.
 """
 
@@ -26,24 +26,24 @@ FORMAT = "stablernn-checkpoint-1"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What one file holds.
+    """Content of one file.
 
     Attributes:
-        tensors: By dotted name, such as ``model.head.weight``; on the CPU.
-        state: Numbers, words, lists and dicts that JSON can hold.
+        tensors: Tensors by dotted name, such as ``model.head.weight``; on the CPU.
+        state: Everything else, as JSON types.
     """
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
     def group(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors below ``prefix.``, under their names without it."""
+        """Return the tensors below ``prefix.``, under their names without it."""
         start = f"{prefix}."
         return {name.removeprefix(start): value for name, value in self.tensors.items() if name.startswith(start)}
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write ``path`` (``.safetensors``) in one move, then the readable ``.json`` beside it.
+    """Write ``path`` (``.safetensors``) in one move, then the readable ``.json`` next to it.
 
     Raises:
         CheckpointError: If the folder cannot be written to.
@@ -57,10 +57,10 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read what :func:`save_checkpoint` wrote.
+    """Read a file that :func:`save_checkpoint` wrote.
 
     Raises:
-        CheckpointError: If the file is not there, is damaged, or is not a checkpoint of this library.
+        CheckpointError: If the file is missing, is damaged, or is not a checkpoint of this library.
     """
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint '{path}'.")
@@ -76,7 +76,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state as named tensors (``3.exp_avg``) and as what JSON can hold."""
+    """Return an optimizer's state as named tensors (``3.exp_avg``) and as JSON types."""
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, Any]] = {}
@@ -90,7 +90,8 @@ def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Put back what :func:`optimizer_state` took out."""
+    """Load a state that :func:`optimizer_state` returned."""
+    # JSON has turned the numbers of the parameters into strings.
     entries: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in state["numbers"].items()}
     for name, tensor in tensors.items():
         index, entry = name.split(".", 1)

@@ -1,4 +1,4 @@
-"""Where a run computes, and torch's settings while it does."""
+"""The device of a run, and torch's settings while it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stablernn.errors import DeviceError
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called ``auto``, ``cpu`` or ``cuda``; ``auto`` is a GPU where torch sees one.
+    """Return the device called ``auto``, ``cpu`` or ``cuda``; ``auto`` is a GPU if torch sees one.
 
     Raises:
         DeviceError: If ``cuda`` is asked for and torch sees no GPU.
@@ -26,7 +26,7 @@ def pick_device(name: str) -> torch.device:
 
 @contextmanager
 def torch_settings(device: torch.device, *, seed: int, threads: int) -> Iterator[None]:
-    """Seed, threads and deterministic algorithms for the time of a run; the caller's come back afterwards.
+    """Set seed, threads and deterministic algorithms for the time of a run, then restore those of the caller.
 
     Deterministic algorithms are asked for on the CPU only: on a GPU torch refuses some operations without them.
     """

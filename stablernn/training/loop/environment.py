@@ -1,4 +1,4 @@
-"""What a run ran on and with: enough to explain a number later, nothing that tells who ran it."""
+"""The environment of a run: enough to explain a number later, nothing that tells who ran it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("torch", "numpy", "pydantic", "polars", "safetensors", "torchmetric
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, platform, device and threads, and the commit of the code where it runs from its repository."""
+    """Return versions, platform, device and threads, and the commit of the code if it runs from its repository."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "stablernn": __version__,
@@ -34,19 +34,20 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of a checkout of this library, with ``-dirty`` behind it when files were changed."""
+    """Return the commit of a checkout of this library, with ``-dirty`` appended if files were changed."""
     root = Path(stablernn.__file__).parents[1]
     # An installed package may lie inside somebody else's repository, whose commit would mean nothing.
     if not (root / ".git").exists():
         return None
     try:
-        described = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
             capture_output=True,
             text=True,
             timeout=10,
             check=True,
         )
+    # No git, a repository that git does not trust, or one so large that it takes too long.
     except (OSError, subprocess.SubprocessError):
         return None
-    return described.stdout.strip() or None
+    return process.stdout.strip() or None

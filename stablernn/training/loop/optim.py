@@ -13,10 +13,10 @@ from stablernn.training.settings.config import TrainingConfig
 
 
 def build_optimizer(groups: Mapping[str, Sequence[Parameter]], settings: TrainingConfig) -> Optimizer:
-    """The optimizer that resolved settings name.
+    """Return the optimizer that resolved settings name.
 
     Args:
-        groups: What it moves: the parameters behind ``orthogonal`` matrices, those of a linear ``skip``, ``vectors``
+        groups: Its parameters: those behind ``orthogonal`` matrices, those of a linear ``skip``, ``vectors``
             and all ``other`` ones. The first two have learning rates of their own; the first three have no weight
             decay, which would only pull matrices towards the identity, the skip away from its solution, and biases,
             gains and decay rates away from a scale of their own.
@@ -24,6 +24,7 @@ def build_optimizer(groups: Mapping[str, Sequence[Parameter]], settings: Trainin
             ``orthogonal_lr`` filled in.
     """
     common: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    # Later groups override single options; the order is that of checkpoints.
     parameters: list[dict[str, Any]] = [{"params": groups["other"]}]
     if groups.get("vectors"):
         parameters.append({"params": groups["vectors"], "weight_decay": 0.0})
@@ -44,7 +45,7 @@ def build_optimizer(groups: Mapping[str, Sequence[Parameter]], settings: Trainin
 
 
 class Schedule(Protocol):
-    """Moves the learning rates of an optimizer."""
+    """A course of the learning rates of an optimizer."""
 
     def step(self) -> None: ...
 
@@ -56,11 +57,11 @@ class Schedule(Protocol):
 class Plateau:
     """Lowers the learning rates each time that the validation metric is no better than its best value.
 
-    What it has done so far is in the rates themselves, which the optimizer keeps.
+    It has no state of its own: the lowered rates are part of the optimizer's.
 
     Args:
-        optimizer: Whose learning rates are lowered.
-        factor: What they are multiplied by.
+        optimizer: The optimizer.
+        factor: Factor of the learning rates.
     """
 
     def __init__(self, optimizer: Optimizer, factor: float) -> None:
@@ -68,7 +69,7 @@ class Plateau:
         self._factor = factor
 
     def validated(self, *, is_better: bool) -> None:
-        """Take note of a validation."""
+        """Lower the rates after a validation that was not better."""
         if not is_better:
             for group in self._optimizer.param_groups:
                 group["lr"] *= self._factor
@@ -84,16 +85,17 @@ class Plateau:
 
 
 def build_schedule(optimizer: Optimizer, settings: TrainingConfig, *, total_steps: int, epoch_steps: int) -> Schedule:
-    """The schedule that resolved settings name; it is stepped once after every optimizer step.
+    """Return the schedule that resolved settings name; it is stepped once after every optimizer step.
 
     Args:
-        optimizer: Whose learning rates move.
+        optimizer: The optimizer whose learning rates change.
         settings: With ``schedule`` filled in.
         total_steps: Optimizer steps of the whole run, over which ``cosine`` and ``one-cycle`` are laid out.
         epoch_steps: Optimizer steps of one epoch, in which ``step`` counts.
     """
     match settings.schedule:
         case "constant":
+            # The factor of 1 leaves the rates as they are.
             return ConstantLR(optimizer, factor=1.0, total_iters=1)
         case "cosine":
             return CosineAnnealingLR(optimizer, T_max=total_steps)
@@ -102,6 +104,7 @@ def build_schedule(optimizer: Optimizer, settings: TrainingConfig, *, total_step
             # Moving the momentum as well, torch's default, would override the momentum that the user set.
             return OneCycleLR(optimizer, max_lr=peaks, total_steps=total_steps, cycle_momentum=False)
         case "step":
+            # The schedule is stepped after each optimizer step, not after each epoch.
             every, factor = settings.step_epochs or 0, settings.lr_decay or 0.0
             return StepLR(optimizer, step_size=every * epoch_steps, gamma=factor)
         case "plateau":

@@ -1,4 +1,4 @@
-"""A picture of data before training: classes and examples, or series with their splits, or sequences step by step."""
+"""Plots of data before training: classes with examples, series with their splits, or sequences step by step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stablernn.data import ClassificationData, ForecastData
-from stablernn.data.splits import target_range
+from stablernn.data.arrays import SPLITS
 from stablernn.data.step_data import StepData
-from stablernn.data.windows import SPLITS
+from stablernn.data.windows import target_range
 from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style
+from stablernn.training.plots.times import plottable_times
 
 _SHADES = {"train": BLUE, "validation": ORANGE, "test": GREEN}
 _MOST_CLASSES, _EXAMPLES = 6, 5
@@ -23,23 +24,12 @@ _MOST_SERIES, _MOST_TARGETS = 4, 4
 _MOST_BARS = 30
 
 
-def plot_data(path: Path, data: ClassificationData | ForecastData | StepData) -> None:
-    """Draws data into a PNG file.
+def plot_classes(path: Path, data: ClassificationData) -> None:
+    """Draw the share of each class in each split, and the first sequences of the first classes, into a PNG file.
 
     Raises:
         CheckpointError: If the file cannot be written.
     """
-    if isinstance(data, ClassificationData):
-        figure = _draw_classes(data)
-    elif isinstance(data, ForecastData):
-        figure = _draw_series(data)
-    else:
-        figure = _draw_steps(data)
-    _save(figure, path)
-
-
-def _draw_classes(data: ClassificationData) -> Figure:
-    """Share of each class in each split, and the first sequences of the first classes."""
     shown = min(len(data.labels), _MOST_CLASSES)
     rows = -(-shown // 2)
     figure = Figure(figsize=(11, max(4.0, 1.9 * rows)), layout="constrained")
@@ -60,38 +50,43 @@ def _draw_classes(data: ClassificationData) -> Figure:
         axes.tick_params(labelsize=8)
     more = "" if shown == len(data.labels) else f" of {shown} of {len(data.labels)} classes"
     right.suptitle(f"first training sequences{more}: {data.features[0]} over steps", x=0.01, ha="left", fontsize=10)
-    return figure
+    _save(figure, path)
 
 
 def _balance(axes: Axes, data: ClassificationData) -> None:
     _style(axes, f"{data.name}: share of each class")
-    present = [(word, data.split(word)) for word in SPLITS if word != "test" or data.test is not None]
-    place = np.arange(len(data.labels))
-    height = 0.8 / len(present)
-    for number, (word, split) in enumerate(present):
+    splits = data.splits()
+    positions = np.arange(len(data.labels))
+    height = 0.8 / len(splits)
+    for number, (name, split) in enumerate(splits.items()):
         share = np.bincount(split.y, minlength=len(data.labels)) / max(len(split), 1)
-        label = f"{word} ({len(split):,})"
-        axes.barh(place + (number - (len(present) - 1) / 2) * height, share, height, color=_SHADES[word], label=label)
+        offset = (number - (len(splits) - 1) / 2) * height
+        axes.barh(positions + offset, share, height, color=_SHADES[name], label=f"{name} ({len(split):,})")
     if len(data.labels) <= _MOST_BARS:
-        axes.set_yticks(place, data.labels)
+        axes.set_yticks(positions, data.labels)
     axes.invert_yaxis()
     axes.set_xlabel("share of the split")
     axes.legend(frameon=False, fontsize=9)
 
 
-def _draw_series(data: ForecastData) -> Figure:
-    """The first series, each target in a panel, splits shaded."""
+def plot_series(path: Path, data: ForecastData) -> None:
+    """Draw the first series, each target in a panel, with shaded splits, into a PNG file.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+    """
     panels = [(series, target) for series in data.series[:_MOST_SERIES] for target in data.targets[:_MOST_TARGETS]]
+    # Both limits together would allow 16 panels.
     panels = panels[: max(_MOST_SERIES, _MOST_TARGETS)]
     figure = Figure(figsize=(11, 1.2 + 2.1 * len(panels)), layout="constrained")
     for axes, (series, target) in zip(np.atleast_1d(figure.subplots(len(panels), 1)).ravel(), panels, strict=True):
         values = series.values[:, data.channels.index(target)]
-        times = _times(series.ds)
+        times = plottable_times(series.ds)
         _style(axes, series.unique_id if len(data.series) > 1 else data.name)
-        for word in SPLITS:
-            start, stop = target_range(len(values), data.validation_steps, data.test_steps, word)
+        for split in SPLITS:
+            start, stop = target_range(len(values), data.validation_steps, data.test_steps, split)
             if stop > start:
-                axes.axvspan(times[start], times[stop - 1], color=_SHADES[word], alpha=0.1, linewidth=0, label=word)
+                axes.axvspan(times[start], times[stop - 1], color=_SHADES[split], alpha=0.1, linewidth=0, label=split)
         axes.plot(times, values, color=BLACK, linewidth=0.7)
         _mark_missing(axes, times, values)
         axes.set_ylabel(target)
@@ -100,13 +95,13 @@ def _draw_series(data: ForecastData) -> Figure:
     hidden = len(data.series) * len(data.targets) - len(panels)
     if hidden:
         figure.supxlabel(f"and {hidden} more", fontsize=9, color=GREY)
-    return figure
+    _save(figure, path)
 
 
 def _mark_missing(axes: Axes, times: npt.NDArray[Any], values: npt.NDArray[np.float32]) -> None:
     missing = np.flatnonzero(np.isnan(values))
     if len(missing):
-        # Along the lower edge: the data have no height for what is not there.
+        # Along the lower edge of the axes: missing values have no height in units of the data.
         axes.plot(
             times[missing],
             np.zeros(len(missing)),
@@ -118,16 +113,21 @@ def _mark_missing(axes: Axes, times: npt.NDArray[Any], values: npt.NDArray[np.fl
         )
 
 
-def _draw_steps(data: StepData) -> Figure:
-    """Lengths of the sequences of each split, and the first training sequence."""
+def plot_steps(path: Path, data: StepData) -> None:
+    """Draw the lengths of the sequences of each split, and the first training sequence, into a PNG file.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+    """
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _style(left, f"{data.name}: steps of a sequence")
-    lengths = {word: np.asarray(data.split(word).lengths) for word in SPLITS}
+    lengths = {split: np.asarray(data.split(split).lengths) for split in SPLITS}
+    # The same bins for all splits, so that their shares can be compared.
     edges = np.histogram_bin_edges(np.concatenate(list(lengths.values())), bins=30)
-    for word, found in lengths.items():
-        share = np.full(len(found), 1 / max(len(found), 1))
-        left.hist(found, edges, weights=share, color=_SHADES[word], alpha=0.5, label=f"{word} ({len(found):,})")
+    for split, steps in lengths.items():
+        share = np.full(len(steps), 1 / max(len(steps), 1))
+        left.hist(steps, edges, weights=share, color=_SHADES[split], alpha=0.5, label=f"{split} ({len(steps):,})")
     left.set_ylabel("share of the split")
     left.legend(frameon=False, fontsize=9)
     sample = data.train.gather([0])
@@ -144,9 +144,4 @@ def _draw_steps(data: StepData) -> Figure:
         right.plot(first, linewidth=1, label=data.features)
         right.legend(frameon=False, fontsize=9)
     right.set_xlabel("step")
-    return figure
-
-
-def _times(stamps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # matplotlib reads datetimes of microseconds; nanoseconds it takes for plain numbers in some versions.
-    return stamps.astype("datetime64[us]") if stamps.dtype.kind == "M" else stamps
+    _save(figure, path)

@@ -1,4 +1,4 @@
-"""Which pictures a run gets, and of what."""
+"""Figures of runs and of their predictions: curves, confusion, reliability and forecasts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stablernn.data import ClassificationData, ForecastData, WindowSet
 from stablernn.plotting import (
@@ -18,12 +17,22 @@ from stablernn.plotting import (
     plot_reliability,
     plot_stability,
 )
-from stablernn.training.evaluation.evaluate import Outputs, Scorer
 from stablernn.training.evaluation.metrics import classification_metrics, confusion_matrix, reliability, seasonal_naive
+from stablernn.training.evaluation.predictors import Outputs
+from stablernn.training.evaluation.scorers import ClassificationScorer
+from stablernn.training.plots.times import plottable_times
 
 
 def draw_curves(folder: Path, records: Sequence[dict[str, Any]], headline: str, best_epoch: int, run: str) -> None:
-    """``loss.png``, ``metric.png`` and ``stability.png`` from the lines of ``metrics.jsonl`` that have such figures."""
+    """Draw ``loss.png``, and ``metric.png`` and ``stability.png`` if ``metrics.jsonl`` has figures for them.
+
+    Args:
+        folder: Folder of the plots.
+        records: Lines of ``metrics.jsonl``.
+        headline: Metric that selects the best epoch.
+        best_epoch: The best epoch.
+        run: Name of the run.
+    """
     if not records:
         return
     plot_loss(folder / "loss.png", records, title=run)
@@ -34,25 +43,16 @@ def draw_curves(folder: Path, records: Sequence[dict[str, Any]], headline: str, 
         plot_stability(folder / "stability.png", certified, best_epoch=best_epoch, title=run)
 
 
-def draw_predictions(
-    folder: Path,
-    data: ClassificationData | ForecastData,
-    scorer: Scorer,
-    outputs: Outputs,
-    levels: Sequence[float],
-    split: str,
-) -> None:
-    """``confusion.png`` and ``reliability.png`` of a split, or ``forecast.png`` of its last window."""
-    if isinstance(data, ClassificationData):
-        draw_confusion(folder / "confusion.png", data, scorer, outputs, split)
-        draw_reliability(folder / "reliability.png", data, scorer, outputs, split)
-        return
+def draw_last_window(path: Path, data: ForecastData, split: str, outputs: Outputs, levels: Sequence[float]) -> None:
+    """Draw the last window of a split from the outputs for all its windows."""
     last = {name: values[-1] for name, values in outputs.items()}
-    draw_forecast(folder / "forecast.png", data, split, len(data.windows(split)) - 1, last, levels)
+    draw_forecast(path, data, split, len(data.windows(split)) - 1, last, levels)
 
 
-def draw_confusion(path: Path, data: ClassificationData, scorer: Scorer, outputs: Outputs, split: str) -> None:
-    """The confusion matrix of a split."""
+def draw_confusion(
+    path: Path, data: ClassificationData, scorer: ClassificationScorer, outputs: Outputs, split: str
+) -> None:
+    """Draw the confusion matrix of a split."""
     predicted = outputs["probabilities"].argmax(axis=1)
     counts = confusion_matrix(predicted, scorer.truth, len(scorer.classes))
     share = float((predicted == scorer.truth).mean())
@@ -60,8 +60,10 @@ def draw_confusion(path: Path, data: ClassificationData, scorer: Scorer, outputs
     plot_confusion(path, counts, scorer.classes, title=title)
 
 
-def draw_reliability(path: Path, data: ClassificationData, scorer: Scorer, outputs: Outputs, split: str) -> None:
-    """Stated probabilities of a split against the share that is right; nothing where one is not finite."""
+def draw_reliability(
+    path: Path, data: ClassificationData, scorer: ClassificationScorer, outputs: Outputs, split: str
+) -> None:
+    """Draw the reliability diagram of a split; nothing if a probability is not finite."""
     probabilities = outputs["probabilities"]
     if np.isfinite(probabilities).all():
         table = reliability(probabilities, scorer.truth)
@@ -78,24 +80,26 @@ def draw_forecast(
     levels: Sequence[float],
     target: int = 0,
 ) -> None:
-    """One window of a split: what was seen, what came, what was forecast.
+    """Draw one window of a split: history, true values, forecast and seasonal naive forecast.
 
     Args:
-        path: Where the picture goes.
-        data: What was forecast.
-        split: Of the window.
-        number: Of the window in the split.
-        outputs: ``mean`` (horizon, targets) and, where there are levels, ``quantiles`` (horizon, targets, levels).
-        levels: Of the quantiles.
-        target: Which target is drawn, by its position.
+        path: PNG file to write.
+        data: Data of the window.
+        split: Split of the window.
+        number: Number of the window in the split.
+        outputs: ``mean`` (horizon, targets) and, with levels, ``quantiles`` (horizon, targets, levels).
+        levels: Levels of the quantiles.
+        target: Position of the target to draw.
     """
     windows = data.windows(split)
-    chosen, end = windows.origins[number]
-    series, channel = data.series[chosen], data.target_indices[target]
+    series_index, end = windows.origins[number]
+    series, channel = data.series[series_index], data.target_indices[target]
     window = windows.gather(np.array([number]))
-    begin, stop = end - data.context_length, end + data.horizon
+    start, stop = end - data.context_length, end + data.horizon
+    # The whole history, as for the scores: the naive forecast is not limited to the context.
     naive = seasonal_naive(series.values[:, [channel]], np.array([end]), season=data.season, horizon=data.horizon)
     interval, coverage = None, None
+    # The widest interval, between the first and the last level.
     if levels and levels[0] < 0.5:
         quantiles = outputs["quantiles"][:, target]
         interval, coverage = (quantiles[:, 0], quantiles[:, -1]), levels[-1] - levels[0]
@@ -105,7 +109,7 @@ def draw_forecast(
         truth=window.y[0, :, target],
         mean=outputs["mean"][:, target],
         naive=naive[0, :, 0],
-        times=_times(series.ds[begin:stop]),
+        times=plottable_times(series.ds[start:stop]),
         interval=interval,
         coverage=coverage,
         ylabel=data.targets[target],
@@ -115,14 +119,9 @@ def draw_forecast(
 
 def _window_title(data: ForecastData, split: str, windows: WindowSet, number: int) -> str:
     series = windows.origins[number][0]
-    same = [other for other, (owner, _) in enumerate(windows.origins) if owner == series]
-    # One series of a file has the file's name already.
+    numbers = [other for other, (owner, _) in enumerate(windows.origins) if owner == series]
+    # A single series is named by its file already.
     name = data.name if len(data.series) == 1 else f"{data.name}, {data.series[series].unique_id}"
-    if number == same[-1]:
+    if number == numbers[-1]:
         return f"{name}: the last {split} window"
-    return f"{name}: {split} window {same.index(number) + 1} of {len(same)}"
-
-
-def _times(stamps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # matplotlib reads datetimes of microseconds; nanoseconds it takes for plain numbers in some versions.
-    return stamps.astype("datetime64[us]") if stamps.dtype.kind == "M" else stamps
+    return f"{name}: {split} window {numbers.index(number) + 1} of {len(numbers)}"

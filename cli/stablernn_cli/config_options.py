@@ -1,0 +1,120 @@
+"""Options that stand for keys of a run's configuration, shared by `train`, `data check` and `quickstart`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from stablernn_cli.options import DATA_PANEL, MODEL_PANEL, TRAINING_PANEL, Stamps
+
+# The names of the parameters are those of the options, with underscores.
+KEYS = {
+    "data": "data.source",
+    "test": "data.test",
+    "target": "data.target",
+    "id_column": "data.id_column",
+    "time_column": "data.time_column",
+    "stamps": "data.stamps",
+    "frequency": "data.frequency",
+    "task": "task.name",
+    "horizon": "task.horizon",
+    "context_length": "task.context_length",
+    "season": "task.season",
+    "cell": "model.cell",
+    "preset": "model.preset",
+    "hidden_size": "model.hidden_size",
+    "num_layers": "model.num_layers",
+    "dropout": "model.dropout",
+    "patch_size": "model.patch_size",
+    "patch_stride": "model.patch_stride",
+    "readout": "model.readout",
+    "members": "model.members",
+    "epochs": "training.epochs",
+    "max_steps": "training.max_steps",
+    "batch_size": "training.batch_size",
+    "lr": "training.lr",
+    "optimizer": "training.optimizer",
+    "patience": "training.patience",
+    "certified": "training.certified",
+    "seed": "training.seed",
+    "device": "training.device",
+    "threads": "training.threads",
+}
+"""Key of the configuration that each option stands for, by the name of its parameter."""
+
+
+def data_option(text: str) -> Any:
+    """Return an option in the panel of the data, without a default in the help: the text states it."""
+    return typer.Option(help=text, rich_help_panel=DATA_PANEL, show_default=False)
+
+
+def model_option(text: str) -> Any:
+    """Return an option in the panel of the model."""
+    return typer.Option(help=text, rich_help_panel=MODEL_PANEL, show_default=False)
+
+
+def training_option(text: str) -> Any:
+    """Return an option in the panel of the training."""
+    return typer.Option(help=text, rich_help_panel=TRAINING_PANEL, show_default=False)
+
+
+# Options of `train` and of `data check`.
+TestOption = Annotated[
+    str | None, data_option("File with the test split; default: the NAME_TEST next to a NAME_TRAIN.")
+]
+TargetOption = Annotated[
+    list[str] | None, data_option("Column to forecast, may be repeated; default: y, or the only one.")
+]
+IdColumnOption = Annotated[str | None, data_option("Column that identifies the series; default: unique_id.")]
+TimeColumnOption = Annotated[str | None, data_option("Column of timestamps; default: ds.")]
+StampsOption = Annotated[
+    Stamps | None,
+    data_option("Meaning of whole numbers as times; default: step, rejected where they look like dates."),
+]
+FrequencyOption = Annotated[
+    str | None, data_option("Frequency of the time grid, such as h or W; default: inferred from the data.")
+]
+TaskOption = Annotated[
+    Literal["classify", "forecast", "predict-next"] | None, data_option("Task; default: the one that fits the data.")
+]
+HorizonOption = Annotated[int | None, data_option("Steps to forecast; default: the dataset's, else one season.")]
+ContextLengthOption = Annotated[
+    int | None,
+    data_option(
+        "Steps before a forecast that the model sees; default: twice the season or the horizon; chosen by validation "
+        "if there is no season."
+    ),
+]
+SeasonOption = Annotated[int | None, data_option("Steps of the main season, 1 = none; default: from the frequency.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML with the sections data, task, model, training.", show_default=False),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any key of the configuration, such as training.clip_norm=1; may be repeated. Overrides --config.",
+        show_default=False,
+    ),
+]
+# Options of `train` and of `quickstart`.
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Directory of the run; default: a new one in runs/.", show_default=False),
+]
+
+
+def options_in_use(context: typer.Context, names: Iterable[str] = KEYS) -> dict[str, Any]:
+    """Return the options that were set, by the name of their parameter."""
+    # Typer passes an empty list for a repeatable option that is absent.
+    return {name: context.params[name] for name in names if context.params[name] not in (None, [], ())}
+
+
+def flag(name: str) -> str:
+    """Return a parameter's name as the user types the option."""
+    return f"--{name.replace('_', '-')}"

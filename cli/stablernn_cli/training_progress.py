@@ -1,0 +1,102 @@
+"""Progress of a training run, and messages of the library, on stderr."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from stablernn_cli.output import Output, figure
+
+if TYPE_CHECKING:
+    from stablernn.training import Progress
+
+
+@contextmanager
+def progress_report(output: Output) -> Iterator[Callable[[Progress], None] | None]:
+    """Give the callback that training reports to: a progress bar in a terminal, else a line for each epoch."""
+    if not output.is_live:
+        yield None if output.quiet else _EpochLines(output)
+        return
+    # Under another name: `Progress` is the report of training here.
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as ProgressBar
+
+    bar = ProgressBar(
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]}  {task.fields[metric]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        # The number of steps is known with the first report only.
+        row = bar.add_task("", total=None, epoch="-", loss="-", metric="")
+
+        def report(progress: Progress) -> None:
+            metric = "" if progress.metric is None else f"validation {progress.metric_name} {figure(progress.metric)}"
+            bar.update(
+                row,
+                completed=progress.step,
+                total=progress.total_steps,
+                epoch=f"{progress.epoch}/{progress.epochs}",
+                loss=figure(progress.loss),
+                metric=metric,
+            )
+
+        yield report
+
+
+@contextmanager
+def library_messages(output: Output) -> Iterator[None]:
+    """Print what the library logs: values filled, cut or skipped, automatic choices, and warnings of a run."""
+    handler = _NoteHandler(output)
+    loggers = [logging.getLogger(name) for name in ("stablernn.data", "stablernn.training")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        # The handler of the root logger would print each message a second time.
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+
+class _NoteHandler(logging.Handler):
+    """A handler that prints log records as notes and warnings on stderr."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            self._output.warn(record.getMessage())
+        else:
+            self._output.note(record.getMessage())
+
+
+class _EpochLines:
+    """A callback that prints a line for each validated epoch."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._last_step = -1
+        self._start = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        # A step is reported once; the second report of the same step comes after the epoch's validation.
+        if progress.step == self._last_step:
+            self._output.note(
+                f"epoch {progress.epoch}/{progress.epochs}  loss {figure(progress.loss)}  validation "
+                f"{progress.metric_name} {figure(progress.metric)}  {time.monotonic() - self._start:.0f} s"
+            )
+        self._last_step = progress.step

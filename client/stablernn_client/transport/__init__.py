@@ -1,0 +1,1 @@
+"""Transports: HTTP and WebSocket, blocking or for asyncio."""

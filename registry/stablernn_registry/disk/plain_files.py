@@ -1,0 +1,129 @@
+"""Reads of plain files below the root: no links, the size first, and never a byte more than that size.
+
+Anyone who can write to the folder of a registry can replace a file: by a named pipe, on which a read blocks forever, by
+a link to an endless device, or by a sparse file of terabytes. A read must end in all these cases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from stablernn_registry.documents.manifest import FileEntry
+from stablernn_registry.errors import RESTORE, IntegrityError
+
+_CHUNK_BYTES = 1 << 20
+# Without O_NONBLOCK, opening a pipe that replaced the file after its check would block until a process writes to it.
+# Windows has neither these flags nor such pipes.
+_OPEN_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+_FILE_TYPES: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class NotPlainError(IntegrityError):
+    """Something other than a plain file in place of one, or a link in place of a folder.
+
+    Attributes:
+        relative: Path below the root.
+    """
+
+    def __init__(self, message: str, relative_path: str) -> None:
+        super().__init__(message)
+        self.relative = relative_path
+
+
+@contextmanager
+def open_plain(path: Path, root: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a plain file for reading, and yield it with its size.
+
+    Args:
+        path: Path of the file.
+        root: Root folder of the registry; no folder between it and the file may be a link.
+
+    Raises:
+        NotPlainError: If it is not a plain file, or a folder on the way is a link.
+        OSError: If it is missing or cannot be read.
+    """
+    file_size(path, root)
+    with os.fdopen(os.open(path, _OPEN_FLAGS), "rb") as file:
+        # Check what was opened: the path may have been replaced since its own check.
+        status = os.fstat(file.fileno())
+        _check_type(status.st_mode, path, root, stat.S_ISREG)
+        yield file, status.st_size
+
+
+def file_size(path: Path, root: Path) -> int:
+    """Return the size of a plain file; arguments and errors are those of :func:`open_plain`."""
+    relative_path = path.relative_to(root)
+    # O_NOFOLLOW covers only the last part of a path, so the folders above it are checked here.
+    for folder in reversed(relative_path.parents[:-1]):
+        mode = os.lstat(root / folder).st_mode
+        if stat.S_ISLNK(mode):
+            _check_type(mode, root / folder, root, stat.S_ISDIR)
+    status = os.lstat(path)
+    _check_type(status.st_mode, path, root, stat.S_ISREG)
+    return status.st_size
+
+
+def read_or_none(path: Path, root: Path, max_bytes: int) -> bytes | None:
+    """Return the bytes of a file, or None if there is none.
+
+    Args:
+        path: Path of the file.
+        root: Root folder of the registry.
+        max_bytes: Maximum size of such a file.
+
+    Raises:
+        NotPlainError: If :func:`open_plain` raises it.
+        IntegrityError: If the file is larger.
+        OSError: If it cannot be read.
+    """
+    try:
+        with open_plain(path, root) as (file, length):
+            if length > max_bytes:
+                raise IntegrityError(
+                    f"{path.relative_to(root).as_posix()} has {length} bytes, and no file of its kind has more than "
+                    f"{max_bytes}. {RESTORE}."
+                )
+            return file.read(length)
+    except (FileNotFoundError, NotADirectoryError):
+        # The latter for a file in place of a parent folder.
+        return None
+
+
+def hash_file(file: BinaryIO, length: int) -> FileEntry:
+    """Return the size and hash of the first ``length`` bytes of an open file, or of the whole file if it is shorter."""
+    sha256, count = hashlib.sha256(), 0
+    while chunk := file.read(min(_CHUNK_BYTES, length - count)):
+        sha256.update(chunk)
+        count += len(chunk)
+    return FileEntry(bytes=count, sha256=sha256.hexdigest())
+
+
+def _check_type(mode: int, path: Path, root: Path, is_expected: Callable[[int], bool]) -> None:
+    if not is_expected(mode):
+        kind = next((name for matches, name in _FILE_TYPES if matches(mode)), "something else")
+        expected = "file" if is_expected is stat.S_ISREG else "folder"
+        relative_path = path.relative_to(root).as_posix()
+        raise NotPlainError(
+            f"{relative_path} is {kind} in place of a {expected}: a registry holds plain files and folders only. "
+            f"{RESTORE}.",
+            relative_path,
+        )

@@ -1,0 +1,1 @@
+"""The JSON documents of a version, and the model card that is made from them."""

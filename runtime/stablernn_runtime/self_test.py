@@ -1,0 +1,137 @@
+"""The self-test of a version that was just opened: a warm-up run, and its two graphs against each other.
+
+The warm-up leaves nothing to be set up by the first request, and no version is served whose graphs do not run, do not
+give what the manifest promises, or do not belong together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablernn_registry import Manifest
+from stablernn_runtime.engines.session import RUNTIME_ERRORS
+from stablernn_runtime.errors import InputError
+from stablernn_runtime.rollout import Model
+from stablernn_runtime.validation import format_tensors
+
+Array = NDArray[Any]
+_STEPS = 3
+_TOLERANCE = 1e-3
+"""Relative and absolute; what rounding can make of a difference lies below."""
+_RUN_ERRORS: tuple[type[Exception], ...] = (InputError, *RUNTIME_ERRORS)
+
+
+class SelfTestError(Exception):
+    """A graph that does not pass; the message is half a sentence, without the name of the version."""
+
+
+class TestableModel(Model, Protocol):
+    """The part of :class:`~stablernn_runtime.served_model.ServedModel` that the self-test needs."""
+
+    def run_sequence(self, x: Array) -> dict[str, Array]:
+        """Return all outputs for whole sequences."""
+        ...
+
+    def run_step(self, x: Array, state: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Return all outputs after one time step."""
+        ...
+
+    def record_step_ns(self, rows: int, nanoseconds: float) -> None:
+        """Record how long a step took."""
+        ...
+
+
+def check_model(model: TestableModel) -> None:
+    """Run both graphs, and compare what they give with the manifest and with each other.
+
+    Raises:
+        SelfTestError: If a run fails, an output is not finite or not of the shape that the manifest promises, or the
+            two graphs differ by more than rounding.
+    """
+    try:
+        _warm_up(model)
+        _compare_graphs(model)
+    except _RUN_ERRORS as error:
+        raise SelfTestError(str(error)) from error
+
+
+def _warm_up(model: TestableModel) -> None:
+    """Run each graph once on zeros, and check the shapes of the outputs."""
+    manifest = model.manifest
+    # (batch, time, features), or (batch, time) of tokens.
+    x: Array = np.zeros((1, 2, len(manifest.features)), np.float32)
+    if model.input_name == "tokens":
+        x = np.zeros((1, 2), np.int64)
+    outputs = model.run_sequence(x)
+    axes = model.step.inputs[model.input_name].shape
+    model.run_step(np.zeros([size if isinstance(size, int) else 1 for size in axes], x.dtype))
+    for name, shape in _promised_shapes(manifest).items():
+        actual = outputs[name].shape if name in outputs else None
+        if actual != shape:
+            raise SelfTestError(
+                f"its manifest promises the output '{name}' in the shape {shape}, the graph gives {actual}."
+            )
+
+
+def _promised_shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the outputs for one sequence of two steps, by name."""
+    targets, horizon = len(manifest.targets or ()), manifest.horizon or 0
+    if manifest.task == "classify":
+        return {"probabilities": (1, len(manifest.labels or ()))}
+    if manifest.task == "forecast":
+        shapes: dict[str, tuple[int, ...]] = {"mean": (1, horizon, targets)}
+        if manifest.quantiles:
+            shapes["quantiles"] = (1, horizon, targets, len(manifest.quantiles))
+        return shapes
+    if manifest.output == "real":
+        return {"mean": (1, 2, targets)}
+    return {} if manifest.output is None else {"logits": (1, 2, len(manifest.labels or ()))}
+
+
+def _compare_graphs(model: TestableModel) -> None:
+    """Run a short series as a whole and step by step, and compare all outputs of the step graph, states included.
+
+    The steps are timed, so that the model has an estimate before its first request.
+    """
+    sequence, step = model.sequence, model.step
+    for name in step.outputs:
+        if name not in sequence.outputs:
+            raise SelfTestError(
+                f"its step graph has the output '{name}', which its sequence graph lacks (it has "
+                f"{format_tensors(sequence.outputs)}); export it again."
+            )
+    axes = step.inputs[model.input_name].shape[1:]
+    shape = (_STEPS, *(size for size in axes if isinstance(size, int)))
+    noise = np.random.default_rng(0)
+    samples: Array = noise.normal(size=shape).astype(np.float32)
+    if model.input_name == "tokens":
+        samples = noise.integers(len(model.manifest.features), size=shape)
+    # (1, time, ...): a step of a model of patches, (stride, features), becomes as many time steps.
+    series = samples.reshape(1, -1, *shape[2:]) if len(shape) == 3 else samples[None]
+    # The sequence graph itself: a recursive head is not rolled out here.
+    expected = model.run(sequence, {model.input_name: series})
+    outputs: dict[str, Array] = {}
+    state: dict[str, Array] = {}
+    for sample in samples:
+        started = time.perf_counter_ns()
+        outputs = model.run_step(sample[None], state)
+        model.record_step_ns(1, time.perf_counter_ns() - started)
+        state = model.next_state(outputs)
+    for name, value in outputs.items():
+        # Outputs of every step: the step graph gives the last one.
+        last = expected[name][:, -1] if "time" in sequence.outputs[name].shape else expected[name]
+        if value.shape != last.shape:
+            raise SelfTestError(
+                f"the output '{name}' of its step graph has the shape {value.shape}, that of its sequence graph "
+                f"{last.shape}; export it again."
+            )
+        if not np.allclose(value, last, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise SelfTestError(
+                f"the output '{name}' of its step graph is not that of its sequence graph after {_STEPS} "
+                f"steps (they differ by {float(np.abs(value - last).max()):.3g}); export it again."
+            )

@@ -1,0 +1,157 @@
+"""The streams of one model version on a WebSocket, and how a binary frame advances them.
+
+This is the fast path of streaming: all streams of a frame make one batch item, without a loop over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from stablernn_runtime.run_batch import BatchItem
+from stablernn_runtime.served_model import ServedModel
+from stablernn_runtime.stream_clock import Clock
+from stablernn_runtime.validation import ignore_first_dt
+from stablernn_server.arrays import Array
+from stablernn_server.batching.scheduler import Scheduler
+from stablernn_server.batching.types import Caller, InferenceResult
+from stablernn_server.codecs.stream_frames import LAST, TOKENS, Frame
+from stablernn_server.errors import InputError
+from stablernn_server.handlers.stream_inputs import check_sequence
+from stablernn_server.handlers.stream_steps import calibrate_outputs
+from stablernn_server.streams.stream import Stream
+from stablernn_server.streams.stream_batch import Rows, StreamBatch
+
+
+class VersionStreams:
+    """The streams of one version on a socket.
+
+    Attributes:
+        model: The version.
+        batch: Its streams.
+        spec: Samples and outputs of the streams.
+        outputs: Names of the outputs of each step, in the order of binary answers.
+        step_bytes: Bytes of the outputs of one step of one stream.
+    """
+
+    def __init__(self, model: ServedModel, outputs: list[str] | None, max_streams: int) -> None:
+        """Begin without streams.
+
+        Args:
+            model: The version.
+            outputs: Names of the requested outputs; None: all.
+            max_streams: Streams that a socket may carry.
+
+        Raises:
+            InputError: If the version does not have one of the outputs.
+        """
+        self.model = model
+        self.batch = StreamBatch(model, max_streams)
+        self.spec = self.batch.spec
+        self.outputs = self.spec.select_outputs(outputs)
+        self.step_bytes = sum(4 * prod(self.spec.outputs[name]) for name in self.outputs)
+
+    async def advance(
+        self, frame: Frame, rows: Rows, positions: list[int], scheduler: Scheduler, caller: Caller
+    ) -> PendingAdvance:
+        """Run the samples of a frame; the streams stay where they are until the result is committed.
+
+        Args:
+            frame: The part of a frame that belongs to this version.
+            rows: Rows of its streams, in the order of the frame.
+            positions: Positions of its streams in the whole frame.
+            scheduler: Runs the steps.
+            caller: The client that waits.
+
+        Raises:
+            DuplicateStepError, SkippedStepError: If a sample is not the next one of its stream.
+            InputError: If the samples do not fit the model, or lead to an output that is not finite.
+            BusyError, TooManyError, DeadlineError, NotReadyError: As :meth:`.Scheduler.run`.
+        """
+        model, batch, spec, count, steps = self.model, self.batch, self.spec, frame.streams, frame.steps
+        indices = list(range(rows.start, rows.stop)) if isinstance(rows, slice) else rows
+        if frame.sequence is not None:
+            for number, row in zip(frame.sequence.tolist(), indices, strict=True):
+                check_sequence(number, batch.steps[row])
+        inputs = {model.input_name: frame.samples}
+        if frame.dt is not None:
+            inputs["dt"] = self._convert_dt(frame.dt, indices)
+        if spec.static_size:
+            # (streams, names) to (streams, steps, names), without a copy.
+            inputs["static"] = np.broadcast_to(batch.static(rows)[:, None], (count, steps, spec.static_size))
+        result = await self._run_steps(inputs, batch.states(rows), frame, scheduler, caller)
+        outputs = result.outputs if model.rollout is None else calibrate_outputs(spec, result.outputs)
+        clocks = {}
+        if batch.has_clocks:
+            dt = inputs.get("dt")
+            regular_steps = [float(steps * spec.readings)] * count
+            # float64, as the steps of a clock.
+            elapsed_steps = regular_steps if dt is None else dt.reshape(count, -1).sum(1, np.float64).tolist()
+            clocks = batch.advance_clocks(frame.numbers, elapsed_steps)
+        step_counts = [batch.steps[row] + steps for row in indices]
+        arrays = [outputs[name] for name in self.outputs]
+        # Tokens are signed with the answer, before the streams are committed.
+        streams = batch.preview(rows, step_counts, result.states, clocks) if frame.flags & TOKENS else []
+        return PendingAdvance(self, positions, rows, indices, step_counts, arrays, result.states, clocks, streams)
+
+    async def _run_steps(
+        self, inputs: dict[str, Array], states: dict[str, Array], frame: Frame, scheduler: Scheduler, caller: Caller
+    ) -> InferenceResult:
+        every = not frame.flags & LAST
+        if self.spec.accepts(inputs, frame.streams, frame.steps):
+            batch_item = BatchItem({**inputs, **states}, frame.streams, frame.steps, self.outputs, every)
+            return await scheduler.step_prepared(self.model, batch_item, caller=caller)
+        # The slow path repeats the checks and raises the error of the one that fails.
+        if "static" in inputs:
+            inputs["static"] = inputs["static"][:, 0]
+        return await scheduler.step(self.model, inputs, states, self.outputs, caller=caller, every=every)
+
+    def _convert_dt(self, dt: Array, rows: Sequence[int]) -> Array:
+        if not self.spec.takes_dt:
+            raise InputError(
+                f"dt: the model '{self.model.name}' was trained on regular steps and takes no dt; leave it out."
+            )
+        # A copy: the array of a frame is a view of its bytes.
+        dt = dt.astype(np.float32)
+        new_streams = [position for position, row in enumerate(rows) if not self.batch.steps[row]]
+        ignore_first_dt(dt, new_streams, self.model.max_dt)
+        return dt
+
+
+@dataclass(slots=True)
+class PendingAdvance:
+    """Streams of one version as they will be once a binary frame is committed.
+
+    Attributes:
+        version: The streams of the version.
+        positions: Positions of its streams in the frame.
+        rows: Rows of the streams in the batch of the version.
+        indices: The same rows as numbers.
+        steps: Samples that each stream will have taken.
+        outputs: ``(streams, steps, ...)`` each, in the order of the answer.
+        states: By input name.
+        clocks: By stream number, of the streams that have one.
+        streams: The streams as they will be, where their tokens are wanted.
+    """
+
+    version: VersionStreams
+    positions: list[int]
+    rows: Rows
+    indices: list[int]
+    steps: list[int]
+    outputs: list[Array]
+    states: dict[str, Array]
+    clocks: dict[int, Clock]
+    streams: list[Stream]
+
+    def commit(self) -> None:
+        """Let the streams go on from here."""
+        batch = self.version.batch
+        batch.set_states(self.rows, self.states)
+        for row, count in zip(self.indices, self.steps, strict=True):
+            batch.steps[row] = count
+        if self.clocks:
+            batch.set_clocks(self.clocks)

@@ -1,0 +1,45 @@
+"""The interface of an engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from stablernn.cells import StableCell, State
+
+
+class Engine(Protocol):
+    """Runs a cell's step over a whole sequence."""
+
+    name: str
+
+    def supports(self, cell: StableCell, drive: Tensor) -> bool:
+        """Return whether this engine can run this cell on this drive (its device, dtype and shape)."""
+        ...
+
+    def run(
+        self,
+        cell: StableCell,
+        weights: tuple[Tensor, ...],
+        drive: Tensor,
+        state: State,
+        valid: Tensor | None,
+        dt: Tensor | None = None,
+        substeps: int = 1,
+    ) -> tuple[Tensor, State]:
+        """Run every step, and return all outputs and the last state.
+
+        Args:
+            cell: The cell whose step to run.
+            weights: As ``cell.materialize()`` returned them, with a ``dt`` as ``cell.materialize_timed()`` did.
+            drive: ``(batch, time, d)``, as ``cell.drive`` returned it; time is 1 or more.
+            state: The state before the first step.
+            valid: ``(batch, time)`` booleans; at a false one the state is held. None if every step counts.
+            dt: ``(batch, time)``, the length of each step in units of the regular one; None if all are regular.
+            substeps: In how many equal parts ``cell.advance`` takes each step when there is a ``dt``.
+
+        Returns:
+            The first state tensor after every step, ``(batch, time, hidden)``, and the state after the last.
+        """
+        ...

@@ -1,0 +1,24 @@
+"""The model of a run, built from resolved settings and fitted to the scale of its training data."""
+
+from __future__ import annotations
+
+from stablernn.data.step_data import Data
+from stablernn.nn.models import SequenceModel
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.resolve import enough_memory
+from stablernn.training.tasks import task_for
+
+
+def create_model(config: Config, data: Data) -> SequenceModel:
+    """Return the model that resolved settings describe, its scaling fitted to the training split.
+
+    Raises:
+        ConfigError: If the cell or the model has no such option, or the model does not fit into memory.
+        UnknownNameError: If the cell is not in the catalog.
+    """
+    task = task_for(data)
+    with enough_memory(config.model):
+        model = task.build_model(config)
+    # Outside of the check: that reading the data takes too much memory is no fault of the model's size.
+    task.fit_inputs(model, config)
+    return model

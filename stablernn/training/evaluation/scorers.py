@@ -1,0 +1,328 @@
+"""Scorers: one split with its truth, ready to score any number of predictors on it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stablernn.data.arrays import Samples
+from stablernn.data.messages import pluralize
+from stablernn.data.sequences import has_feature_names
+from stablernn.data.types import ClassificationData, ForecastData
+from stablernn.data.windows import SampleSource
+from stablernn.errors import DataError
+from stablernn.training.evaluation.metrics import (
+    classification_metrics,
+    drift,
+    forecast_metrics,
+    quantile_metrics,
+    ratio,
+    seasonal_naive,
+    seasonal_scale,
+)
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Array, Outputs, Predictor, predict
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
+
+Scores = dict[str, Any]
+"""Scores by name, and those of baselines below the baseline's name, as JSON types."""
+
+
+class Scorer(Protocol):
+    """A split on which a trainer validates.
+
+    Attributes:
+        naive: Scores of the naive answers, by their name.
+    """
+
+    naive: dict[str, Any]
+
+    @property
+    def samples(self) -> int:
+        """Sequences or windows of the split."""
+        ...
+
+    def score_of(self, predictor: TorchPredictor) -> Scores:
+        """Return the scores of a predictor."""
+        ...
+
+
+@dataclass(frozen=True)
+class PredictorNames:
+    """Names by which a predictor was trained; None: those of the data that it is scored on.
+
+    Attributes:
+        features: Features, in the predictor's order.
+        outputs: Classes, or outputs at each step, in its order.
+        quantiles: Levels of its quantiles; None where it has none.
+    """
+
+    features: Sequence[str] | None = None
+    outputs: Sequence[str] | None = None
+    quantiles: Sequence[float] | None = None
+
+
+class SampleScorer(ABC):
+    """One split of samples with its truth.
+
+    Attributes:
+        source: Samples to predict, in the order of the truth.
+        truth: (samples,) class numbers, or (windows, horizon, targets).
+        naive: Scores of the naive forecasts; empty for a classification.
+    """
+
+    source: SampleSource
+    truth: Array
+    naive: dict[str, Any]
+
+    @property
+    def samples(self) -> int:
+        """Sequences or windows of the split."""
+        return len(self.source)
+
+    @abstractmethod
+    def score(self, outputs: Outputs) -> Scores:
+        """Return the scores of the outputs for every sample, in order."""
+
+    def score_of(self, predictor: Predictor, *, batch_size: int = BATCH_SIZE) -> Scores:
+        """Return the scores of a predictor."""
+        return self.score(predict(predictor, self.source, batch_size=batch_size))
+
+
+class ClassificationScorer(SampleScorer):
+    """One split of labeled sequences.
+
+    Args:
+        data: Data to score on.
+        split: train, validation or test.
+        labels: The classes in the order of the predictions; None: those of the data.
+
+    Attributes:
+        classes: The classes in the order of the predictions.
+
+    Raises:
+        UnknownNameError: If there is no split of that name.
+        DataError: If the data has no such split, or a class that is not among ``labels``.
+    """
+
+    def __init__(self, data: ClassificationData, split: str, *, labels: Sequence[str] | None = None) -> None:
+        self._name = data.name
+        samples = data.split(split)
+        self.source = samples
+        self.classes = tuple(labels if labels is not None else data.labels)
+        self.truth = _renumber_classes(samples.y, data, self.classes)
+        self.naive = {}
+
+    def score(self, outputs: Outputs) -> Scores:
+        probabilities = outputs["probabilities"]
+        if probabilities.shape[1] != len(self.classes):
+            raise DataError(
+                f"'{self._name}' has {len(self.classes)} classes, the model answers {probabilities.shape[1]}."
+            )
+        return dict(classification_metrics(probabilities, self.truth))
+
+
+class ForecastScorer(SampleScorer):
+    """One split of windows, with the scores of the naive forecasts on them.
+
+    Args:
+        data: Data to score on.
+        split: train, validation or test.
+        quantiles: Levels of the quantiles that predictions have; None where they have none.
+        windows: Increasing numbers of the windows to score; None: all of the split.
+
+    Raises:
+        UnknownNameError: If there is no split of that name.
+    """
+
+    def __init__(
+        self,
+        data: ForecastData,
+        split: str,
+        *,
+        quantiles: Sequence[float] | None = None,
+        windows: Array | None = None,
+    ) -> None:
+        self._data = data
+        self._quantiles = tuple(quantiles or ())
+        all_windows = data.windows(split)
+        numbers = np.arange(len(all_windows)) if windows is None else windows
+        self.source = all_windows if windows is None else Subset(all_windows, numbers)
+        self.truth = all_windows.truth(numbers)
+        # (windows, 2): series and first forecast step.
+        self._origins = np.array(all_windows.origins, dtype=np.int64).reshape(-1, 2)[numbers]
+        targets = list(data.target_indices)
+        # The unit of MASE, (series, targets), is of the training steps alone.
+        self._scale = np.stack([seasonal_scale(values[:, targets], data.season) for values in data.training_values()])
+        self.naive = {}
+        # training.refit leaves no validation window, so that there is nothing to score.
+        for name in ("seasonal_naive", "naive", "drift") if len(numbers) else ():
+            self.naive[name] = self.part({"mean": self.naive_forecast(name)})
+
+    def score(self, outputs: Outputs) -> Scores:
+        mean = outputs["mean"]
+        if mean.shape != self.truth.shape:
+            raise DataError(
+                f"'{self._data.name}' was loaded for a horizon of {self.truth.shape[1]} and "
+                f"{pluralize(self.truth.shape[2], 'target')}, the model answers {mean.shape[1]} and {mean.shape[2]}."
+            )
+        scores: Scores = {**self.part(outputs)}
+        # 0/0 is 1: a forecast without error equals a naive one without error.
+        scores["relative_mae"] = ratio(scores["mae"], self.naive["seasonal_naive"]["mae"], zero=1.0)
+        return scores | self.naive
+
+    def naive_forecast(self, name: str) -> npt.NDArray[np.float64]:
+        """Return the forecast ``seasonal_naive``, ``naive`` or ``drift`` of all windows, in the truth's shape."""
+        targets, horizon = list(self._data.target_indices), self._data.horizon
+        mean = np.empty(self.truth.shape)
+        for number, rows in self.series_slices():
+            values, ends = self._data.series[number].values[:, targets], self._origins[rows, 1]
+            if name == "drift":
+                mean[rows] = drift(values, ends, horizon=horizon)
+            else:
+                season = self._data.season if name == "seasonal_naive" else 1
+                mean[rows] = seasonal_naive(values, ends, season=season, horizon=horizon)
+        return mean
+
+    def series_slices(self) -> Iterator[tuple[int, slice]]:
+        """Yield each series that has windows, and their slice: windows are numbered series by series."""
+        numbers, first = np.unique(self._origins[:, 0], return_index=True)
+        # The windows of a series end where those of the next one begin.
+        ends = np.append(first, len(self._origins))[1:]
+        for number, start, stop in zip(numbers, first, ends, strict=True):
+            yield int(number), slice(int(start), int(stop))
+
+    def part(
+        self,
+        outputs: Outputs,
+        windows: slice = slice(None),
+        steps: slice = slice(None),
+        targets: slice = slice(None),
+    ) -> dict[str, float]:
+        """Return the scores of some windows, steps and targets, without those of the naive forecasts.
+
+        Outputs without ``quantiles`` are scored by their mean alone.
+        """
+        truth = self.truth[windows, steps, targets]
+        # Series are numbered among those of the part, as are the rows of their scales.
+        number, series = np.unique(self._origins[windows, 0], return_inverse=True)
+        scale = self._scale[number][:, targets]
+        scores = forecast_metrics(outputs["mean"][windows, steps, targets], truth, scale=scale, series=series)
+        if self._quantiles and "quantiles" in outputs:
+            scores |= quantile_metrics(outputs["quantiles"][windows, steps, targets], truth, self._quantiles)
+        return scores
+
+
+class Subset:
+    """Some samples of a source, numbered from 0.
+
+    Args:
+        source: All samples.
+        numbers: int64 (samples,), numbers of the samples to take.
+    """
+
+    def __init__(self, source: SampleSource, numbers: npt.NDArray[np.int64]) -> None:
+        self._source = source
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def gather(self, indices: npt.NDArray[np.int64]) -> Samples:
+        return self._source.gather(self._numbers[indices])
+
+
+def check_features(data: ClassificationData | ForecastData, expected: Sequence[str], *, by_name: bool = False) -> None:
+    """Refuse data with other features than a predictor was trained on.
+
+    Args:
+        data: The data.
+        expected: The features of the predictor, in its order.
+        by_name: True if features always have names; else they are compared where both sides have names.
+
+    Raises:
+        DataError: If they differ.
+    """
+    features = data.features
+    if len(features) != len(expected):
+        raise DataError(
+            f"'{data.name}' has {pluralize(len(features), 'feature')}, the model expects {len(expected)} "
+            f"({', '.join(expected)})."
+        )
+    # Sequences without names of their own can only be told apart by their position.
+    is_named = by_name or (has_feature_names(features) and has_feature_names(expected))
+    if is_named and features != tuple(expected):
+        raise DataError(
+            f"'{data.name}' was loaded with the features {', '.join(features)}, the model expects "
+            f"{', '.join(expected)}. Name them by 'channels' in the order of the model."
+        )
+
+
+def check_not_empty(data: ClassificationData | ForecastData, split: str, scorer: SampleScorer) -> None:
+    """Refuse a split without samples.
+
+    Raises:
+        DataError: If it is empty.
+    """
+    if not scorer.samples:
+        raise DataError(f"The split '{split}' of '{data.name}' is empty. Choose another split.")
+
+
+def open_classification(
+    data: ClassificationData,
+    split: str,
+    *,
+    labels: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+) -> ClassificationScorer:
+    """Return the scorer of a split that has sequences, of the kind that a predictor was trained on.
+
+    Raises:
+        UnknownNameError: If there is no split of that name.
+        DataError: If the split is empty, or has other features or classes.
+    """
+    if features is not None:
+        check_features(data, features)
+    scorer = ClassificationScorer(data, split, labels=labels)
+    check_not_empty(data, split, scorer)
+    return scorer
+
+
+def open_forecast(
+    data: ForecastData,
+    split: str,
+    *,
+    quantiles: Sequence[float] | None = None,
+    features: Sequence[str] | None = None,
+) -> ForecastScorer:
+    """Return the scorer of a split that has windows, of the kind that a predictor was trained on.
+
+    Raises:
+        UnknownNameError: If there is no split of that name.
+        DataError: If the split is empty, or has other features.
+    """
+    if features is not None:
+        check_features(data, features, by_name=True)
+    scorer = ForecastScorer(data, split, quantiles=quantiles)
+    check_not_empty(data, split, scorer)
+    return scorer
+
+
+def _renumber_classes(y: Array, data: ClassificationData, labels: tuple[str, ...]) -> Array:
+    """Return class numbers of the data as numbers among ``labels``."""
+    if labels == data.labels:
+        return y
+    # Classes that are named in the data without a sequence in this split do no harm.
+    present = [data.labels[number] for number in np.unique(y)]
+    unseen = [label for label in present if label not in labels]
+    if unseen:
+        raise DataError(
+            f"'{data.name}' has the label '{unseen[0]}', which the model was not trained on; "
+            f"it knows {', '.join(labels)}."
+        )
+    number = {label: position for position, label in enumerate(labels)}
+    return np.array([number.get(label, -1) for label in data.labels], dtype=np.int64)[y]

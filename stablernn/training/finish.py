@@ -1,0 +1,98 @@
+"""The end of a run: calibration, scores of the best weights, figures, the summary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from stablernn.atomic_files import to_json_types, write_json
+from stablernn.certificates.certificate import prove
+from stablernn.data.types import score_notes
+from stablernn.errors import TrainingError
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.loaded_run import Summary
+from stablernn.training.loop.certificate_log import check_certified, proved_in_short
+from stablernn.training.loop.trainer import Trainer
+from stablernn.training.plots.figures import draw_curves
+from stablernn.training.run_directory import RunDirectory
+from stablernn.training.settings.config import Config
+from stablernn.training.tasks import Task
+from stablernn.training.tasks.task import FinalScores
+from stablernn.training.verdict import judge
+
+_LOG = logging.getLogger("stablernn.training")
+
+
+def finish(directory: RunDirectory, config: Config, task: Task, trainer: Trainer, reference: Tensor | None) -> Summary:
+    """Calibrate and score the best weights, draw figures, and write the summary, which marks the run as done.
+
+    Args:
+        directory: The run directory.
+        config: The resolved settings.
+        task: The task, with the data.
+        trainer: After its last step.
+        reference: Weights from before training that calibration compares with, if any.
+
+    Raises:
+        TrainingError: If the run diverged and the best weights are of no use, or less is proved of them than
+            ``training.certified`` asks for.
+    """
+    # Scores, certificate and figures are of the weights that are kept, not of the last ones.
+    trainer.load_best()
+    calibration = task.calibrate(trainer.model, config, reference)
+    if calibration:
+        write_json(directory.calibration, calibration)
+    # Calibration has changed the best weights, so they are stored again.
+    directory.save("best", trainer.best(trainer.model.state_dict()))
+    if config.training.certified:
+        check_certified(trainer.model, prove(trainer.model, stored=False))
+    plots = directory.plots if config.training.plots else None
+    if plots is not None:
+        headline, best_epoch = trainer.objective.headline, trainer.position.best_epoch
+        draw_curves(plots, directory.records(), headline, best_epoch, directory.path.name)
+    scores = task.final_scores(TorchPredictor(trainer.model), config, plots)
+    return _summarize(directory, config, task, trainer, scores, calibration)
+
+
+def _summarize(
+    directory: RunDirectory,
+    config: Config,
+    task: Task,
+    trainer: Trainer,
+    scores: FinalScores,
+    calibration: Mapping[str, Any],
+) -> Summary:
+    position, data = trainer.position, task.data
+    validated = scores.metrics.get("validation")
+    comparison = None if validated is None else task.compare_with_trivial(validated, trainer.objective)
+    verdict = judge(trainer, comparison, calibration.get("gate"), is_validated=validated is not None)
+    summary: Summary = {
+        "run": str(directory.path),
+        "task": data.task,
+        "cell": config.model.cell,
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad),
+        "epochs": trainer.epochs_begun,
+        "steps": position.step,
+        "seconds": round(position.seconds, 3),
+        "best_epoch": position.best_epoch,
+        "metrics": scores.metrics,
+        "baselines": scores.baselines,
+        "certificate": proved_in_short(trainer.model),
+        "data_notes": score_notes(data.notes),
+        "diverged": verdict.diverged,
+        "warnings": [*verdict.warnings, *([verdict.failure] if verdict.failure is not None else [])],
+    }
+    if "gate" in calibration:
+        summary["gate"] = calibration["gate"]
+    if "context_length" in data.notes:
+        summary["context_length"] = data.notes["context_length"]
+    # A failed run leaves a summary too: its weights are scored, and the failure is among its warnings.
+    write_json(directory.summary, summary)
+    for sentence in verdict.warnings:
+        _LOG.warning(sentence)
+    if verdict.failure is not None:
+        raise TrainingError(verdict.failure)
+    return dict(to_json_types(summary))

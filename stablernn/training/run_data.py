@@ -1,0 +1,111 @@
+"""The data of a run: loaded as its settings say, with its files located from the run directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stablernn.data import load_data
+from stablernn.data.catalog import is_dataset
+from stablernn.data.readers.paths import is_table
+from stablernn.data.sequences import has_feature_names
+from stablernn.data.step_data import Data
+from stablernn.training.settings.config import Config, data_options
+from stablernn.training.tasks import task_for
+
+
+def load_run_data(
+    config: Config,
+    source: str | None = None,
+    *,
+    features: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+) -> Data:
+    """Load the data that settings name, or another source in the same way.
+
+    Args:
+        config: The settings.
+        source: Source to load in place of theirs.
+        features: Features of a trained model, in its order. Columns are found by these names, wherever they stand in
+            the file; so are the features of sequences, where both have names.
+        targets: Targets that it forecasts, in its order.
+
+    Raises:
+        UnknownNameError: If the source is neither a dataset nor a file, or a column is missing.
+        DataError: If the content cannot be used.
+    """
+    options = data_options(config)
+    if source is not None and source != config.data.source:
+        # Options of one named dataset mean nothing to another.
+        options |= {"test": None, "variant": None, "partial": False, "permutation": None, "length": None}
+        if not is_table(source):
+            # Roles of a table's columns mean nothing to a file without columns.
+            for key in ("id_column", "time_column", "label_column", "stamps"):
+                options.pop(key)
+    # Where columns were made into series, the model's one channel is no column of the file.
+    has_column_series = config.data.channels_as_series
+    if features and not has_column_series and (config.task.name != "classify" or has_feature_names(features)):
+        options["channels"] = features
+    if targets and not has_column_series and config.task.name == "forecast":
+        options["target"] = targets
+    data = prepare_data(load_data(source or config.data.source, **options), config)
+    model = config.model
+    # Before a run has begun, its settings do not say yet whether the times are used.
+    is_time_resolved = model.time == "ignore" or (model.time == "dt" and bool(model.max_dt))
+    return with_time(data, config) if is_time_resolved else data
+
+
+def prepare_data(data: Data, config: Config) -> Data:
+    """Return loaded data as it is trained on: with a context length, and without validation where ``refit`` is set."""
+    data = task_for(data).choose_inputs(config)
+    return data.without_validation() if config.training.refit else data
+
+
+def with_time(data: Data, config: Config) -> Data:
+    """Return the data with times in the model's regular step, or without them where the model takes none.
+
+    Raises:
+        DataError: If the model takes the time of each step, and the data does not have it.
+    """
+    return data.with_time_step(config.model.time_step if config.model.time == "dt" else None)
+
+
+def data_files(config: Config) -> dict[str, str]:
+    """Return the files that the data settings name, by setting; named datasets are no files."""
+    paths = {"source": config.data.source, "test": config.data.test}
+    return {key: path for key, path in paths.items() if path is not None and not (key == "source" and is_dataset(path))}
+
+
+def relative_path(path: str, run_dir: Path) -> str:
+    """Return the path of a file relative to a run directory.
+
+    It is the same in every working directory, and stays right when both are moved together.
+    """
+    file = Path(path)
+    # Only the folder is resolved: a file that is a link keeps its own name.
+    return os.path.relpath(file.parent.resolve() / file.name, run_dir.resolve())
+
+
+def locate_files(config: Config, run_dir: Path, description: Mapping[str, Any]) -> Config:
+    """Return settings that name the data's files by where they lay at training, wherever the working directory is.
+
+    A path that still means the same file stays as it is. Where the file is gone, the path that was typed at training is
+    taken if it names a file here; otherwise the location at training stays, so that the error for a missing file says
+    where it was.
+
+    Args:
+        config: The settings as stored.
+        run_dir: The run directory.
+        description: Content of its ``data.json``.
+    """
+    located = {}
+    for key, path in data_files(config).items():
+        relative = description.get("files", {}).get(key)
+        if relative is None or relative == relative_path(path, run_dir):
+            continue
+        location = Path(os.path.normpath(run_dir.resolve() / relative))
+        if location.is_file() or not Path(path).is_file():
+            located[key] = str(location)
+    return config.model_copy(update={"data": config.data.model_copy(update=located)})

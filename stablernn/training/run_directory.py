@@ -1,0 +1,85 @@
+"""A run directory: one training run as files, written so that it can be resumed after a stop at any moment.
+
+``config.yaml`` (resolved settings), ``env.json``, ``data.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoints/``
+(``best`` and ``last``, and one of each epoch where they are kept), ``plots/`` and, when the run is done,
+``calibration.json`` (what was fitted to the validation split, where anything was) and ``summary.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from stablernn.atomic_files import to_json_types, write_bytes
+from stablernn.training.loop.checkpoint import Checkpoint, save_checkpoint
+
+
+class RunDirectory:
+    """Paths of a run's files, and the recorder of its trainer.
+
+    Args:
+        path: The directory, which need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "env.json"
+        self.data = path / "data.json"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.calibration = path / "calibration.json"
+        self.plots = path / "plots"
+
+    @property
+    def has_run(self) -> bool:
+        return self.config.exists()
+
+    def checkpoint(self, name: str) -> Path:
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    def save(self, name: str, checkpoint: Checkpoint) -> None:
+        self.checkpoint(name).parent.mkdir(exist_ok=True)
+        save_checkpoint(self.checkpoint(name), checkpoint)
+
+    def record(self, line: dict[str, Any]) -> None:
+        # The whole file is replaced in one move: a kill while a line is appended would leave half of it.
+        self._write_records([*self.records(), to_json_types(line)])
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the lines of ``metrics.jsonl``."""
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+
+    def drop_records_after(self, epoch: int) -> None:
+        """Remove the lines of epochs that a resumed run trains again."""
+        if self.metrics.exists():
+            self._write_records([line for line in self.records() if line["epoch"] <= epoch])
+
+    def _write_records(self, records: list[dict[str, Any]]) -> None:
+        write_bytes(self.metrics, "".join(json.dumps(record) + "\n" for record in records).encode())
+
+
+def new_directory(dataset: str, cell: str) -> Path:
+    """Create ``runs/<dataset>-<cell>-<number>`` below the working directory, with the first number that is free.
+
+    Raises:
+        OSError: If it cannot be created.
+    """
+    stem = dataset.lower().removesuffix(".gz").rsplit(".", 1)[0]
+    slug = re.sub(r"[^a-z0-9_-]+", "-", stem).strip("-") or "data"
+    root = Path("runs")
+    root.mkdir(exist_ok=True)
+    number = 1
+    while True:
+        path = root / f"{slug}-{cell}-{number}"
+        # mkdir fails if another run took the number in between, so that two runs never share a directory.
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path

@@ -1,0 +1,229 @@
+"""The task 'classify': one label for each sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stablernn.cells import StableCell
+from stablernn.data.arrays import Samples
+from stablernn.data.types import ClassificationData
+from stablernn.errors import ConfigError
+from stablernn.nn.models import Classifier, SequenceModel
+from stablernn.training.batches.augmentation import Augmentation
+from stablernn.training.batches.losses import ClassifyObjective, Objective
+from stablernn.training.batches.minibatches import Minibatches
+from stablernn.training.batches.sample_minibatches import SampleMinibatches
+from stablernn.training.calibration.temperature import fit_temperature
+from stablernn.training.evaluation.baselines import Baselines
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
+from stablernn.training.evaluation.scorers import (
+    ClassificationScorer,
+    PredictorNames,
+    Scorer,
+    Scores,
+    open_classification,
+)
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.evaluation.trivial import Comparison, compare_with_constant
+from stablernn.training.plots.data import plot_classes
+from stablernn.training.plots.figures import draw_confusion, draw_reliability
+from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
+from stablernn.training.settings.defaults import (
+    ModelDefaults,
+    TrainingDefaults,
+    calibrates,
+    fill_model_settings,
+    fill_scaling_settings,
+    power_of_two,
+)
+from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
+from stablernn.training.tasks.task import FinalScores, Task, network_options
+
+PATCHES = 24
+"""Recurrent steps that the longest sequence is divided into by default."""
+PATCH_STEPS = 4
+"""Overlapping patches that hold the same sample."""
+HEAD_DROPOUT = 0.2
+AUGMENTATION = {"time_warp": 0.03, "jitter": 0.1, "rescale": 0.1}
+"""Random change of sequences in training."""
+LABEL_SMOOTHING = 0.1
+LEAST_STEPS = 500
+"""Optimizer steps of a training, at least."""
+_LEAST_BATCH = 8
+
+
+class ClassifyTask(Task):
+    """Classification of sequences.
+
+    Args:
+        data: Labeled sequences.
+    """
+
+    def __init__(self, data: ClassificationData) -> None:
+        self._data = data
+
+    @property
+    def data(self) -> ClassificationData:
+        return self._data
+
+    def task_settings(self, config: Config) -> TaskConfig:
+        refuse_settings_of_other_tasks(config, "task", self.data)
+        return config.task.model_copy(update={"name": self.data.task})
+
+    def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
+        refuse_settings_of_other_tasks(config, "model", self.data)
+        model = config.model
+        is_paper = model.preset == "paper"
+        defaults = ModelDefaults() if is_paper else self._model_defaults(model, cell)
+        # A cell that takes missing values as they are would meet each of them in every patch that holds it.
+        overlap = 1 if cell.takes_missing else PATCH_STEPS
+        filled = fill_model_settings(model, defaults, cell, patches_of_a_sample=overlap)
+        # Sequences have no season of their own.
+        return fill_scaling_settings(
+            model, filled, window=self.data.longest_input, season=1, log=lambda: False
+        ).model_copy(update={"skip": "none"})
+
+    def _model_defaults(self, model: ModelConfig, cell: StableCell) -> ModelDefaults:
+        # About as many recurrent steps however long a sequence is, so that gradients reach its beginning.
+        stride = max(1, round(self.data.longest_input / PATCHES))
+        return ModelDefaults(
+            # What tells classes apart may lie at the end (last), everywhere (mean) or in one place (max).
+            readout="all",
+            head_dropout=HEAD_DROPOUT,
+            # Overlapping patches cut no shape in two.
+            patch_size=stride if cell.takes_missing else PATCH_STEPS * stride,
+            patch_embedding=0 if cell.takes_missing else model.hidden_size,
+        )
+
+    def training_defaults(self, config: Config, defaults: TrainingDefaults) -> TrainingDefaults:
+        """Return smaller batches and more epochs for few sequences, so that there are steps enough to learn.
+
+        A cell's recommendations are for some thousand samples.
+        """
+        if config.model.preset == "paper":
+            return defaults
+        assert defaults.epochs is not None
+        samples = len(self.data.train)
+        batch = min(defaults.batch_size, max(_LEAST_BATCH, power_of_two(samples / 4)))
+        steps = self.steps_per_epoch(config.training.batch_size or batch, 0)
+        return replace(defaults, batch_size=batch, epochs=max(defaults.epochs, math.ceil(LEAST_STEPS / steps)))
+
+    def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults:
+        refuse_settings_of_other_tasks(config, "training", self.data)
+        refuse_skip_settings(config, model)
+        is_timed = self.data.time_step is not None and config.model.time != "ignore"
+        if is_timed and config.training.time_warp:
+            raise ConfigError(
+                f"training.time_warp moves steps in time, and '{self.data.name}' says when they were; set it to 0, or "
+                "model.time=ignore."
+            )
+        is_practical = config.model.preset == "practical"
+        # A small set is learned by heart without random changes.
+        changes = AUGMENTATION if is_practical else dict.fromkeys(AUGMENTATION, 0.0)
+        missing = None if len(self.data.validation) else "a validation split"
+        return replace(
+            defaults,
+            label_smoothing=LABEL_SMOOTHING if is_practical else 0.0,
+            time_warp=0.0 if is_timed else changes["time_warp"],
+            jitter=changes["jitter"],
+            rescale=changes["rescale"],
+            calibrate=calibrates(config, self.data.name, missing),
+        )
+
+    def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
+        return math.ceil(len(self.data.train) / batch_size)
+
+    def describe(self) -> dict[str, Any]:
+        data = self.data
+        return {
+            "features": list(data.features),
+            "labels": list(data.labels),
+            "stamps": data.notes.get("stamps"),
+            "longest": data.longest_input,
+            "splits": {name: len(split) for name, split in data.splits().items()},
+        }
+
+    def build_model(self, config: Config) -> Classifier:
+        model, data = config.model, self.data
+        return Classifier(
+            model.cell,
+            len(data.features),
+            len(data.labels),
+            model.hidden_size,
+            head_dropout=model.head_dropout or 0.0,
+            **network_options(model),
+        )
+
+    def fit_inputs(self, model: SequenceModel, config: Config) -> None:
+        model.fit_scaling(self.data.training_values())
+
+    def minibatches(self, model: SequenceModel, training: TrainingConfig) -> Minibatches:
+        assert training.batch_size is not None
+        return SampleMinibatches(self.data.train, training.batch_size, next(model.parameters()).device)
+
+    def objective(self, training: TrainingConfig) -> Objective:
+        weights = class_weights(self.data) if training.class_weights == "balanced" else None
+        augmentation = Augmentation(training.time_warp or 0.0, training.jitter or 0.0, training.rescale or 0.0)
+        return ClassifyObjective(weights, training.label_smoothing or 0.0, augmentation)
+
+    def validation_scorer(self, config: Config) -> Scorer:
+        return ClassificationScorer(self.data, "validation")
+
+    def calibrate(self, model: SequenceModel, config: Config, reference: Tensor | None) -> dict[str, Any]:
+        assert isinstance(model, Classifier)
+        model.eval()
+        if not config.training.calibrate:
+            return {}
+        return {"temperature": fit_temperature(model, self.data.validation)}
+
+    def final_scores(self, predictor: TorchPredictor, config: Config, plots: Path | None) -> FinalScores:
+        data, baselines = self.data, Baselines(self.data)
+        metrics: dict[str, Scores] = {}
+        for split in ("validation", "test") if data.test is not None else ("validation",):
+            scorer = ClassificationScorer(data, split)
+            if not scorer.samples:
+                continue
+            outputs = predict(predictor, scorer.source)
+            metrics[split] = scorer.score(outputs) | baselines.scores(split)
+            # Figures are of one split.
+            if plots is not None and (split == "test" or data.test is None):
+                draw_confusion(plots / "confusion.png", data, scorer, outputs, split)
+                draw_reliability(plots / "reliability.png", data, scorer, outputs, split)
+        return FinalScores(metrics, {"ridge": baselines.notes})
+
+    def compare_with_trivial(self, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
+        return compare_with_constant(scores, self.data)
+
+    def evaluate(
+        self, predictor: Predictor, split: str, names: PredictorNames, *, batch_size: int = BATCH_SIZE
+    ) -> Scores:
+        scorer = open_classification(self.data, split, labels=names.outputs, features=names.features)
+        return scorer.score_of(predictor, batch_size=batch_size) | Baselines(self.data).scores(split)
+
+    def plan(self, config: Config) -> dict[str, Any]:
+        return {"classes": list(self.data.labels)}
+
+    def largest_sample(self, training: TrainingConfig) -> tuple[Samples, int]:
+        # Autograd keeps every step of a whole sequence.
+        lengths = self.data.train.lengths
+        longest = int(lengths.argmax())
+        return self.data.train.gather([longest]), int(lengths[longest])
+
+    def draw_data(self, path: Path) -> None:
+        plot_classes(path, self.data)
+
+
+def class_weights(data: ClassificationData) -> Tensor:
+    """Return the weight of a sequence of each class, ``(classes,)``, so that all classes count alike; 1 on average."""
+    counts = np.bincount(data.train.y, minlength=len(data.labels))
+    # Classes without a training sequence weigh nothing; the others share the total equally.
+    weights = np.where(counts > 0, len(data.train) / (np.count_nonzero(counts) * np.maximum(counts, 1)), 0.0)
+    return torch.from_numpy(weights.astype(np.float32))

@@ -1,0 +1,305 @@
+"""The task 'forecast': the next steps of series, with quantiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from stablernn.cells import StableCell
+from stablernn.data.arrays import Samples
+from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.data.types import ForecastData
+from stablernn.errors import ConfigError
+from stablernn.nn.models import Forecaster, SequenceModel
+from stablernn.training.batches.losses import ForecastObjective, Objective
+from stablernn.training.batches.minibatches import Minibatches
+from stablernn.training.batches.sample_minibatches import SampleMinibatches
+from stablernn.training.calibration.temperature import fit_offsets
+from stablernn.training.evaluation.metrics import symmetric_levels
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
+from stablernn.training.evaluation.scorers import ForecastScorer, PredictorNames, Scorer, Scores, open_forecast
+from stablernn.training.evaluation.torch_predictor import TorchPredictor
+from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
+from stablernn.training.loop.context_length import choose_context
+from stablernn.training.loop.ridge_skip import fit_forecaster, gate
+from stablernn.training.plots.data import plot_series
+from stablernn.training.plots.figures import draw_last_window
+from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
+from stablernn.training.settings.defaults import (
+    ModelDefaults,
+    TrainingDefaults,
+    calibrates,
+    fill_model_settings,
+    fill_scaling_settings,
+    power_of_two,
+    takes_logarithms,
+)
+from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
+from stablernn.training.tasks.task import FinalScores, Task, network_options
+
+QUANTILES = (0.1, 0.5, 0.9)
+"""Levels of a forecast's quantiles: the median and a central interval of 80 %."""
+PATCHES = 14
+"""Recurrent steps that a context is divided into by default."""
+MIN_STEPS, MAX_STEPS = 300, 2000
+"""Bounds of the optimizer steps of a training; between them it takes five epochs."""
+MOST_WINDOWS_A_STEP = 256
+_EPOCHS = 5
+_SKIP_LR_DIVISOR = 30
+"""The linear skip starts from the solution of ridge regression, from which it should not move far."""
+
+
+class ForecastTask(Task):
+    """Forecasts of series.
+
+    Args:
+        data: Series on a time grid.
+    """
+
+    # Rows of a table are steps where the cell takes no time; notes count the intervals that differ.
+    has_optional_time = True
+
+    def __init__(self, data: ForecastData) -> None:
+        self._data = data
+
+    @property
+    def data(self) -> ForecastData:
+        return self._data
+
+    def task_settings(self, config: Config) -> TaskConfig:
+        data = self.data
+        return config.task.model_copy(
+            update={
+                "name": data.task,
+                "horizon": data.horizon,
+                "context_length": data.context_length,
+                "season": data.season,
+                "quantiles": QUANTILES if config.task.quantiles is None else config.task.quantiles,
+            }
+        )
+
+    def model_settings(self, config: Config, cell: StableCell) -> ModelConfig:
+        refuse_settings_of_other_tasks(config, "model", self.data)
+        model = config.model
+        defaults = ModelDefaults() if model.preset == "paper" else self._model_defaults(model)
+        filled = fill_model_settings(model, defaults, cell)
+        return fill_scaling_settings(
+            model,
+            filled,
+            window=self.data.context_length,
+            season=self._season(model),
+            log=lambda: takes_logarithms(self.data),
+        )
+
+    def _model_defaults(self, model: ModelConfig) -> ModelDefaults:
+        # A recursive head makes one sample at a time; scaling by the context needs a season and one to compare it with.
+        is_recursive = model.head == "recursive"
+        fits = self._window(model) >= 2 * self._season(model)
+        # A linear map of the context is hard to beat on many series.
+        has_skip = fits and not is_recursive and model.scaling in (None, "context")
+        return ModelDefaults(
+            patch_size=1 if is_recursive else _patch_size(self.data.context_length),
+            scaling="context" if fits and not is_recursive else "standard",
+            skip="linear" if has_skip else "none",
+        )
+
+    def _season(self, model: ModelConfig) -> int:
+        if model.season is not None:
+            return model.season
+        return self.data.season if 2 * self.data.season <= self._window(model) else 1
+
+    def _window(self, model: ModelConfig) -> int:
+        return model.window or self.data.context_length
+
+    def training_defaults(self, config: Config, defaults: TrainingDefaults) -> TrainingDefaults:
+        """Return larger batches and fewer epochs for many windows.
+
+        A cell's recommendations are for some thousand samples. Overlapping windows come by the ten thousand and differ
+        little, so that not all of them are needed.
+        """
+        if config.model.preset == "paper":
+            return defaults
+        samples = len(self.data.windows("train"))
+        batch = min(MOST_WINDOWS_A_STEP, max(defaults.batch_size, power_of_two(samples / 32)))
+        steps = math.ceil(samples / (config.training.batch_size or batch))
+        wanted = min(max(_EPOCHS * steps, MIN_STEPS), MAX_STEPS)
+        return replace(defaults, batch_size=batch, epochs=max(1, round(wanted / steps)))
+
+    def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults:
+        refuse_settings_of_other_tasks(config, "training", self.data)
+        refuse_skip_settings(config, model)
+        lr = config.training.lr or defaults.lr
+        assert lr is not None
+        return replace(
+            defaults,
+            warm_up=self._warm_up(config, model),
+            skip_lr=lr / _SKIP_LR_DIVISOR if model.skip == "linear" else None,
+            calibrate=self._calibrates(config),
+        )
+
+    def _warm_up(self, config: Config, model: ModelConfig) -> int:
+        warm_up, stride = config.training.warm_up, model.patch_stride
+        assert stride is not None
+        if warm_up and warm_up < stride:
+            raise ConfigError(
+                f"training.warm_up makes contexts longer by whole patches, of model.patch_stride={stride} steps, got "
+                f"{warm_up}; set it to {stride} or more, or to 0."
+            )
+        # A stream is longer than a context; its state must be one that training has seen.
+        context = self.data.context_length
+        return context if config.model.preset == "practical" and context >= stride else 0
+
+    def _calibrates(self, config: Config) -> bool:
+        # None stands for levels that are recommended, which are symmetric.
+        levels = config.task.quantiles
+        missing = None
+        if levels == ():
+            missing = "quantiles"
+        elif not len(self.data.windows("validation")):
+            missing = "a validation split"
+        elif levels is not None and not symmetric_levels(levels):
+            if config.training.calibrate:
+                raise ConfigError(
+                    "training.calibrate moves two quantiles at once whose levels add up to 1, such as 0.1 and 0.9, and "
+                    f"task.quantiles={list(levels)} has no such two; name both, or leave it out."
+                )
+            return False
+        return calibrates(config, self.data.name, missing)
+
+    def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
+        return math.ceil(len(self.data.windows("train")) / batch_size)
+
+    def choose_inputs(self, config: Config) -> ForecastData:
+        return choose_context(self.data, config.model.skip_strength)
+
+    def describe(self) -> dict[str, Any]:
+        data = self.data
+        return {
+            "features": list(data.channels),
+            "targets": list(data.targets),
+            "series": len(data.series),
+            "frequency": data.frequency,
+            "stamps": data.notes.get("stamps") or (None if data.series[0].ds.dtype.kind == "M" else "step"),
+            "season": data.season,
+            "horizon": data.horizon,
+            "context_length": data.context_length,
+            "validation_steps": data.validation_steps,
+            "test_steps": data.test_steps,
+            "future": list(data.future),
+            "static": list(data.static),
+            "calendar": calendar_periods(data.calendar),
+            "splits": {name: len(windows) for name, windows in data.splits().items()},
+        }
+
+    def build_model(self, config: Config) -> Forecaster:
+        model, data = config.model, self.data
+        return Forecaster(
+            model.cell,
+            len(data.channels),
+            data.horizon,
+            model.hidden_size,
+            target_indices=data.target_indices,
+            quantiles=config.task.quantiles or (),
+            head=model.head,
+            skip=model.skip or "none",
+            future_indices=data.future_indices,
+            static_size=len(data.static),
+            head_dropout=model.head_dropout or 0.0,
+            **network_options(model),
+        )
+
+    def fit_inputs(self, model: SequenceModel, config: Config) -> None:
+        assert isinstance(model, Forecaster)
+        model.fit_scaling(self.data.training_values())
+        # The linear skip is solved for in units of the scaling, so it comes second.
+        fit_forecaster(model, self.data, config.model.skip_strength)
+
+    def minibatches(self, model: SequenceModel, training: TrainingConfig) -> Minibatches:
+        assert training.batch_size is not None
+        return SampleMinibatches(
+            self.data.windows("train"),
+            training.batch_size,
+            next(model.parameters()).device,
+            warm_up=training.warm_up or 0,
+            multiple=model.patches.stride,
+        )
+
+    def objective(self, training: TrainingConfig) -> Objective:
+        # Errors of series that differ in size are only comparable in units of each series.
+        return ForecastObjective("mase" if len(self.data.series) > 1 else "mae")
+
+    def validation_scorer(self, config: Config) -> Scorer:
+        return ForecastScorer(self.data, "validation", quantiles=config.task.quantiles)
+
+    def calibration_reference(self, model: SequenceModel) -> Tensor | None:
+        """Return the weights of the linear skip before training; None where there is no skip."""
+        assert isinstance(model, Forecaster)
+        return None if model.skip is None else model.skip.weight.detach().clone()
+
+    def calibrate(self, model: SequenceModel, config: Config, reference: Tensor | None) -> dict[str, Any]:
+        assert isinstance(model, Forecaster)
+        model.eval()
+        windows = self.data.windows("validation")
+        calibration: dict[str, Any] = {}
+        if not len(windows):
+            return calibration
+        # The gate changes the mean, which the offsets of the quantiles are counted from.
+        if reference is not None:
+            calibration["gate"] = asdict(gate(model, reference, windows))
+        if config.training.calibrate:
+            calibration["intervals"] = fit_offsets(model, windows)
+        return calibration
+
+    def final_scores(self, predictor: TorchPredictor, config: Config, plots: Path | None) -> FinalScores:
+        levels = config.task.quantiles or ()
+        metrics: dict[str, Scores] = {}
+        for split in ("validation", "test"):
+            scorer = ForecastScorer(self.data, split, quantiles=levels)
+            if not scorer.samples:
+                continue
+            outputs = predict(predictor, scorer.source)
+            metrics[split] = scorer.score(outputs)
+            # The last window of the test is the latest forecast whose truth is known.
+            if plots is not None and split == "test":
+                draw_last_window(plots / "forecast.png", self.data, split, outputs, levels)
+        return FinalScores(metrics)
+
+    def compare_with_trivial(self, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
+        return compare_with_baseline(scores, objective)
+
+    def evaluate(
+        self, predictor: Predictor, split: str, names: PredictorNames, *, batch_size: int = BATCH_SIZE
+    ) -> Scores:
+        scorer = open_forecast(self.data, split, quantiles=names.quantiles, features=names.features)
+        return scorer.score_of(predictor, batch_size=batch_size)
+
+    def plan(self, config: Config) -> dict[str, Any]:
+        data = self.data
+        return {
+            "horizon": data.horizon,
+            "context_length": data.context_length,
+            "season": data.season,
+            "targets": list(data.targets),
+            "quantiles": list(config.task.quantiles or ()),
+        }
+
+    def largest_sample(self, training: TrainingConfig) -> tuple[Samples, int]:
+        windows, warm_up = self.data.windows("train"), training.warm_up or 0
+        # The first windows of a series have no steps before their context to make it longer by.
+        return windows.gather_longer([len(windows) - 1], warm_up), self.data.context_length + warm_up
+
+    def draw_data(self, path: Path) -> None:
+        plot_series(path, self.data)
+
+
+def _patch_size(context: int) -> int:
+    """Return the divisor of the context nearest to the wanted size of a patch, if one is near; else that size."""
+    # A divisor cuts the context into whole patches.
+    wanted = max(1.0, context / PATCHES)
+    near = [size for size in range(1, context + 1) if context % size == 0 and wanted / 2 <= size <= 2 * wanted]
+    return min(near, key=lambda size: abs(math.log(size / wanted)), default=round(wanted))

@@ -1,0 +1,161 @@
+"""Training by settings: data, model, trainer and run directory are put together, and the run is fitted and finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import yaml
+
+from stablernn.atomic_files import read_json, write_bytes, write_json
+from stablernn.data.step_data import Data
+from stablernn.errors import ConfigError, DataError, InterruptedRun
+from stablernn.nn.models import SequenceModel
+from stablernn.training.build_model import create_model
+from stablernn.training.describe import describe_data
+from stablernn.training.finish import finish
+from stablernn.training.loaded_run import Summary, stored_settings
+from stablernn.training.loop.checkpoint import load_checkpoint
+from stablernn.training.loop.device import pick_device, torch_settings
+from stablernn.training.loop.environment import environment
+from stablernn.training.loop.trainer import Progress, RunRecorder, Trainer
+from stablernn.training.resume import check_resumable, directory_to_resume
+from stablernn.training.run_data import data_files, load_run_data, locate_files, relative_path, with_time
+from stablernn.training.run_directory import RunDirectory, new_directory
+from stablernn.training.settings.config import Config
+from stablernn.training.settings.load import merge_settings
+from stablernn.training.settings.resolve import resolve
+from stablernn.training.tasks import Task, task_for
+
+
+def train(
+    config: Config | None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Summary:
+    """Train by settings, and write a run directory.
+
+    Args:
+        config: The settings; None with ``resume``: those of the run, which also stand for all that it leaves out.
+        run_dir: Directory of the run; None: ``runs/<dataset>-<cell>-<number>`` below the working directory.
+        resume: True to go on with the run in ``run_dir``, from where it was stopped. The numbers are those of a run
+            that was never stopped.
+        progress: Called after each step and each validation, for a progress bar.
+
+    Returns:
+        The content of ``summary.json``: ``run``, ``task``, ``cell``, ``parameters``, ``epochs``, ``steps``,
+        ``seconds``, ``best_epoch``, ``metrics`` of the best weights on ``validation`` and, where there is one,
+        ``test``, ``baselines``, notes on how those of a classification were fitted, ``data_notes``, which files of the
+        data were missing (``partial``) or had no published checksum (``unchecked``), ``diverged`` and ``warnings``,
+        sentences; of a forecast with a linear skip also ``gate``, and ``context_length`` where it was chosen.
+
+    Raises:
+        ConfigError: If a setting is wrong, the model does not fit into memory, there is a run in ``run_dir`` already,
+            or none to resume.
+        UnknownNameError: If the dataset or the cell does not exist.
+        DataError: If the data cannot be used, or is not that with which the run began.
+        DeviceError: If the device is missing.
+        TrainingError: If the loss is not finite, no epoch left weights that give finite answers, the loss diverged and
+            the best weights are of no use, or less is proved of them than ``training.certified`` asks for.
+        InterruptedRun: If the user stopped it; it can be resumed.
+    """
+    resumed = directory_to_resume(run_dir) if resume else None
+    stored = stored_settings(resumed) if resumed is not None else None
+    if stored is not None:
+        config = stored if config is None else merge_settings(stored, config)
+    if config is None:
+        raise ConfigError("train needs settings: give a config, or resume a run.")
+    if not resume and run_dir is not None and RunDirectory(Path(run_dir)).has_run:
+        raise ConfigError(f"There is a run in '{run_dir}' already. Resume it with --resume, or name another directory.")
+    device = pick_device(config.training.device)
+    located = config if resumed is None else locate_files(config, resumed.path, read_json(resumed.data))
+    data = load_run_data(located)
+    settings = resolve(config, task_for(data))
+    data = with_time(data, settings)
+    if stored is not None:
+        check_resumable(stored, settings)
+    with torch_settings(device, seed=settings.training.seed, threads=settings.training.threads):
+        # The model is created on the CPU, so that a seed gives the same first weights on every device.
+        model = create_model(settings, data)
+        directory = _open_directory(run_dir, settings, data, model, device, resume=resume)
+        return _fit(directory, settings, task_for(data), model.to(device), progress)
+
+
+def _open_directory(
+    run_dir: str | Path | None, config: Config, data: Data, model: SequenceModel, device: torch.device, *, resume: bool
+) -> RunDirectory:
+    """Return the run directory with settings, environment and data written, or checked where a run is resumed."""
+    try:
+        path = Path(run_dir) if run_dir is not None else new_directory(data.name, config.model.cell)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"Cannot make the run directory '{error.filename}': {error.strerror}.") from error
+    directory = RunDirectory(path)
+    machine = environment(device)
+    description = describe_data(data, model)
+    if resume:
+        before = read_json(directory.data)
+        if before["fingerprint"] != data.fingerprint:
+            raise DataError(
+                f"'{data.name}' has changed since the run in '{run_dir}' began: its fingerprint was "
+                f"{before['fingerprint']}, now it is {data.fingerprint}. Give the old data, or start a new run."
+            )
+        first = read_json(directory.environment)
+        machine = {**first, "resumed": [*first.get("resumed", []), machine]}
+        description["files"] = before.get("files", {})
+        # The chosen length is among the settings of the run, so that it was not chosen again.
+        candidates = before.get("notes", {}).get("context_length")
+        if candidates is not None:
+            data.notes["context_length"] = candidates
+    else:
+        description["files"] = {key: relative_path(file, path) for key, file in data_files(config).items()}
+    write_json(directory.environment, machine)
+    write_json(directory.data, description)
+    # The settings make the directory a run, so they come last: a directory with a config.yaml has the other files.
+    write_bytes(directory.config, yaml.safe_dump(config.tree(), sort_keys=False, allow_unicode=True).encode())
+    return directory
+
+
+def _fit(
+    directory: RunDirectory,
+    config: Config,
+    task: Task,
+    model: SequenceModel,
+    progress: Callable[[Progress], None] | None,
+) -> Summary:
+    # Taken before the last checkpoint is restored: a resumed run compares with the same first weights.
+    reference = task.calibration_reference(model)
+    trainer = create_trainer(directory, config, task, model)
+    if directory.checkpoint("last").is_file():
+        trainer.restore(load_checkpoint(directory.checkpoint("last")))
+    directory.drop_records_after(trainer.position.epoch)
+    try:
+        if not trainer.fit(progress):
+            raise _interrupted(directory, trainer)
+        return finish(directory, config, task, trainer, reference)
+    except KeyboardInterrupt:
+        # A second signal during training, or one while the run is scored; the last checkpoint is from before.
+        raise _interrupted(directory, trainer) from None
+
+
+def create_trainer(recorder: RunRecorder, config: Config, task: Task, model: SequenceModel) -> Trainer:
+    """Return the trainer of a model.
+
+    Args:
+        recorder: Receives epochs and checkpoints.
+        config: The resolved settings.
+        task: The task, with the data.
+        model: With its scaling fitted, on the device on which it is to be trained.
+    """
+    training = config.training
+    minibatches = task.minibatches(model, training)
+    return Trainer(model, minibatches, task.objective(training), task.validation_scorer(config), training, recorder)
+
+
+def _interrupted(directory: RunDirectory, trainer: Trainer) -> InterruptedRun:
+    return InterruptedRun(
+        f"Stopped at step {trainer.position.step} of {trainer.total_steps}. "
+        f"Go on with it by --resume --run-dir {directory.path}."
+    )

@@ -1,0 +1,180 @@
+"""The Python client with models of patches, irregular time and covariates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+import stream_helpers
+from client_helpers import Both, BreakingLine
+from exports import exported
+from server_helpers import Running, serve
+from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.nn.models import Forecaster, SequenceModel
+from stablernn_client import BadRequest
+from stablernn_registry import Registry
+from stablernn_server import Settings, create_app
+
+NOISE = np.random.default_rng(11)
+WAVES = ["calendar_day_sin", "calendar_day_cos"]
+LOAD = NOISE.normal(5, 3, (5, 2)).astype(np.float32)
+TIMES = [f"2024-03-01T0{hour}:00:00" for hour in range(5)]
+PRICES = {"price": [3.0, None, 5.0]}
+SIZE = {"size": 2.5, "age": None}
+
+
+def build_models() -> dict[str, tuple[SequenceModel, dict[str, Any]]]:
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"hidden_size": 6, "quantiles": [0.1, 0.9]}
+    shop = Forecaster("lipschitz", 4, 3, future_indices=(3, 1, 2), static_size=2, **size)
+    shop.fit_scaling([NOISE.normal(5.0, 3.0, (60, shop.input_size)).astype(np.float32)])
+    shared = stream_helpers.fitted()
+    facts = {
+        "features": ["load", *WAVES, "price"],
+        "calendar": calendar_periods(["day"]),
+        "future": ["price", *WAVES],
+        "static": ["size", "age"],
+        "frequency": "h",
+    }
+    return {
+        "shop": (shop, facts),
+        # These are shared with the tests of streams, and so exported once for both.
+        "timed": (shared["timed"][0], {"features": ["load"], "quantiles": [0.1, 0.5, 0.9]}),
+        "patched": shared["patched"],
+    }
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    root = tmp_path_factory.mktemp("registry")
+    for name, (model, fields) in build_models().items():
+        report = exported(model.eval(), tmp_path_factory.mktemp("export"))
+        facts: dict[str, Any] = {"task": "forecast", "cell": "lipschitz", "signature": report.signature}
+        if isinstance(model, Forecaster):
+            facts |= {"targets": ["load"], "horizon": model.horizon, "quantiles": [0.1, 0.9]}
+        Registry(root).publish(name, report.files, facts | fields)
+    yield from serve(create_app(Settings(registry=root)))
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def client(request: pytest.FixtureRequest, running: Running) -> Iterator[Both]:
+    with Both.of(request.param, running.url) as both:
+        yield both
+
+
+def test_a_forecast_with_covariates(client: Both) -> None:
+    options = {"start": TIMES[0], "frequency": "h"}
+    [informed] = client.forecast("shop", LOAD, future=PRICES, static=SIZE, **options)
+    [uninformed] = client.forecast("shop", LOAD, **options)
+    assert not np.array_equal(informed.mean, uninformed.mean)
+    both = client.forecast("shop", [LOAD, LOAD], future=[PRICES, {}], static=[SIZE, {}], **options)
+    np.testing.assert_array_equal(both[0].mean, informed.mean)
+    np.testing.assert_array_equal(both[1].mean, uninformed.mean)
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (2,), (1, 4)], ids=str)
+def test_a_stream_with_covariates(running: Running, client: Both, lost: tuple[int, ...]) -> None:
+    """Static covariates travel with the first sample, and are sent again with it while there is no token yet."""
+    [forecast] = client.forecast("shop", LOAD, start=TIMES[0], frequency="h", future=PRICES, static=SIZE)
+    line = BreakingLine(running.port)
+    kind = "threads" if client.is_for_threads else "asyncio"
+    with Both.of(kind, line.url) as broken, broken.stream("shop", static=SIZE, token_every=2) as stream:
+        before = line.connections
+        for index, (sample, time) in enumerate(zip(LOAD, TIMES, strict=True)):
+            line.swallow = int(index in lost)
+            result = stream.step(sample, time=time, future=PRICES)
+        assert line.connections == before + len(lost)
+    line.close()
+    np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
+    np.testing.assert_array_equal(result.outputs["quantiles"][..., 0], forecast.quantiles[0.1])
+
+
+def test_static_covariates_belong_to_a_new_stream(client: Both) -> None:
+    with pytest.raises(BadRequest, match="static belongs to a new stream"):
+        client.stream("shop", static=SIZE, token="x")
+    with client.stream("timed", static=SIZE) as stream, pytest.raises(BadRequest, match="static"):
+        stream.step(1.0)
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["in one message", "one by one"])
+def test_irregular_time(client: Both, at_once: bool) -> None:
+    x, dt = LOAD[:, 0], np.array([1, 0.5, 2, 3.25, 1], np.float32)
+    [forecast] = client.forecast("timed", x, dt=dt)
+    [regular] = client.forecast("timed", x)
+    assert not np.array_equal(forecast.mean, regular.mean)
+    with client.stream("timed") as stream:
+        if at_once:
+            result = stream.collect(x, dt=dt)[-1]
+        else:
+            for value, step in zip(x.tolist(), dt.tolist(), strict=True):
+                result = stream.step(value, dt=step)
+    np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
+    with client.streams("timed", 2) as streams:
+        results = streams.step(np.stack([x, x])[..., None], dt=np.stack([dt, np.ones(5)]))
+    np.testing.assert_array_equal(results.outputs["mean"][0, -1], forecast.mean)
+    np.testing.assert_array_equal(results.outputs["mean"][1, -1], regular.mean)
+
+
+def test_times_of_irregular_samples(client: Both) -> None:
+    [forecast] = client.forecast("timed", [1, 2, 3], dt=[1, 0.5, 2])
+    with client.stream("timed") as stream:
+        for value, time in ((1, 10.0), (2, 10.5), (3, 12.5)):
+            result = stream.step(value, time=time)
+    np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
+
+
+@pytest.mark.parametrize(
+    ("samples", "dt", "message"),
+    [
+        ([1, 2], [1], "each of the 2 samples"),
+        (iter([1, 2]), [1, 1], "an array or a list of samples"),
+        ([1, 2], [[1, 1], [1, 1]], r"each reading, \(1, 2\), got the shape \(1, 2, 2\)"),
+    ],
+)
+def test_spacing_that_does_not_fit(client: Both, samples: Any, dt: Any, message: str) -> None:
+    with client.stream("timed") as stream, pytest.raises(BadRequest, match=message):
+        stream.collect(samples, dt=dt)
+
+
+def test_patches(client: Both) -> None:
+    x = NOISE.normal(5, 3, (12, 2)).astype(np.float32)
+    [answer] = client.classify("patched", x)
+    with client.stream("patched") as stream:
+        assert stream.about.sample_shape == (3, 2)
+        results = stream.collect(x.reshape(4, 3, 2))
+    assert results[-1].step == 4
+    assert results[-1].label == answer.label
+    labels = client.metadata("patched")["parameters"]["labels"]
+    expected = np.array([answer.probabilities[label] for label in labels], np.float32)
+    np.testing.assert_array_equal(results[-1].outputs["probabilities"], expected)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_static_covariates_of_a_stream_whose_version_is_no_longer_served(
+    running: Running, client: Both, taken: int
+) -> None:
+    """They are sent again with the first sample, after the token of the zero state."""
+    registry = Registry(running.app.state.context.settings.registry)
+    first = registry.get("shop:1")
+    fields = first.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
+    second = registry.publish("shop", {name: first.path(name) for name in first.manifest.files}, fields).version
+    [forecast] = client.forecast("shop", LOAD, start=TIMES[0], frequency="h", future=PRICES, static=SIZE)
+    line = BreakingLine(running.port)
+    kind = "threads" if client.is_for_threads else "asyncio"
+    with Both.of(kind, line.url) as broken, broken.stream("shop:1", static=SIZE) as stream:
+        for index, (sample, time) in enumerate(zip(LOAD, TIMES, strict=True)):
+            if index == taken:
+                for path in (f"shop:{second}/load", "shop:1/unload"):
+                    httpx.post(f"{running.url}/v2/repository/models/{path}").raise_for_status()
+                line.swallow = 1
+            result = stream.step(sample, time=time, future=PRICES)
+        assert (stream.about.version, result.step) == ("1", len(LOAD))
+    line.close()
+    np.testing.assert_array_equal(result.outputs["mean"], forecast.mean)
+    for path in ("shop:1/load", f"shop:{second}/unload"):
+        httpx.post(f"{running.url}/v2/repository/models/{path}").raise_for_status()

@@ -1,0 +1,365 @@
+"""Engines: torch says what the graphs say, and what is chosen, refused and missing is said in words."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+from engine_helpers import KINDS, allowed, environment, publish, random_inputs, sequence, write_plugin, zeros
+from published_models import Published
+from stablernn.export.parity import STEP_TOLERANCE, _max_errors, _split_steps
+from stablernn.serving import TorchGraph
+from stablernn_registry import Registry, Signature
+from stablernn_runtime import ServedModel
+from stablernn_runtime.engines.benchmark import BATCH
+from stablernn_runtime.engines.select import _open_auto, open_faster, open_version, select_faster
+from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.errors import DeviceError, ModelLoadError, NotReadyError, SettingsError
+
+ROOT = Path(__file__).parents[2]
+ONNX_RUNTIME = f"ONNX Runtime {ort.__version__}"
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return publish(tmp_path_factory.mktemp("zoo"), tmp_path_factory.mktemp("exports"), list(KINDS))
+
+
+def pair(zoo: Published, kind: str) -> tuple[ServedModel, ServedModel]:
+    """The same version by ONNX Runtime and by torch."""
+    version = zoo.registry.get(kind)
+    return ServedModel.load(version, "cpu"), ServedModel.load(version, "cpu", engine="torch")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_sequences_agree_within_the_parity_report(zoo: Published, kind: str) -> None:
+    onnx, by_torch = pair(zoo, kind)
+    assert (onnx.engine, by_torch.engine) == ("onnx", "torch")
+    inputs, _ = random_inputs(zoo.torch_models[f"{kind}:1"], seed=1)
+    expected = sequence(onnx, inputs, zeros(onnx, 5))
+    actual = sequence(by_torch, inputs, zeros(onnx, 5))
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        assert (actual[name].dtype, actual[name].shape) == (value.dtype, value.shape)
+        assert actual[name].flags.c_contiguous
+    assert _max_errors(expected, actual)[1] <= allowed(onnx)
+    # On from the states that were reached, with other values.
+    states, following = onnx.next_state(expected), random_inputs(zoo.torch_models[f"{kind}:1"], seed=2)[0]
+    expected, actual = sequence(onnx, following, states), sequence(by_torch, following, states)
+    assert _max_errors(expected, actual)[1] <= allowed(onnx)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_agrees_within_the_parity_report(zoo: Published, kind: str) -> None:
+    onnx, by_torch = pair(zoo, kind)
+    model = zoo.torch_models[f"{kind}:1"]
+    inputs, known = random_inputs(model, seed=3)
+    states = onnx.next_state(sequence(onnx, inputs, zeros(onnx, 5)))
+    read = {name: value for name, value in inputs.items() if name in (onnx.input_name, "dt")}
+    given = {**_split_steps(model, read)[0], **known, **states}
+    expected, actual = onnx.run(onnx.step, given), by_torch.run(by_torch.step, given)
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        assert (actual[name].dtype, actual[name].shape) == (value.dtype, value.shape)
+    assert _max_errors(expected, actual)[1] <= STEP_TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, kind: str) -> None:
+    by_torch = ServedModel.load(zoo.registry.get(kind), "cpu", engine="torch")
+    model = zoo.torch_models[f"{kind}:1"]
+    inputs, known = random_inputs(model, seed=4)
+    del inputs["lengths"]
+    whole = sequence(by_torch, inputs, {})
+    states, outputs = zeros(by_torch, 5), {}
+    for sample in _split_steps(model, {name: value for name, value in inputs.items() if name not in known}):
+        outputs = by_torch.run(by_torch.step, {**sample, **known, **states})
+        states = by_torch.next_state(outputs)
+    if model.every_step:
+        whole = {
+            name: value if name in by_torch.sequence.state_outputs else value[:, -1] for name, value in whole.items()
+        }
+    assert _max_errors(whole, outputs)[1] <= allowed(by_torch)
+
+
+def test_padding_changes_nothing_beyond_rounding(zoo: Published) -> None:
+    by_torch = ServedModel.load(zoo.registry.get("classes"), "cpu", engine="torch")
+    inputs, _ = random_inputs(zoo.torch_models["classes:1"], seed=5)
+    spoiled = inputs["x"].copy()
+    for row, length in zip(spoiled, inputs["lengths"], strict=True):
+        row[length:] = 1e30
+    assert np.array_equal(
+        sequence(by_torch, inputs, {})["logits"], sequence(by_torch, {**inputs, "x": spoiled}, {})["logits"]
+    )
+    together = sequence(by_torch, inputs, {})
+    for row, length in enumerate(inputs["lengths"]):
+        alone = sequence(by_torch, {"x": inputs["x"][row : row + 1, :length]}, {})
+        assert _max_errors(alone, {name: value[row : row + 1] for name, value in together.items()})[1] < 1e-5
+
+
+def test_several_threads_get_what_one_gets(zoo: Published) -> None:
+    by_torch = ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="torch")
+    given = [random_inputs(zoo.torch_models["rotations:1"], seed=seed)[0] for seed in range(16)]
+    alone = [sequence(by_torch, inputs, {}) for inputs in given]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda inputs: sequence(by_torch, inputs, {}), given))
+    for one, other in zip(alone, together, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert torch.is_grad_enabled()
+
+
+def test_a_recursive_head_is_rolled_out_as_the_model_does(zoo: Published) -> None:
+    by_torch = ServedModel.load(zoo.registry.get("recursive"), "cpu", engine="torch")
+    model = zoo.torch_models["recursive:1"]
+    generator = np.random.default_rng(6)
+    x = generator.uniform(100, 600, (3, 20, 2)).astype(np.float32)
+    future = generator.uniform(100, 600, (3, 5, 1)).astype(np.float32)
+    with torch.no_grad():
+        expected = {
+            name: value.numpy()
+            for name, value in model.run(torch.from_numpy(x), future=torch.from_numpy(future))[0].items()
+        }
+    assert expected["mean"].shape == (3, 5, 1)
+    assert _max_errors(expected, by_torch.run_numpy(x, future=future))[1] <= allowed(by_torch)
+
+
+def test_outputs_share_no_memory_with_inputs() -> None:
+    graph = TorchGraph(lambda inputs: {"kept": inputs["state_0"], "row": inputs["x"][1:]}, torch.device("cpu"))
+    feeds = {"state_0": np.ones((2, 3), np.float32), "x": np.ones((2, 3), np.float32)}
+    kept, row = graph.run(["kept", "row"], feeds)
+    assert not np.shares_memory(kept, feeds["state_0"])
+    assert not np.shares_memory(row, feeds["x"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_inputs_are_fine() -> None:
+    graph = TorchGraph(lambda inputs: {"twice": 2 * inputs["x"]}, torch.device("cpu"))
+    (twice,) = graph.run(["twice"], {"x": np.frombuffer(np.ones(3, np.float32).tobytes(), np.float32)})
+    assert np.array_equal(twice, [2, 2, 2])
+
+
+def test_too_little_memory_is_a_memory_error() -> None:
+    graph = TorchGraph(lambda inputs: {"much": torch.empty(2**50)}, torch.device("cpu"))
+    with pytest.raises(MemoryError, match=r"^torch has not enough memory on the device 'cpu'\.$"):
+        graph.run(["much"], {})
+
+
+def test_a_run_that_was_ended_does_not_begin(zoo: Published) -> None:
+    by_torch = ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="torch")
+    stop = CancellationToken()
+    assert by_torch.run_numpy(np.zeros((1, 3, 1), np.float32), cancellation=stop)
+    stop.set()
+    with pytest.raises(NotReadyError):
+        by_torch.run_numpy(np.zeros((1, 3, 1), np.float32), cancellation=stop)
+
+
+# What is chosen, and what is said of it.
+
+
+def test_auto_on_the_cpu_is_onnx_and_says_so(zoo: Published, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "stablernn_runtime"):
+        model = ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="auto")
+    assert (model.engine, model.engine_reason) == ("onnx", f"auto: {ONNX_RUNTIME}, as always on the CPU")
+    assert f"rotations:1 is run by the engine 'onnx'. {model.engine_reason}" in caplog.messages
+
+
+def test_named_engines_say_what_they_are(zoo: Published) -> None:
+    onnx, by_torch = pair(zoo, "rotations")
+    assert onnx.engine_reason == ONNX_RUNTIME
+    assert by_torch.engine_reason == f"torch {torch.__version__}"
+
+
+FIGURES = re.compile(rf"one sequence of \d+ steps (\S+) ms, {BATCH} sequences (\S+) ms, one step (\S+) ms")
+
+
+@pytest.mark.parametrize("order", ["the slow one first", "the slow one last"])
+def test_the_faster_of_two_is_taken_with_the_figures_of_both(
+    zoo: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    monkeypatch.syspath_prepend(str(write_plugin(tmp_path)))
+    version = zoo.registry.get("rotations")
+    signature = Signature.model_validate(version.manifest.signature)
+    rivals = [open_version(version, signature, "cpu", name, 1) for name in ("sleepy", "onnx")]
+    chosen = select_faster(*(rivals if order == "the slow one first" else rivals[::-1]), signature, steps=7)
+    assert chosen.engine == "onnx"
+    assert chosen.reason.startswith(f"auto: {ONNX_RUNTIME}, measured on cpu: one sequence of 7 steps ")
+    assert "; plugin 1.0: one sequence of 7 steps " in chosen.reason
+    quick, slow = (np.prod([float(number) for number in found]) for found in FIGURES.findall(chosen.reason))
+    assert quick < slow
+
+
+def test_the_choice_between_onnx_and_torch_is_measured_once(zoo: Published) -> None:
+    version = zoo.registry.get("covariates")
+    signature = Signature.model_validate(version.manifest.signature)
+    first, second = (open_faster(version, signature, "cpu", 1) for _ in range(2))
+    names = {"onnx": ONNX_RUNTIME, "torch": f"torch {torch.__version__}"}
+    other = names[{"onnx": "torch", "torch": "onnx"}[first.engine]]
+    assert first.reason.startswith(f"auto: {names[first.engine]}, measured on cpu: one sequence of 12 steps ")
+    assert f"; {other}: one sequence of 12 steps " in first.reason
+    assert len(FIGURES.findall(first.reason)) == 2
+    assert (second.engine, second.reason) == (first.engine, first.reason)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, for which test_gpu.py is")
+def test_auto_without_a_usable_gpu_ends_on_the_cpu_or_says_what_is_missing(zoo: Published) -> None:
+    version = zoo.registry.get("rotations")
+    signature = Signature.model_validate(version.manifest.signature)
+    # What auto does once a driver reports a GPU, which then cannot be used.
+    opened = _open_auto(version, signature, "auto", 1)
+    assert (opened.engine, opened.placement.device) == ("onnx", "cpu")
+    assert opened.placement.reason.startswith("auto: CPU, because ")
+    with pytest.raises(DeviceError, match=r"^The device 'cuda' cannot be used: .+\. Use --device cpu or auto\.$"):
+        _open_auto(version, signature, "cuda", 1)
+
+
+# Devices, packages and files that are not there.
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, for which test_gpu.py is")
+def test_torch_without_cuda_says_what_is_missing(zoo: Published) -> None:
+    version = zoo.registry.get("rotations")
+    with pytest.raises(DeviceError) as caught:
+        ServedModel.load(version, "cuda", engine="torch")
+    if torch.backends.cuda.is_built():
+        missing = f"torch {torch.__version__} says: "
+    else:
+        missing = f"this build of torch ({torch.__version__}) has no CUDA; install one that has, from pytorch.org"
+    assert str(caught.value).startswith(f"The device 'cuda' cannot be used: {missing}")
+    assert str(caught.value).endswith(". Use --device cpu or auto.")
+    model = ServedModel.load(version, "auto", engine="torch")
+    assert model.placement.device == "cpu"
+    assert model.placement.reason.startswith(f"auto: CPU, because {missing}")
+
+
+def test_an_unknown_engine_is_refused_with_those_there_are(zoo: Published) -> None:
+    with pytest.raises(SettingsError) as caught:
+        ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="trch")
+    assert str(caught.value) == (
+        "Unknown engine 'trch'. Did you mean 'torch'? Allowed here: auto, onnx, torch. Further ones come with packages "
+        "that register them in the entry-point group 'stablernn.engines'."
+    )
+
+
+PLUGINS: dict[str, tuple[type[Exception], str]] = {
+    "no-device": (DeviceError, "The device 'cpu' cannot be used: the plugin knows none."),
+    "no-model": (
+        ModelLoadError,
+        "'rotations:1' cannot be served by the engine 'no-model': the plugin reads no such model.",
+    ),
+    "no-package": (
+        ModelLoadError,
+        "The engine 'no-package' cannot be used: the package 'a_package_that_nobody_has' is not installed here. "
+        "Install 'some-engines' with all that it needs ('pip install some-engines'), or use --engine onnx.",
+    ),
+    "nothing": (
+        ModelLoadError,
+        "The engine 'nothing' cannot be loaded: its entry point 'some_engines:no_such_name' names nothing. Install its "
+        "package again.",
+    ),
+    "failing": (
+        ModelLoadError,
+        "'rotations:1' cannot be served: the engine 'failing' over sequences of 'rotations:1' failed: 'a kernel'.",
+    ),
+}
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(write_plugin(tmp_path)))
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("name", PLUGINS)
+def test_an_engine_that_does_not_work_here_says_why(zoo: Published, name: str) -> None:
+    kind, sentence = PLUGINS[name]
+    with pytest.raises(kind) as caught:
+        ServedModel.load(zoo.registry.get("rotations"), "cpu", engine=name)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.usefixtures("plugin")
+def test_an_engine_of_another_package_runs(zoo: Published) -> None:
+    version = zoo.registry.get("covariates")
+    plain, onnx = ServedModel.load(version, "cpu", engine="plain"), ServedModel.load(version, "cpu")
+    assert (plain.engine, plain.engine_reason) == ("plain", "plugin 1.0")
+    inputs, _ = random_inputs(zoo.torch_models["covariates:1"], seed=7)
+    assert _max_errors(sequence(onnx, inputs, {}), sequence(plain, inputs, {}))[1] <= allowed(onnx)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_an_engine_with_another_signature_is_refused(zoo: Published) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="other")
+    assert str(caught.value).startswith(
+        "'rotations:1' cannot be served by the engine 'other': its sequence has the outputs {'logits': "
+        "('tensor(float)', (-1, 99)), "
+    )
+
+
+def copied(zoo: Published, root: Path, *without: str) -> Registry:
+    version = zoo.registry.get("rotations")
+    fields = version.manifest.model_dump(exclude={"schema_number", "name", "version", "created", "files"})
+    registry = Registry(root)
+    files = {name: version.path(name) for name in version.manifest.files if name not in without}
+    registry.publish("rotations", files, fields)
+    return registry
+
+
+def test_weights_that_do_not_match_their_digest_are_refused(zoo: Published, tmp_path: Path) -> None:
+    registry = copied(zoo, tmp_path)
+    assert ServedModel.load(registry.get("rotations"), "cpu", engine="torch").engine == "torch"
+    blob = registry.get("rotations").path("weights.safetensors")
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.chmod(0o644)
+    blob.write_bytes(content)
+    with pytest.raises(ModelLoadError) as caught:
+        ServedModel.load(registry.get("rotations"), "cpu", engine="torch")
+    assert str(caught.value).startswith(
+        "'rotations:1' cannot be served by the engine 'torch': 'weights.safetensors' of 'rotations:1'"
+    )
+
+
+def test_a_version_without_its_configuration_is_refused(zoo: Published, tmp_path: Path) -> None:
+    registry = copied(zoo, tmp_path, "config.json")
+    assert ServedModel.load(registry.get("rotations"), "cpu").engine == "onnx"
+    with pytest.raises(ModelLoadError) as caught:
+        ServedModel.load(registry.get("rotations"), "cpu", engine="torch")
+    assert str(caught.value) == "'rotations:1' cannot be served by the engine 'torch': it has no file 'config.json'."
+
+
+# A process of its own.
+
+
+OPENED = """
+import sys
+from stablernn_registry import Registry
+from stablernn_runtime import ServedModel
+model = ServedModel.load(Registry(sys.argv[1]).get("rotations"), "auto", engine=sys.argv[2])
+print(model.engine, "torch" in sys.modules, "stablernn" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"), [("auto", "onnx False False"), ("onnx", "onnx False False"), ("torch", "torch True True")]
+)
+def test_torch_is_imported_for_its_engine_alone(zoo: Published, engine: str, said: str) -> None:
+    if engine == "auto" and torch.cuda.is_available():
+        pytest.skip("on a GPU auto looks at torch")
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED, str(zoo.root), engine],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == said

@@ -1,0 +1,46 @@
+"""What the server's tests share and import."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI
+
+from published_models import Published as Published
+from published_models import torch_answer as torch_answer
+from stablernn_server.process.server import Server
+
+DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64", "int32": "INT32"}
+
+
+@dataclass(frozen=True)
+class Running:
+    app: FastAPI
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def serve(app: FastAPI) -> Iterator[Running]:
+    """The application on a free port, in a thread, as the command runs it, until the iterator is closed."""
+    ready = threading.Event()
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        server = Server(app, app.state.context.settings, quiet=True, on_ready=ready.set)
+        thread = threading.Thread(target=server.serve_on, args=(listener,), daemon=True)
+        thread.start()
+        assert ready.wait(20), "the server did not start in time"
+        yield Running(app, listener.getsockname()[1])
+        server.should_exit = True
+        thread.join(20)
+
+
+def json_tensor(name: str, value: np.ndarray) -> dict[str, Any]:
+    """An input of the v2 protocol with its numbers in JSON."""
+    return {"name": name, "shape": list(value.shape), "datatype": DATATYPES[value.dtype.name], "data": value.tolist()}
