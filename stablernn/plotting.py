@@ -1,4 +1,4 @@
-"""Pictures of a run, as PNG."""
+"""Figures of a run, as PNG."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from stablernn.atomic_files import write_bytes
 Array = npt.NDArray[Any]
 Record = dict[str, Any]
 
-# Okabe and Ito's palette: told apart by people with any common form of colour blindness.
+# Okabe and Ito's palette, which people with any common form of color blindness can distinguish.
 BLUE, ORANGE, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#222222", "#8A8A8A"
-_FASTEST = 1e-6
-"""The smallest rate that is drawn."""
-_COMPARED = (("mu2_A",), ("norm_W",), ("mu2_A", "norm_W"))
-"""What theorem 1 compares."""
-_SMALL_MATRIX = 25
+_MIN_RATE = 1e-6
+"""The smallest contraction rate that is drawn; smaller ones would have an exponent near minus infinity."""
+_THEOREM_1_TERMS = (("mu2_A",), ("norm_W",), ("mu2_A", "norm_W"))
+"""The damping term, the recurrent term and their sum, which theorem 1 requires to be negative."""
+_MAX_LABELED_CLASSES = 25
+"""Larger confusion matrices have no labels and counts, which would not be legible."""
 
 
 def plot_loss(path: Path, records: Sequence[Record], *, title: str) -> None:
-    """Mean training loss of each epoch, and the learning rate below it."""
+    """Plot the mean training loss of each epoch, and the learning rate below it."""
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     epochs = [record["epoch"] for record in records]
     _style(axes, title)
     losses = [record["train_loss"] for record in records]
     axes.plot(epochs, losses, color=BLUE, marker="o", markersize=3)
+    # A logarithmic axis once the losses span more than a factor of 20.
     if min(losses) > 0 and max(losses) > 20 * min(losses):
         axes.set_yscale("log")
     axes.set_ylabel("training loss")
@@ -48,15 +50,15 @@ def plot_loss(path: Path, records: Sequence[Record], *, title: str) -> None:
 
 
 def plot_metric(path: Path, records: Sequence[Record], name: str, *, best_epoch: int, title: str) -> None:
-    """The validation metric of each epoch, with the epoch whose weights were kept."""
+    """Plot the validation metric of each epoch, and mark the epoch of the best weights."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     values = {record["epoch"]: record["validation"].get(name) for record in records}
-    known = {epoch: value for epoch, value in values.items() if value is not None}
+    defined = {epoch: value for epoch, value in values.items() if value is not None}
     _style(axes, title)
-    axes.plot(list(known), list(known.values()), color=BLUE, marker="o", markersize=3)
-    if best_epoch in known:
-        best = known[best_epoch]
+    axes.plot(list(defined), list(defined.values()), color=BLUE, marker="o", markersize=3)
+    if best_epoch in defined:
+        best = defined[best_epoch]
         axes.plot(
             [best_epoch], [best], marker="o", markersize=9, color=ORANGE, markerfacecolor="none", markeredgewidth=2
         )
@@ -68,34 +70,35 @@ def plot_metric(path: Path, records: Sequence[Record], name: str, *, best_epoch:
 
 
 def plot_stability(path: Path, records: Sequence[Record], *, best_epoch: int, title: str) -> None:
-    """What was proved after each epoch: the exponent, and of cells with a linear term what theorem 1 compares.
+    """Plot the certified exponent after each epoch and, for cells with a linear term, the terms of theorem 1.
 
-    The exponent is the logarithm of the contraction rate, which no Lyapunov exponent of the layers exceeds; of several
-    layers and members the right panel shows the largest figures.
+    The exponent is the logarithm of the contraction rate, which no Lyapunov exponent of the layers exceeds. The right
+    panel shows the largest figures over layers and ensemble members.
     """
     rates = {record["epoch"]: record["stability"]["contraction_rate"] for record in records}
     linear = [record for record in records if any("mu2_A" in name for name in record["stability"]["figures"])]
     figure = Figure(figsize=(10 if linear else 7, 4), layout="constrained")
     left, *right = figure.subplots(1, 2 if linear else 1, squeeze=False)[0]
-    exponents = {epoch: float(np.log(max(rate, _FASTEST))) for epoch, rate in rates.items()}
+    exponents = {epoch: float(np.log(max(rate, _MIN_RATE))) for epoch, rate in rates.items()}
     _style(left, title)
     left.plot(list(exponents), list(exponents.values()), color=BLUE, marker="o", markersize=3)
     lowest, highest = min(exponents.values()), max(exponents.values())
-    room = 0.08 * max(highest - lowest, abs(lowest), abs(highest), 1e-3)
-    left.set_ylim(min(lowest, 0) - room, max(highest, 0) + room)
-    _zero(left, best_epoch if best_epoch in rates else None)
+    # Keep zero visible, with a margin even if all exponents are equal.
+    margin = 0.08 * max(highest - lowest, abs(lowest), abs(highest), 1e-3)
+    left.set_ylim(min(lowest, 0) - margin, max(highest, 0) + margin)
+    _mark_zero(left, best_epoch if best_epoch in rates else None)
     if best_epoch in rates:
-        about = f"rate {rates[best_epoch]:.5g} in epoch {best_epoch}"
-        left.set_title(about, loc="right", color=ORANGE, fontsize=9)
+        rate_title = f"rate {rates[best_epoch]:.5g} in epoch {best_epoch}"
+        left.set_title(rate_title, loc="right", color=ORANGE, fontsize=9)
     left.set_ylabel("bound of all exponents, per step")
     for axes in right:
         _style(axes, "of the differential equation")
         epochs = [record["epoch"] for record in linear]
-        damping, pull, both = ([_largest(record, *names) for record in linear] for names in _COMPARED)
-        axes.plot(epochs, pull, color=GREY, linewidth=1.2, linestyle="--", label="norm(W)")
+        damping, recurrence, total = ([_largest_sum(record, *names) for record in linear] for names in _THEOREM_1_TERMS)
+        axes.plot(epochs, recurrence, color=GREY, linewidth=1.2, linestyle="--", label="norm(W)")
         axes.plot(epochs, damping, color=GREY, linewidth=1.2, label="mu2(A)")
-        axes.plot(epochs, both, color=BLUE, marker="o", markersize=3, label="their sum: theorem 1 (a) below 0")
-        _zero(axes, best_epoch if best_epoch in rates else None)
+        axes.plot(epochs, total, color=BLUE, marker="o", markersize=3, label="their sum: theorem 1 (a) below 0")
+        _mark_zero(axes, best_epoch if best_epoch in rates else None)
         axes.set_ylabel("1 / unit of time")
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     for axes in (left, *right):
@@ -103,16 +106,17 @@ def plot_stability(path: Path, records: Sequence[Record], *, best_epoch: int, ti
     _save(figure, path)
 
 
-def _largest(record: Record, *names: str) -> float:
-    """The largest sum of figures over layers and members, of whose names these are the last words."""
+def _largest_sum(record: Record, *names: str) -> float:
+    """Return the largest sum of the named figures over layers and ensemble members."""
     figures = record["stability"]["figures"]
     first, *others = names
-    places = [key.removesuffix(first) for key in figures if key.split()[-1] == first]
-    return float(max(sum(figures[place + name] for name in (first, *others)) for place in places))
+    # A key is the layer and member, if there are several, followed by the name of the figure.
+    prefixes = [key.removesuffix(first) for key in figures if key.split()[-1] == first]
+    return float(max(sum(figures[prefix + name] for name in (first, *others)) for prefix in prefixes))
 
 
-def _zero(axes: Axes, best_epoch: int | None) -> None:
-    """Shade what lies below zero, where things die out, and mark the best epoch."""
+def _mark_zero(axes: Axes, best_epoch: int | None) -> None:
+    """Shade the area below zero, where differences decay, and mark the best epoch."""
     axes.margins(x=0.02)
     axes.axhline(0, color=BLACK, linewidth=1)
     low, high = axes.get_ylim()
@@ -123,20 +127,21 @@ def _zero(axes: Axes, best_epoch: int | None) -> None:
 
 
 def plot_confusion(path: Path, counts: Array, labels: Sequence[str], *, title: str) -> None:
-    """A confusion matrix: rows are true classes, shaded by the share of the row, numbered by counts."""
+    """Plot a confusion matrix: rows are true classes, shaded by the share of the row and labeled with counts."""
     classes = len(labels)
     side = min(12.0, 3.2 + 0.42 * classes)
     figure = Figure(figsize=(side + 0.8, side), layout="constrained")
     axes = figure.subplots()
+    # Shares of each row; a class without samples has 0.
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
-    if classes <= _SMALL_MATRIX:
+    if classes <= _MAX_LABELED_CLASSES:
         axes.set_xticks(range(classes), labels, rotation=45 if max(map(len, labels)) > 3 else 0)
         axes.set_yticks(range(classes), labels)
         for row, column in zip(*np.nonzero(counts), strict=True):
-            shade = "white" if shares[row, column] > 0.5 else BLACK
-            axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=shade, fontsize=9)
+            text_color = "white" if shares[row, column] > 0.5 else BLACK
+            axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=text_color, fontsize=9)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     axes.set_title(title, loc="left", fontsize=11)
@@ -146,13 +151,13 @@ def plot_confusion(path: Path, counts: Array, labels: Sequence[str], *, title: s
 
 
 def plot_reliability(path: Path, table: dict[str, Array], *, ece: float, title: str) -> None:
-    """How often the predicted class is right at each stated probability, and how many samples state it.
+    """Plot the accuracy of predictions against their probability, and the number of samples at each probability.
 
     Args:
-        path: Where the picture goes.
-        table: What :func:`stablernn.training.evaluation.metrics.reliability` gives.
-        ece: The expected calibration error, which is written above.
-        title: What is shown.
+        path: PNG file.
+        table: Result of :func:`stablernn.training.evaluation.metrics.reliability`.
+        ece: Expected calibration error, shown above the plot.
+        title: Title of the figure.
     """
     figure = Figure(figsize=(5.4, 6), layout="constrained")
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -178,20 +183,22 @@ def plot_reliability(path: Path, table: dict[str, Array], *, ece: float, title: 
 
 
 def plot_early(path: Path, rows: Sequence[Record], *, majority: float | None, title: str) -> None:
-    """Accuracy and macro F1 against the share of each sequence that was seen.
+    """Plot accuracy and macro F1 against the observed share of each sequence.
 
     Args:
-        path: Where the picture goes.
-        rows: What :func:`stablernn.training.evaluation.early_classification.early` gives.
-        majority: Accuracy of the most frequent class, drawn as a floor where it is known.
-        title: What is shown.
+        path: PNG file.
+        rows: Result of :func:`stablernn.training.evaluation.early_classification.early`.
+        majority: Accuracy of the most frequent class, drawn as a baseline; None: no baseline.
+        title: Title of the figure.
     """
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     _style(axes, title)
     shares = [100 * row["share"] for row in rows]
     for name, color, marker in (("accuracy", BLUE, "o"), ("macro_f1", GREEN, "s")):
-        axes.plot(shares, [row[name] for row in rows], color=color, marker=marker, markersize=4, label=_words(name))
+        axes.plot(
+            shares, [row[name] for row in rows], color=color, marker=marker, markersize=4, label=_format_name(name)
+        )
     if majority is not None:
         axes.axhline(majority, color=GREY, linewidth=1, linestyle=":", label="most frequent class")
     axes.set_xlabel("share of the sequence seen, %")
@@ -216,25 +223,25 @@ def plot_forecast(
     ylabel: str,
     title: str,
 ) -> None:
-    """One window of one target: what was seen, what came, what was forecast.
+    """Plot one window of one target: history, true values and forecast.
 
     Args:
-        path: Where the picture goes.
-        history: (context,), what the model saw.
-        truth: (horizon,), NaN where missing.
-        mean: (horizon,), the forecast.
-        naive: (horizon,), the seasonal naive forecast.
-        times: (context + horizon,), time stamps.
+        path: PNG file.
+        history: Input of the model, (context,).
+        truth: True values, (horizon,), NaN where missing.
+        mean: Forecast, (horizon,).
+        naive: Seasonal naive forecast, (horizon,).
+        times: Timestamps, (context + horizon,).
         interval: Lower and upper bound, (horizon,) each.
-        coverage: Share of truths that the interval should hold, between 0 and 1.
-        ylabel: The target.
-        title: What the window is of.
+        coverage: Share of true values that the interval should contain, between 0 and 1.
+        ylabel: Name of the target.
+        title: Title of the figure.
     """
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    seen, future = times[: len(history)], times[len(history) :]
+    past, future = times[: len(history)], times[len(history) :]
     _style(axes, title)
-    axes.plot(seen, history, color=GREY, linewidth=1.2, label="history")
+    axes.plot(past, history, color=GREY, linewidth=1.2, label="history")
     axes.plot(future, truth, color=BLACK, linewidth=1.6, label="truth")
     axes.plot(future, naive, color=GREEN, linewidth=1, linestyle="--", label="seasonal naive")
     if interval is not None:
@@ -258,7 +265,7 @@ def _style(axes: Axes, title: str) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _words(name: str) -> str:
+def _format_name(name: str) -> str:
     return {"macro_f1": "macro F1"}.get(name, name.replace("_", " "))
 
 

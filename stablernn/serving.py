@@ -1,7 +1,7 @@
-"""The engine ``torch`` of the server: a version's model rebuilt from its files, and run as its graphs are run.
+"""The server engine ``torch``: rebuilds the model of a version from its files and runs it in place of its graphs.
 
-Found by name in the entry-point group ``stablernn.engines``. What it computes are the functions that were exported, by
-the inputs and outputs of ``sequence.onnx`` and ``step.onnx``.
+It is found by name in the entry-point group ``stablernn.engines``. It computes the exported functions, with the inputs
+and outputs of ``sequence.onnx`` and ``step.onnx``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Function = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 class TorchGraph:
-    """One function of a model, called as a session of its graph is. Safe to call from several threads at once.
+    """One function of a model with the interface of an ONNX Runtime session of its graph. Thread-safe.
 
     Args:
-        function: From tensors by the graph's inputs to tensors by its outputs.
-        device: Where it computes.
+        function: Function from tensors by input name to tensors by output name.
+        device: Device of the computation.
     """
 
     def __init__(self, function: Function, device: torch.device) -> None:
@@ -38,33 +38,34 @@ class TorchGraph:
         self._device = device
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """Some outputs.
+        """Compute some outputs.
 
         Args:
-            names: Which.
+            names: Names of the outputs.
             feeds: Every input of the graph, in its dtype and shape.
 
         Returns:
-            Arrays of the caller's own, in the order of ``names``.
+            Arrays that share no memory with the inputs, in the order of ``names``.
 
         Raises:
-            MemoryError: If the device has not enough memory.
+            MemoryError: If the device runs out of memory.
         """
         try:
             with torch.inference_mode():
-                given = {name: self._tensor(name, value) for name, value in feeds.items()}
-                inputs = {tensor.untyped_storage().data_ptr() for tensor in given.values()}
-                outputs = self._function(given)
-                return [_array(outputs[name], inputs) for name in names]
+                inputs = {name: self._tensor(name, value) for name, value in feeds.items()}
+                # Before the call, which removes inputs from the dictionary.
+                input_pointers = {tensor.untyped_storage().data_ptr() for tensor in inputs.values()}
+                outputs = self._function(inputs)
+                return [_to_array(outputs[name], input_pointers) for name in names]
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 raise MemoryError(f"torch has not enough memory on the device '{self._device.type}'.") from error
             raise
 
     def _tensor(self, name: str, value: Array) -> Tensor:
-        # torch warns of an array that it could write to and must not.
+        # torch warns about read-only arrays, because it could write to them.
         tensor = torch.from_numpy(value if value.flags.writeable else value.copy())
-        # Lengths are looked at by the host, which would wait for the device.
+        # Lengths are read on the host, which would have to wait for the device.
         return tensor if name == "lengths" else tensor.to(self._device)
 
 
@@ -72,90 +73,91 @@ class TorchEngine:
     """Whole sequences and single steps of one model, in torch.
 
     Attributes:
-        version: What runs, such as ``torch 2.13.0``.
+        version: Name and version of the engine, such as ``torch 2.13.0``.
         device: ``"cpu"`` or ``"cuda"``.
-        device_note: Why, where ``auto`` was asked for; else empty.
-        signature: Inputs, outputs and states, as the manifest of the version holds them.
-        sequence: What ``sequence.onnx`` computes.
-        step: What ``step.onnx`` computes.
+        device_note: Reason for the device if ``auto`` was requested; else empty.
+        signature: Inputs, outputs and states, as in the manifest of the version.
+        sequence: The function of ``sequence.onnx``.
+        step: The function of ``step.onnx``.
     """
 
     def __init__(self, model: SequenceModel, device: Literal["cpu", "cuda"], device_note: str = "") -> None:
-        """Take over a model in evaluation mode, which is moved to the device."""
+        """Take ownership of a model in evaluation mode and move it to the device."""
         self.version = f"torch {torch.__version__}"
         self.device = device
         self.device_note = device_note
         self.signature: Mapping[str, Any] = model_signature(model)
-        place = torch.device(device)
-        self._model = model.to(place)
+        torch_device = torch.device(device)
+        self._model = model.to(torch_device)
         self._states = state_names(model)
-        timed = model.max_dt is not None
+        takes_dt = model.max_dt is not None
         with torch.inference_mode():
             for cell in model.rnn.cells:
-                # For good: weights of a version never change. The library's own context manager ends.
+                # Enabled without a context manager, because the weights of a version never change.
                 cell.weight_cache.enable()
-            self._weights = [cell.weights(timed=timed) for cell in model.rnn.cells]
-        self.sequence = TorchGraph(self._sequence, place)
-        self.step = TorchGraph(self._step, place)
+            self._weights = [cell.weights(timed=takes_dt) for cell in model.rnn.cells]
+        self.sequence = TorchGraph(self._sequence, torch_device)
+        self.step = TorchGraph(self._step, torch_device)
 
     @staticmethod
     def set_threads(count: int) -> None:
-        """How many threads one run may use; of the whole process, as torch has it."""
+        """Set the number of threads of one run; in torch, this is a setting of the whole process."""
         torch.set_num_threads(count)
 
     def _sequence(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        x, state, known = self._parts(inputs)
-        lengths, dt = known.pop("lengths"), known.pop("dt", None)
+        x, state, other_inputs = self._split_inputs(inputs)
+        lengths, dt = other_inputs.pop("lengths"), other_inputs.pop("dt", None)
         if self._model.every_step:
-            outputs, following = self._model.run(x, lengths, state, dt)
-            return {**outputs, **self._named(following)}
-        following = self._model.final_state(x, lengths, state, dt)
-        # Not run(), which rolls a recursive head out: its graphs hold one step, which is what emit() gives.
-        return self._answers(following, known)
+            outputs, next_state = self._model.run(x, lengths, state, dt)
+            return {**outputs, **self._state_outputs(next_state)}
+        next_state = self._model.final_state(x, lengths, state, dt)
+        # Not run(), which unrolls a recursive head: its graphs contain one step, which is what emit() returns.
+        return self._emit(next_state, other_inputs)
 
     def _step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        x, state, known = self._parts(inputs)
-        following = self._model.transition(self._weights, x, state, known.pop("dt", None))
-        return self._answers(following, known)
+        x, state, other_inputs = self._split_inputs(inputs)
+        next_state = self._model.transition(self._weights, x, state, other_inputs.pop("dt", None))
+        return self._emit(next_state, other_inputs)
 
-    def _parts(self, inputs: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
-        """The main input, the flat state, and what is left."""
+    def _split_inputs(self, inputs: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
+        """Return the main input, the flat state, and the remaining inputs."""
         x, state = inputs.pop(self._model.input_name), tuple(inputs.pop(name) for name in self._states)
         return x, state, inputs
 
-    def _answers(self, state: Sequence[Tensor], known: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        answers = self._model.emit(tuple(state), **known)
-        return {**dict(zip(self._model.output_names, answers, strict=True)), **self._named(state)}
+    def _emit(self, state: Sequence[Tensor], known_inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        outputs = self._model.emit(tuple(state), **known_inputs)
+        return {**dict(zip(self._model.output_names, outputs, strict=True)), **self._state_outputs(state)}
 
-    def _named(self, state: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _state_outputs(self, state: Sequence[Tensor]) -> dict[str, Tensor]:
         return {f"{name}_out": tensor for name, tensor in zip(self._states, state, strict=True)}
 
 
 def torch_engine(folder: Path, device: Literal["auto", "cpu", "cuda"]) -> TorchEngine:
-    """The engine over the files of a version; the factory that is registered as ``torch``.
+    """Build the engine from the files of a version; this factory is registered as ``torch``.
 
     Args:
-        folder: Holds ``config.json`` and ``weights.safetensors``; read here and not later. Nothing in it is run.
-        device: ``auto`` is CUDA where torch can use it, else the CPU.
+        folder: Folder with ``config.json`` and ``weights.safetensors``, which are read now and not later. No code in it
+            is executed.
+        device: ``auto`` is CUDA if torch can use it, else the CPU.
 
     Raises:
-        DeviceError: If CUDA is asked for and torch cannot use it; the sentence says what is missing.
-        CheckpointError: If the files do not make a model.
-        OSError: If one cannot be read.
+        DeviceError: If CUDA is requested and torch cannot use it; the message says what is missing.
+        CheckpointError: If no model can be built from the files.
+        OSError: If a file cannot be read.
     """
     missing = "" if device == "cpu" else missing_for_cuda()
     if device == "cuda" and missing:
         raise DeviceError(f"The device 'cuda' cannot be used: {missing}. Use --device cpu or auto.")
-    chosen: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or missing else "cuda"
+    selected_device: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or missing else "cuda"
     note = ""
     if device == "auto":
         note = f"auto: CPU, because {missing}" if missing else "auto: CUDA was found"
     model = reload((folder / "config.json").read_bytes(), (folder / "weights.safetensors").read_bytes())
-    return TorchEngine(model, chosen, note)
+    return TorchEngine(model, selected_device, note)
 
 
 def missing_for_cuda() -> str:
-    """What keeps torch from CUDA, as the end of a sentence; empty when nothing does."""
+    """Return the reason why torch cannot use CUDA, as the end of a sentence; empty if it can."""
     if torch.cuda.is_available():
         return ""
     if torch.version.cuda is None:
@@ -167,9 +169,9 @@ def missing_for_cuda() -> str:
     return f"torch {torch.__version__} sees no GPU"
 
 
-def _array(tensor: Tensor, inputs: set[int]) -> Array:
-    """The numbers on the host, in memory that no input has."""
-    if tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in inputs:
+def _to_array(tensor: Tensor, input_pointers: set[int]) -> Array:
+    """Return a tensor as an array on the host that shares no memory with an input."""
+    if tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in input_pointers:
         tensor = tensor.clone()
-    found: Array = np.ascontiguousarray(tensor.cpu().numpy())
-    return found
+    array: Array = np.ascontiguousarray(tensor.cpu().numpy())
+    return array

@@ -12,7 +12,7 @@ from stablernn import errors
 from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.named import cifar, fsdd, memory, mnist, polyphonic, series, text, timit
 from stablernn.data.named.entry import DatasetInfo, NamedData, Request, check_variant
-from stablernn.data.named.fetch import located
+from stablernn.data.named.fetch import locate_files
 from stablernn.data.options import TABLE_OPTIONS, TASK_OPTIONS, LoadOptions
 from stablernn.data.sequences import wrong_features_error
 from stablernn.data.types import ForecastData
@@ -110,7 +110,7 @@ def load_named(info: DatasetInfo, options: LoadOptions) -> NamedData:
     table_option = next((name for name in TABLE_OPTIONS if name in names), None)
     if table_option is not None:
         raise errors.ConfigError(f"{table_option} is for files; the columns of '{info.key}' are known.")
-    paths, missing = located(info, partial=options.partial)
+    paths, missing = locate_files(info, partial=options.partial)
     data = info.load(Request(info, paths, missing, options, variant))
     # A loader of series has selected the channels; sequences have theirs in one fixed order.
     if options.channels is not None and not isinstance(data, ForecastData) and options.channels != data.features:

@@ -1,4 +1,4 @@
-"""Trained models as files that other runtimes can run."""
+"""Export of trained models to files that other runtimes can run."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from stablernn.errors import ConfigError, did_you_mean
 from stablernn.export import torchscript
 from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import parts, state_names
-from stablernn.export.weights import weights_file
+from stablernn.export.step import export_parts, state_names
+from stablernn.export.weights import serialize_weights
 from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
 from stablernn.nn.training_calls import warn_of_missing_calls
 
 __all__ = ["FORMATS", "ExportReport", "export"]
 
 FORMATS = ("onnx", "torchscript")
-LONGEST = 1000
-"""Steps up to which parity is checked: stepping a graph from the host takes its time."""
+MAX_PARITY_STEPS = 1000
+"""Maximum sequence length at which parity is checked: calling the step graph once per step from Python is slow."""
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What :func:`export` wrote.
+    """The result of :func:`export`.
 
     Attributes:
-        files: Name of each file and where it lies.
+        files: Path of each file, by its name.
         signature: Inputs, outputs and states of both graphs, as JSON types.
         parity: The parity report, as JSON types.
-        certificate: What is proved of the recurrent layers, as JSON types; ``metrics`` stands in the file only.
+        certificate: Proved properties of the recurrent layers, as JSON types; only the file holds ``metrics``.
     """
 
     files: Mapping[str, Path]
@@ -52,25 +52,25 @@ class ExportReport:
 def export(
     model: SequenceModel, folder: Path | str, *, formats: Sequence[str] = ("onnx",), steps: int | None = None
 ) -> ExportReport:
-    """Write a model's weights, configuration, graphs, parity report and certificate into a folder.
+    """Write the weights, configuration, graphs, parity report and certificate of a model into a folder.
 
     ONNX is always written: ``step.onnx`` (one step) and ``sequence.onnx`` (whole sequences). ``torchscript`` adds
     ``model.torchscript``, in a format that torch has deprecated.
 
-    Warns (:class:`stablernn.errors.UntrainedWarning`) where a training loop left out a call that the model depends on,
+    Warns (:class:`stablernn.errors.UntrainedWarning`) if a training loop left out a call that the model depends on,
     such as :meth:`stablernn.nn.models.SequenceModel.fit_scaling`.
 
     Args:
         model: Any model of :mod:`stablernn.nn.models`, on any device; it is not changed.
-        folder: Made if it does not exist.
-        formats: ``onnx``, ``torchscript`` or both.
-        steps: The length of the sequences that the model is for. Parity is checked at this length too, up to 1,000.
+        folder: Output folder; created if it does not exist.
+        formats: ``onnx``, ``torchscript`` or both; ``onnx`` is written in any case.
+        steps: Expected length of the sequences. Parity is checked at this length too, up to 1,000.
 
     Raises:
-        ConfigError: If a format is not one of ours, or this is not a model.
-        ParityError: If a graph's numbers differ from the model's; no file is left.
-        ExportError: If the model has an operation that fixes the batch size, or the installed torch has no TorchScript
-            any more.
+        ConfigError: If a format is unknown, or ``model`` is not a model.
+        ParityError: If the outputs of a graph differ from those of the model; no file is left behind.
+        ExportError: If the model has an operation that fixes the batch size, or the installed torch no longer has
+            TorchScript.
 
     Example:
         >>> import tempfile
@@ -90,11 +90,12 @@ def export(
                 f"Unknown format '{name}'.{did_you_mean(name, FORMATS)} It is one of {', '.join(FORMATS)}."
             )
     warn_of_missing_calls(model, stacklevel=2)
+    # A copy, because tracing needs the CPU, float32 and evaluation mode, and the caller's model must not change.
     frozen = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
-    exported = parts(frozen)
+    parts = export_parts(frozen)
     graphs = {
-        "step.onnx": step_graph(exported).SerializeToString(),
-        "sequence.onnx": sequence_graph(exported).SerializeToString(),
+        "step.onnx": step_graph(parts).SerializeToString(),
+        "sequence.onnx": sequence_graph(parts).SerializeToString(),
     }
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
     parity = check_parity(
@@ -105,50 +106,55 @@ def export(
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # Written aside and moved in when all are there: a disk that fills up leaves nothing half-written.
+    # Written to a temporary folder and moved when complete: a disk that fills up leaves no partial export behind.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as name:
-        aside = Path(name)
+        staging = Path(name)
         for file, content in graphs.items():
-            (aside / file).write_bytes(content)
-        (aside / "weights.safetensors").write_bytes(weights_file(frozen))
+            (staging / file).write_bytes(content)
+        (staging / "weights.safetensors").write_bytes(serialize_weights(frozen))
         config = {"model": frozen.config(), "signature": signature, "stablernn": __version__}
-        _write_json(aside / "config.json", config)
-        _write_json(aside / "parity.json", parity)
-        _write_json(aside / "certificate.json", certificate)
+        _write_json(staging / "config.json", config)
+        _write_json(staging / "parity.json", parity)
+        _write_json(staging / "certificate.json", certificate)
         if scripted is not None:
-            torchscript.save(scripted, aside / "model.torchscript")
-        files = {path.name: path.replace(folder / path.name) for path in sorted(aside.iterdir())}
-    # The matrices of its norms are long, and for those who check the proof.
-    told = {key: value for key, value in certificate.items() if key != "metrics"}
-    return ExportReport(files, signature, parity, told)
+            torchscript.save(scripted, staging / "model.torchscript")
+        files = {path.name: path.replace(folder / path.name) for path in sorted(staging.iterdir())}
+    # The matrices of the norms are large and only needed to check the proof.
+    summary = {key: value for key, value in certificate.items() if key != "metrics"}
+    return ExportReport(files, signature, parity, summary)
 
 
 def parity_lengths(longest: int) -> list[int]:
-    """Lengths at which parity is checked for sequences of up to a length."""
-    return sorted({*DEFAULT_LENGTHS, min(longest, LONGEST)})
+    """Return the sequence lengths at which parity is checked for sequences of at most ``longest`` steps."""
+    return sorted({*DEFAULT_LENGTHS, min(longest, MAX_PARITY_STEPS)})
 
 
 def model_signature(model: SequenceModel) -> dict[str, Any]:
-    """Inputs, outputs and states of both graphs; a shape's words are free axes. ``optional`` holds over HTTP."""
+    """Return the inputs, outputs and states of both graphs as JSON types.
+
+    A string in a shape names a dynamic axis. ``optional`` inputs may be left out over HTTP, not in the graphs.
+    """
     roles = model.state_roles()
     states = [
         {"input": name, "output": f"{name}_out", "shape": ["batch", size], "dtype": "float32", "role": role}
         for name, (role, size) in zip(state_names(model), roles, strict=True)
     ]
     shapes = _output_shapes(model)
-    states_out = [_tensor(state["output"], state["shape"]) for state in states]
-    outputs = [*(_tensor(name, shape) for name, shape in shapes.items()), *states_out]
+    state_outputs = [_tensor(state["output"], state["shape"]) for state in states]
+    outputs = [*(_tensor(name, shape) for name, shape in shapes.items()), *state_outputs]
     if model.every_step:
-        over_time = [_tensor(name, [shape[0], "time", *shape[1:]]) for name, shape in shapes.items()]
-        sequence_outputs = [*over_time, *states_out]
+        # The final states have no time axis: only the last one is returned.
+        time_outputs = [_tensor(name, [shape[0], "time", *shape[1:]]) for name, shape in shapes.items()]
+        sequence_outputs = [*time_outputs, *state_outputs]
     else:
         sequence_outputs = outputs
     state_inputs = [_tensor(state["input"], state["shape"], optional=True) for state in states]
-    timed = model.max_dt is not None
-    sequence_dt = [_tensor("dt", ["batch", "time"], optional=True)] if timed else []
+    takes_dt = model.max_dt is not None
+    sequence_dt = [_tensor("dt", ["batch", "time"], optional=True)] if takes_dt else []
+    # (input_size,), or (patch_stride, input_size) where a step takes a patch of samples.
     sample = list(model.sample_shape)
-    step_dt = [_tensor("dt", ["batch", *sample[:-1]], optional=True)] if timed else []
-    known = [_tensor(name, ["batch", *shape], optional=True) for name, shape in model.known_inputs.items()]
+    step_dt = [_tensor("dt", ["batch", *sample[:-1]], optional=True)] if takes_dt else []
+    known_inputs = [_tensor(name, ["batch", *shape], optional=True) for name, shape in model.known_inputs.items()]
     signature = {
         "sequence": {
             "inputs": [
@@ -156,17 +162,17 @@ def model_signature(model: SequenceModel) -> dict[str, Any]:
                 *sequence_dt,
                 _tensor("lengths", ["batch"], dtype="int64", optional=True),
                 *state_inputs,
-                *known,
+                *known_inputs,
             ],
             "outputs": sequence_outputs,
         },
         "step": {
-            "inputs": [_input(model, ["batch", *sample[:-1]]), *step_dt, *state_inputs, *known],
+            "inputs": [_input(model, ["batch", *sample[:-1]]), *step_dt, *state_inputs, *known_inputs],
             "outputs": outputs,
         },
         "states": states,
     }
-    return signature | ({"max_dt": model.max_dt} if timed else {})
+    return signature | ({"max_dt": model.max_dt} if takes_dt else {})
 
 
 def _input(model: SequenceModel, axes: list[str | int]) -> dict[str, Any]:
@@ -194,7 +200,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 class _CallableModule(ModuleType):
-    """This package, callable as :func:`export`, and pickled by its name.
+    """A module type whose instances can be called as :func:`export` and are pickled by name.
 
     ``stablernn.export`` is a public function, but the import system binds the name to this package whenever a module
     below it is imported.

@@ -1,8 +1,8 @@
-"""Scaling and missing values as ONNX nodes of their own, in front of the recurrence, where they need no step by step.
+"""Scaling and imputation of missing values as ONNX nodes in front of the recurrence.
 
 A runtime pays for every node in the body of a Scan at every step, however little it computes. Standard scaling is
-elementwise and a missing value repeats the one before it, so both are done for a whole sequence at once, before the
-Scan. These are the operations of a step on the same numbers, and give the same bits.
+elementwise and a missing value repeats the previous one, so both are done for a whole sequence at once, before the
+Scan. The operations and operands are those of a step, so the results are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from stablernn.nn.preprocessing import Scaling
 
 _BOOL = TensorProto.BOOL
 STATE = "state_0"
-"""The last observed value of each feature, scaled, ``(batch, F)``: the one state of the intake."""
+"""The last observed value of each feature, scaled, ``(batch, F)``: the only state of the input stage."""
 
 
 @dataclass
-class Part:
-    """A piece of a graph.
+class GraphFragment:
+    """Nodes and constants to be inserted into a graph.
 
     Attributes:
-        features: Name of the value that it is for: the channels that the first layer sees.
-        nodes: In order.
+        features: Name of the resulting value: the channels that the first layer reads.
+        nodes: Nodes in topological order.
         constants: Initializers that the nodes read.
     """
 
@@ -37,34 +37,35 @@ class Part:
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
     def add(self, operation: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """Append a node; returns the name of its output."""
+        """Append a node and return the name of its output."""
         self.nodes.append(helper.make_node(operation, inputs, [output], **attributes))
         return output
 
     def split(self, value: str, count: int, name: str) -> list[str]:
-        """Append a node that cuts a value along its second axis; returns the names of the pieces."""
-        pieces = [f"{name}.{place}" for place in range(count)]
+        """Append a node that splits a value along its second axis, and return the names of the pieces."""
+        pieces = [f"{name}.{index}" for index in range(count)]
         self.nodes.append(helper.make_node("Split", [value], pieces, axis=1, num_outputs=count))
         return pieces
 
     def constant(self, name: str, value: np.ndarray) -> str:
-        """Append an initializer; returns its name."""
+        """Append an initializer and return its name."""
         self.constants.append(numpy_helper.from_array(value, name))
         return name
 
 
 @dataclass(frozen=True, eq=False)
-class Intake:
-    """A :class:`~stablernn.nn.preprocessing.Scaling` of ``x``: raw samples and ``state_0`` to channels and the next.
+class InputStage:
+    """A :class:`~stablernn.nn.preprocessing.Scaling` as graph nodes.
 
-    What ``Scaling.step`` computes, this does, and a test holds the two against each other.
+    It maps raw samples and ``state_0`` to channels and the next state, and computes the same as ``Scaling.step``; a
+    test compares the two.
 
     Attributes:
-        mean: Of each feature, ``(F,)``.
-        scale: Of each feature, ``(F,)``.
-        mask_channel: Whether F further channels tell which values were observed.
+        mean: Mean of each feature, ``(F,)``.
+        scale: Scale of each feature, ``(F,)``.
+        mask_channel: Whether F additional channels mark the observed values.
         keep_missing: Whether a missing value stays NaN in the channels.
-        stride: Samples of a patch; 0 where a step takes a single one.
+        stride: Samples per patch; 0 if a step takes a single sample.
     """
 
     mean: np.ndarray
@@ -74,99 +75,112 @@ class Intake:
     stride: int
 
     @classmethod
-    def of(cls, model: SequenceModel) -> Intake | None:
-        """What stands in front of this model's recurrence; None where it is part of that.
+    def from_model(cls, model: SequenceModel) -> InputStage | None:
+        """Return the input stage of a model; None if scaling has to stay inside the recurrence.
 
-        So it is where scaling follows a series by running statistics, where patches overlap and one is made of the
-        samples of another, and where the answer at every step starts from the last observed value there.
+        That is so if scaling uses running statistics, if patches overlap and therefore share samples, or if the output
+        at every step is relative to the last observed value.
         """
         scaling, patches = model.scaling, model.patches
-        anchored = isinstance(model, SequencePredictor) and model.predict_change
-        if type(scaling) is not Scaling or patches.size != patches.stride or anchored:
+        predicts_change = isinstance(model, SequencePredictor) and model.predict_change
+        if type(scaling) is not Scaling or patches.size != patches.stride or predicts_change:
             return None
+        # Copies, because the arrays would share memory with the buffers of the model.
         stride = 0 if patches.size == 1 else patches.stride
         mean, scale = scaling.mean.numpy().copy(), scaling.scale.numpy().copy()
         return cls(mean, scale, scaling.mask_channel, scaling.keep_missing, stride)
 
-    def of_step(self) -> Part:
-        """For one step: reads ``x`` (batch, F), or a patch of samples (batch, stride, F). No control flow."""
-        part = Part()
-        missing, scaled = self._scaled(part, "x")
-        if not self.stride:
-            held = part.add("Where", [missing, STATE, scaled], f"{STATE}_out")
-            part.features = self._channels(part, held, missing)
-            return part
-        axis = part.constant("intake.axis", np.array([1]))
-        held = part.add("Unsqueeze", [STATE, axis], "intake.before")
-        pieces = zip(
-            part.split(missing, self.stride, "intake.gap"), part.split(scaled, self.stride, "intake.value"), strict=True
-        )
-        filled: list[str] = []
-        for gap, value in pieces:
-            held = part.add("Where", [gap, held, value], f"intake.held.{len(filled)}")
-            filled.append(held)
-        part.add("Squeeze", [held, axis], f"{STATE}_out")
-        samples = part.add("Concat", filled, "intake.filled", axis=1)
-        part.features = self._patches(part, self._channels(part, samples, missing), time=False)
-        return part
+    def for_step(self) -> GraphFragment:
+        """Return the nodes for one step, without control flow.
 
-    def of_sequence(self, x: str, *, ends: str = "", valid: str = "") -> Part:
-        """For all steps of sequences at once.
+        They read ``x`` of shape (batch, F) or, for a patch, (batch, stride, F).
+        """
+        fragment = GraphFragment()
+        missing, scaled = self._scale(fragment, "x")
+        if not self.stride:
+            filled = fragment.add("Where", [missing, STATE, scaled], f"{STATE}_out")
+            fragment.features = self._channels(fragment, filled, missing)
+            return fragment
+        axis = fragment.constant("intake.axis", np.array([1]))
+        # (batch, 1, F), as the samples that the patch is split into.
+        last_value = fragment.add("Unsqueeze", [STATE, axis], "intake.before")
+        gaps = fragment.split(missing, self.stride, "intake.gap")
+        values = fragment.split(scaled, self.stride, "intake.value")
+        filled_samples: list[str] = []
+        for gap, value in zip(gaps, values, strict=True):
+            last_value = fragment.add("Where", [gap, last_value, value], f"intake.held.{len(filled_samples)}")
+            filled_samples.append(last_value)
+        fragment.add("Squeeze", [last_value, axis], f"{STATE}_out")
+        samples = fragment.add("Concat", filled_samples, "intake.filled", axis=1)
+        fragment.features = self._patches(fragment, self._channels(fragment, samples, missing), has_time=False)
+        return fragment
+
+    def for_sequence(self, x: str, *, ends: str = "", valid: str = "") -> GraphFragment:
+        """Return the nodes for all steps of a batch of sequences.
 
         Args:
-            x: Raw samples ``(batch, time, F)``, in whole patches.
-            ends: int64 ``(batch,)``, how many samples of each count; all when empty.
-            valid: ``(batch, time, 1)``, which samples count; all when empty.
+            x: Name of the raw samples ``(batch, time, F)``, in whole patches.
+            ends: Name of the number of valid samples, int64 ``(batch,)``; all samples are valid if empty.
+            valid: Name of the mask of valid samples, ``(batch, time, 1)``; all samples are valid if empty.
         """
-        part = Part()
-        axis = part.constant("intake.axis", np.array([1]))
-        missing, scaled = self._scaled(part, x)
-        gaps = part.add("And", [missing, valid], "intake.gaps") if valid else missing
-        some = part.add("ReduceMax", [gaps], "intake.some", keepdims=0)
-        filled = part.add(
-            "If", [some], "intake.filled", then_branch=self._filled(missing, scaled), else_branch=self._whole(scaled)
+        fragment = GraphFragment()
+        axis = fragment.constant("intake.axis", np.array([1]))
+        missing, scaled = self._scale(fragment, x)
+        gaps = fragment.add("And", [missing, valid], "intake.gaps") if valid else missing
+        has_gaps = fragment.add("ReduceMax", [gaps], "intake.some", keepdims=0)
+        # Data without gaps skips the Scan over time.
+        filled = fragment.add(
+            "If",
+            [has_gaps],
+            "intake.filled",
+            then_branch=self._fill_branch(missing, scaled),
+            else_branch=self._pass_branch(scaled),
         )
         if ends:
-            # A sequence of no samples ends with the value that it goes on from.
-            zero, one = part.constant("intake.zero", np.array(0)), part.constant("intake.one", np.array(1))
-            last = part.add("Max", [part.add("Sub", [ends, one], "intake.before_end"), zero], "intake.last_place")
-            place = part.add("Unsqueeze", [last, axis], "intake.last_places")
-            reached = part.add("GatherND", [filled, place], "intake.reached", batch_dims=1)
-            some_samples = part.add("Greater", [ends, zero], "intake.some_samples")
-            begun = part.add("Unsqueeze", [some_samples, axis], "intake.begun")
-            part.add("Where", [begun, reached, STATE], f"{STATE}_out")
+            # A sequence without samples keeps its initial state.
+            zero, unit = fragment.constant("intake.zero", np.array(0)), fragment.constant("intake.one", np.array(1))
+            last = fragment.add(
+                "Max", [fragment.add("Sub", [ends, unit], "intake.before_end"), zero], "intake.last_place"
+            )
+            last_index = fragment.add("Unsqueeze", [last, axis], "intake.last_places")
+            last_value = fragment.add("GatherND", [filled, last_index], "intake.reached", batch_dims=1)
+            has_samples = fragment.add("Greater", [ends, zero], "intake.some_samples")
+            # (batch, 1), to broadcast over the features.
+            has_samples_column = fragment.add("Unsqueeze", [has_samples, axis], "intake.begun")
+            fragment.add("Where", [has_samples_column, last_value, STATE], f"{STATE}_out")
         else:
-            part.add("Gather", [filled, part.constant("intake.end", np.array(-1))], f"{STATE}_out", axis=1)
-        part.features = self._channels(part, filled, missing)
+            fragment.add("Gather", [filled, fragment.constant("intake.end", np.array(-1))], f"{STATE}_out", axis=1)
+        fragment.features = self._channels(fragment, filled, missing)
         if self.stride:
-            part.features = self._patches(part, part.features, time=True)
-        return part
+            fragment.features = self._patches(fragment, fragment.features, has_time=True)
+        return fragment
 
-    def _patches(self, part: Part, samples: str, *, time: bool) -> str:
-        """The channels of a patch's samples side by side."""
+    def _patches(self, fragment: GraphFragment, samples: str, *, has_time: bool) -> str:
+        """Concatenate the channels of the samples of each patch."""
         channels = self.stride * len(self.mean) * (2 if self.mask_channel else 1)
-        shape = part.constant("intake.patch", np.array([0, -1, channels] if time else [0, channels]))
-        return part.add("Reshape", [samples, shape], "intake.patches")
+        shape = fragment.constant("intake.patch", np.array([0, -1, channels] if has_time else [0, channels]))
+        return fragment.add("Reshape", [samples, shape], "intake.patches")
 
-    def _scaled(self, part: Part, x: str) -> tuple[str, str]:
-        """Which values are missing, and the standard scores of the others."""
-        missing = part.add("IsNaN", [x], "intake.missing")
-        distance = part.add("Sub", [x, part.constant("intake.mean", self.mean)], "intake.distance")
-        return missing, part.add("Div", [distance, part.constant("intake.scale", self.scale)], "intake.scaled")
+    def _scale(self, fragment: GraphFragment, x: str) -> tuple[str, str]:
+        """Return the mask of missing values and the standard scores of the others."""
+        missing = fragment.add("IsNaN", [x], "intake.missing")
+        distance = fragment.add("Sub", [x, fragment.constant("intake.mean", self.mean)], "intake.distance")
+        return missing, fragment.add("Div", [distance, fragment.constant("intake.scale", self.scale)], "intake.scaled")
 
-    def _channels(self, part: Part, held: str, missing: str) -> str:
+    def _channels(self, fragment: GraphFragment, filled: str, missing: str) -> str:
+        """Return the channels of filled samples: missing values restored and mask channels appended, if configured."""
         if self.keep_missing:
-            nan = part.constant("intake.nan", np.array(np.nan, np.float32))
-            held = part.add("Where", [missing, nan, held], "intake.left_missing")
+            nan = fragment.constant("intake.nan", np.array(np.nan, np.float32))
+            filled = fragment.add("Where", [missing, nan, filled], "intake.left_missing")
         if not self.mask_channel:
-            return held
-        observed = part.add("Not", [missing], "intake.observed")
-        mask = part.add("Cast", [observed], "intake.mask", to=TensorProto.FLOAT)
-        return part.add("Concat", [held, mask], "intake.channels", axis=-1)
+            return filled
+        observed = fragment.add("Not", [missing], "intake.observed")
+        mask = fragment.add("Cast", [observed], "intake.mask", to=TensorProto.FLOAT)
+        return fragment.add("Concat", [filled, mask], "intake.channels", axis=-1)
 
-    def _filled(self, missing: str, scaled: str) -> onnx.GraphProto:
-        """Branch where some value is missing: each takes the one before it."""
-        held, value, gap = (_batch("held", self.mean), _batch("value", self.mean), _batch("gap", self.mean))
+    def _fill_branch(self, missing: str, scaled: str) -> onnx.GraphProto:
+        """Return the branch for data with gaps: each missing value repeats the previous one of its feature."""
+        last_value, value, gap = (_batch_info(name, self.mean) for name in ("held", "value", "gap"))
         gap.type.tensor_type.elem_type = _BOOL
         body = helper.make_graph(
             [
@@ -174,8 +188,8 @@ class Intake:
                 helper.make_node("Identity", ["held_out"], ["filled"]),
             ],
             "hold",
-            [held, value, gap],
-            [_batch("held_out", self.mean), _batch("filled", self.mean)],
+            [last_value, value, gap],
+            [_batch_info("held_out", self.mean), _batch_info("filled", self.mean)],
         )
         scan = helper.make_node(
             "Scan",
@@ -186,16 +200,16 @@ class Intake:
             scan_input_axes=[1, 1],
             scan_output_axes=[1],
         )
-        return helper.make_graph([scan], "fill", [], [self._over_time("intake.held_on")])
+        return helper.make_graph([scan], "fill", [], [self._sequence_info("intake.held_on")])
 
-    def _whole(self, scaled: str) -> onnx.GraphProto:
-        """Branch where no value is missing."""
-        same = helper.make_node("Identity", [scaled], ["intake.as_it_is"])
-        return helper.make_graph([same], "pass", [], [self._over_time("intake.as_it_is")])
+    def _pass_branch(self, scaled: str) -> onnx.GraphProto:
+        """Return the branch for data without missing values."""
+        identity = helper.make_node("Identity", [scaled], ["intake.as_it_is"])
+        return helper.make_graph([identity], "pass", [], [self._sequence_info("intake.as_it_is")])
 
-    def _over_time(self, name: str) -> onnx.ValueInfoProto:
+    def _sequence_info(self, name: str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", None, len(self.mean)])
 
 
-def _batch(name: str, features: np.ndarray) -> onnx.ValueInfoProto:
+def _batch_info(name: str, features: np.ndarray) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", len(features)])

@@ -1,4 +1,4 @@
-"""A published model again, from its own files, and what was said of it computed anew."""
+"""Loading of an exported model from its files, and recomputation of its certificate and parity report."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from safetensors.torch import load
 
 from stablernn.certificates.certificate import prove
 from stablernn.errors import CheckpointError
+from stablernn.export import parity_lengths
 from stablernn.export.parity import check_parity
 from stablernn.nn.models import SequenceModel, build_model
 
 
 def reload(config: bytes, weights: bytes) -> SequenceModel:
-    """The model of an exported folder, in evaluation mode on the CPU.
+    """Rebuild the model of an exported folder, in evaluation mode on the CPU.
 
     Args:
         config: The bytes of ``config.json``.
-        weights: Those of ``weights.safetensors``.
+        weights: The bytes of ``weights.safetensors``.
 
     Raises:
-        CheckpointError: If they do not make a model.
+        CheckpointError: If no model can be built from them.
     """
     try:
         model = build_model(json.loads(config)["model"])
-        # A copy: the bytes belong to the caller, and safetensors hands out views of them.
+        # Copies: the bytes belong to the caller, and safetensors returns views of them.
         model.load_state_dict({name: tensor.clone() for name, tensor in load(weights).items()})
     except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             f"config.json and weights.safetensors do not make a model ({error}). They were written by another version "
             "of stablernn, or not by stablernn."
         ) from error
+    # The scaling comes from the file, so the model does not have to warn of a missing fit_scaling().
     model.mark_fitted()
     return model.eval().requires_grad_(False)
 
 
 def recompute(files: Mapping[str, bytes], longest: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Certificate and parity report of an exported folder.
+    """Recompute the certificate and the parity report of an exported folder.
 
     Args:
         files: The bytes of ``config.json``, ``weights.safetensors``, ``step.onnx`` and ``sequence.onnx``, by name.
-        longest: A length at which parity is checked beside the usual ones.
+        longest: Sequence length at which parity is checked in addition to the default lengths.
 
     Raises:
-        CheckpointError: If they do not make a model.
-        ParityError: If the graphs' numbers differ from those of the weights.
+        CheckpointError: If no model can be built from them.
+        ParityError: If the outputs of the graphs differ from those of the model.
     """
-    from stablernn.export import parity_lengths
-
     model = reload(files["config.json"], files["weights.safetensors"])
     parity = check_parity(model, files["step.onnx"], files["sequence.onnx"], lengths=parity_lengths(longest))
     return prove(model).document(), parity

@@ -1,13 +1,13 @@
-"""Whether the exported graphs compute what the model computes, and a stream what a sequence computes.
+"""Parity checks: the exported graphs must compute what the model computes, and a stream what a sequence computes.
 
-Four ways through one recurrence are compared on random raw inputs with gaps: the torch model, the sequence graph, the
-step graph fed one sample after the other, and one padded batch of unequal lengths.
+Four evaluations of one recurrence are compared on random raw inputs with gaps: the torch model, the sequence graph, the
+step graph called sample by sample, and one padded batch of unequal lengths.
 
 - One step from the same state must agree with torch within ``STEP_TOLERANCE`` of the largest output.
-- A whole sequence may differ by that times the model's own amplification: how far its outputs move, in float64, when
-  every scaled input moves by one float32 rounding step. The product is capped at ``SEQUENCE_CAP``.
-- Stepped and whole-sequence outputs must be equal to the last bit on one CPU thread, from zeros and from a state that
-  was reached, and so must a sequence alone and the same one in a padded batch.
+- A whole sequence may differ by that times the amplification of the model: the change of its outputs, in float64, if
+  every scaled input changes by one float32 rounding step. The product is capped at ``SEQUENCE_CAP``.
+- Stepped and whole-sequence outputs must be equal to the last bit on one CPU thread, from a zero state and from a final
+  state, and so must the outputs of a sequence alone and in a padded batch.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ BATCHES = (1, 5)
 DEFAULT_LENGTHS = (1, 7, 40)
 
 Arrays = dict[str, np.ndarray]
-Runner = Callable[[Arrays, np.ndarray, Arrays], Arrays]
+SequenceRunner = Callable[[Arrays, np.ndarray, Arrays], Arrays]
+"""From inputs, lengths, and states with known inputs to outputs, all by name."""
 
 
-def session(graph: bytes) -> ort.InferenceSession:
-    """An ONNX Runtime session on one CPU thread, the configuration for which equality to the bit is promised."""
+def open_session(graph: bytes) -> ort.InferenceSession:
+    """Return an ONNX Runtime session on one CPU thread, for which bitwise equality is promised."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Else a file whose bytes 4 to 8 are ORTM would be read as a flatbuffer.
+    # Otherwise a file with ORTM as bytes 4 to 8 would be read as a flatbuffer.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
@@ -56,61 +57,65 @@ def check_parity(
     lengths: Sequence[int] = DEFAULT_LENGTHS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Compare all ways through the model.
+    """Compare the torch model, both graphs and, if given, the TorchScript module on random inputs.
 
     Args:
-        model: In evaluation mode, float32, on the CPU.
+        model: The model in evaluation mode, float32, on the CPU.
         step: Serialized ``step.onnx``.
         sequence: Serialized ``sequence.onnx``.
-        scripted: The TorchScript module, where one was made.
+        scripted: The TorchScript module; None if there is none.
         lengths: Three or more sequence lengths.
-        seed: Of the random inputs.
+        seed: Seed of the random inputs.
 
     Returns:
         The report, as JSON types: ``max_abs_error`` and ``max_rel_error`` over whole sequences, ``step_rel_error``,
-        ``amplification``, what was compared at which shapes, ``stream_equals_sequence``, ``batch_equals_single``.
+        ``amplification``, each comparison with its shape, ``stream_equals_sequence``, ``batch_equals_single``.
 
     Raises:
-        ParityError: If any comparison is outside its bound.
+        ParityError: If any difference exceeds its bound.
     """
     generator = np.random.default_rng(seed)
     names = state_names(model)
-    step_session, sequence_session = session(step), session(sequence)
+    step_session, sequence_session = open_session(step), open_session(sequence)
     run_sequence = _sequence_runner(sequence_session)
     rows = []
     amplification = 1.0
     for length in lengths:
         for batch in BATCHES:
-            inputs = _inputs(model, generator, batch, length)
-            valid = _lengths(generator, batch, length)
-            known = _known(model, generator, batch)
-            expected = _torch_run(model, inputs, valid, known)
-            actual = run_sequence(inputs, valid, {**_zeros(model, batch), **known})
-            grown = _amplification(model, inputs, valid, known, generator)
-            amplification = max(amplification, grown)
-            allowed = min(STEP_TOLERANCE * grown, SEQUENCE_CAP)
-            row: dict[str, Any] = {"time": length, "batch": batch, "allowed_rel_error": allowed}
-            row["max_abs_error"], row["max_rel_error"] = _difference(expected, actual)
-            singles = [{name: value[b : b + 1, : valid[b]] for name, value in inputs.items()} for b in range(batch)]
-            told = [{name: value[b : b + 1] for name, value in known.items()} for b in range(batch)]
-            stepped = [_stream(step_session, model, *both) for both in zip(singles, told, strict=True)]
-            alone = [
-                run_sequence(single, valid[b : b + 1], {**_zeros(model, 1), **told[b]})
+            inputs = _draw_inputs(model, generator, batch, length)
+            lengths_of_batch = _draw_lengths(generator, batch, length)
+            known_inputs = _draw_known_inputs(model, generator, batch)
+            expected = _run_torch(model, inputs, lengths_of_batch, known_inputs)
+            actual = run_sequence(inputs, lengths_of_batch, {**_zero_states(model, batch), **known_inputs})
+            batch_amplification = _measure_amplification(model, inputs, lengths_of_batch, known_inputs, generator)
+            amplification = max(amplification, batch_amplification)
+            max_error = min(STEP_TOLERANCE * batch_amplification, SEQUENCE_CAP)
+            row: dict[str, Any] = {"time": length, "batch": batch, "allowed_rel_error": max_error}
+            row["max_abs_error"], row["max_rel_error"] = _max_errors(expected, actual)
+            # Each sequence of the batch alone, without padding: (1, lengths_of_batch[b], ...).
+            singles = [
+                {name: value[b : b + 1, : lengths_of_batch[b]] for name, value in inputs.items()} for b in range(batch)
+            ]
+            single_known = [{name: value[b : b + 1] for name, value in known_inputs.items()} for b in range(batch)]
+            streamed = [_run_stream(step_session, model, *pair) for pair in zip(singles, single_known, strict=True)]
+            single_outputs = [
+                run_sequence(single, lengths_of_batch[b : b + 1], {**_zero_states(model, 1), **single_known[b]})
                 for b, single in enumerate(singles)
             ]
-            first = _samples(model, inputs)[0]
-            row["step_rel_error"] = _one_step_error(step_session, model, first, actual, names, known)
-            # Once more from where it ended: a state that is given counts, and not only one of zeros.
-            reached = {name: alone[-1][f"{name}_out"] for name in names}
-            further = run_sequence(singles[-1], valid[-1:], {**reached, **told[-1]})
-            stepped.append(_stream(step_session, model, singles[-1], told[-1], reached))
-            row["stream_equals_sequence"] = all(map(_equal, stepped, [*alone, further]))
+            first_sample = _split_steps(model, inputs)[0]
+            row["step_rel_error"] = _step_error(step_session, model, first_sample, actual, names, known_inputs)
+            # Once more from the final state, since equality must not hold for a zero state only.
+            final_states = {name: single_outputs[-1][f"{name}_out"] for name in names}
+            continued = run_sequence(singles[-1], lengths_of_batch[-1:], {**final_states, **single_known[-1]})
+            streamed.append(_run_stream(step_session, model, singles[-1], single_known[-1], final_states))
+            row["stream_equals_sequence"] = all(map(_are_equal, streamed, [*single_outputs, continued]))
             row["batch_equals_single"] = all(
-                _equal(_one_of(model, actual, b, int(valid[b])), alone[b]) for b in range(batch)
+                _are_equal(_select_sequence(model, actual, b, int(lengths_of_batch[b])), single_outputs[b])
+                for b in range(batch)
             )
             if scripted is not None:
-                script_output = _script_run(scripted, model, inputs, valid, known)
-                row["torchscript_rel_error"] = _difference(expected, script_output)[1]
+                script_output = _run_script(scripted, model, inputs, lengths_of_batch, known_inputs)
+                row["torchscript_rel_error"] = _max_errors(expected, script_output)[1]
             rows.append(row)
     report = {
         "max_abs_error": max(row["max_abs_error"] for row in rows),
@@ -131,11 +136,12 @@ def check_parity(
     }
     if scripted is not None:
         report["torchscript_rel_error"] = max(row["torchscript_rel_error"] for row in rows)
-    _judge(report)
+    _check_bounds(report)
     return report
 
 
-def _judge(report: Mapping[str, Any]) -> None:
+def _check_bounds(report: Mapping[str, Any]) -> None:
+    # Written as "not error <= bound", so that NaN fails too.
     if not report["step_rel_error"] <= STEP_TOLERANCE:
         raise ParityError(
             f"One step of the exported graph differs from torch by {report['step_rel_error']:.2g} of the largest "
@@ -150,19 +156,19 @@ def _judge(report: Mapping[str, Any]) -> None:
                 )
     if not report["stream_equals_sequence"]:
         raise ParityError(
-            "The step graph fed sample by sample and the sequence graph differ in some bit; nothing was exported."
+            "The step graph called sample by sample and the sequence graph are not bitwise equal; nothing was exported."
         )
     if not report["batch_equals_single"]:
         raise ParityError(
-            "A sequence alone and in a padded batch differ in some bit in the sequence graph; nothing was exported."
+            "A sequence alone and in a padded batch are not bitwise equal in the sequence graph; nothing was exported."
         )
 
 
-def _inputs(model: SequenceModel, generator: np.random.Generator, batch: int, length: int) -> Arrays:
-    """Raw values as spread as the training data were, one in twenty missing; steps up to the longest there is.
+def _draw_inputs(model: SequenceModel, generator: np.random.Generator, batch: int, length: int) -> Arrays:
+    """Draw raw values from the distribution of the training data, 5 % of them missing, and time steps up to ``max_dt``.
 
-    In a batch the first sequence has none missing and the second begins with such a one: the graphs take other ways
-    there. Tokens are drawn evenly from all that there are.
+    In a batch the first sequence is complete and the second starts with a missing value, because the graphs have
+    separate branches for these cases. Tokens are drawn uniformly from the vocabulary.
     """
     if model.input_name == "tokens":
         inputs: Arrays = {"tokens": generator.integers(model.input_size, size=(batch, length))}
@@ -172,44 +178,45 @@ def _inputs(model: SequenceModel, generator: np.random.Generator, batch: int, le
         if batch > 1:
             gaps[0], gaps[1, 0] = False, True
         scores[gaps] = np.nan
-        inputs = {"x": _raw(model, scores, range(model.input_size))}
+        inputs = {"x": _to_raw(model, scores, range(model.input_size))}
     if model.max_dt is not None:
         inputs["dt"] = generator.uniform(0, model.max_dt, (batch, length)).astype(np.float32)
     return inputs
 
 
-def _known(model: SequenceModel, generator: np.random.Generator, batch: int) -> Arrays:
-    """What outputs are made from beside the state, one in twenty not known."""
-    known: Arrays = {}
+def _draw_known_inputs(model: SequenceModel, generator: np.random.Generator, batch: int) -> Arrays:
+    """Draw the inputs of the emission apart from the state, 5 % of them missing."""
+    known_inputs: Arrays = {}
     for name, shape in model.known_inputs.items():
         assert isinstance(model, Forecaster)
         scores = generator.standard_normal((batch, *shape))
         scores[generator.random(scores.shape) < 0.05] = np.nan
         if name == "future":
-            known[name] = _raw(model, scores, model.future_indices)
+            known_inputs[name] = _to_raw(model, scores, model.future_indices)
         else:
             mean, scale = model.static_mean.numpy(), model.static_scale.numpy()
-            known[name] = (mean + scale * scores).astype(np.float32)
-    return known
+            known_inputs[name] = (mean + scale * scores).astype(np.float32)
+    return known_inputs
 
 
-def _raw(model: SequenceModel, scores: np.ndarray, features: Sequence[int]) -> np.ndarray:
-    """Standard scores of some features as raw values."""
+def _to_raw(model: SequenceModel, scores: np.ndarray, features: Sequence[int]) -> np.ndarray:
+    """Convert standard scores of some features to raw values."""
     mean, scale = (tensor.double().numpy()[list(features)] for tensor in (model.scaling.mean, model.scaling.scale))
     return model.scaling.inverse(torch.from_numpy(mean + scale * scores)).numpy().astype(np.float32)
 
 
-def _samples(model: SequenceModel, inputs: Arrays) -> list[Arrays]:
-    """What each step reads of whole sequences: a sample of each, or a patch that is filled up with missing ones."""
+def _split_steps(model: SequenceModel, inputs: Arrays) -> list[Arrays]:
+    """Split whole sequences into the inputs of each step: samples, or patches padded with missing values."""
     stride = model.patches.stride
     if model.patches.size == 1:
         steps = range(inputs[model.input_name].shape[1])
         return [{name: value[:, time] for name, value in inputs.items()} for time in steps]
-    rest = -inputs["x"].shape[1] % stride
+    padding = -inputs["x"].shape[1] % stride
     padded = {
         name: np.pad(
             value,
-            [(0, 0), (rest, 0) if model.patches.end_aligned else (0, rest), *[(0, 0)] * (value.ndim - 2)],
+            [(0, 0), (padding, 0) if model.patches.end_aligned else (0, padding), *[(0, 0)] * (value.ndim - 2)],
+            # A padding sample is a missing value with a time step of 1.
             constant_values=np.nan if name == "x" else 1,
         )
         for name, value in inputs.items()
@@ -218,141 +225,153 @@ def _samples(model: SequenceModel, inputs: Arrays) -> list[Arrays]:
     return [{name: value[:, start : start + stride] for name, value in padded.items()} for start in steps]
 
 
-def _lengths(generator: np.random.Generator, batch: int, length: int) -> np.ndarray:
+def _draw_lengths(generator: np.random.Generator, batch: int, length: int) -> np.ndarray:
+    # The first sequence fills the batch, the others are padded.
     lengths = generator.integers(1, length + 1, size=batch)
     lengths[0] = length
     return lengths.astype(np.int64)
 
 
-def _zeros(model: SequenceModel, batch: int) -> Arrays:
+def _zero_states(model: SequenceModel, batch: int) -> Arrays:
     sizes = [size for _, size in model.state_roles()]
     return {name: np.zeros((batch, size), np.float32) for name, size in zip(state_names(model), sizes, strict=True)}
 
 
-def _torch_run(model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known: Arrays) -> Arrays:
+def _run_torch(model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays) -> Arrays:
     dt = torch.from_numpy(inputs["dt"]) if "dt" in inputs else None
     with torch.no_grad():
         x = torch.from_numpy(inputs[model.input_name])
         if model.every_step:
-            return _named(model, *model.run(x, torch.from_numpy(lengths), dt=dt))
-        told = {name: torch.from_numpy(value) for name, value in known.items()}
+            return _outputs_by_name(model, *model.run(x, torch.from_numpy(lengths), dt=dt))
+        known_tensors = {name: torch.from_numpy(value) for name, value in known_inputs.items()}
         state = model.final_state(x, torch.from_numpy(lengths), dt=dt)
-        # The graphs of a recursive head hold one step of it, which is what emit gives.
-        outputs = dict(zip(model.output_names, model.emit(state, **told), strict=True))
-    return _named(model, outputs, state)
+        # The graphs contain one step of a recursive head, which is what emit() returns.
+        outputs = dict(zip(model.output_names, model.emit(state, **known_tensors), strict=True))
+    return _outputs_by_name(model, outputs, state)
 
 
-def _script_run(scripted: Any, model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known: Arrays) -> Arrays:
-    tensors = [torch.from_numpy(value) for value in inputs.values()]
-    told = [torch.from_numpy(value) for value in known.values()]
-    with torch.no_grad():
-        results = scripted(*tensors, torch.from_numpy(lengths), *model.initial_state(len(lengths)), *told)
-    count = len(model.output_names)
-    return _named(model, dict(zip(model.output_names, results[:count], strict=True)), results[count:])
-
-
-def _named(model: SequenceModel, outputs: Mapping[str, Tensor], state: Sequence[Tensor]) -> Arrays:
-    after = {f"{name}_out": tensor.numpy() for name, tensor in zip(state_names(model), state, strict=True)}
-    return {name: tensor.numpy() for name, tensor in outputs.items()} | after
-
-
-def _sequence_runner(runtime: ort.InferenceSession) -> Runner:
-    return lambda inputs, lengths, state: _run(runtime, {**inputs, "lengths": lengths, **state})
-
-
-def _run(runtime: ort.InferenceSession, inputs: Arrays) -> Arrays:
-    names = [output.name for output in runtime.get_outputs()]
-    return dict(zip(names, cast("list[np.ndarray]", runtime.run(names, inputs)), strict=True))
-
-
-def _stream(
-    runtime: ort.InferenceSession, model: SequenceModel, inputs: Arrays, known: Arrays, state: Arrays | None = None
+def _run_script(
+    scripted: Any, model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays
 ) -> Arrays:
-    state = state or _zeros(model, len(inputs[model.input_name]))
+    tensors = [torch.from_numpy(value) for value in inputs.values()]
+    known_tensors = [torch.from_numpy(value) for value in known_inputs.values()]
+    with torch.no_grad():
+        results = scripted(*tensors, torch.from_numpy(lengths), *model.initial_state(len(lengths)), *known_tensors)
+    count = len(model.output_names)
+    return _outputs_by_name(model, dict(zip(model.output_names, results[:count], strict=True)), results[count:])
+
+
+def _outputs_by_name(model: SequenceModel, outputs: Mapping[str, Tensor], state: Sequence[Tensor]) -> Arrays:
+    state_outputs = {f"{name}_out": tensor.numpy() for name, tensor in zip(state_names(model), state, strict=True)}
+    return {name: tensor.numpy() for name, tensor in outputs.items()} | state_outputs
+
+
+def _sequence_runner(session: ort.InferenceSession) -> SequenceRunner:
+    return lambda inputs, lengths, state: _run_session(session, {**inputs, "lengths": lengths, **state})
+
+
+def _run_session(session: ort.InferenceSession, inputs: Arrays) -> Arrays:
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, cast("list[np.ndarray]", session.run(names, inputs)), strict=True))
+
+
+def _run_stream(
+    session: ort.InferenceSession,
+    model: SequenceModel,
+    inputs: Arrays,
+    known_inputs: Arrays,
+    state: Arrays | None = None,
+) -> Arrays:
+    """Run the step graph over all steps; outputs have a time axis if the model has outputs at every step."""
+    state = state or _zero_states(model, len(inputs[model.input_name]))
     outputs: Arrays = {}
-    answers: dict[str, list[np.ndarray]] = {name: [] for name in model.output_names}
-    for sample in _samples(model, inputs):
-        outputs = _run(runtime, sample | state | known)
+    step_outputs: dict[str, list[np.ndarray]] = {name: [] for name in model.output_names}
+    for sample in _split_steps(model, inputs):
+        outputs = _run_session(session, sample | state | known_inputs)
         state = {name: outputs[f"{name}_out"] for name in state}
-        for name, values in answers.items():
+        for name, values in step_outputs.items():
             values.append(outputs[name])
     if not model.every_step:
         return outputs
-    return outputs | {name: np.stack(values, axis=1) for name, values in answers.items()}
+    return outputs | {name: np.stack(values, axis=1) for name, values in step_outputs.items()}
 
 
-def _one_of(model: SequenceModel, outputs: Arrays, row: int, length: int) -> Arrays:
-    """What a batch gave for one of its sequences, without the padding where every step has an output."""
-    cut = {name: value[:, :length] for name, value in outputs.items() if name in model.output_names}
-    return {name: value[row : row + 1] for name, value in {**outputs, **(cut if model.every_step else {})}.items()}
+def _select_sequence(model: SequenceModel, outputs: Arrays, row: int, length: int) -> Arrays:
+    """Return the outputs of one sequence of a batch; outputs at every step are cut to its length."""
+    unpadded = {name: value[:, :length] for name, value in outputs.items() if name in model.output_names}
+    return {name: value[row : row + 1] for name, value in {**outputs, **(unpadded if model.every_step else {})}.items()}
 
 
-def _one_step_error(
-    runtime: ort.InferenceSession,
+def _step_error(
+    session: ort.InferenceSession,
     model: SequenceModel,
-    first: Arrays,
-    reached: Arrays,
+    sample: Arrays,
+    final_outputs: Arrays,
     names: Sequence[str],
-    known: Arrays,
+    known_inputs: Arrays,
 ) -> float:
-    """Torch against the step graph, one step on from the state that the sequences reached."""
-    state = {name: reached[f"{name}_out"] for name in names}
-    actual = _run(runtime, first | state | known)
-    tensors = {"x" if name == "tokens" else name: torch.from_numpy(value) for name, value in first.items()}
+    """Return the relative difference of torch and the step graph after one more step from the final states."""
+    state = {name: final_outputs[f"{name}_out"] for name in names}
+    actual = _run_session(session, sample | state | known_inputs)
+    tensors = {"x" if name == "tokens" else name: torch.from_numpy(value) for name, value in sample.items()}
     with torch.no_grad():
-        following = model.transition(
+        next_state = model.transition(
             model.materialize(), state=tuple(torch.from_numpy(value) for value in state.values()), **tensors
         )
-        told = {name: torch.from_numpy(value) for name, value in known.items()}
-        emitted = dict(zip(model.output_names, model.emit(following, **told), strict=True))
-    return _difference(_named(model, emitted, following), actual)[1]
+        known_tensors = {name: torch.from_numpy(value) for name, value in known_inputs.items()}
+        outputs = dict(zip(model.output_names, model.emit(next_state, **known_tensors), strict=True))
+    return _max_errors(_outputs_by_name(model, outputs, next_state), actual)[1]
 
 
-def _difference(expected: Arrays, actual: Arrays) -> tuple[float, float]:
-    """Largest absolute error, and largest error of any tensor as a share of that tensor's largest value."""
+def _max_errors(expected: Arrays, actual: Arrays) -> tuple[float, float]:
+    """Return the largest absolute error, and the largest error of any tensor as a share of its largest value."""
     absolute = relative = 0.0
     for name, reference in expected.items():
         error = np.abs(reference.astype(np.float64) - actual[name]).max()
         largest = np.abs(reference).max()
+        # max() would drop a NaN, so that it becomes an infinite error.
         absolute = max(absolute, float(error)) if np.isfinite(error) else np.inf
         share = float(error / largest) if largest > 0 else float(error)
         relative = max(relative, share) if np.isfinite(share) else np.inf
     return absolute, relative
 
 
-def _amplification(
-    model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known: Arrays, generator: np.random.Generator
+def _measure_amplification(
+    model: SequenceModel, inputs: Arrays, lengths: np.ndarray, known_inputs: Arrays, generator: np.random.Generator
 ) -> float:
-    """How many times one rounding step at every scaled input comes out larger, at least 1; measured in float64."""
+    """Return the factor by which a rounding error at every scaled input grows, at least 1; measured in float64."""
     precise = copy.deepcopy(model).double()
+    # The rounding step of float32.
     unit = 2.0**-23
     if model.input_name == "tokens":
-        base = _torch_run(precise, inputs, lengths, {})
-        _move_channels(precise, unit, generator)
-        return max(1.0, _difference(base, _torch_run(precise, inputs, lengths, {}))[1] / unit)
+        expected = _run_torch(precise, inputs, lengths, {})
+        _perturb_channels(precise, unit, generator)
+        return max(1.0, _max_errors(expected, _run_torch(precise, inputs, lengths, {}))[1] / unit)
     x = inputs["x"]
     signs = generator.choice([-1.0, 1.0], size=x.shape)
-    # Raw values reach torch and the graphs alike; what rounds differently begins with their distance from the mean.
+    # Torch and the graphs read the same raw values; rounding differs first in their distance from the mean.
     values = precise.scaling.transform(torch.from_numpy(x.astype(np.float64)))
     distance = torch.from_numpy(unit * signs) * (values - precise.scaling.mean)
-    moved = precise.scaling.inverse(values + distance).numpy()
-    told = {name: value.astype(np.float64) for name, value in known.items()}
-    base = _torch_run(precise, {**inputs, "x": x.astype(np.float64)}, lengths, told)
-    _, relative = _difference(base, _torch_run(precise, {**inputs, "x": moved}, lengths, told))
+    perturbed = precise.scaling.inverse(values + distance).numpy()
+    known_values = {name: value.astype(np.float64) for name, value in known_inputs.items()}
+    expected = _run_torch(precise, {**inputs, "x": x.astype(np.float64)}, lengths, known_values)
+    _, relative = _max_errors(expected, _run_torch(precise, {**inputs, "x": perturbed}, lengths, known_values))
     return max(1.0, relative / unit)
 
 
-def _move_channels(model: SequenceModel, step: float, generator: np.random.Generator) -> None:
-    """Let what stands for tokens be off by ``step``: tokens themselves cannot be moved."""
-    exact = model.scaling.sequence
+def _perturb_channels(model: SequenceModel, step: float, generator: np.random.Generator) -> None:
+    """Perturb the channels computed from tokens by ``step``, since tokens themselves are integers."""
+    exact_sequence = model.scaling.sequence
 
-    def moved(x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        channels, state = exact(x, state, valid)
+    def perturbed_sequence(
+        x: Tensor, state: tuple[Tensor, ...], valid: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        channels, state = exact_sequence(x, state, valid)
         signs = torch.from_numpy(generator.choice([-1.0, 1.0], size=tuple(channels.shape)))
         return channels + step * signs, state
 
-    model.scaling.sequence = moved  # type: ignore[method-assign]
+    model.scaling.sequence = perturbed_sequence  # type: ignore[method-assign]
 
 
-def _equal(first: Arrays, second: Arrays) -> bool:
+def _are_equal(first: Arrays, second: Arrays) -> bool:
     return all(np.array_equal(value, second[name]) for name, value in first.items())

@@ -1,12 +1,12 @@
 """Step graph and sequence graph from the same nodes, so that a stream and a whole sequence give the same numbers.
 
-``step.onnx`` is intake, recurrence, then emission. ``sequence.onnx`` is an ONNX ``Scan`` whose body is that recurrence,
-then the emission of the last state; where every step has an output, the emission stands in the body too, and where the
-model has no intake of its own, scaling does. Constants of the recurrence stay inside the body: a runtime then packs and
-fuses them in both graphs alike, which is what makes the results equal bit for bit.
+``step.onnx`` is input stage, recurrence, then emission. ``sequence.onnx`` is an ONNX ``Scan`` whose body is that
+recurrence, then the emission of the last state. If every step has an output, the body contains the emission too; if the
+model has no separate input stage, the body contains the scaling. Constants of the recurrence stay inside the body, so
+that a runtime packs and fuses them in the same way in both graphs; this makes the results equal to the last bit.
 
-Steps behind a sequence's end hold every state, which is a node for each state in the body. Batches without padding take
-a second Scan without these nodes, for which the file holds a small recurrence twice.
+Steps after the end of a sequence keep every state, which takes one node per state in the body. Batches without padding
+run a second Scan without these nodes, for which the file contains a small recurrence twice.
 """
 
 from __future__ import annotations
@@ -16,130 +16,142 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, compose, helper
 
-from stablernn.export.input_stage import Part
-from stablernn.export.step import Parts
+from stablernn.export.input_stage import GraphFragment
+from stablernn.export.step import ModelParts
 
 IR_VERSION = 10
-TWICE_BYTES = 2**20
-"""A recurrence of more bytes stands in the file once: its products take so long that one node more is not felt."""
+MAX_DUPLICATED_BYTES = 2**20
+"""Larger recurrences are stored once: their products take so long that the additional nodes do not matter."""
 
-Before = tuple[list[onnx.NodeProto], list[onnx.TensorProto], list[str]]
-"""Nodes in front of the Scan, their constants, and the names of what is scanned.
+Prologue = tuple[list[onnx.NodeProto], list[onnx.TensorProto], list[str]]
+"""Nodes in front of the Scan, their constants, and the names of the scanned inputs.
 
-They leave ``time_scalar``, the steps of the longest sequence, and ``valid_steps``, which steps are no padding.
+The nodes define ``time_scalar``, the number of steps of the longest sequence, and ``valid_steps``, the mask of steps
+that are not padding.
 """
 
 
-def step_graph(parts: Parts) -> onnx.ModelProto:
-    """One step: inputs ``x[, dt], state_0, ..[, static, future]``, outputs the model's and ``state_0_out, ..``."""
+def step_graph(parts: ModelParts) -> onnx.ModelProto:
+    """Build ``step.onnx``: inputs ``x[, dt], state_0, ..[, static, future]``, outputs and ``state_0_out, ..``."""
     names = _layer_states(parts)
-    read = [value.name for value in parts.read]
-    body = _prefixed(parts.recurrence, "transition.", keep=[*read, *names, *(f"{name}_out" for name in names)])
-    intake = Part() if parts.intake is None else parts.intake.of_step()
-    for node in body.node if intake.features else ():
-        node.input[:] = [intake.features if name == read[0] else name for name in node.input]
-    tail = _tail(parts, {name: f"{name}_out" for name in parts.states})
-    graph = helper.make_graph(
-        [*intake.nodes, *body.node, *tail.node],
-        "step",
-        [*parts.read, *_state_inputs(parts), *_known(parts)],
-        [*tail.output, *_state_outputs(parts)],
-        [*intake.constants, *body.initializer, *tail.initializer],
+    input_names = [value.name for value in parts.step_inputs]
+    body = _prefix_names(
+        parts.recurrence, "transition.", keep=[*input_names, *names, *(f"{name}_out" for name in names)]
     )
-    return _model(graph, parts)
+    stage = GraphFragment() if parts.input_stage is None else parts.input_stage.for_step()
+    # The recurrence reads the channels that the input stage computes, and no longer the raw samples.
+    for node in body.node if stage.features else ():
+        node.input[:] = [stage.features if name == input_names[0] else name for name in node.input]
+    tail = _emission_graph(parts, {name: f"{name}_out" for name in parts.states})
+    graph = helper.make_graph(
+        [*stage.nodes, *body.node, *tail.node],
+        "step",
+        [*parts.step_inputs, *_state_inputs(parts), *_known_inputs(parts)],
+        [*tail.output, *_state_outputs(parts)],
+        [*stage.constants, *body.initializer, *tail.initializer],
+    )
+    return _build_model(graph, parts)
 
 
-def sequence_graph(parts: Parts) -> onnx.ModelProto:
-    """A whole sequence: inputs ``x[, dt], lengths, state_0, ..[, static, future]``; outputs as those of a step.
+def sequence_graph(parts: ModelParts) -> onnx.ModelProto:
+    """Build ``sequence.onnx``: inputs ``x[, dt], lengths, state_0, ..[, static, future]``; outputs as of a step.
 
-    They are those after the last valid step or, where every step has an output, those after each, with a time axis.
-    Steps from ``lengths`` on are padding, over which every state is held.
-    Where a step takes a patch of samples, the samples of a patch that lie behind the end are missing or, with
-    ``end_aligned``, those before the beginning. There is at least one sequence, of at least one step.
+    Outputs are those after the last valid step or, if every step has an output, those after each step, with a time
+    axis. Steps from ``lengths`` on are padding, over which every state is kept. If a step takes a patch of samples, the
+    samples of a patch after the end of a sequence are missing or, with ``end_aligned``, those before its beginning.
+    Batches have at least one sequence, of at least one step.
     """
-    stride = _stride(parts.read[0])
-    before, constants, sequences = _patched(parts, stride) if stride else _sampled(parts)
-    emitted = list(parts.emission.graph.output) if parts.every_step else []
+    stride = _patch_stride(parts.step_inputs[0])
+    prologue, constants, sequences = _patch_prologue(parts, stride) if stride else _sample_prologue(parts)
+    step_outputs = list(parts.emission.graph.output) if parts.every_step else []
     tail = onnx.GraphProto()
     if not parts.every_step:
-        tail = _tail(parts, {name: f"{name}_out" for name in parts.states})
-    results = [*(f"{name}_out" for name in _layer_states(parts)), *(value.name for value in emitted)]
-    if parts.recurrence.ByteSize() > TWICE_BYTES:
-        scanned = [_scan(parts, sequences, results, padded=True)]
+        tail = _emission_graph(parts, {name: f"{name}_out" for name in parts.states})
+    results = [*(f"{name}_out" for name in _layer_states(parts)), *(value.name for value in step_outputs)]
+    if parts.recurrence.ByteSize() > MAX_DUPLICATED_BYTES:
+        scan_nodes = [_scan_node(parts, sequences, results, is_padded=True)]
     else:
-        scanned = [
+        # The padded Scan only runs if the shortest sequence is shorter than the batch.
+        scan_nodes = [
             helper.make_node("ReduceMin", ["groups" if stride else "lengths"], ["shortest"], keepdims=0),
             helper.make_node("Less", ["shortest", "time_scalar"], ["padded"]),
             helper.make_node(
                 "If",
                 ["padded"],
                 results,
-                then_branch=_branch(parts, sequences, results, padded=True),
-                else_branch=_branch(parts, sequences, results, padded=False),
+                then_branch=_scan_branch(parts, sequences, results, is_padded=True),
+                else_branch=_scan_branch(parts, sequences, results, is_padded=False),
             ),
         ]
     inputs = [
-        *(_over_time(value, patched=stride > 0) for value in parts.read),
+        *(_with_time_axis(value, is_patched=stride > 0) for value in parts.step_inputs),
         helper.make_tensor_value_info("lengths", TensorProto.INT64, ["batch"]),
         *_state_inputs(parts),
-        *_known(parts),
+        *_known_inputs(parts),
     ]
-    outputs = [*map(_over_time, emitted), *tail.output, *_state_outputs(parts)]
-    nodes = [*before, *scanned, *tail.node]
+    outputs = [*map(_with_time_axis, step_outputs), *tail.output, *_state_outputs(parts)]
+    nodes = [*prologue, *scan_nodes, *tail.node]
     graph = helper.make_graph(nodes, "sequence", inputs, outputs, [*constants, *tail.initializer])
-    return _model(graph, parts)
+    return _build_model(graph, parts)
 
 
-def _scan(parts: Parts, sequences: Sequence[str], results: Sequence[str], *, padded: bool) -> onnx.NodeProto:
-    """The Scan over all steps of a batch, with or without padding behind the shorter sequences."""
-    scanned = [*sequences, *(["valid_steps"] if padded else [])]
+def _scan_node(
+    parts: ModelParts, sequences: Sequence[str], results: Sequence[str], *, is_padded: bool
+) -> onnx.NodeProto:
+    """Build the Scan over all steps of a batch, with or without padding after the shorter sequences."""
+    scan_inputs = [*sequences, *(["valid_steps"] if is_padded else [])]
     names = _layer_states(parts)
     scan = helper.make_node(
         "Scan",
-        [*names, *scanned],
+        [*names, *scan_inputs],
         results,
-        body=_scan_body(parts, padded=padded),
-        num_scan_inputs=len(scanned),
-        scan_input_axes=[1] * len(scanned),
+        body=_scan_body(parts, is_padded=is_padded),
+        num_scan_inputs=len(scan_inputs),
+        scan_input_axes=[1] * len(scan_inputs),
     )
+    # The states come first; any other results are outputs at every step, which get their time axis after the batch
+    # axis.
     if len(results) > len(names):
         scan.attribute.append(helper.make_attribute("scan_output_axes", [1] * (len(results) - len(names))))
     return scan
 
 
-def _branch(parts: Parts, sequences: Sequence[str], results: Sequence[str], *, padded: bool) -> onnx.GraphProto:
-    """That Scan as a graph of its own, which takes its inputs from the graph around it."""
-    name = "padded" if padded else "whole"
-    scan = _scan(parts, sequences, [f"{name}.{result}" for result in results], padded=padded)
+def _scan_branch(
+    parts: ModelParts, sequences: Sequence[str], results: Sequence[str], *, is_padded: bool
+) -> onnx.GraphProto:
+    """Build the Scan as a branch of an ``If``, which reads its inputs from the surrounding graph."""
+    name = "padded" if is_padded else "whole"
+    scan = _scan_node(parts, sequences, [f"{name}.{result}" for result in results], is_padded=is_padded)
     body = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
     count = len(_layer_states(parts))
-    outputs = [*map(_copy, body.output[:count]), *map(_over_time, body.output[count:])]
-    for output, written in zip(outputs, scan.output, strict=True):
-        output.name = written
+    outputs = [*map(_copy, body.output[:count]), *map(_with_time_axis, body.output[count:])]
+    for output, name_in_scan in zip(outputs, scan.output, strict=True):
+        output.name = name_in_scan
     return helper.make_graph([scan], name, [], outputs)
 
 
-def _stride(x: onnx.ValueInfoProto) -> int:
-    """Samples of a patch; 0 where a step takes one sample ``(batch, features)``."""
+def _patch_stride(x: onnx.ValueInfoProto) -> int:
+    """Return the number of samples per patch; 0 if a step takes one sample ``(batch, features)``."""
     axes = x.type.tensor_type.shape.dim
     return int(axes[1].dim_value) if len(axes) == 3 else 0
 
 
-def _sampled(parts: Parts) -> Before:
-    """What stands in front where a step takes one sample."""
-    names = [value.name for value in parts.read]
-    nodes, constants = _valid(names[0], "lengths")
-    if parts.intake is None:
+def _sample_prologue(parts: ModelParts) -> Prologue:
+    """Build the nodes in front of the Scan for steps that take one sample."""
+    names = [value.name for value in parts.step_inputs]
+    nodes, constants = _valid_mask(names[0], "lengths")
+    if parts.input_stage is None:
         return nodes, constants, names
-    # A sequence ends with its last sample, whatever length it is told.
+    # A length greater than the number of samples must not index past the last sample.
     nodes.append(helper.make_node("Min", ["lengths", "time_scalar"], ["ends"]))
-    intake = parts.intake.of_sequence("x", ends="ends", valid="valid_steps")
-    return [*nodes, *intake.nodes], [*constants, *intake.constants], [intake.features, *names[1:]]
+    stage = parts.input_stage.for_sequence("x", ends="ends", valid="valid_steps")
+    return [*nodes, *stage.nodes], [*constants, *stage.constants], [stage.features, *names[1:]]
 
 
-def _valid(sequence: str, lengths: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+def _valid_mask(sequence: str, lengths: str) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Build the nodes for ``time_scalar`` and ``valid_steps``, and their constants."""
     nodes = [
-        # valid[b, t] = t < lengths[b], with a trailing axis so that a step sees (batch, 1).
+        # valid[b, t] = t < lengths[b], with a trailing axis so that a step reads (batch, 1).
         helper.make_node("Shape", [sequence], ["time"], start=1, end=2),
         helper.make_node("Squeeze", ["time"], ["time_scalar"]),
         helper.make_node("Range", ["zero", "time_scalar", "one"], ["times"]),
@@ -156,9 +168,9 @@ def _valid(sequence: str, lengths: str) -> tuple[list[onnx.NodeProto], list[onnx
     return nodes, constants
 
 
-def _patched(parts: Parts, stride: int) -> Before:
-    """What stands in front where a step takes a patch; ``groups`` becomes the number of patches of each sequence."""
-    read, end_aligned = parts.read, parts.end_aligned
+def _patch_prologue(parts: ModelParts, stride: int) -> Prologue:
+    """Build the nodes in front of the Scan for steps that take a patch; ``groups`` is the patches of each sequence."""
+    step_inputs, end_aligned = parts.step_inputs, parts.end_aligned
     nodes = [
         helper.make_node("Shape", ["x"], ["samples"], start=1, end=2),
         helper.make_node("Squeeze", ["samples"], ["samples_scalar"]),
@@ -170,36 +182,38 @@ def _patched(parts: Parts, stride: int) -> Before:
         helper.make_node("Div", ["rounded_up", "stride"], ["groups"]),
         helper.make_node("Neg", ["samples"], ["samples_below"]),
         helper.make_node("Mod", ["samples_below", "stride_vector"], ["rest"]),
-        *(_places() if end_aligned else []),
+        *(_end_aligned_indices() if end_aligned else []),
     ]
-    constants = _patch_constants(read, stride)
+    constants = _patch_constants(step_inputs, stride)
     sequences = []
-    for value in read:
+    for value in step_inputs:
         name, rank = value.name, len(value.type.tensor_type.shape.dim)
         valid = "valid_values" if rank == 3 else "valid_samples"
         unpadded = ["pads_zero"] * rank
+        # Pad takes all leading pads, then all trailing ones; only the end of the time axis is padded.
         pads = [*unpadded, "pads_zero", "rest", *unpadded[2:]]
         nodes += [
             helper.make_node("Where", [valid, name, f"{name}_absent"], [f"{name}_valid"]),
             helper.make_node("Concat", pads, [f"{name}_pads"], axis=0),
             helper.make_node("Pad", [f"{name}_valid", f"{name}_pads", f"{name}_absent"], [f"{name}_padded"]),
-            *(_moved_to_the_end(name, rank) if end_aligned else []),
+            *(_align_to_end(name, rank) if end_aligned else []),
         ]
-        whole = f"{name}_moved" if end_aligned else f"{name}_padded"
-        if name == "x" and parts.intake is not None:
-            intake = parts.intake.of_sequence(whole)
-            nodes += intake.nodes
-            constants += intake.constants
-            sequences.append(intake.features)
+        whole_patches = f"{name}_moved" if end_aligned else f"{name}_padded"
+        if name == "x" and parts.input_stage is not None:
+            stage = parts.input_stage.for_sequence(whole_patches)
+            nodes += stage.nodes
+            constants += stage.constants
+            sequences.append(stage.features)
         else:
-            nodes.append(helper.make_node("Reshape", [whole, f"{name}_shape"], [f"{name}_patches"]))
+            # (batch, patches, stride, ...)
+            nodes.append(helper.make_node("Reshape", [whole_patches, f"{name}_shape"], [f"{name}_patches"]))
             sequences.append(f"{name}_patches")
-    valid_nodes, valid_constants = _valid(sequences[0], "groups")
+    valid_nodes, valid_constants = _valid_mask(sequences[0], "groups")
     return [*nodes, *valid_nodes], [*constants, *valid_constants], sequences
 
 
-def _places() -> list[onnx.NodeProto]:
-    """Which sample stands in each place once sequences end with a whole patch: ``place``, below 0 where none does."""
+def _end_aligned_indices() -> list[onnx.NodeProto]:
+    """Build ``place``, the index of the sample at each time once sequences end with a whole patch; negative if none."""
     return [
         helper.make_node("Neg", ["lengths"], ["lengths_below"]),
         helper.make_node("Mod", ["lengths_below", "stride"], ["shift"]),
@@ -215,30 +229,31 @@ def _places() -> list[onnx.NodeProto]:
     ]
 
 
-def _moved_to_the_end(name: str, rank: int) -> list[onnx.NodeProto]:
-    """``{name}_moved``: the padded input with each sequence moved so that its last patch is whole."""
-    index, taken = ("place_read", "place_taken") if rank == 2 else (f"{name}_read", "place_taken_values")
-    spread = [
+def _align_to_end(name: str, rank: int) -> list[onnx.NodeProto]:
+    """Build ``{name}_moved``: the padded input with each sequence shifted so that its last patch is complete."""
+    index, is_sample = ("place_read", "place_taken") if rank == 2 else (f"{name}_read", "place_taken_values")
+    # GatherElements needs indices of the shape of its data.
+    expansion = [
         helper.make_node("Shape", [f"{name}_padded"], [f"{name}_padded_shape"]),
         helper.make_node("Expand", ["place_read_values", f"{name}_padded_shape"], [index]),
     ]
     return [
-        *(spread if rank == 3 else []),
+        *(expansion if rank == 3 else []),
         helper.make_node("GatherElements", [f"{name}_padded", index], [f"{name}_gathered"], axis=1),
-        helper.make_node("Where", [taken, f"{name}_gathered", f"{name}_absent"], [f"{name}_moved"]),
+        helper.make_node("Where", [is_sample, f"{name}_gathered", f"{name}_absent"], [f"{name}_moved"]),
     ]
 
 
-def _patch_constants(read: Sequence[onnx.ValueInfoProto], stride: int) -> list[onnx.TensorProto]:
+def _patch_constants(step_inputs: Sequence[onnx.ValueInfoProto], stride: int) -> list[onnx.TensorProto]:
     constants = [
         helper.make_tensor("stride", TensorProto.INT64, [], [stride]),
         helper.make_tensor("stride_vector", TensorProto.INT64, [1], [stride]),
         helper.make_tensor("stride_less_one", TensorProto.INT64, [], [stride - 1]),
         helper.make_tensor("pads_zero", TensorProto.INT64, [1], [0]),
     ]
-    for value in read:
+    for value in step_inputs:
         inner = [axis.dim_value for axis in value.type.tensor_type.shape.dim][2:]
-        # A value that is not there is missing; a step that is not there takes the regular time.
+        # A padding sample is a missing value; a padding time step has the regular length 1.
         absent = float("nan") if value.name == "x" else 1.0
         constants.append(helper.make_tensor(f"{value.name}_absent", TensorProto.FLOAT, [], [absent]))
         shape = [0, -1, stride, *inner]
@@ -246,50 +261,50 @@ def _patch_constants(read: Sequence[onnx.ValueInfoProto], stride: int) -> list[o
     return constants
 
 
-def _scan_body(parts: Parts, *, padded: bool) -> onnx.GraphProto:
-    """The recurrence and, where every step has an output, the emission; states are held where a step is padding."""
+def _scan_body(parts: ModelParts, *, is_padded: bool) -> onnx.GraphProto:
+    """Build the recurrence and, if every step has an output, the emission; padding steps keep the states."""
     names = _layer_states(parts)
-    body = _prefixed(parts.recurrence, "transition.", keep=[])
+    body = _prefix_names(parts.recurrence, "transition.", keep=[])
     count = len(body.input) - len(names)
-    read, states = body.input[:count], body.input[count:]
+    step_inputs, states = body.input[:count], body.input[count:]
     keep = helper.make_tensor_value_info("transition.keep", TensorProto.BOOL, ["batch", 1])
-    held, outputs = [], list(body.output)
-    for place, (before, after) in enumerate(zip(states, body.output, strict=True) if padded else ()):
-        output = _copy(after)
-        output.name = f"{after.name}_kept"
-        held.append(helper.make_node("Where", [keep.name, after.name, before.name], [output.name]))
-        outputs[place] = output
+    masking_nodes, outputs = [], list(body.output)
+    for index, (state, next_state) in enumerate(zip(states, body.output, strict=True) if is_padded else ()):
+        output = _copy(next_state)
+        output.name = f"{next_state.name}_kept"
+        masking_nodes.append(helper.make_node("Where", [keep.name, next_state.name, state.name], [output.name]))
+        outputs[index] = output
     tail = onnx.GraphProto()
     if parts.every_step:
-        # Over padding this is the output of the last valid step again, whatever stands there.
-        written = dict(zip(names, (output.name for output in outputs), strict=True))
-        tail = _tail(parts, written, is_inner=True)
+        # Reads the masked states, so that padding steps repeat the output of the last valid step.
+        state_values = dict(zip(names, (output.name for output in outputs), strict=True))
+        tail = _emission_graph(parts, state_values, is_inner=True)
     return helper.make_graph(
-        [*body.node, *held, *tail.node],
+        [*body.node, *masking_nodes, *tail.node],
         "transition",
-        [*states, *read, *([keep] if padded else [])],
+        [*states, *step_inputs, *([keep] if is_padded else [])],
         [*outputs, *tail.output],
         [*body.initializer, *tail.initializer],
     )
 
 
-def _tail(parts: Parts, written: Mapping[str, str], *, is_inner: bool = False) -> onnx.GraphProto:
-    """The emission graph, reading each state under the name that is given for it, and what is known.
+def _emission_graph(parts: ModelParts, state_values: Mapping[str, str], *, is_inner: bool = False) -> onnx.GraphProto:
+    """Build the emission graph, which reads the known inputs and each state from the value named for it.
 
-    Outputs have the model's names, but for those inside a body: a name stands for one value in all nested graphs.
+    Outputs have the names of the model except inside a body, because a name must be unique in all nested graphs.
     """
-    kept = [value.name for value in _known(parts)]
+    unprefixed_names = [value.name for value in _known_inputs(parts)]
     if not is_inner:
-        kept += [value.name for value in parts.emission.graph.output]
-    tail = _prefixed(parts.emission, "emission.", keep=kept)
-    read = {f"emission.{name}": given for name, given in written.items()}
+        unprefixed_names += [value.name for value in parts.emission.graph.output]
+    tail = _prefix_names(parts.emission, "emission.", keep=unprefixed_names)
+    input_names = {f"emission.{state}": value for state, value in state_values.items()}
     for node in tail.node:
-        node.input[:] = [read.get(name, name) for name in node.input]
+        node.input[:] = [input_names.get(name, name) for name in node.input]
     return tail
 
 
-def _prefixed(model: onnx.ModelProto, prefix: str, keep: Sequence[str]) -> onnx.GraphProto:
-    """A copy of the graph with every name prefixed but those to keep; shapes of inner values are dropped."""
+def _prefix_names(model: onnx.ModelProto, prefix: str, keep: Sequence[str]) -> onnx.GraphProto:
+    """Copy the graph with a prefix on every name except those to keep; shapes of inner values are dropped."""
     graph = compose.add_prefix(model, prefix).graph
     original = {prefix + name: name for name in keep}
     for node in graph.node:
@@ -301,16 +316,16 @@ def _prefixed(model: onnx.ModelProto, prefix: str, keep: Sequence[str]) -> onnx.
     return graph
 
 
-def _layer_states(parts: Parts) -> list[str]:
-    """The states that the recurrence has: all but that of the intake."""
+def _layer_states(parts: ModelParts) -> list[str]:
+    """Return the names of the states of the recurrence: all except that of the input stage."""
     return [value.name.removesuffix("_out") for value in parts.recurrence.graph.output]
 
 
-def _state_inputs(parts: Parts) -> list[onnx.ValueInfoProto]:
+def _state_inputs(parts: ModelParts) -> list[onnx.ValueInfoProto]:
     return [value for value in parts.emission.graph.input if value.name in parts.states]
 
 
-def _state_outputs(parts: Parts) -> list[onnx.ValueInfoProto]:
+def _state_outputs(parts: ModelParts) -> list[onnx.ValueInfoProto]:
     outputs = []
     for value in _state_inputs(parts):
         output = _copy(value)
@@ -319,26 +334,26 @@ def _state_outputs(parts: Parts) -> list[onnx.ValueInfoProto]:
     return outputs
 
 
-def _known(parts: Parts) -> list[onnx.ValueInfoProto]:
-    """What the outputs are made from beside the states."""
+def _known_inputs(parts: ModelParts) -> list[onnx.ValueInfoProto]:
+    """Return the inputs of the emission apart from the states."""
     return [value for value in parts.emission.graph.input if value.name not in parts.states]
 
 
 def _copy(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    copied = onnx.ValueInfoProto()
-    copied.CopyFrom(value)
-    return copied
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(value)
+    return copy
 
 
-def _over_time(value: onnx.ValueInfoProto, *, patched: bool = False) -> onnx.ValueInfoProto:
-    """The same input of a whole sequence, with a time axis after the batch, in place of that of a patch if there is."""
-    axes = value.type.tensor_type.shape.dim[2 if patched else 1 :]
+def _with_time_axis(value: onnx.ValueInfoProto, *, is_patched: bool = False) -> onnx.ValueInfoProto:
+    """Return the same value for whole sequences: a time axis after the batch axis, instead of the axis of a patch."""
+    axes = value.type.tensor_type.shape.dim[2 if is_patched else 1 :]
     return helper.make_tensor_value_info(
         value.name, value.type.tensor_type.elem_type, ["batch", "time", *(axis.dim_value for axis in axes)]
     )
 
 
-def _model(graph: onnx.GraphProto, parts: Parts) -> onnx.ModelProto:
+def _build_model(graph: onnx.GraphProto, parts: ModelParts) -> onnx.ModelProto:
     opsets = list(parts.recurrence.opset_import)
     model = helper.make_model(graph, producer_name="stablernn", ir_version=IR_VERSION, opset_imports=opsets)
     onnx.checker.check_model(model, full_check=True)

@@ -1,4 +1,4 @@
-"""What both graphs are made of: one step of the state, and the outputs that a state stands for."""
+"""The parts of both exported graphs: one step of the state, and the outputs computed from a state."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ExportError
-from stablernn.export.fuse_gemm import with_sums
-from stablernn.export.input_stage import Intake
+from stablernn.export.fuse_gemm import fuse_sums
+from stablernn.export.input_stage import InputStage
 from stablernn.nn.models import SequenceModel
 
 OPSET = 20
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the step graph and the sequence graph of a model are made of.
+class ModelParts:
+    """The parts from which the step graph and the sequence graph of a model are assembled.
 
     Attributes:
-        read: What a step reads beside the states: ``x`` or ``tokens``, and ``dt`` where the model takes it.
-        states: Names of all states, the intake's first.
-        intake: What stands in front of the recurrence and takes no step by step, where there is such a part.
-        recurrence: One step: inputs ``x[, dt], state_0, ..``, outputs ``state_0_out, ..``. Behind an intake ``x`` are
-            the first layer's channels, and states are those from ``state_1`` on.
+        step_inputs: Inputs of a step apart from the states: ``x`` or ``tokens``, and ``dt`` if the model takes it.
+        states: Names of all states; that of the input stage comes first.
+        input_stage: Scaling and imputation in front of the recurrence; None if the recurrence contains them.
+        recurrence: One step: inputs ``x[, dt], state_0, ..``, outputs ``state_0_out, ..``. After an input stage, ``x``
+            holds the channels of the first layer, and the states start at ``state_1``.
         emission: Inputs ``state_0, ..[, static, future]``, outputs the model's ``output_names``.
         every_step: Whether a sequence has outputs at every step.
-        end_aligned: Whether the last patch of a sequence is the whole one.
+        end_aligned: Whether patches are aligned to the end of a sequence, so that its last patch is complete.
     """
 
-    read: list[onnx.ValueInfoProto]
+    step_inputs: list[onnx.ValueInfoProto]
     states: list[str]
-    intake: Intake | None
+    input_stage: InputStage | None
     recurrence: onnx.ModelProto
     emission: onnx.ModelProto
     every_step: bool
@@ -45,17 +45,18 @@ class Parts:
 
 
 class Transition(nn.Module):
-    """``(x, *state) -> state``, or ``(x, dt, *state) -> state``, with every used matrix frozen as a constant.
+    """A step ``(x, *state) -> state`` or ``(x, dt, *state) -> state``; every matrix it uses is a constant.
 
     Args:
         model: In evaluation mode.
-        from_channels: Whether ``x`` are the first layer's channels, and the states of scaling are none of these.
+        from_channels: Whether ``x`` holds the channels of the first layer, so that the states of scaling are left out.
     """
 
     def __init__(self, model: SequenceModel, *, from_channels: bool = False) -> None:
         super().__init__()
         self.model = model
         self.from_channels = from_channels
+        # The matrices are computed once, so that the graph does not repeat the parametrization at every step.
         self.counts = []
         for depth, weights in enumerate(model.materialize()):
             self.counts.append(len(weights))
@@ -86,13 +87,14 @@ class Emission(nn.Module):
 
 
 class TransitionAndEmission(nn.Module):
-    """A transition and an emission with inputs of their own: one export of both costs half as much as one of each.
+    """A transition and an emission with separate inputs; one export of both takes half the time of two exports.
 
-    Most of an export's time goes into the exporter's table of operators, which it builds anew in every call.
+    Most of that time goes into the exporter's table of operators, which it rebuilds in every call.
 
     Args:
-        transition: Takes the first ``transition_inputs`` arguments.
-        emission: Takes all others.
+        transition: Module that takes the first ``transition_inputs`` arguments.
+        emission: Module that takes the other arguments.
+        transition_inputs: Number of arguments of the transition.
     """
 
     def __init__(self, transition: Transition, emission: Emission, transition_inputs: int) -> None:
@@ -107,76 +109,85 @@ class TransitionAndEmission(nn.Module):
 
 
 def state_names(model: SequenceModel) -> list[str]:
-    """Names of the state inputs; each output is the same name with ``_out``."""
+    """Return the names of the state inputs; each state output has the same name with ``_out`` appended."""
     return [f"state_{index}" for index in range(len(model.state_roles()))]
 
 
 def sample_inputs(model: SequenceModel) -> dict[str, Tensor]:
-    """What each step reads beside the states, by name, for a batch of two: ``x``, and ``dt`` where the model takes it.
+    """Return example inputs of a step by name, without states, for a batch of two: ``x``, and ``dt`` if it is taken.
 
-    Over whole sequences each of them has a time axis after the batch.
+    Inputs of whole sequences have a time axis after the batch axis in addition.
     """
     x = model.scaling.mean.new_zeros(2, *model.sample_shape)
     if model.input_name == "tokens":
         x = torch.zeros(2, dtype=torch.int64)
-    read = {model.input_name: x}
+    inputs = {model.input_name: x}
     ones = model.scaling.mean.new_ones(2, *model.sample_shape[:-1])
-    return read if model.max_dt is None else {**read, "dt": ones}
+    return inputs if model.max_dt is None else {**inputs, "dt": ones}
 
 
-def known_samples(model: SequenceModel) -> dict[str, Tensor]:
-    """The model's ``known_inputs`` for a batch of two."""
+def sample_known_inputs(model: SequenceModel) -> dict[str, Tensor]:
+    """Return example values of the model's ``known_inputs`` for a batch of two."""
     return {name: model.scaling.mean.new_zeros(2, *shape) for name, shape in model.known_inputs.items()}
 
 
-def parts(model: SequenceModel) -> Parts:
-    """Export what the graphs of a model are made of; it is on the CPU, in float32 and evaluation mode."""
-    intake = Intake.of(model)
+def export_parts(model: SequenceModel) -> ModelParts:
+    """Export the parts of the graphs of a model, which must be on the CPU, in float32 and in evaluation mode."""
+    input_stage = InputStage.from_model(model)
     names, samples, state = state_names(model), sample_inputs(model), model.initial_state(2)
-    read = [_value(name, sample) for name, sample in samples.items()]
-    rest, first = names, samples
-    if intake is not None:
-        rest, state = names[1:], state[1:]
-        first = {**samples, "x": model.scaling.mean.new_zeros(2, model.patches.output_size)}
-    known = known_samples(model)
-    transition_samples = {**first, **dict(zip(rest, state, strict=True))}
-    emission_samples = {**dict(zip(names, model.initial_state(2), strict=True)), **known}
+    step_inputs = [_value_info(name, sample) for name, sample in samples.items()]
+    layer_names, layer_samples = names, samples
+    if input_stage is not None:
+        # The first state is that of the scaling, and the recurrence starts from channels (batch, channels).
+        layer_names, state = names[1:], state[1:]
+        layer_samples = {**samples, "x": model.scaling.mean.new_zeros(2, model.patches.output_size)}
+    transition_samples = {**layer_samples, **dict(zip(layer_names, state, strict=True))}
+    emission_samples = {**dict(zip(names, model.initial_state(2), strict=True)), **sample_known_inputs(model)}
     module = TransitionAndEmission(
-        Transition(model, from_channels=intake is not None), Emission(model), len(transition_samples)
+        Transition(model, from_channels=input_stage is not None), Emission(model), len(transition_samples)
     )
-    next_names = [f"{name}_out" for name in rest]
-    # Both parts read the states, and a value of the transition may be called "mean" as an output is.
+    next_names = [f"{name}_out" for name in layer_names]
+    # Prefixed, because both parts read the states, and a value of the transition may have the name of an output.
     emission_names = {f"emission.{name}": name for name in (*emission_samples, *model.output_names)}
     outputs = [f"emission.{name}" for name in model.output_names]
-    graph = _exported(
+    graph = _export_module(
         module,
         (*transition_samples.values(), *emission_samples.values()),
         [*transition_samples, *(f"emission.{name}" for name in emission_samples)],
         [*next_names, *outputs],
     )
-    recurrence = _part(graph, [*transition_samples], next_names)
-    emission = _part(graph, [*emission_names], outputs)
+    recurrence = _extract_subgraph(graph, [*transition_samples], next_names)
+    emission = _extract_subgraph(graph, [*emission_names], outputs)
     _rename(emission.graph, emission_names)
-    return Parts(read, names, intake, with_sums(recurrence), emission, model.every_step, model.patches.end_aligned)
+    return ModelParts(
+        step_inputs,
+        names,
+        input_stage,
+        fuse_sums(recurrence),
+        emission,
+        model.every_step,
+        model.patches.end_aligned,
+    )
 
 
-def _part(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
+def _extract_subgraph(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
     """Return the part of a graph that computes ``outputs`` from ``inputs``."""
+    # Nodes are in topological order, so one backward pass finds everything that the outputs depend on.
     needed, nodes = set(outputs), []
     for node in reversed(model.graph.node):
         if needed.intersection(node.output):
             nodes.append(node)
             needed.update(node.input)
-    part = onnx.ModelProto()
-    part.CopyFrom(model)
-    graph = part.graph
+    subgraph = onnx.ModelProto()
+    subgraph.CopyFrom(model)
+    graph = subgraph.graph
     del graph.node[:], graph.initializer[:], graph.input[:], graph.output[:], graph.value_info[:]
     graph.node.extend(reversed(nodes))
     graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
     graph.input.extend(value for value in model.graph.input if value.name in inputs)
     graph.output.extend(value for value in model.graph.output if value.name in outputs)
     graph.value_info.extend(value for value in model.graph.value_info if value.name in needed)
-    return part
+    return subgraph
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
@@ -187,18 +198,18 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         node.output[:] = [names.get(name, name) for name in node.output]
 
 
-def _value(name: str, sample: Tensor) -> onnx.ValueInfoProto:
-    kind = onnx.TensorProto.INT64 if sample.dtype == torch.int64 else onnx.TensorProto.FLOAT
-    return onnx.helper.make_tensor_value_info(name, kind, ["batch", *sample.shape[1:]])
+def _value_info(name: str, sample: Tensor) -> onnx.ValueInfoProto:
+    dtype = onnx.TensorProto.INT64 if sample.dtype == torch.int64 else onnx.TensorProto.FLOAT
+    return onnx.helper.make_tensor_value_info(name, dtype, ["batch", *sample.shape[1:]])
 
 
-def _exported(
+def _export_module(
     module: TransitionAndEmission, arguments: tuple[Tensor, ...], inputs: list[str], outputs: list[str]
 ) -> onnx.ModelProto:
-    # Two axes, though both are batches: with one, the emission would take its size from an input of the transition.
+    # Two symbolic batch axes: with a single one, the emission would read its size from an input of the transition.
     axes = [torch.export.Dim("batch")] * module.transition_inputs
     axes += [torch.export.Dim("emission_batch")] * (len(arguments) - module.transition_inputs)
-    with _quiet():
+    with _silence_exporter():
         program = torch.onnx.export(
             module.eval(),
             arguments,
@@ -211,7 +222,7 @@ def _exported(
         )
     assert program is not None
     graph: onnx.ModelProto = program.model_proto
-    # The exporter may fix an axis that it was asked to leave open, without a word.
+    # The exporter may silently fix an axis that was declared as dynamic.
     for value in [*graph.graph.input, *graph.graph.output]:
         axis = value.type.tensor_type.shape.dim[0]
         if not axis.dim_param:
@@ -224,8 +235,8 @@ def _exported(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's remarks about its own internals and about packages that are not needed."""
+def _silence_exporter() -> Iterator[None]:
+    """Silence the exporter's messages about its internals and about packages that are not needed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The weights of a model as they are exported, and the hash by which a report says whose it is."""
+"""Serialized weights of a model, and the digest by which reports refer to them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from safetensors.torch import save
 from stablernn.nn.models import SequenceModel
 
 
-def weights_file(model: SequenceModel) -> bytes:
-    """What ``weights.safetensors`` of an export of this model holds; floats are float32."""
+def serialize_weights(model: SequenceModel) -> bytes:
+    """Return the content of ``weights.safetensors`` in an export of this model; floats are float32."""
+    # An export is float32 whatever the dtype of training, and safetensors requires contiguous tensors.
     tensors = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
         for name, tensor in model.state_dict().items()
@@ -19,5 +20,5 @@ def weights_file(model: SequenceModel) -> bytes:
 
 
 def weights_digest(model: SequenceModel) -> str:
-    """``sha256:`` and the hash of that file: the same before the export and in the version."""
-    return f"sha256:{hashlib.sha256(weights_file(model)).hexdigest()}"
+    """Return ``sha256:`` and the hash of that file; it is the same before the export and in a registry version."""
+    return f"sha256:{hashlib.sha256(serialize_weights(model)).hexdigest()}"

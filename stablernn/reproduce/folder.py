@@ -1,4 +1,4 @@
-"""Where a reproduction lies: ordinary run directories, what was measured of them, and the results."""
+"""Folder of a reproduction: ordinary run directories, their measurements, and the results."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from stablernn.training.run_directory import RunDirectory
 
 ROOT = Path("reproductions")
-"""Below the working directory."""
+"""Default folder of all reproductions, relative to the working directory."""
 
 
 def default_folder(root: Path, table: Table, protocol: ProtocolName) -> Path:
-    """Where a table goes unless a folder is named: one for each protocol, so that none replaces the other."""
+    """Return the default folder of a table; each protocol has its own, so that none overwrites another."""
     return root / (table.key if protocol == FULL else f"{table.key}-{protocol}")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One model of a table.
+    """The training run of one cell and seed of a table.
 
     Attributes:
-        cell: Key of the catalog.
-        seed: Of its training.
-        path: Its run directory.
+        cell: Key of the cell in the catalog.
+        seed: Seed of the training.
+        path: The run directory.
     """
 
     cell: str
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def directory(self) -> RunDirectory:
-        # Tables are listed without torch, which this module imports.
+        # Imported here because it loads torch, which listing tables does not need.
         from stablernn.training.run_directory import RunDirectory
 
         return RunDirectory(self.path)
@@ -54,19 +54,20 @@ class Run:
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """Validation accuracy after each epoch."""
+        """Validation accuracy after each epoch, by epoch number."""
         return {line["epoch"]: line["validation"]["accuracy"] for line in self.directory.records()}
 
     def first_epoch_at(self, accuracy: float) -> int | None:
-        """The first epoch that reaches a validation accuracy; None where none does."""
-        return next((epoch for epoch, reached in self.accuracies.items() if reached >= accuracy), None)
+        """Return the first epoch with at least this validation accuracy; None if there is none."""
+        epochs = (epoch for epoch, epoch_accuracy in self.accuracies.items() if epoch_accuracy >= accuracy)
+        return next(epochs, None)
 
 
-class Folder:
-    """Names of the files of one reproduction.
+class ReproductionFolder:
+    """Files of one reproduction.
 
     Args:
-        path: The folder; it need not be there yet.
+        path: The folder, which may not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,56 +76,59 @@ class Folder:
         self.results = path / "results.json"
         self.page = path / "table.md"
 
-    def picture(self, table: Table) -> Path:
+    def figure(self, table: Table) -> Path:
         return self.path / f"{table.key}.png"
 
     def run(self, cell: str, seed: int) -> Run:
         return Run(cell, seed, self.path / "runs" / f"{cell}-{seed}")
 
-    def finished(self, table: Table) -> list[Run]:
-        """The runs that are done, in the order of the table, then by seed."""
-        found = []
+    def finished_runs(self, table: Table) -> list[Run]:
+        """Return the runs that are done, in the order of the table, then by seed."""
+        finished = []
         for cell in table.cells:
+            # Folders of other names are not ours, and are ignored.
             seeds = [path.name.removeprefix(f"{cell}-") for path in (self.path / "runs").glob(f"{cell}-*")]
             runs = [self.run(cell, seed) for seed in sorted(int(seed) for seed in seeds if seed.isdecimal())]
-            found += [run for run in runs if run.is_done]
-        return found
+            finished += [run for run in runs if run.is_done]
+        return finished
 
-    def measured(self, run: Run, epoch: int) -> Path:
+    def measurement(self, run: Run, epoch: int) -> Path:
         return self.path / "measured" / f"{run.cell}-{run.seed}-epoch-{epoch}.json"
 
-    def begin(self, protocol: Mapping[str, Any]) -> None:
-        """Keep what all runs of the folder share, or hold it against what is there.
+    def prepare(self, protocol: Mapping[str, Any]) -> None:
+        """Create the folder and store the protocol that all its runs share, or compare it with the stored one.
 
         Raises:
-            ConfigError: If the folder cannot be made, or holds something else.
+            ConfigError: If the folder cannot be created, or contains another reproduction.
         """
         try:
-            for part in ("runs", "measured"):
-                (self.path / part).mkdir(parents=True, exist_ok=True)
+            for name in ("runs", "measured"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"Cannot make the folder '{error.filename}': {error.strerror}.") from error
-        now = to_json_types(protocol)
+            raise ConfigError(f"Cannot create the folder '{error.filename}': {error.strerror}.") from error
+        # As JSON types, because a tuple would differ from the list that is read back.
+        requested = to_json_types(protocol)
         if not self.protocol.is_file():
             if any((self.path / "runs").iterdir()):
                 raise ConfigError(
-                    f"'{self.path}' has runs and no protocol.json, so that nobody knows how they were made. Name "
-                    "another folder with --output."
+                    f"'{self.path}' has runs but no protocol.json, so their settings are unknown. Name another "
+                    "folder with --output."
                 )
-            write_json(self.protocol, now)
+            write_json(self.protocol, requested)
             return
-        before = read_json(self.protocol)
-        different = [key for key in now if before.get(key) != now[key]]
-        if different:
+        stored = read_json(self.protocol)
+        differing_keys = [key for key in requested if stored.get(key) != requested[key]]
+        if differing_keys:
             raise ConfigError(
-                f"'{self.path}' holds the {before.get('name')} reproduction of '{before.get('table')}', and what is "
-                f"asked for differs in {', '.join(different)}. Name another folder with --output, or remove this one."
+                f"'{self.path}' contains the {stored.get('name')} reproduction of '{stored.get('table')}', and the "
+                f"requested one differs in {', '.join(differing_keys)}. Name another folder with --output, or remove "
+                "this one."
             )
 
     def read_results(self) -> dict[str, Any] | None:
-        """What was found; None where nothing was yet, or what is there cannot be read."""
+        """Return the results; None if there are none yet or the file cannot be read."""
         try:
-            found = read_json(self.results)
+            results = read_json(self.results)
         except CheckpointError:
             return None
-        return found if isinstance(found, dict) else None
+        return results if isinstance(results, dict) else None

@@ -1,4 +1,4 @@
-"""Pictures of reproduced tables, as PNG."""
+"""Figures of reproduced tables, as PNG."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _TITLES = {"whole": "after all epochs", "matched": "at equal clean accuracy"}
 
 
 def plot_attacks(path: Path, results: Results) -> None:
-    """Accuracy against the budget of PGD, a line for each cell: mean and range over the seeds, in both views.
+    """Plot accuracy against the budget of PGD for each cell: mean and range over the seeds, in both views.
 
     Args:
-        path: Where the picture goes.
-        results: What :func:`stablernn.reproduce.running.reproduce` gives.
+        path: PNG file.
+        results: Result of :func:`stablernn.reproduce.run_protocol.reproduce`.
     """
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, (view, words) in zip(panels, _TITLES.items(), strict=True):
-        _style(axes, words if results["state"] == FULL else f"{words} (short: compares nothing)")
+    for axes, (view, view_title) in zip(panels, _TITLES.items(), strict=True):
+        _style(axes, view_title if results["state"] == FULL else f"{view_title} (short: no comparison)")
         for (color, marker), row in zip(_LINES, results["views"][view], strict=False):
-            _curve(axes, results, view, row["cell"], color, marker)
+            _plot_curve(axes, results, view, row["cell"], color, marker)
         axes.set_xlabel("PGD: largest change of a pixel, of the range 0 to 1")
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.02)
@@ -42,12 +42,12 @@ def plot_attacks(path: Path, results: Results) -> None:
     _save(figure, path)
 
 
-def _curve(axes: Axes, results: Results, view: str, cell: str, color: str, marker: str) -> None:
+def _plot_curve(axes: Axes, results: Results, view: str, cell: str, color: str, marker: str) -> None:
     reports = [
-        one["robustness"]
+        measurement["robustness"]
         for run in results["runs"]
-        for one in run["measured"]
-        if run["cell"] == cell and one["epoch"] == run["views"][view]
+        for measurement in run["measured"]
+        if run["cell"] == cell and measurement["epoch"] == run["views"][view]
     ]
     if not reports:
         return
@@ -55,7 +55,9 @@ def _curve(axes: Axes, results: Results, view: str, cell: str, color: str, marke
         next(attack for attack in report["attacks"] if (attack["name"], attack["norm"]) == ("pgd", "linf"))
         for report in reports
     ]
+    # A budget of 0 is the clean accuracy.
     budgets = [0.0, *attacks[0]["budgets"]]
+    # (seeds, budgets)
     accuracy = np.array(
         [[report["accuracy"], *attack["accuracy"]] for report, attack in zip(reports, attacks, strict=True)]
     )

@@ -1,4 +1,4 @@
-"""Several jobs at a time, a process for each, all of which end when the user stops the command."""
+"""Jobs in parallel processes, which all end when the user stops the command."""
 
 from __future__ import annotations
 
@@ -14,61 +14,63 @@ from typing import Any
 from stablernn.errors import InterruptedRun, StableRNNError, TrainingError
 from stablernn.training.loop.stop_signals import stop_signals
 
-_LOOK_SECONDS = 0.2
-"""Time after which a stop by the user is noticed."""
+_POLL_SECONDS = 0.2
+"""Interval at which a stop by the user is checked for."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A function of a module with arguments that another process can be given.
+    """A function of a module and its arguments, which can be sent to another process.
 
     Attributes:
-        name: What it is called in messages.
-        work: What is called; what it leaves is in files.
-        arguments: With these.
+        name: Name in messages.
+        function: The function, which stores its results in files.
+        arguments: Its arguments.
     """
 
     name: str
-    work: Callable[..., None]
+    function: Callable[..., None]
     arguments: tuple[Any, ...]
 
 
-def run_jobs(jobs: Sequence[Job], at_once: int, done: Callable[[Job], None]) -> None:
-    """Do all jobs, in order; with one at a time in this process.
+def run_jobs(jobs: Sequence[Job], max_processes: int, on_done: Callable[[Job], None]) -> None:
+    """Run all jobs in order; with one process, in the current one.
 
     Args:
-        jobs: What is to be done.
-        at_once: How many at a time, 1 or more.
-        done: Called after each.
+        jobs: The jobs.
+        max_processes: Maximum number of parallel processes, 1 or more.
+        on_done: Function that is called after each job.
 
     Raises:
-        StableRNNError: The first that a job raises; those that run beside it are stopped.
+        StableRNNError: The first error of a job; the other running jobs are terminated.
         TrainingError: If a process died.
         InterruptedRun: If the user stopped it (SIGINT, SIGTERM).
     """
-    if at_once == 1 or len(jobs) <= 1:
+    if max_processes == 1 or len(jobs) <= 1:
         for job in jobs:
             try:
-                job.work(*job.arguments)
+                job.function(*job.arguments)
             except (InterruptedRun, KeyboardInterrupt):
-                raise _stopped([job]) from None
-            done(job)
+                raise _interrupted([job]) from None
+            on_done(job)
         return
     running: dict[Connection, tuple[Job, BaseProcess]] = {}
     waiting = deque(jobs)
     with stop_signals() as stop:
         try:
             while waiting or running:
-                while waiting and len(running) < at_once:
-                    started = _start(waiting[0])
-                    running[started[0]] = (waiting.popleft(), started[1])
-                for connection in wait(list(running), _LOOK_SECONDS):
-                    assert isinstance(connection, Connection)
-                    job, process = running.pop(connection)
-                    _finish(job, connection, process)
-                    done(job)
+                while waiting and len(running) < max_processes:
+                    job = waiting.popleft()
+                    connection, process = _start(job)
+                    running[connection] = (job, process)
+                # A connection becomes readable when its process sends its result or dies.
+                for ready in wait(list(running), _POLL_SECONDS):
+                    assert isinstance(ready, Connection)
+                    job, process = running.pop(ready)
+                    _finish(job, ready, process)
+                    on_done(job)
                 if stop.is_set():
-                    raise _stopped([job for job, _ in running.values()])
+                    raise _interrupted([job for job, _ in running.values()])
         finally:
             for _, process in running.values():
                 process.terminate()
@@ -76,28 +78,30 @@ def run_jobs(jobs: Sequence[Job], at_once: int, done: Callable[[Job], None]) -> 
                 process.join()
 
 
-def _stopped(jobs: Sequence[Job]) -> InterruptedRun:
+def _interrupted(jobs: Sequence[Job]) -> InterruptedRun:
     names = "; ".join(job.name for job in jobs)
-    return InterruptedRun(f"Stopped at {names}. Give the same command again to go on; what is done is kept.")
+    return InterruptedRun(f"Stopped at {names}. Run the same command again to go on; finished work is kept.")
 
 
 def _start(job: Job) -> tuple[Connection, BaseProcess]:
-    # A new interpreter and no copy of this one: threads of torch do not outlive a fork.
+    # A new interpreter instead of a fork, which the threads of torch would not survive.
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(there, job.work, job.arguments), name=job.name)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run_job, args=(sender, job.function, job.arguments), name=job.name)
     process.start()
-    there.close()
-    return here, process
+    # The child must hold the only sender, so that its death closes the pipe.
+    sender.close()
+    return receiver, process
 
 
-def _work(connection: Connection, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _run_job(connection: Connection, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     if hasattr(os, "setsid"):
-        # Ctrl-C reaches all processes of a terminal; the one that started this one passes it on once.
+        # A session of its own: Ctrl-C reaches every process of a terminal, and the parent terminates this one itself.
         os.setsid()
     try:
-        work(*arguments)
+        function(*arguments)
     except (StableRNNError, OSError) as error:
+        # Raised again in the parent; other errors end the process with a traceback.
         connection.send(error)
     else:
         connection.send(None)
@@ -109,8 +113,8 @@ def _finish(job: Job, connection: Connection, process: BaseProcess) -> None:
     except EOFError:
         process.join()
         raise TrainingError(
-            f"The process of {job.name} ended with exit code {process.exitcode} and no answer; -9 is what a lack of "
-            "memory looks like. Give the same command again to go on; what is done is kept."
+            f"The process of {job.name} ended with exit code {process.exitcode} and no result; -9 usually means that "
+            "memory ran out. Run the same command again to go on; finished work is kept."
         ) from None
     process.join()
     if error is not None:

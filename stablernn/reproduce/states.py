@@ -1,4 +1,4 @@
-"""The state of each table, from the files of its reproductions. Imports no torch, so that tables can be listed."""
+"""State of each table, from the files of its reproductions. Imports no torch, so that listing tables is fast."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stablernn.reproduce.folder import Folder, default_folder
-from stablernn.reproduce.published import TABLES
-from stablernn.reproduce.shipped import shipped_results
+from stablernn.reproduce.folder import ReproductionFolder, default_folder
+from stablernn.reproduce.published_tables import TABLES
+from stablernn.reproduce.shipped_results import shipped_results
 from stablernn.reproduce.table import FULL, SHORT, STATES, State
 
 
@@ -16,8 +16,9 @@ def states(root: Path) -> list[dict[str, Any]]:
     """Return every table with the state of its best reproduction, made below a folder or shipped with stablernn."""
     rows = []
     for table in TABLES.values():
-        folders = [Folder(default_folder(root, table, name)) for name in (FULL, SHORT)]
+        folders = [ReproductionFolder(default_folder(root, table, name)) for name in (FULL, SHORT)]
         pairs = [(folder, results) for folder in folders if (results := folder.read_results()) is not None]
+        # The most advanced state; the full protocol comes first among equals.
         best = max(pairs, key=lambda pair: STATES.index(state_of(pair[1])), default=None)
         shipped = shipped_results(table)
         candidates = [pair[1] for pair in (best, shipped) if pair is not None]
@@ -31,7 +32,10 @@ def states(root: Path) -> list[dict[str, Any]]:
                 "source": table.source,
                 "output": None if best is None else str(best[0].path),
                 "shipped": None if shipped is None else _shipped_row(*shipped),
-                "finished_runs": {FULL: len(folders[0].finished(table)), SHORT: len(folders[1].finished(table))},
+                "finished_runs": {
+                    FULL: len(folders[0].finished_runs(table)),
+                    SHORT: len(folders[1].finished_runs(table)),
+                },
             }
         )
     return rows
@@ -48,7 +52,10 @@ def _shipped_row(path: Path, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def state_of(results: Mapping[str, Any]) -> State:
-    """Return the state of results. The state in a file may be older than the name ``partial``, so it is not read."""
+    """Return the state of results.
+
+    It is computed, because the state in a file may be older than the name ``partial``.
+    """
     if results["protocol"]["name"] != FULL:
         return "short"
     return "partial" if results["missing"] else "full"

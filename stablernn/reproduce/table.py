@@ -1,4 +1,4 @@
-"""What a published table is, and by which protocol it is made again."""
+"""Description of a published table and of the protocols that reproduce it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ STATES: tuple[State, ...] = ("not run", "short", "partial", "full")
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """A column of a table.
 
     Attributes:
-        title: As it is printed.
-        figure: Which of ours stands in it, see :func:`stablernn.reproduce.measure.figures`.
-        percent: Whether it is a share that is printed in percent.
+        title: Printed title.
+        figure: Name of the figure, see :func:`stablernn.reproduce.measurement.extract_figures`.
+        percent: Whether the figure is a share that is printed in percent.
     """
 
     title: str
@@ -34,13 +34,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """One model.
+    """A model of a table.
 
     Attributes:
-        cell: Key of the catalog.
-        published: What the paper prints, in the order of the columns; empty where it has no such model.
-        hidden_size: Length of the state; None: the one whose number of parameters is nearest to that of the table's
-            reference.
+        cell: Key of the cell in the catalog.
+        published: Figures of the paper, in the order of the columns; empty if the paper has no such model.
+        hidden_size: Length of the state; None: the one whose number of parameters is nearest to that of the reference
+            model.
     """
 
     cell: str
@@ -50,11 +50,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Curvature:
-    """How the Hessian of the loss is measured.
+    """Settings for measuring the Hessian of the loss.
 
     Attributes:
-        sequences: Of the training split, drawn at random with a fixed seed.
-        steps: Most products with the Hessian for both ends of its spectrum, and again for its trace.
+        sequences: Number of training sequences, drawn at random with a fixed seed.
+        steps: Maximum number of products with the Hessian for its extreme eigenvalues, and again for its trace.
     """
 
     sequences: int
@@ -63,14 +63,14 @@ class Curvature:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How every model of a table is trained and measured.
+    """Settings by which every model of a table is trained and measured.
 
     Attributes:
-        name: ``full``, or ``short`` for one that a person waits for.
-        seeds: Of the runs.
-        settings: Those of a run, as a tree, but for cell, hidden size and seed.
-        attacks: How robustness is measured; None: the table has nothing of it.
-        curvature: How curvature is measured; None: likewise.
+        name: ``full``, or ``short`` for one that takes minutes.
+        seeds: Seeds of the runs.
+        settings: Settings of a run as a tree, without cell, hidden size and seed.
+        attacks: Settings of the robustness report; None: the table has no such columns.
+        curvature: Settings of the Hessian; None: the table has no such columns.
     """
 
     name: ProtocolName
@@ -80,7 +80,8 @@ class Protocol:
     curvature: Curvature | None = None
 
     def document(self) -> dict[str, Any]:
-        """All of it that two runs must share to stand in one table, as JSON types."""
+        """Return the settings that all runs of one table must share, as JSON types."""
+        # Without the seeds: more of them may be added to a table.
         return {
             "name": self.name,
             "settings": {section: dict(values) for section, values in self.settings.items()},
@@ -94,17 +95,17 @@ class Table:
     """A published table.
 
     Attributes:
-        key: What it is called on the command line.
-        title: What it shows.
+        key: Name on the command line.
+        title: Title.
         paper: Authors, title, venue.
-        source: Which table of the paper.
-        columns: Those of the paper.
-        rows: The paper's models, then those that are put beside them.
-        reference: Cell whose number of parameters rows without a hidden size are matched to.
-        headline: At which of the budgets the figures of attacks stand in the table.
+        source: Number of the table in the paper.
+        columns: Columns of the paper.
+        rows: Models of the paper, then those added for comparison.
+        reference: Cell whose number of parameters is matched by rows without a hidden size.
+        headline: Budget at which each accuracy under attack is shown.
         full: The protocol of the comparison.
-        short: One that is scaled down.
-        lost: What the paper does not say, so that it was chosen here.
+        short: A scaled-down protocol.
+        unspecified: Settings that the paper does not state, so that they were chosen here.
     """
 
     key: str
@@ -117,12 +118,14 @@ class Table:
     headline: Mapping[str, float]
     full: Protocol
     short: Protocol
-    lost: str
+    unspecified: str
 
     def row(self, cell: str) -> Row:
+        """Return the row of a cell."""
         return next(row for row in self.rows if row.cell == cell)
 
     def protocol(self, name: ProtocolName) -> Protocol:
+        """Return a protocol by its name."""
         return self.full if name == FULL else self.short
 
     @property

@@ -1,1 +1,1 @@
-"""Robustness: what attacks and noise make of a classifier's accuracy, beside the radius within which nothing can."""
+"""Robustness of classifiers: accuracy under attacks and noise, certified radii and curvature of the loss."""

@@ -1,7 +1,8 @@
-"""Attacks: small changes of a sequence that change its label.
+"""Adversarial attacks: small changes of a sequence that change its predicted label.
 
-Attacks work on any function from a change to logits, :class:`Perturbed` makes one of a classifier. Changes are in units
-of the scaled data, standard deviations of each feature; only values that are there are changed.
+Attacks work on any function from a change to logits; :class:`PerturbedClassifier` wraps a classifier as one. Changes
+are in units of the scaled data, that is, standard deviations of each feature; missing values and padding stay
+unchanged.
 
 Sources: Madry and others, "Towards deep learning models resistant to adversarial attacks" (ICLR 2018) for PGD; Carlini,
 Wagner, "Towards evaluating the robustness of neural networks" (S&P 2017) for its loss; Moosavi-Dezfooli, Fawzi,
@@ -25,24 +26,25 @@ from stablernn.nn.preprocessing import Patches
 from stablernn.robustness.settings import Norm
 
 Logits = Callable[[Tensor], Tensor]
-"""From changes ``(batch, ...)`` to logits ``(batch, classes)``, each row by itself; with gradients."""
+"""A differentiable function from changes ``(batch, ...)`` to logits ``(batch, classes)``; rows are independent."""
 
 OVERSHOOT = 0.02
-"""By how much DeepFool goes beyond the boundary that it sees, as a share of the change."""
-_INSIDE = 1 - 1e-6
-"""What is used of a ball's radius: nothing must be rounded out of it."""
-_NOTHING = 1e-30
+"""Distance that DeepFool goes beyond the linearized boundary, as a share of the change."""
+_RADIUS_MARGIN = 1 - 1e-6
+"""Share of a ball's radius that is used, so that rounding cannot move a change out of the ball."""
+_TINY = 1e-30
+"""Lower bound of divisors."""
 
 
 @dataclass(frozen=True)
-class Perturbed:
-    """A classifier as a function of what is added to its inputs.
+class PerturbedClassifier:
+    """A classifier as a function of a change that is added to its inputs.
 
     Attributes:
-        model: Prepared by :func:`prepared`.
-        x: ``(batch, time, input_size)``, raw units, NaN where missing.
-        lengths: ``(batch,)``.
-        dt: ``(batch, time)``, or None.
+        model: Copy of the classifier from :func:`differentiable_copy`.
+        x: Inputs ``(batch, time, input_size)`` in raw units, NaN where missing.
+        lengths: Sequence lengths ``(batch,)``.
+        dt: Time steps ``(batch, time)``, or None.
     """
 
     model: Classifier
@@ -51,40 +53,42 @@ class Perturbed:
     dt: Tensor | None = None
 
     @property
-    def free(self) -> Tensor:
-        """Which values may change, as the shape of ``x``: those that are observed, and no padding."""
+    def mask(self) -> Tensor:
+        """Mask of the values that may change, in the shape of ``x``: observed values that are not padding."""
         valid = valid_steps(self.x, self.lengths)
         observed = ~torch.isnan(self.x)
         return observed if valid is None else observed & valid[..., None]
 
     def scaled(self) -> Tensor:
-        """The values in the units of changes, NaN where missing."""
+        """Return the inputs in the units of changes, NaN where missing."""
         scaling = self.model.scaling
         return (scaling.transform(self.x) - scaling.mean) / scaling.scale
 
-    def rows(self, chosen: Tensor) -> Perturbed:
-        """Some of the sequences: by number, or by a mask."""
-        dt = None if self.dt is None else self.dt[chosen]
-        return replace(self, x=self.x[chosen], lengths=self.lengths[chosen], dt=dt)
+    def select(self, rows: Tensor) -> PerturbedClassifier:
+        """Return the function for some of the sequences, selected by index or by mask."""
+        dt = None if self.dt is None else self.dt[rows]
+        return replace(self, x=self.x[rows], lengths=self.lengths[rows], dt=dt)
 
     def __call__(self, change: Tensor) -> Tensor:
         scaling = self.model.scaling
-        moved = scaling.inverse(scaling.transform(self.x) + scaling.scale * change)
-        logits: Tensor = self.model(moved, self.lengths, self.dt)
+        # Added in the scaled space, then mapped back, because the model scales its inputs itself.
+        perturbed_x = scaling.inverse(scaling.transform(self.x) + scaling.scale * change)
+        logits: Tensor = self.model(perturbed_x, self.lengths, self.dt)
         return logits
 
 
 @contextmanager
-def prepared(model: Classifier) -> Iterator[Classifier]:
-    """A copy of a model that gradients with respect to inputs flow through, its matrices built once."""
-    copied = copy.deepcopy(model).eval().requires_grad_(False)
-    copied.patches = _Followed(copied.scaling, model.patches.size, model.patches.stride)
-    with cached_weights(copied), torch.enable_grad():
-        yield copied
+def differentiable_copy(model: Classifier) -> Iterator[Classifier]:
+    """Yield a copy of a model that is differentiable with respect to its inputs; its matrices are computed once."""
+    # Parameters need no gradients here: only the inputs are attacked.
+    attacked_model = copy.deepcopy(model).eval().requires_grad_(False)
+    attacked_model.patches = _DifferentiablePatches(attacked_model.scaling, model.patches.size, model.patches.stride)
+    with cached_weights(attacked_model), torch.enable_grad():
+        yield attacked_model
 
 
-class _Followed(Patches):
-    """Patches that gradients flow through; training has no use for them."""
+class _DifferentiablePatches(Patches):
+    """Patches with gradients, which training does not need."""
 
     def sequence(
         self, x: Tensor, valid: Tensor | None, state: tuple[Tensor, ...]
@@ -95,11 +99,11 @@ class _Followed(Patches):
 
 @dataclass(frozen=True)
 class Box:
-    """Between which changes values stay within a range; 0 is always among them.
+    """Bounds of changes that keep values within a range; a change of 0 is always within the bounds.
 
     Attributes:
-        low: As the shape of a change, 0 or less.
-        high: As the shape of a change, 0 or more.
+        low: Lower bounds in the shape of a change, 0 or less.
+        high: Upper bounds in the shape of a change, 0 or more.
     """
 
     low: Tensor
@@ -107,18 +111,21 @@ class Box:
 
     @classmethod
     def around(cls, values: Tensor, low: Tensor, high: Tensor) -> Box:
-        """The changes that leave scaled ``values`` within ``low`` to ``high`` or, where they are outside, there."""
+        """Return the bounds that keep scaled ``values`` between ``low`` and ``high``.
+
+        A value outside that range may only move towards it.
+        """
         return cls((low - values).clamp_max(0), (high - values).clamp_min(0))
 
-    def rows(self, chosen: Tensor) -> Box:
-        """That of some of the sequences."""
-        return Box(self.low[chosen], self.high[chosen])
+    def select(self, rows: Tensor) -> Box:
+        """Return the bounds of some of the sequences."""
+        return Box(self.low[rows], self.high[rows])
 
 
 def pgd(
     logits: Logits,
     truth: Tensor,
-    free: Tensor,
+    mask: Tensor,
     *,
     norm: Norm,
     budget: float | Tensor,
@@ -129,154 +136,161 @@ def pgd(
     generator: torch.Generator | None = None,
     box: Box | None = None,
 ) -> Tensor:
-    """Projected gradient ascent on the largest wrong logit less the true one, within a ball.
+    """Run projected gradient ascent on the margin of the largest wrong logit over the true one, within a ball.
 
-    The difference of logits in place of the cross entropy: no confidence can make its gradient vanish. Of all points
-    visited the best is kept, so that further steps never help the defender; a start within the ball is one of them, so
-    that neither does a larger ball that is started from a smaller one's result.
+    The margin replaces the cross entropy because its gradient does not vanish however confident the model is. The best
+    of all visited points is returned, so that more steps never help the defender. A start within the ball is one of
+    these points, so neither does a larger ball that starts from the result of a smaller one.
 
     Args:
-        logits: What is attacked.
-        truth: Classes, ``(batch,)`` int64.
-        free: Which values may change, in the shape of a change.
-        norm: ``linf`` or ``l2``, of all values of a sequence together.
-        budget: Radius of the ball, 0 or more; of each sequence its own where it is a tensor ``(batch,)``.
-        steps: Gradients taken, 0 or more.
-        step: Length of each, as a share of the radius.
-        start: Where to begin; no change when omitted.
-        random_start: Whether to begin at a random point of the ball instead.
-        generator: Of the random start.
-        box: What changes must stay within beside the ball.
+        logits: The attacked function.
+        truth: True classes, ``(batch,)`` int64.
+        mask: Mask of the values that may change, in the shape of a change.
+        norm: ``linf`` or ``l2``, over all values of a sequence.
+        budget: Radius of the ball, 0 or more; a tensor ``(batch,)`` has a radius for each sequence.
+        steps: Number of gradient steps, 0 or more.
+        step: Step length, as a share of the radius.
+        start: Initial change; zero when omitted.
+        random_start: Whether to start at a random point of the ball instead.
+        generator: Random generator of the random start.
+        box: Bounds of the change in addition to the ball.
 
     Returns:
-        The change; it is within the ball also after rounding.
+        The change, which is within the ball even after rounding.
     """
-    given = torch.as_tensor(budget, dtype=torch.float64, device=free.device) * _INSIDE
-    radius = _column(given.float().expand(len(free)), free)
-    change = torch.zeros(free.shape, device=free.device) if start is None else start
+    reduced_budget = torch.as_tensor(budget, dtype=torch.float64, device=mask.device) * _RADIUS_MARGIN
+    # (batch, 1, ...), to broadcast over a change.
+    radius = _column(reduced_budget.float().expand(len(mask)), mask)
+    change = torch.zeros(mask.shape, device=mask.device) if start is None else start
     if random_start:
-        change = _random(free, norm, radius, generator)
-    change = _projected(change, norm, radius, free, box)
-    best, highest = change, torch.full((len(free),), -torch.inf, device=free.device)
-    for number in range(steps + 1):
+        change = _random_change(mask, norm, radius, generator)
+    change = _project(change, norm, radius, mask, box)
+    best_change, best_margin = change, torch.full((len(mask),), -torch.inf, device=mask.device)
+    for step_index in range(steps + 1):
         change = change.detach().requires_grad_(True)
-        excess = _excess(logits(change), truth)
-        better = excess.detach() > highest
-        highest = torch.where(better, excess.detach(), highest)
-        best = torch.where(_column(better, change), change.detach(), best)
-        if number == steps or bool((highest > 0).all()):
+        margin = _wrong_margin(logits(change), truth)
+        improved = margin.detach() > best_margin
+        best_margin = torch.where(improved, margin.detach(), best_margin)
+        best_change = torch.where(_column(improved, change), change.detach(), best_change)
+        # Once every label is wrong, more steps cannot change the accuracy.
+        if step_index == steps or bool((best_margin > 0).all()):
             break
-        (slope,) = torch.autograd.grad(excess.sum(), change)
-        slope = torch.where(free, slope, 0.0)
-        direction = torch.sign(slope) if norm == "linf" else slope / _norm(slope, "l2").clamp_min(_NOTHING)
-        change = _projected(change.detach() + step * radius * direction, norm, radius, free, box)
-    return best
+        # Rows are independent, so the gradient of the sum is that of each margin.
+        (gradient,) = torch.autograd.grad(margin.sum(), change)
+        gradient = torch.where(mask, gradient, 0.0)
+        direction = torch.sign(gradient) if norm == "linf" else gradient / _norm(gradient, "l2").clamp_min(_TINY)
+        change = _project(change.detach() + step * radius * direction, norm, radius, mask, box)
+    return best_change
 
 
 def deepfool(
     logits: Logits,
-    free: Tensor,
+    mask: Tensor,
     *,
     norm: Norm,
     steps: int = 20,
     overshoot: float = OVERSHOOT,
     box: Box | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The least change that reaches the nearest class boundary, all logits taken to be linear, until the label changes.
+    """Move to the nearest class boundary of the linearized logits until the label changes.
 
     Args:
-        logits: What is attacked.
-        free: Which values may change, in the shape of a change.
-        norm: In which the change is to be small, ``linf`` or ``l2``.
-        steps: Linearizations, 1 or more.
-        overshoot: By how much the change is enlarged, as a share of it.
-        box: What changes must stay within.
+        logits: The attacked function.
+        mask: Mask of the values that may change, in the shape of a change.
+        norm: Norm in which the change is to be small, ``linf`` or ``l2``.
+        steps: Maximum number of linearizations, 1 or more.
+        overshoot: Enlargement of the change, as a share of it.
+        box: Bounds of the change.
 
     Returns:
-        The change, and for each sequence whether it changed the label.
+        The change, and a mask of the sequences ``(batch,)`` whose label it changed.
     """
-    total = torch.zeros(free.shape, device=free.device)
+    total = torch.zeros(mask.shape, device=mask.device)
     with torch.no_grad():
         label = logits(total).argmax(dim=1)
     flipped = torch.zeros_like(label, dtype=torch.bool)
     for _ in range(steps):
-        change = _inside((1 + overshoot) * total, box).requires_grad_(True)
-        found = logits(change)
-        flipped = found.argmax(dim=1) != label
+        change = _clip((1 + overshoot) * total, box).requires_grad_(True)
+        output = logits(change)
+        flipped = output.argmax(dim=1) != label
         if bool(flipped.all()):
             break
-        move = _to_nearest(found, change, label, free, norm)
+        move = _move_to_boundary(output, change, label, mask, norm)
+        # Sequences whose label has changed stop here.
         total = torch.where(_column(flipped, total), total, total + move)
-    change = _inside((1 + overshoot) * total, box)
+    change = _clip((1 + overshoot) * total, box)
     with torch.no_grad():
         flipped = logits(change).argmax(dim=1) != label
     return change, flipped
 
 
-def sizes(change: Tensor, norm: Norm) -> Tensor:
-    """The norm of each sequence's change, ``(batch,)`` float64."""
+def change_norms(change: Tensor, norm: Norm) -> Tensor:
+    """Return the norm of the change of each sequence, ``(batch,)`` float64."""
     return _norm(change.double(), norm).flatten()
 
 
-def _to_nearest(found: Tensor, change: Tensor, label: Tensor, free: Tensor, norm: Norm) -> Tensor:
-    """The least change to the nearest boundary of the linearized logits."""
-    slopes = torch.stack(
-        [torch.autograd.grad(one.sum(), change, retain_graph=True)[0] for one in found.unbind(dim=1)], dim=1
+def _move_to_boundary(output: Tensor, change: Tensor, label: Tensor, mask: Tensor, norm: Norm) -> Tensor:
+    """Return the smallest change that reaches the nearest class boundary of the linearized logits."""
+    gradients = torch.stack(
+        [torch.autograd.grad(logit.sum(), change, retain_graph=True)[0] for logit in output.unbind(dim=1)], dim=1
     )
-    slopes = torch.where(free[:, None], slopes, 0.0).flatten(2)
-    row = torch.arange(len(label), device=label.device)
-    apart = slopes - slopes[row, label][:, None]
-    gap = (found[row, label][:, None] - found).detach()
-    dual = apart.abs().sum(dim=2) if norm == "linf" else apart.norm(dim=2)
-    distance = torch.where(dual > 0, gap / dual.clamp_min(_NOTHING), torch.inf)
-    distance[row, label] = torch.inf
+    # (batch, classes, values)
+    gradients = torch.where(mask[:, None], gradients, 0.0).flatten(2)
+    rows = torch.arange(len(label), device=label.device)
+    normals = gradients - gradients[rows, label][:, None]
+    gap = (output[rows, label][:, None] - output).detach()
+    # The distance to a hyperplane in a norm is the gap over the dual norm of its normal: l1 for linf, l2 for l2.
+    dual_norm = normals.abs().sum(dim=2) if norm == "linf" else normals.norm(dim=2)
+    distance = torch.where(dual_norm > 0, gap / dual_norm.clamp_min(_TINY), torch.inf)
+    distance[rows, label] = torch.inf
     nearest = distance.argmin(dim=1)
-    length, away = distance[row, nearest], apart[row, nearest]
-    direction = torch.sign(away) if norm == "linf" else away / dual[row, nearest].clamp_min(_NOTHING)[:, None]
-    # A model that no input moves has no boundary.
+    length, normal = distance[rows, nearest], normals[rows, nearest]
+    direction = torch.sign(normal) if norm == "linf" else normal / dual_norm[rows, nearest].clamp_min(_TINY)[:, None]
+    # A model that does not depend on its input has no boundary.
     length = torch.where(torch.isfinite(length), length, 0.0)
     return (length[:, None] * direction).reshape(change.shape)
 
 
-def _excess(logits: Tensor, truth: Tensor) -> Tensor:
-    """The largest wrong logit less the true one, ``(batch,)``: above 0 the label is wrong."""
+def _wrong_margin(logits: Tensor, truth: Tensor) -> Tensor:
+    """Return the largest wrong logit minus the true one, ``(batch,)``; positive if the label is wrong."""
     true = logits.gather(1, truth[:, None])[:, 0]
     wrong = logits.scatter(1, truth[:, None], -torch.inf).amax(dim=1)
     return wrong - true
 
 
-def _projected(change: Tensor, norm: Norm, radius: Tensor, free: Tensor, box: Box | None) -> Tensor:
-    """The nearest change within the ball, then within the box, which only shortens it."""
-    change = torch.where(free, change, 0.0)
+def _project(change: Tensor, norm: Norm, radius: Tensor, mask: Tensor, box: Box | None) -> Tensor:
+    """Project a change onto the ball, then onto the box, which cannot make it longer because the box contains 0."""
+    change = torch.where(mask, change, 0.0)
     if norm == "linf":
         change = torch.minimum(torch.maximum(change, -radius), radius)
     else:
         length = _norm(change, "l2")
-        change = torch.where(length > radius, change * (radius / length.clamp_min(_NOTHING)), change)
-    return _inside(change, box)
+        change = torch.where(length > radius, change * (radius / length.clamp_min(_TINY)), change)
+    return _clip(change, box)
 
 
-def _inside(change: Tensor, box: Box | None) -> Tensor:
-    # A box is NaN where values are missing, and a change is 0 there.
+def _clip(change: Tensor, box: Box | None) -> Tensor:
+    # A box is NaN where values are missing; fmin and fmax return the change there, which is 0.
     return change.detach() if box is None else torch.fmin(torch.fmax(change, box.low), box.high).detach()
 
 
-def _random(free: Tensor, norm: Norm, radius: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Evenly drawn from the cube; for ``l2`` a random direction and, evenly, a length."""
-    shape = free.shape
+def _random_change(mask: Tensor, norm: Norm, radius: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw uniformly from the cube; for ``l2``, draw a random direction and a uniform length."""
+    shape = mask.shape
     if norm == "linf":
-        return radius * (2 * torch.rand(shape, generator=generator).to(free.device) - 1)
-    drawn = torch.where(free, torch.randn(shape, generator=generator).to(free.device), 0.0)
-    length = torch.rand(len(free), generator=generator).to(free.device)
-    return radius * _column(length, drawn) * drawn / _norm(drawn, "l2").clamp_min(_NOTHING)
+        return radius * (2 * torch.rand(shape, generator=generator).to(mask.device) - 1)
+    direction = torch.where(mask, torch.randn(shape, generator=generator).to(mask.device), 0.0)
+    length = torch.rand(len(mask), generator=generator).to(mask.device)
+    return radius * _column(length, direction) * direction / _norm(direction, "l2").clamp_min(_TINY)
 
 
 def _norm(change: Tensor, norm: Norm) -> Tensor:
-    """Of each row, ``(batch, 1, ...)``."""
+    """Return the norm of each row, ``(batch, 1, ...)``."""
     flat = change.flatten(1).double()
-    found = flat.abs().amax(dim=1) if norm == "linf" else flat.norm(dim=1)
-    return _column(found.to(change.dtype), change)
+    norms = flat.abs().amax(dim=1) if norm == "linf" else flat.norm(dim=1)
+    return _column(norms.to(change.dtype), change)
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
+    # (batch,) to (batch, 1, ...) with as many axes as ``like``.
     return values.reshape(-1, *[1] * (like.dim() - 1))

@@ -1,4 +1,4 @@
-"""Curvature of the loss: both ends of the Hessian's spectrum by Lanczos, its trace by Hutchinson's estimator.
+"""Curvature of the loss: extreme eigenvalues of the Hessian by Lanczos, its trace by Hutchinson's estimator.
 
 Erichson and others, "Lipschitz recurrent neural networks" (ICLR 2021), compare models by these figures of the recurrent
 unit's parameters at the trained weights. Everything is float64 and by double backward through the plain loop.
@@ -23,25 +23,25 @@ from stablernn.training.batches.losses import Batch, ClassifyObjective
 
 Vector = npt.NDArray[np.float64]
 Product = Callable[[Vector], Vector]
-"""From a vector to a symmetric matrix times it."""
-Part = tuple[float, Callable[[], Tensor]]
-"""How much a loss counts, and what computes it."""
+"""The product of a symmetric matrix and a vector."""
+WeightedLoss = tuple[float, Callable[[], Tensor]]
+"""The weight of a loss, and the function that computes it."""
 
-STEPS = 100
+MAX_PRODUCTS = 100
 TOLERANCE = 1e-3
-_CHUNK = 64
-"""Sequences whose graph is held at once."""
+_CHUNK_SIZE = 64
+"""Sequences per autograd graph, which limits the memory of double backward."""
 
 
 @dataclass(frozen=True)
-class Ends:
-    """Both ends of a symmetric matrix's spectrum.
+class ExtremeEigenvalues:
+    """The largest and the smallest eigenvalue of a symmetric matrix.
 
     Attributes:
         largest: The largest eigenvalue.
-        smallest: The smallest one.
-        residuals: For each of them a distance within which there is an eigenvalue.
-        steps: Products that were taken.
+        smallest: The smallest eigenvalue.
+        residuals: For each of them, a distance within which the matrix has an eigenvalue.
+        steps: Number of matrix-vector products.
         converged: Whether both residuals are within the tolerance.
     """
 
@@ -52,152 +52,167 @@ class Ends:
     converged: bool
 
 
-def lanczos(product: Product, size: int, *, steps: int = STEPS, tolerance: float = TOLERANCE, seed: int = 0) -> Ends:
-    """Both ends of the spectrum, every Lanczos vector kept orthogonal to all before it.
+def lanczos(
+    product: Product, size: int, *, steps: int = MAX_PRODUCTS, tolerance: float = TOLERANCE, seed: int = 0
+) -> ExtremeEigenvalues:
+    """Compute the extreme eigenvalues by the Lanczos method with full reorthogonalization.
 
     Args:
-        product: Of the matrix.
-        size: Its rows.
-        steps: Most products.
+        product: Product of the matrix with a vector.
+        size: Number of rows of the matrix.
+        steps: Maximum number of products.
         tolerance: Residual at which to stop, as a share of the eigenvalue.
-        seed: Of the first vector.
+        seed: Seed of the first vector.
     """
     vector = np.random.default_rng(seed).standard_normal(size)
     basis: list[Vector] = [vector / float(np.linalg.norm(vector))]
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     while True:
-        following: Vector = product(basis[-1])
-        diagonal.append(float(basis[-1] @ following))
-        known = np.stack(basis)
+        next_vector: Vector = product(basis[-1])
+        diagonal.append(float(basis[-1] @ next_vector))
+        basis_matrix = np.stack(basis)
+        # Twice, because rounding leaves components along the basis after a single Gram-Schmidt pass.
         for _ in range(2):
-            following = following - known.T @ (known @ following)
-        left = float(np.linalg.norm(following))
-        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
-        residuals = left * abs(float(vectors[-1, -1])), left * abs(float(vectors[-1, 0]))
-        ends = float(values[-1]), float(values[0])
-        within = all(rest <= tolerance * abs(end) for rest, end in zip(residuals, ends, strict=True))
-        exhausted = len(basis) == size or left <= 1e-12 * max(abs(end) for end in ends)
-        if len(basis) >= min(steps, size) or within or exhausted:
-            return Ends(*ends, residuals, len(basis), within or exhausted)
-        beside.append(left)
-        basis.append(following / left)
+            next_vector = next_vector - basis_matrix.T @ (basis_matrix @ next_vector)
+        next_norm = float(np.linalg.norm(next_vector))
+        # Eigenvalues of the tridiagonal matrix, ascending.
+        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1))
+        residuals = next_norm * abs(float(vectors[-1, -1])), next_norm * abs(float(vectors[-1, 0]))
+        extremes = float(values[-1]), float(values[0])
+        is_within = all(residual <= tolerance * abs(value) for residual, value in zip(residuals, extremes, strict=True))
+        # The Krylov space is invariant, so its eigenvalues are exact.
+        is_exhausted = len(basis) == size or next_norm <= 1e-12 * max(abs(value) for value in extremes)
+        if len(basis) >= min(steps, size) or is_within or is_exhausted:
+            return ExtremeEigenvalues(*extremes, residuals, len(basis), is_within or is_exhausted)
+        off_diagonal.append(next_norm)
+        basis.append(next_vector / next_norm)
 
 
 def hutchinson(
-    product: Product, size: int, *, draws: int = STEPS, tolerance: float = TOLERANCE, seed: int = 0
+    product: Product, size: int, *, draws: int = MAX_PRODUCTS, tolerance: float = TOLERANCE, seed: int = 0
 ) -> tuple[float, float, int]:
-    """The trace by products with vectors of random signs.
+    """Estimate the trace by products with vectors of random signs.
 
     Args:
-        product: Of the matrix.
-        size: Its rows.
-        draws: Most vectors, 2 or more.
+        product: Product of the matrix with a vector.
+        size: Number of rows of the matrix.
+        draws: Maximum number of vectors, 2 or more.
         tolerance: Standard error at which to stop, as a share of the trace.
-        seed: Of the vectors.
+        seed: Seed of the vectors.
 
     Returns:
-        The estimate, its standard error, and how many vectors were drawn.
+        The estimate, its standard error, and the number of vectors.
     """
     random = np.random.default_rng(seed)
-    found: list[float] = []
+    estimates: list[float] = []
     while True:
         signs = random.choice(np.array([-1.0, 1.0]), size)
-        found.append(float(signs @ product(signs)))
-        if len(found) < 2:
+        estimates.append(float(signs @ product(signs)))
+        if len(estimates) < 2:
             continue
-        mean, error = float(np.mean(found)), float(np.std(found, ddof=1)) / math.sqrt(len(found))
-        # Of a few draws that happen to agree the standard error says little.
-        if len(found) >= draws or (len(found) >= 10 and error <= tolerance * abs(mean)):
-            return mean, error, len(found)
+        mean, error = float(np.mean(estimates)), float(np.std(estimates, ddof=1)) / math.sqrt(len(estimates))
+        # At least ten draws: a few may agree by chance and make the standard error too small.
+        if len(estimates) >= draws or (len(estimates) >= 10 and error <= tolerance * abs(mean)):
+            return mean, error, len(estimates)
 
 
-def hessian_product(parts: Sequence[Part], parameters: Sequence[nn.Parameter]) -> Product:
-    """Products with the Hessian of a weighted sum of losses, by double backward; one graph is held at a time.
+def hessian_product(losses: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Product:
+    """Return the product with the Hessian of a weighted sum of losses, by double backward.
+
+    Only the autograd graph of one loss is in memory at a time.
 
     Args:
-        parts: The losses, of the parameters' dtype.
-        parameters: With respect to which.
+        losses: The losses, in the dtype of the parameters.
+        parameters: Parameters with respect to which the Hessian is taken.
     """
 
     def product(vector: Vector) -> Vector:
-        pieces = _pieces(torch.from_numpy(vector), parameters)
+        directions = _split_vector(torch.from_numpy(vector), parameters)
         total = np.zeros_like(vector)
-        for weight, loss in parts:
-            slopes = torch.autograd.grad(loss(), parameters, create_graph=True, materialize_grads=True)
-            along = torch.stack([(slope * piece).sum() for slope, piece in zip(slopes, pieces, strict=True)]).sum()
-            if not along.requires_grad:
+        for weight, loss in losses:
+            gradients = torch.autograd.grad(loss(), parameters, create_graph=True, materialize_grads=True)
+            # H v is the gradient of the directional derivative <g, v>.
+            directional = torch.stack(
+                [(gradient * part).sum() for gradient, part in zip(gradients, directions, strict=True)]
+            ).sum()
+            # A loss that is linear in the parameters has no second derivative.
+            if not directional.requires_grad:
                 continue
-            bent = torch.autograd.grad(along, parameters, materialize_grads=True)
-            total += weight * torch.cat([one.flatten() for one in bent]).cpu().double().numpy()
+            products = torch.autograd.grad(directional, parameters, materialize_grads=True)
+            total += weight * torch.cat([part.flatten() for part in products]).cpu().double().numpy()
         return total
 
     return product
 
 
 def loss_hessian(
-    model: Classifier, batch: Batch, *, steps: int = STEPS, tolerance: float = TOLERANCE, seed: int = 0
+    model: Classifier, batch: Batch, *, steps: int = MAX_PRODUCTS, tolerance: float = TOLERANCE, seed: int = 0
 ) -> dict[str, Any]:
-    """Curvature of the mean training loss over the parameters of the recurrent layers.
+    """Measure the curvature of the mean training loss with respect to the parameters of the recurrent layers.
 
-    The loss is the cross entropy of the given sequences as they are, with the cells' penalties: no augmentation, no
-    dropout, no class weights, no smoothing.
+    The loss is the cross entropy of the unmodified sequences plus the penalties of the cells: no augmentation, dropout,
+    class weights or label smoothing.
 
     Args:
-        model: At its trained weights; it is not changed.
+        model: The trained model; it is not changed.
         batch: Training sequences.
-        steps: Most products with the Hessian, for the ends and for the trace each.
-        tolerance: Relative, of both.
-        seed: Of the random vectors.
+        steps: Maximum number of products with the Hessian, for the eigenvalues and for the trace each.
+        tolerance: Relative tolerance of both.
+        seed: Seed of the random vectors.
 
     Returns:
         ``largest`` and ``smallest`` eigenvalue, their ``residuals``, Lanczos ``steps`` and whether they ``converged``;
         ``trace``, its ``trace_standard_error`` and ``trace_draws``; ``condition_number``, the largest eigenvalue over
-        the modulus of the smallest; ``parameters`` and ``sequences``, of how many.
+        the modulus of the smallest; the numbers of ``parameters`` and ``sequences``.
     """
-    exact, parameters = _exact(model)
-    product = hessian_product(_parts(exact, batch), parameters)
+    double_model, parameters = _double_copy(model)
+    product = hessian_product(_chunk_losses(double_model, batch), parameters)
     size = sum(parameter.numel() for parameter in parameters)
-    ends = lanczos(product, size, steps=steps, tolerance=tolerance, seed=seed)
+    extremes = lanczos(product, size, steps=steps, tolerance=tolerance, seed=seed)
     trace, error, draws = hutchinson(product, size, draws=steps, tolerance=tolerance, seed=seed)
     return {
-        "largest": ends.largest,
-        "smallest": ends.smallest,
-        "residuals": list(ends.residuals),
-        "steps": ends.steps,
-        "converged": ends.converged,
+        "largest": extremes.largest,
+        "smallest": extremes.smallest,
+        "residuals": list(extremes.residuals),
+        "steps": extremes.steps,
+        "converged": extremes.converged,
         "trace": trace,
         "trace_standard_error": error,
         "trace_draws": draws,
-        "condition_number": ends.largest / abs(ends.smallest) if ends.smallest else math.inf,
+        "condition_number": extremes.largest / abs(extremes.smallest) if extremes.smallest else math.inf,
         "parameters": size,
         "sequences": len(batch.x),
     }
 
 
-def _exact(model: Classifier) -> tuple[Classifier, list[nn.Parameter]]:
-    """The model in float64 on the plain loop, and its recurrent layers' parameters, which alone have gradients."""
-    exact = copy.deepcopy(model).double().eval().requires_grad_(False)
-    stacks = [stack for stack in exact.rnn.stacks if isinstance(stack, StableRNN)]
+def _double_copy(model: Classifier) -> tuple[Classifier, list[nn.Parameter]]:
+    """Return a float64 copy of the model on the plain loop, and the parameters of its recurrent layers.
+
+    Only these parameters require gradients.
+    """
+    double_model = copy.deepcopy(model).double().eval().requires_grad_(False)
+    stacks = [stack for stack in double_model.rnn.stacks if isinstance(stack, StableRNN)]
     for stack in stacks:
         # Fused kernels have no double backward.
         stack.engine = "loop"
         stack.requires_grad_(True)
-    return exact, [parameter for stack in stacks for parameter in stack.parameters()]
+    return double_model, [parameter for stack in stacks for parameter in stack.parameters()]
 
 
-def _parts(model: Classifier, batch: Batch) -> list[Part]:
+def _chunk_losses(model: Classifier, batch: Batch) -> list[WeightedLoss]:
     task, count = ClassifyObjective(), len(batch.x)
 
-    def part(rows: slice) -> Part:
+    def chunk_loss(rows: slice) -> WeightedLoss:
         dt = None if batch.dt is None else batch.dt[rows].double()
-        chosen = Batch(batch.x[rows].double(), batch.lengths[rows], batch.y[rows], dt)
-        return len(chosen.x) / count, lambda: task.loss(model, chosen)
+        chunk = Batch(batch.x[rows].double(), batch.lengths[rows], batch.y[rows], dt)
+        # A loss is a mean over its sequences, so that chunks are weighted by their share of the batch.
+        return len(chunk.x) / count, lambda: task.loss(model, chunk)
 
-    return [part(slice(start, start + _CHUNK)) for start in range(0, count, _CHUNK)]
+    return [chunk_loss(slice(start, start + _CHUNK_SIZE)) for start in range(0, count, _CHUNK_SIZE)]
 
 
-def _pieces(vector: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """A flat vector in the shapes of parameters, on their device."""
-    found = torch.split(vector, [parameter.numel() for parameter in parameters])
-    return [piece.reshape(one.shape).to(one) for piece, one in zip(found, parameters, strict=True)]
+def _split_vector(vector: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Split a flat vector into tensors with the shapes and devices of the parameters."""
+    chunks = torch.split(vector, [parameter.numel() for parameter in parameters])
+    return [chunk.reshape(parameter.shape).to(parameter) for chunk, parameter in zip(chunks, parameters, strict=True)]

@@ -1,7 +1,7 @@
-"""Noise: what random changes of test sequences make of accuracy, level by level.
+"""Accuracy under random noise on test sequences, at several levels of each kind of noise.
 
-Each kind has a level that is 0 for none. Noise is of the raw values, in units of each feature's standard deviation in
-training; only values that are observed are changed, and nothing behind a sequence's end.
+Level 0 is no noise. Noise is added to the raw values, in units of the standard deviation of each feature in training;
+only observed values are changed, and padding stays as it is.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Predict = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
-class Values:
-    """What noise is put on.
+class NoiseInput:
+    """The sequences to which noise is added.
 
     Attributes:
-        x: float32 (samples, time, features), raw units, NaN where missing.
-        lengths: int64 (samples,).
-        scale: (features,), the unit of noise.
-        low: (features,), the smallest value in training.
-        high: (features,), the largest one.
+        x: Values, float32 (samples, time, features), in raw units, NaN where missing.
+        lengths: Sequence lengths, int64 (samples,).
+        scale: Unit of the noise, (features,).
+        low: Smallest value in training, (features,).
+        high: Largest value in training, (features,).
     """
 
     x: Array
@@ -40,87 +40,91 @@ class Values:
     high: Array
 
     @property
-    def real(self) -> Array:
-        """Which steps are no padding, (samples, time, 1)."""
-        inside: Array = np.arange(self.x.shape[1])[None, :, None] < self.lengths[:, None, None]
-        return inside
+    def valid(self) -> Array:
+        """Mask of steps that are not padding, (samples, time, 1)."""
+        valid_steps: Array = np.arange(self.x.shape[1])[None, :, None] < self.lengths[:, None, None]
+        return valid_steps
 
 
-def white(values: Values, level: float, random: np.random.Generator) -> Array:
-    """Normal noise of standard deviation ``level`` on every value."""
+def white(values: NoiseInput, level: float, random: np.random.Generator) -> Array:
+    """Add normal noise of standard deviation ``level`` to every value."""
     noise = random.standard_normal(values.x.shape, dtype=np.float32)
     noisy: Array = values.x + np.float32(level) * values.scale.astype(np.float32) * noise
     return noisy
 
 
-def salt_and_pepper(values: Values, level: float, random: np.random.Generator) -> Array:
-    """Each value becomes, with probability ``level``, the smallest or the largest of its feature in training."""
-    hit = (random.random(values.x.shape) < level) & ~np.isnan(values.x)
-    salt = random.random(values.x.shape) < 0.5
-    return np.where(hit, np.where(salt, values.high, values.low), values.x).astype(np.float32)
+def salt_and_pepper(values: NoiseInput, level: float, random: np.random.Generator) -> Array:
+    """Set each value with probability ``level`` to the smallest or the largest of its feature in training."""
+    is_replaced = (random.random(values.x.shape) < level) & ~np.isnan(values.x)
+    is_salt = random.random(values.x.shape) < 0.5
+    return np.where(is_replaced, np.where(is_salt, values.high, values.low), values.x).astype(np.float32)
 
 
-def missing(values: Values, level: float, random: np.random.Generator) -> Array:
-    """Each step goes missing, all features of it, with probability ``level``."""
-    gone = random.random(values.x.shape[:2]) < level
-    return np.where(gone[..., None], np.float32(np.nan), values.x)
+def missing(values: NoiseInput, level: float, random: np.random.Generator) -> Array:
+    """Make all features of each step missing with probability ``level``."""
+    is_dropped = random.random(values.x.shape[:2]) < level
+    return np.where(is_dropped[..., None], np.float32(np.nan), values.x)
 
 
-def jitter(values: Values, level: float, random: np.random.Generator) -> Array:
-    """Each step is read too early or too late, by a normal time of standard deviation ``level`` steps.
+def jitter(values: NoiseInput, level: float, random: np.random.Generator) -> Array:
+    """Shift the time of each step by a normal offset of standard deviation ``level`` steps.
 
-    Between two samples a straight line is read, before the first and behind the last one these; beside a missing value
-    the nearer sample is taken, so that gaps move and do not grow.
+    Values are interpolated linearly between samples, and constant before the first and after the last one. Next to a
+    missing value the nearer sample is used, so that gaps move but do not grow.
     """
     last = (values.lengths - 1)[:, None]
-    place = np.arange(values.x.shape[1]) + level * random.standard_normal(values.x.shape[:2])
-    place = np.clip(place, 0, last)
-    before = np.floor(place).astype(np.int64)
+    # Shifted times in steps, (samples, time).
+    times = np.arange(values.x.shape[1]) + level * random.standard_normal(values.x.shape[:2])
+    times = np.clip(times, 0, last)
+    before = np.floor(times).astype(np.int64)
     after = np.minimum(before + 1, last)
-    share = (place - before)[..., None].astype(np.float32)
-    read = _at(values.x, before) * (1 - share) + _at(values.x, after) * share
-    nearer = _at(values.x, np.where(share[..., 0] > 0.5, after, before))
-    return np.where(np.isnan(read), nearer, read)
+    fraction = (times - before)[..., None].astype(np.float32)
+    interpolated = _take_steps(values.x, before) * (1 - fraction) + _take_steps(values.x, after) * fraction
+    nearest = _take_steps(values.x, np.where(fraction[..., 0] > 0.5, after, before))
+    return np.where(np.isnan(interpolated), nearest, interpolated)
 
 
-Noise = Callable[[Values, float, np.random.Generator], Array]
+Noise = Callable[[NoiseInput, float, np.random.Generator], Array]
 KINDS: dict[str, tuple[Noise, tuple[float, ...]]] = {
     "white": (white, (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)),
     "salt_and_pepper": (salt_and_pepper, (0.02, 0.05, 0.1, 0.2, 0.3)),
     "missing": (missing, (0.1, 0.2, 0.3, 0.4, 0.5)),
     "jitter": (jitter, (0.1, 0.2, 0.5, 1.0, 2.0)),
 }
-"""Each kind of noise and its levels, beside 0."""
+"""Function and levels of each kind of noise; level 0 is always measured too."""
 
 
 def noise_curve(
-    predict: Predict, values: Values, truth: Array, kind: str, *, draws: int = DRAWS, seed: int = 0
+    predict: Predict, values: NoiseInput, truth: Array, kind: str, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Accuracy at each level of one kind of noise.
+    """Measure the accuracy at each level of one kind of noise.
 
     Args:
-        predict: What is scored.
-        values: Of the sequences.
-        truth: (samples,), their classes.
+        predict: The classifier.
+        values: The sequences.
+        truth: True classes, (samples,).
         kind: One of :data:`KINDS`.
-        draws: Of the noise at each level, 2 or more.
-        seed: Of the noise.
+        draws: Draws of noise at each level, 2 or more.
+        seed: Seed of the noise.
 
     Returns:
-        ``levels``, ``accuracy``, the mean over the draws, and ``standard_error``, that of this mean; the first level is
-        0, which needs no draws.
+        ``levels``, ``accuracy`` (mean over the draws) and ``standard_error`` of this mean. The first level is 0, which
+        needs no draws.
     """
-    change, levels = KINDS[kind]
+    add_noise, levels = KINDS[kind]
     rows = [(0.0, float((predict(values.x) == truth).mean()), 0.0)]
-    for number, level in enumerate(levels):
+    for level_index, level in enumerate(levels):
         scores = []
         for draw in range(draws):
-            random = np.random.default_rng([seed, list(KINDS).index(kind), number, draw])
-            noisy = np.where(values.real, change(values, level, random), values.x)
+            # Independent streams, so that the result of one kind or level does not depend on the others.
+            random = np.random.default_rng([seed, list(KINDS).index(kind), level_index, draw])
+            noisy = np.where(values.valid, add_noise(values, level, random), values.x)
             scores.append(float((predict(noisy) == truth).mean()))
         rows.append((level, float(np.mean(scores)), float(np.std(scores, ddof=1)) / math.sqrt(draws)))
-    return {name: [row[place] for row in rows] for place, name in enumerate(("levels", "accuracy", "standard_error"))}
+    names = ("levels", "accuracy", "standard_error")
+    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
-def _at(x: Array, steps: Array) -> Array:
+def _take_steps(x: Array, steps: Array) -> Array:
+    # Steps (samples, time) are the same for all features.
     return np.take_along_axis(x, np.broadcast_to(steps[..., None], x.shape), axis=1)

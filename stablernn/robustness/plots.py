@@ -1,4 +1,4 @@
-"""Pictures of a robustness report, as PNG."""
+"""Figures of a robustness report, as PNG."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _NOISE = {
     "missing": ("missing samples", "share of the steps"),
     "jitter": ("time jitter", "standard deviation, steps"),
 }
-_FARTHEST = 1e-4
-"""How far left of the largest budget the axis goes at most, as a share of it."""
+_MIN_SHARE = 1e-4
+"""Smallest position on the logarithmic axis, as a share of the largest budget."""
 
 
 def write_report(run: Path, report: Report) -> list[Path]:
-    """Keep a report in a run's directory: ``robustness.json`` and two pictures.
+    """Write a report to a run directory: ``robustness.json`` and two figures.
 
     Returns:
-        What was written.
+        Paths of the files.
     """
     title = f"{report['data']}, {report['split']}: {report['sequences']} sequences"
     paths = [run / "robustness.json", run / "plots" / "robustness.png", run / "plots" / "noise.png"]
@@ -46,19 +46,19 @@ def write_report(run: Path, report: Report) -> list[Path]:
 
 
 def plot_robustness(path: Path, report: Report, *, title: str) -> None:
-    """Accuracy against attack strength, in both norms; what is certified is shaded.
+    """Plot accuracy against attack strength in both norms; certified accuracy is shaded.
 
     Args:
-        path: Where the picture goes.
-        report: What :func:`stablernn.robustness.report.robustness` gives.
-        title: What is shown.
+        path: PNG file.
+        report: Result of :func:`stablernn.robustness.report.robustness`.
+        title: Title of the figure.
     """
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, norm in zip(panels, ("l2", "linf"), strict=True):
         attacks = [attack for attack in report["attacks"] if attack["norm"] == norm]
         _style(axes, title if norm == "l2" else "")
-        _attacks(axes, report, norm, attacks)
+        _plot_attacks(axes, report, norm, attacks)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -72,12 +72,12 @@ def plot_robustness(path: Path, report: Report, *, title: str) -> None:
 
 
 def plot_noise(path: Path, report: Report, *, title: str) -> None:
-    """Accuracy against the level of each kind of noise, with twice the standard error over the draws.
+    """Plot accuracy against the level of each kind of noise, with twice the standard error over the draws.
 
     Args:
-        path: Where the picture goes.
-        report: What :func:`stablernn.robustness.report.robustness` gives.
-        title: What is shown.
+        path: PNG file.
+        report: Result of :func:`stablernn.robustness.report.robustness`.
+        title: Title of the figure.
     """
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     panels = figure.subplots(1, len(_NOISE), sharey=True)
@@ -97,23 +97,25 @@ def plot_noise(path: Path, report: Report, *, title: str) -> None:
     _save(figure, path)
 
 
-def _attacks(axes: Axes, report: Report, norm: str, attacks: list[Mapping[str, Any]]) -> None:
+def _plot_attacks(axes: Axes, report: Report, norm: str, attacks: list[Mapping[str, Any]]) -> None:
     quantiles = report["certified"]["radius_quantiles"]
     radii = np.array(quantiles[norm]) if quantiles is not None else np.empty(0)
-    most = max(attack["budgets"][-1] for attack in attacks)
-    least = min(attack["budgets"][0] for attack in attacks)
+    largest = max(attack["budgets"][-1] for attack in attacks)
+    smallest = min(attack["budgets"][0] for attack in attacks)
     if len(radii):
         positive = radii[radii > 0]
-        least = min(least, max(float(positive[0]) if len(positive) else least, most * _FARTHEST))
-        # Steps, of which each is the share that is certified at its right end: never more than is.
+        # A radius of almost 0 must not stretch the logarithmic axis.
+        smallest = min(smallest, max(float(positive[0]) if len(positive) else smallest, largest * _MIN_SHARE))
+        # A step function with the certified share at the right end of each step, so that it never claims too much.
         share = report["accuracy"] * (1 - np.arange(len(radii)) / (len(radii) - 1))
-        x, y = np.append(least / 4, radii), np.append(report["accuracy"], share)
+        x, y = np.append(smallest / 4, radii), np.append(report["accuracy"], share)
         axes.fill_between(x, y, step="pre", color=GREEN, alpha=0.3, linewidth=0, label="certified: none can flip these")
         axes.step(x, y, color=GREEN, linewidth=1, where="pre")
     for attack in attacks:
-        word, color, marker, line = _ATTACKS[attack["name"]]
-        budgets, accuracy = [least / 2, *attack["budgets"]], [report["accuracy"], *attack["accuracy"]]
-        axes.plot(budgets, accuracy, color=color, linewidth=1.6, linestyle=line, label=word)
+        label, color, marker, line = _ATTACKS[attack["name"]]
+        budgets, accuracy = [smallest / 2, *attack["budgets"]], [report["accuracy"], *attack["accuracy"]]
+        axes.plot(budgets, accuracy, color=color, linewidth=1.6, linestyle=line, label=label)
+        # Markers at the measured budgets only; the curve starts with the clean accuracy, off the axis.
         axes.plot(attack["budgets"], attack["accuracy"], color=color, marker=marker, markersize=4, linestyle="none")
     axes.axhline(report["accuracy"], color=GREY, linewidth=1, linestyle=":", label="not attacked")
-    axes.set_xlim(least / 2, most * 1.2)
+    axes.set_xlim(smallest / 2, largest * 1.2)

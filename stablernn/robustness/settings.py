@@ -48,6 +48,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # Increasing budgets: each attack starts from the result at the one before.
         for norm in NORMS:
             budgets = self.budgets(norm)
             ordered = all(low < high for low, high in zip(budgets, budgets[1:], strict=False))
@@ -55,9 +56,11 @@ class Settings:
                 raise ConfigError(
                     f"Attack budgets are increasing numbers greater than 0, got {list(budgets)} for {norm}."
                 )
-        for name, least in (("steps", 1), ("sequences", 1), ("draws", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} of a robustness report must be {least} or more, got {getattr(self, name)}.")
+        for name, minimum in (("steps", 1), ("sequences", 1), ("draws", 2)):
+            if getattr(self, name) < minimum:
+                raise ConfigError(
+                    f"{name} of a robustness report must be {minimum} or more, got {getattr(self, name)}."
+                )
 
     def budgets(self, norm: Norm) -> tuple[float, ...]:
         """Return the budgets in one norm."""

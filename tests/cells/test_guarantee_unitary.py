@@ -19,9 +19,9 @@ from reference.dynamics import STAGES, cell_at, norm
 from stablernn import Classifier, StableRNN, create_cell
 from stablernn.cells import StableCell
 from stablernn.cells.kru import factor_sizes
-from stablernn.export.parity import session
+from stablernn.export.parity import open_session
 from stablernn.export.scan import step_graph
-from stablernn.export.step import parts, state_names
+from stablernn.export.step import export_parts, state_names
 from stablernn.parametrizations import complex_modrelu, haar_unitary, real_form, skew_hermitian
 
 every_stage = pytest.mark.parametrize("stage", STAGES)
@@ -209,7 +209,7 @@ class TestUnitary:
         x, zeros = torch.ones(3, 1), model.initial_state(3)
         expected = model.transition(model.materialize(), x, zeros)
         feed = {"x": x.numpy()} | {name: part.numpy() for name, part in zip(state_names(model), zeros, strict=True)}
-        graph = session(step_graph(parts(model)).SerializeToString())
+        graph = open_session(step_graph(export_parts(model)).SerializeToString())
         got = graph.run([f"{name}_out" for name in state_names(model)], feed)
         for have, want in zip(got, expected, strict=True):
             np.testing.assert_allclose(have, want.numpy(), rtol=1e-4)

@@ -17,7 +17,7 @@ from stablernn import Classifier, Forecaster, StableRNN, create_cell
 from stablernn.certificates.certificate import KINDS, certify
 from stablernn.errors import CertificateError, ConfigError
 from stablernn.export.scan import step_graph
-from stablernn.export.step import parts, state_names
+from stablernn.export.step import export_parts, state_names
 from stablernn.nn.models import SequenceModel
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -133,7 +133,8 @@ class TestStates:
 def test_names_are_inputs_of_the_exported_graph() -> None:
     built = model("cornn", "overlapping patches")
     inputs = {
-        value.name: value.type.tensor_type.shape.dim[1].dim_value for value in step_graph(parts(built)).graph.input
+        value.name: value.type.tensor_type.shape.dim[1].dim_value
+        for value in step_graph(export_parts(built)).graph.input
     }
     certificate = certify(built)
     assert {inputs[name] for name in certificate.states} == {6}

@@ -70,7 +70,7 @@ def test_fetch_says_what_it_may_not_fetch(empty: Workplace, data: Path) -> None:
     result = empty("data", "fetch", "ptb-char")
     assert result.code == 1
     assert result.sentence == (
-        "'ptb-char' is not fetched for anybody (licence: LDC99T42, research use, not to be passed on). T. Mikolov's "
-        "simple-examples.tgz has its files in the folder 'data'. Put ptb.char.train.txt, ptb.char.valid.txt, "
+        "'ptb-char' cannot be downloaded automatically (license: LDC99T42, research use, not to be passed on). T. "
+        "Mikolov's simple-examples.tgz has its files in the folder 'data'. Put ptb.char.train.txt, ptb.char.valid.txt, "
         f"ptb.char.test.txt into {data}/ptb."
     )

@@ -13,7 +13,7 @@ import pytest
 from cli_helpers import Workplace
 from reproduce_helpers import little_images, little_table, two_rows
 from stablernn.data import dataset_info
-from stablernn.reproduce.published import TABLES
+from stablernn.reproduce.published_tables import TABLES
 from stablernn_cli.commands import reproduce
 
 
@@ -126,7 +126,7 @@ def test_another_protocol_in_the_same_folder(little: Workplace) -> None:
     little.ok("-q", "reproduce", "robustness", "--short", "--cells", "lstm", "--output", "out")
     result = little("reproduce", "robustness", "--cells", "lstm", "--output", "out")
     assert result.sentence == (
-        "'out' holds the short reproduction of 'robustness', and what is asked for differs in name. Name another "
+        "'out' contains the short reproduction of 'robustness', and the requested one differs in name. Name another "
         "folder with --output, or remove this one."
     )
     assert result.code == 2
@@ -135,7 +135,7 @@ def test_another_protocol_in_the_same_folder(little: Workplace) -> None:
 def test_a_file_in_place_of_the_folder(little: Workplace) -> None:
     little.path("out").write_text("")
     result = little("reproduce", "robustness", "--short", "--output", "out")
-    assert result.sentence == "Cannot make the folder 'out/runs': Not a directory."
+    assert result.sentence == "Cannot create the folder 'out/runs': Not a directory."
     assert result.code == 2
 
 
@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_what_the_same_command_goes_on_with(empty: Workplace) -> N
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in stderr
-    assert "Give the same command again to go on; what is done is kept." in stderr
+    assert "Run the same command again to go on; finished work is kept." in stderr
     assert [path.name for path in sorted(Path(runs).glob("*/checkpoints/last.safetensors"))] == ["last.safetensors"] * 2
     document = empty.ok("-q", *words, "--json").json
     assert [len(run["validation_accuracies"]) for run in document["runs"]] == [2, 2]

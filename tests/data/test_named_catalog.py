@@ -45,7 +45,7 @@ def test_a_file_is_fetched_safely_and_checked(info: DatasetInfo) -> None:
         if file.address is not None:
             # Only the home of Fashion-MNIST speaks no https; checksums hold for all.
             assert file.address.startswith("http://fashion-mnist." if info.key == "fashion-mnist" else "https://")
-            assert file.most_bytes <= 2**28
+            assert file.max_bytes <= 2**28
 
 
 @ALL

@@ -177,12 +177,10 @@ def test_a_file_that_is_not_there_is_named(mnist: DatasetInfo, home: Home, tmp_p
 def test_more_than_is_expected_is_not_read(
     mnist: DatasetInfo, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = tuple(replace(file, most_bytes=100) for file in mnist.files)
+    files = tuple(replace(file, max_bytes=100) for file in mnist.files)
     with pytest.raises(DataError) as caught:
         fetch(entry(monkeypatch, replace(mnist, files=files)))
-    assert str(caught.value) == (
-        f"{home.address}/train-images-idx3-ubyte.gz gives more than the 100 bytes that are expected."
-    )
+    assert str(caught.value) == (f"{home.address}/train-images-idx3-ubyte.gz has more than the expected 100 bytes.")
     assert left_behind(tmp_path) == []
 
 
@@ -202,7 +200,7 @@ def test_an_address_that_is_none_of_the_web_is_refused(mnist: DatasetInfo, tmp_p
     lay(tmp_path / "elsewhere", IMAGES, ".gz")
     with pytest.raises(DataError) as caught:
         fetch(mnist, base=(tmp_path / "elsewhere").as_uri())
-    assert str(caught.value).endswith("train-images-idx3-ubyte.gz' is no address of http or https.")
+    assert str(caught.value).endswith("train-images-idx3-ubyte.gz' is not an http or https address.")
 
 
 def test_another_address_may_have_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Home) -> None:
@@ -242,8 +240,8 @@ def test_what_may_not_be_fetched_says_where_the_user_gets_it(
     with pytest.raises(DataError) as caught:
         load_data(key)
     assert str(caught.value).startswith(f"'{key}' is not here: {wanted}, looked for in ")
-    assert f"It may not be fetched for you. {obtain}" in str(caught.value)
-    with pytest.raises(DataError, match=rf"^'{key}' is not fetched for anybody \(licence: LDC"):
+    assert f"It cannot be downloaded automatically. {obtain}" in str(caught.value)
+    with pytest.raises(DataError, match=rf"^'{key}' cannot be downloaded automatically \(license: LDC"):
         fetch(dataset_info(key), base="http://127.0.0.1:9")
 
 
@@ -291,6 +289,8 @@ def test_an_archive_of_another_content_is_refused(cifar: Callable[..., DatasetIn
 def test_an_archive_without_a_file_is_refused_as_a_whole(cifar: Callable[..., DatasetInfo], tmp_path: Path) -> None:
     contents = batches()
     del contents["test_batch.bin"]
-    with pytest.raises(DataError, match=r"^'cifar-10-batches-bin/test_batch.bin' cannot be taken out of what http"):
+    with pytest.raises(
+        DataError, match=r"^'cifar-10-batches-bin/test_batch.bin' cannot be extracted from the archive of http"
+    ):
         fetch(cifar(archive(contents, "cifar-10-batches-bin")))
     assert left_behind(tmp_path) == []

@@ -172,7 +172,7 @@ def test_fashion_mnist_is_never_taken_from_the_folder_of_mnist(digits: dict[str,
     ("content", "sentence"),
     [
         (b"\x89PNG1234", "'t' is not an IDX file of bytes (it begins with 0x89504e47)."),
-        (idx(np.zeros((3, 2)))[:-1], "'t' must hold (3, 2) values, as it says, got 5."),
+        (idx(np.zeros((3, 2)))[:-1], "'t' must contain (3, 2) values according to its header, got 5."),
     ],
 )
 def test_what_is_no_idx_file_is_refused(content: bytes, sentence: str) -> None:
@@ -355,7 +355,7 @@ def test_partial_data_has_another_fingerprint(colours: dict[str, bytes], tmp_pat
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"\0" * 3074, "'b' must be made of records of 3073 bytes, got 3074 bytes."),
+        (b"\0" * 3074, "'b' must consist of records of 3073 bytes, got 3074 bytes."),
         (b"\x0b" + b"\0" * 3072, "'b' has the class 11; classes are 0 to 9."),
     ],
 )

@@ -71,7 +71,8 @@ def test_a_word_that_training_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(DataError) as caught:
         load_data("ptb-word")
     assert str(caught.value) == (
-        "'ptb.test.txt' has 'stood', which is not in 'ptb.train.txt'; a model cannot say what it never sees."
+        "'ptb.test.txt' has 'stood', which is not in 'ptb.train.txt'; a model cannot predict a token "
+        "that it was not trained on."
     )
 
 
@@ -133,11 +134,11 @@ def test_music_with_another_number_of_sequences_is_refused(monkeypatch: pytest.M
     [
         (
             mat({"traindata": ROLLS["traindata"], "validdata": ROLLS["validdata"]}),
-            "'m' must hold a cell array 'testdata'.",
+            "'m' must contain a cell array 'testdata'.",
         ),
         (
             mat({"validdata": [], "testdata": []}, traindata=np.zeros((3, 88))),
-            "'m' must hold a cell array 'traindata'.",
+            "'m' must contain a cell array 'traindata'.",
         ),
         (
             mat({**ROLLS, "testdata": [np.full((3, 88), 2)]}),
@@ -166,7 +167,7 @@ def test_what_is_no_matlab_file_is_refused(content: bytes) -> None:
 @pytest.mark.parametrize("end", [128, 200, -10])
 def test_a_matlab_file_that_is_cut_off_is_refused(end: int) -> None:
     with pytest.raises(
-        DataError, match=r"^'m' (cannot be read as a MATLAB file of version 5 \(|must hold a cell array)"
+        DataError, match=r"^'m' (cannot be read as a MATLAB file of version 5 \(|must contain a cell array)"
     ):
         polyphonic.read_rolls("m", mat(ROLLS)[:end])
 
@@ -241,7 +242,7 @@ def test_rows_of_m4_end_where_their_values_end() -> None:
     ("content", "sentence"),
     [
         (b"V1,V2\nH1,\n", "'t' row 2 has no values."),
-        (b"V1,V2,V3\nH1,1,2\nH2,1,x\n", "'t' row 3 has a cell that is no number"),
+        (b"V1,V2,V3\nH1,1,2\nH2,1,x\n", "'t' row 3 has a cell that is not a number"),
     ],
 )
 def test_rows_that_are_none_of_m4_are_refused(content: bytes, sentence: str) -> None:
@@ -262,4 +263,4 @@ def test_the_test_file_of_m4_continues_each_series(monkeypatch: pytest.MonkeyPat
     assert (data.test_steps, data.season, data.frequency) == (2, 24, "1")
     with pytest.raises(ConfigError) as caught:
         load_data("m4-hourly", channels=("y", "z"))
-    assert str(caught.value) == "The series of 'm4-hourly' have the one channel 'y' and nothing beside it."
+    assert str(caught.value) == "The series of 'm4-hourly' have only the channel 'y', and no covariates."

@@ -76,13 +76,13 @@ CONVERT = "Convert it first: sph2pipe -p -f wav IN OUT, or w_decode -o pcm IN OU
             f"'s' must be one channel of pcm samples of 2 bytes, got 2 of pcm of 2. {CONVERT}",
         ),
         (sphere(SAMPLES, order="11"), f"'s' must have the sample_byte_format 01 or 10, got 11. {CONVERT}"),
-        (sphere(SAMPLES)[:-2], "'s' is cut off: 2000 samples announced, 1999 there."),
+        (sphere(SAMPLES)[:-2], "'s' is truncated: its header says 2000 samples, it has 1999."),
         (b"NIST_1A\n   1024\nend_head\n", "'s' has a NIST SPHERE header that cannot be read ('sample_count')."),
         (
             riff(SAMPLES, channels=2),
             "'s' must be one channel of samples of 2 bytes, got 2 of 2. Convert it first.",
         ),
-        (riff(SAMPLES)[:-2], "'s' is cut off: 2000 samples announced, 1999 there."),
+        (riff(SAMPLES)[:-2], "'s' is truncated: its header says 2000 samples, it has 1999."),
         (
             b"ID3\x03" + bytes(40),
             "'s' is neither a NIST SPHERE nor a RIFF file of pcm samples (file does not start with RIFF id). "
@@ -214,7 +214,7 @@ def test_recordings_that_are_cut_off_are_refused(digits: Path) -> None:
     if digits.is_dir():
         pytest.skip("a folder is not cut off")
     digits.write_bytes(digits.read_bytes()[:-200])
-    with pytest.raises(DataError, match=rf"^'{digits.name}' is cut off or is no tar archive \("):
+    with pytest.raises(DataError, match=rf"^'{digits.name}' is truncated or not a tar archive \("):
         recordings_digest(digits)
 
 
@@ -308,7 +308,7 @@ def test_a_corpus_in_part_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(DataError) as caught:
         load_data("timit")
     assert str(caught.value) == (
-        f"'timit': '{folder}' is not the whole of it: {', '.join(lacks)}. It must hold TRAIN and TEST with DR1 to DR8, "
+        f"'timit': '{folder}' is incomplete: {', '.join(lacks)}. It must contain TRAIN and TEST with DR1 to DR8, "
         "as LDC93S1 does; --set data.partial=true takes what is there."
     )
     assert followed(partial=True).notes["partial"] == lacks
@@ -318,7 +318,7 @@ def test_a_corpus_in_part_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_folder_without_utterances_is_no_corpus_in_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (at_home(monkeypatch, tmp_path) / "timit").mkdir()
-    with pytest.raises(DataError, match=r"is not the whole of it: train has 0 of 3696 utterances, "):
+    with pytest.raises(DataError, match=r"is incomplete: train has 0 of 3696 utterances, "):
         load_data("timit", partial=True)
 
 

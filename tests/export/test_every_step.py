@@ -14,9 +14,9 @@ import stablernn as srn
 from exports import scan_bodies
 from stablernn.errors import ParityError
 from stablernn.export import export, model_signature
-from stablernn.export.parity import check_parity, session
+from stablernn.export.parity import check_parity, open_session
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import parts
+from stablernn.export.step import export_parts
 from stablernn.nn.models import SequencePredictor
 
 # One cell of each kind of step, and both shapes of the first; all of them are run with the slow tests.
@@ -73,7 +73,7 @@ def test_every_part_of_a_model_exports_with_parity(variant: str, tmp_path: Path)
 
 
 def graphs(model: SequencePredictor) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    exported = parts(model)
+    exported = export_parts(model)
     return step_graph(exported), sequence_graph(exported)
 
 
@@ -99,7 +99,7 @@ def test_axes_of_the_graphs_are_symbolic_and_as_the_signature_says() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_stream_gives_the_bits_of_every_step_of_the_sequence(shape: str) -> None:
     model = predictor("lstm", **SHAPES[shape])
-    step, sequence = (session(graph.SerializeToString()) for graph in graphs(model))
+    step, sequence = (open_session(graph.SerializeToString()) for graph in graphs(model))
     random = np.random.default_rng(1)
     x = random.integers(5, size=(1, 12)) if model.tokens else random.normal(size=(1, 12, 2)).astype(np.float32)
     state = {f"state_{n}": value.numpy() for n, value in enumerate(model.initial_state(1))}
@@ -112,7 +112,7 @@ def test_a_stream_gives_the_bits_of_every_step_of_the_sequence(shape: str) -> No
 
 def test_padding_and_what_stands_in_it_change_nothing() -> None:
     model = predictor("gru", **SHAPES["frames"])
-    runtime = session(graphs(model)[1].SerializeToString())
+    runtime = open_session(graphs(model)[1].SerializeToString())
     x = np.random.default_rng(0).normal(size=(1, 9, 2)).astype(np.float32)
     state = {f"state_{n}": value.numpy() for n, value in enumerate(model.initial_state(1))}
     short, *end = runtime.run(None, {"x": x, "lengths": np.array([9]), **state})

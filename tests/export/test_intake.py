@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import stablernn as srn
 from exports import scan_bodies
-from stablernn.export.fuse_gemm import with_sums
-from stablernn.export.input_stage import Intake
-from stablernn.export.parity import session
+from stablernn.export.fuse_gemm import fuse_sums
+from stablernn.export.input_stage import InputStage
+from stablernn.export.parity import open_session
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import parts, state_names
+from stablernn.export.step import export_parts, state_names
 from stablernn.nn.models import SequenceModel
 
 MODELS: dict[str, Any] = {
@@ -41,11 +41,11 @@ class Graphs:
 
     def __init__(self, model: SequenceModel) -> None:
         self.model = model
-        self.exported = parts(model)
-        assert self.exported.intake is not None
+        self.exported = export_parts(model)
+        assert self.exported.input_stage is not None
         self.step_model, self.sequence_model = step_graph(self.exported), sequence_graph(self.exported)
-        self.step = session(self.step_model.SerializeToString())
-        self.sequence = session(self.sequence_model.SerializeToString())
+        self.step = open_session(self.step_model.SerializeToString())
+        self.sequence = open_session(self.sequence_model.SerializeToString())
         sizes = [size for _, size in model.state_roles()]
         draw = np.random.default_rng(5)
         self.state = {
@@ -149,9 +149,9 @@ def test_lengths_beyond_the_samples_count_what_there_is(length: int, meant: int)
 def test_the_nodes_of_a_step_compute_what_the_scaling_computes(kind: str) -> None:
     model = MODELS[kind]()
     model.fit_scaling([np.random.default_rng(0).normal(5, 3, (50, model.input_size))])
-    intake = Intake.of(model)
+    intake = InputStage.from_model(model)
     assert intake is not None
-    part = intake.of_step()
+    part = intake.for_step()
     x = torch.randn(6, *model.sample_shape, generator=torch.Generator().manual_seed(1)) * 3 + 5
     x[::2, ..., 0] = torch.nan
     held = torch.randn(6, model.input_size, generator=torch.Generator().manual_seed(2))
@@ -159,7 +159,7 @@ def test_the_nodes_of_a_step_compute_what_the_scaling_computes(kind: str) -> Non
     features = helper.make_tensor_value_info(part.features, TensorProto.FLOAT, None)
     outputs = [values[2], *([features] if part.features != "state_0_out" else [])]
     graph = helper.make_graph(part.nodes, "intake", values[:2], outputs, part.constants)
-    runtime = session(
+    runtime = open_session(
         helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString()
     )
     got = runtime.run([part.features, "state_0_out"], {"x": x.numpy(), "state_0": held.numpy()})
@@ -212,7 +212,7 @@ def test_a_name_stands_for_one_value_in_all_nested_graphs(kind: str) -> None:
     ids=["running statistics", "overlapping patches", "from the last value on", "tokens"],
 )
 def test_scaling_that_follows_a_series_is_part_of_the_recurrence(model: Any) -> None:
-    assert Intake.of(model()) is None
+    assert InputStage.from_model(model()) is None
 
 
 def test_the_body_of_a_scan_holds_the_cell_alone() -> None:
@@ -249,7 +249,7 @@ def test_a_product_that_a_branch_reads_stays() -> None:
     always = numpy_helper.from_array(np.array(True), "always")
     model.graph.initializer.append(always)
     model.graph.node.append(helper.make_node("If", ["always"], ["chosen"], then_branch=branch, else_branch=branch))
-    assert "Add" in [node.op_type for node in with_sums(model).graph.node]
+    assert "Add" in [node.op_type for node in fuse_sums(model).graph.node]
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -270,9 +270,9 @@ def test_a_product_takes_what_is_added_to_it_along(
     x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
     c = np.random.default_rng(1).normal(size=[2 if isinstance(n, str | None) else n for n in added]).astype(np.float32)
     before = summed(added, again=again, first=first)
-    expected = session(before.SerializeToString()).run(None, {"x": x, "c": c})
-    after = with_sums(before)
+    expected = open_session(before.SerializeToString()).run(None, {"x": x, "c": c})
+    after = fuse_sums(before)
     assert [node.op_type for node in after.graph.node] == nodes
     onnx.checker.check_model(after, full_check=True)
-    for have, want in zip(session(after.SerializeToString()).run(None, {"x": x, "c": c}), expected, strict=True):
+    for have, want in zip(open_session(after.SerializeToString()).run(None, {"x": x, "c": c}), expected, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-6)

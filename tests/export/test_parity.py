@@ -16,9 +16,9 @@ import stablernn as srn
 from exports import scan_bodies
 from stablernn.errors import ConfigError, ParityError
 from stablernn.export import model_signature
-from stablernn.export.parity import _judge, check_parity, session
+from stablernn.export.parity import _check_bounds, check_parity, open_session
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import parts
+from stablernn.export.step import export_parts
 from stablernn.nn.models import SequenceModel, build_model
 
 
@@ -27,7 +27,7 @@ def frozen(model: SequenceModel) -> SequenceModel:
 
 
 def graphs(model: SequenceModel) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    exported = parts(model)
+    exported = export_parts(model)
     return step_graph(exported), sequence_graph(exported)
 
 
@@ -120,7 +120,7 @@ def test_graphs_are_self_contained_and_of_the_standard_domain() -> None:
 
 def test_a_sequence_continues_where_another_ended() -> None:
     model = frozen(srn.Classifier("lstm", 2, 3, 8, readout="mean", mask_channel=True))
-    runtime = session(graphs(model)[1].SerializeToString())
+    runtime = open_session(graphs(model)[1].SerializeToString())
     x = np.random.default_rng(0).normal(size=(2, 30, 2)).astype(np.float32)
     names = [output.name for output in runtime.get_outputs()]
     state = {name: value.numpy() for name, value in zip(_inputs(model), model.initial_state(2), strict=True)}
@@ -133,7 +133,7 @@ def test_a_sequence_continues_where_another_ended() -> None:
 
 def test_padding_and_what_stands_in_it_change_nothing() -> None:
     model = frozen(srn.Classifier("gru", 1, 3, 8))
-    runtime = session(graphs(model)[1].SerializeToString())
+    runtime = open_session(graphs(model)[1].SerializeToString())
     x = np.random.default_rng(0).normal(size=(1, 9, 1)).astype(np.float32)
     state = {name: value.numpy() for name, value in zip(_inputs(model), model.initial_state(1), strict=True)}
     short = runtime.run(None, {"x": x, "lengths": np.array([9]), **state})
@@ -200,19 +200,20 @@ GOOD = {"step_rel_error": 9e-6, "stream_equals_sequence": True, "batch_equals_si
         ),
         (
             {"stream_equals_sequence": False},
-            "The step graph fed sample by sample and the sequence graph differ in some bit; nothing was exported.",
+            "The step graph called sample by sample and the sequence graph are not bitwise equal; "
+            "nothing was exported.",
         ),
         (
             {"batch_equals_single": False},
-            "A sequence alone and in a padded batch differ in some bit in the sequence graph; nothing was exported.",
+            "A sequence alone and in a padded batch are not bitwise equal in the sequence graph; nothing was exported.",
         ),
     ],
     ids=["step", "sequence", "torchscript", "stream", "batch"],
 )
 def test_each_kind_of_difference_fails_parity(change: dict[str, object], sentence: str) -> None:
-    _judge(GOOD)
+    _check_bounds(GOOD)
     with pytest.raises(ParityError) as error:
-        _judge(GOOD | change)
+        _check_bounds(GOOD | change)
     assert str(error.value) == sentence
 
 

@@ -15,9 +15,9 @@ from onnx import helper
 import stablernn as srn
 from stablernn.errors import ParityError
 from stablernn.export import model_signature, torchscript
-from stablernn.export.parity import _inputs, _known, check_parity, session
+from stablernn.export.parity import _draw_inputs, _draw_known_inputs, check_parity, open_session
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import parts
+from stablernn.export.step import export_parts
 from stablernn.nn.models import READOUTS, SequenceModel
 
 CONTEXT: dict[str, Any] = {"scaling": "context", "window": 12, "season": 4}
@@ -39,7 +39,7 @@ def prepared(model: SequenceModel) -> SequenceModel:
 
 
 def graphs(model: SequenceModel) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    exported = parts(model)
+    exported = export_parts(model)
     return step_graph(exported), sequence_graph(exported)
 
 
@@ -196,7 +196,7 @@ def test_graphs_of_patches_pass_parity_as_they_are(aligned: str, patched: dict[s
 @pytest.mark.parametrize("aligned", FAULTS)
 def test_what_stands_behind_the_end_of_a_sequence_changes_nothing(aligned: str, patched: dict[str, Patched]) -> None:
     model, _, sequence = patched[aligned]
-    runtime, scripted = session(sequence.SerializeToString()), torchscript.script(model)
+    runtime, scripted = open_session(sequence.SerializeToString()), torchscript.script(model)
     generator = np.random.default_rng(0)
     x = generator.uniform(100, 600, (2, 11, 2)).astype(np.float32)
     dt = generator.uniform(0, 4, (2, 11)).astype(np.float32)
@@ -238,7 +238,7 @@ def test_a_script_that_treats_patches_wrongly_fails_parity(
 ) -> None:
     model, step, sequence = patched[aligned]
     dropped = 0
-    for name in ("_GROUPED", "_GROUPED_DT", "_GROUPED_LENGTHS"):
+    for name in ("_PATCH_LINES", "_PATCH_DT_LINES", "_PATCH_LENGTHS_LINES"):
         lines = getattr(torchscript, name).splitlines(keepends=True)
         kept = [text for text in lines if not text.strip().startswith(line)]
         dropped += len(lines) - len(kept)
@@ -252,10 +252,10 @@ def test_parity_is_checked_on_values_like_those_of_training() -> None:
     """Of logarithms too: their mean is no value of the series, and all that lies below the least one looks alike."""
     model = VARIANTS["context-log-skip-covariates"]()
     prepared(model)
-    x = _inputs(model, np.random.default_rng(0), 5, 40)["x"]
+    x = _draw_inputs(model, np.random.default_rng(0), 5, 40)["x"]
     assert 100 < np.nanmedian(x) < 600
     assert (x[~np.isnan(x)] > float(model.scaling.floor.max())).mean() > 0.8
-    known = _known(model, np.random.default_rng(0), 50)
+    known = _draw_known_inputs(model, np.random.default_rng(0), 50)
     assert 1e4 < np.nanmedian(known["static"]) < 5e4
     assert known["future"].shape == (50, 5, 1)
     assert 100 < np.nanmedian(known["future"]) < 600

@@ -82,6 +82,6 @@ def test_a_torch_without_torchscript_is_named(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ExportError) as error:
         torchscript.script(MODELS["last-step"]().eval())
     assert str(error.value) == (
-        f"torch {torch.__version__} cannot write TorchScript any more; export to onnx alone, whose sequence.onnx takes "
+        f"torch {torch.__version__} no longer writes TorchScript; export to onnx alone, whose sequence.onnx takes "
         "the same inputs."
     )

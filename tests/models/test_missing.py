@@ -12,7 +12,7 @@ from torch import Tensor
 import stablernn as srn
 from stablernn.cells import cell_info
 from stablernn.export import torchscript
-from stablernn.export.parity import session
+from stablernn.export.parity import open_session
 from stablernn.nn.models import SequenceModel
 
 TAKING = [key for key in srn.list_cells() if cell_info(key).cell.takes_missing]
@@ -142,7 +142,7 @@ def test_exported_graphs_make_the_same_of_missing_values(
     zeros = {f"state_{index}": part for index, part in enumerate(model.initial_state(4))}
 
     arguments = {name: value.numpy() for name, value in {**read, "lengths": lengths, **zeros}.items()}
-    runtime = session((tmp_path / "sequence.onnx").read_bytes())
+    runtime = open_session((tmp_path / "sequence.onnx").read_bytes())
     (onnx_logits,) = runtime.run(["logits"], arguments)
     torch.testing.assert_close(torch.from_numpy(onnx_logits), expected, rtol=1e-5, atol=1e-6)
 

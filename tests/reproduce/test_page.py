@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stablernn.atomic_files import to_json_types
-from stablernn.reproduce.published import TABLES
-from stablernn.reproduce.render import page
+from stablernn.reproduce.published_tables import TABLES
+from stablernn.reproduce.rendering import page
 
 ROOT = Path(__file__).parents[2]
 TABLE = TABLES["robustness"]

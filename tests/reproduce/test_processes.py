@@ -36,7 +36,7 @@ def test_an_error_of_a_job_is_the_error(tmp_path: Path, at_once: int) -> None:
 
 
 def test_a_process_that_dies_is_said_to_have_died_and_the_others_are_ended(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"^The process of a ended with exit code -9 and no answer; "):
+    with pytest.raises(TrainingError, match=r"^The process of a ended with exit code -9 and no result; "):
         run_jobs([job(die, tmp_path / "a"), job(wait_long, tmp_path / "b")], 2, lambda one: None)
 
 
@@ -50,7 +50,7 @@ def test_ctrl_c_in_a_single_job_is_a_stop(tmp_path: Path) -> None:
 
 
 def stop_single_job(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedRun, match=r"^Stopped at a\. Give the same command again to go on; what is done is "):
+    with pytest.raises(InterruptedRun, match=r"^Stopped at a\. Run the same command again to go on; finished work is "):
         run_jobs([job(ctrl_c, tmp_path / "a")], 1, lambda one: None)
 
 

@@ -7,8 +7,8 @@ import torch
 
 from stablernn.errors import UnknownNameError
 from stablernn.nn.models import Classifier
-from stablernn.reproduce.published import TABLES, published_table
-from stablernn.reproduce.sizes import hidden_size, matched_hidden_size, parameter_count
+from stablernn.reproduce.parameter_matching import hidden_size, matched_hidden_size, parameter_count
+from stablernn.reproduce.published_tables import TABLES, published_table
 from stablernn.training.settings.load import validate
 
 # Table 3 of the Lipschitz RNN paper, as it was written down when the paper was read.

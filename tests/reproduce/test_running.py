@@ -19,12 +19,12 @@ from stablernn.data import ClassificationData, load_data
 from stablernn.errors import CheckpointError, ConfigError, InterruptedRun, UnknownNameError
 from stablernn.nn.models import Classifier
 from stablernn.reproduce.folder import default_folder
-from stablernn.reproduce.measure import in_raw_units
-from stablernn.reproduce.published import TABLES
-from stablernn.reproduce.running import reproduce
+from stablernn.reproduce.measurement import in_raw_units
+from stablernn.reproduce.published_tables import TABLES
+from stablernn.reproduce.run_protocol import reproduce
 from stablernn.reproduce.states import states
 from stablernn.reproduce.table import FULL, SHORT, ProtocolName, Table
-from stablernn.robustness.attacks import Perturbed, prepared
+from stablernn.robustness.attacks import PerturbedClassifier, differentiable_copy
 from stablernn.training import Progress, load_config, load_run, train
 
 
@@ -250,7 +250,7 @@ def test_two_protocols_do_not_mix_in_one_folder(short: Made) -> None:
     with pytest.raises(ConfigError) as error:
         reproduce("robustness", FULL, short.folder)
     assert str(error.value) == (
-        f"'{short.folder}' holds the short reproduction of 'robustness', and what is asked for differs in name. "
+        f"'{short.folder}' contains the short reproduction of 'robustness', and the requested one differs in name. "
         "Name another folder with --output, or remove this one."
     )
 
@@ -261,13 +261,13 @@ def test_a_changed_protocol_is_not_that_of_the_folder(
     assert table.short.attacks is not None
     changed = replace(table.short, attacks=replace(table.short.attacks, steps=3))
     little_table(monkeypatch, rows=two_rows(table), short=changed)
-    with pytest.raises(ConfigError, match=r"and what is asked for differs in attacks\. Name another folder"):
+    with pytest.raises(ConfigError, match=r"and the requested one differs in attacks\. Name another folder"):
         reproduce("robustness", SHORT, short.folder)
 
 
 def test_runs_of_unknown_origin_are_refused(table: Table, tmp_path: Path) -> None:
     (tmp_path / "out" / "runs" / "lstm-0").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"has runs and no protocol\.json, so that nobody knows how they were made\."):
+    with pytest.raises(ConfigError, match=r"has runs but no protocol\.json, so their settings are unknown\."):
         reproduce("robustness", SHORT, tmp_path / "out")
 
 
@@ -312,7 +312,7 @@ def test_in_raw_units_a_network_is_the_same_function_and_a_change_is_one_of_a_pi
     same = in_raw_units(model)
     with torch.no_grad():
         torch.testing.assert_close(same(x, lengths), model(x, lengths), rtol=1e-4, atol=1e-5)
-        with prepared(same) as copied:
-            moved = Perturbed(copied, x, lengths)(torch.full_like(x, 0.05))
+        with differentiable_copy(same) as copied:
+            moved = PerturbedClassifier(copied, x, lengths)(torch.full_like(x, 0.05))
         torch.testing.assert_close(moved, model(x + 0.05, lengths), rtol=1e-4, atol=1e-5)
     assert not torch.equal(model.scaling.scale, same.scaling.scale)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stablernn import Classifier
-from stablernn.robustness.attacks import Box, Perturbed, deepfool, pgd, prepared, sizes
+from stablernn.robustness.attacks import Box, PerturbedClassifier, change_norms, deepfool, differentiable_copy, pgd
 from stablernn.robustness.settings import Norm
 
 BOTH = pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -28,7 +28,7 @@ class Linear:
         return (self.x + change).flatten(1) @ self.weight.T + self.bias
 
     @property
-    def free(self) -> Tensor:
+    def mask(self) -> Tensor:
         return torch.ones_like(self.x, dtype=torch.bool)
 
     def distance(self, truth: Tensor, norm: Norm) -> Tensor:
@@ -46,7 +46,7 @@ def linear(classes: int = 2, seed: int = 0) -> Linear:
     return Linear(x, torch.randn(classes, 15, generator=generator), torch.randn(classes, generator=generator))
 
 
-def predicted(logits: Linear | Perturbed, change: Tensor) -> Tensor:
+def predicted(logits: Linear | PerturbedClassifier, change: Tensor) -> Tensor:
     with torch.no_grad():
         return logits(change).argmax(dim=1)
 
@@ -55,7 +55,7 @@ def predicted(logits: Linear | Perturbed, change: Tensor) -> Tensor:
 def test_pgd_reaches_the_closed_form_of_a_linear_model(norm: Norm) -> None:
     model = linear()
     truth = predicted(model, torch.zeros_like(model.x))
-    change = pgd(model, truth, model.free, norm=norm, budget=0.01, steps=10)
+    change = pgd(model, truth, model.mask, norm=norm, budget=0.01, steps=10)
     apart = model.weight[1 - truth] - model.weight[truth]
     best = torch.sign(apart) if norm == "linf" else apart / apart.norm(dim=1, keepdim=True)
     assert torch.allclose(change.flatten(1), 0.01 * best, atol=1e-6)
@@ -68,7 +68,7 @@ def test_pgd_flips_a_linear_model_exactly_beyond_the_distance_of_its_boundary(no
     truth = predicted(model, torch.zeros_like(model.x))
     distance = model.distance(truth, norm)
     for share in (0.99, 1.01) if classes == 2 else (0.99,):
-        change = pgd(model, truth, model.free, norm=norm, budget=share * distance, steps=30)
+        change = pgd(model, truth, model.mask, norm=norm, budget=share * distance, steps=30)
         assert bool(((predicted(model, change) != truth) == (share > 1)).all())
 
 
@@ -77,15 +77,15 @@ def test_pgd_flips_a_linear_model_exactly_beyond_the_distance_of_its_boundary(no
 def test_deepfool_needs_one_step_of_a_linear_model(norm: Norm, classes: int) -> None:
     model = linear(classes)
     truth = predicted(model, torch.zeros_like(model.x))
-    change, flipped = deepfool(model, model.free, norm=norm, steps=1)
+    change, flipped = deepfool(model, model.mask, norm=norm, steps=1)
     assert bool(flipped.all())
-    assert torch.allclose(sizes(change, norm).float(), 1.02 * model.distance(truth, norm), rtol=1e-4)
+    assert torch.allclose(change_norms(change, norm).float(), 1.02 * model.distance(truth, norm), rtol=1e-4)
 
 
 def test_deepfool_leaves_a_model_that_no_input_moves() -> None:
     model = linear()
     model.weight.zero_()
-    change, flipped = deepfool(model, model.free, norm="l2")
+    change, flipped = deepfool(model, model.mask, norm="l2")
     assert not bool(flipped.any())
     assert float(change.abs().max()) == 0
 
@@ -124,13 +124,13 @@ def test_pgd_never_leaves_its_ball(
 ) -> None:
     x, lengths = batch()
     generator = torch.Generator().manual_seed(steps)
-    with prepared(small()) as model:
-        attacked = Perturbed(model, x, lengths)
+    with differentiable_copy(small()) as model:
+        attacked = PerturbedClassifier(model, x, lengths)
         box = Box.around(attacked.scaled(), torch.full((2,), -1.0), torch.full((2,), 1.5)) if clip else None
         change = pgd(
             attacked,
             torch.zeros(12, dtype=torch.int64),
-            attacked.free,
+            attacked.mask,
             norm=norm,
             budget=budget,
             steps=steps,
@@ -139,20 +139,20 @@ def test_pgd_never_leaves_its_ball(
             generator=generator,
             box=box,
         )
-    assert float(sizes(change, norm).max()) <= budget
-    assert bool((change[~attacked.free] == 0).all())
+    assert float(change_norms(change, norm).max()) <= budget
+    assert bool((change[~attacked.mask] == 0).all())
     if box is not None:
-        assert bool(((change >= box.low) & (change <= box.high))[attacked.free].all())
+        assert bool(((change >= box.low) & (change <= box.high))[attacked.mask].all())
 
 
 @BOTH
 def test_further_steps_never_help_the_defender(norm: Norm) -> None:
     x, lengths = batch()
-    with prepared(small()) as model:
-        attacked = Perturbed(model, x, lengths)
+    with differentiable_copy(small()) as model:
+        attacked = PerturbedClassifier(model, x, lengths)
         truth = predicted(attacked, torch.zeros_like(x))
         fooled = [
-            predicted(attacked, pgd(attacked, truth, attacked.free, norm=norm, budget=0.4, steps=steps)) != truth
+            predicted(attacked, pgd(attacked, truth, attacked.mask, norm=norm, budget=0.4, steps=steps)) != truth
             for steps in range(12)
         ]
     for fewer, more in zip(fooled, fooled[1:], strict=False):
@@ -163,12 +163,12 @@ def test_further_steps_never_help_the_defender(norm: Norm) -> None:
 @BOTH
 def test_a_larger_ball_that_starts_from_a_smaller_ones_result_never_helps_the_defender(norm: Norm) -> None:
     x, lengths = batch()
-    with prepared(small()) as model:
-        attacked = Perturbed(model, x, lengths)
+    with differentiable_copy(small()) as model:
+        attacked = PerturbedClassifier(model, x, lengths)
         truth = predicted(attacked, torch.zeros_like(x))
         change, before = torch.zeros_like(x), torch.zeros(len(x), dtype=torch.bool)
         for budget in (0.1, 0.2, 0.4, 0.8):
-            change = pgd(attacked, truth, attacked.free, norm=norm, budget=budget, steps=3, start=change)
+            change = pgd(attacked, truth, attacked.mask, norm=norm, budget=budget, steps=3, start=change)
             fooled = predicted(attacked, change) != truth
             assert bool((fooled | ~before).all())
             before = fooled
@@ -179,10 +179,10 @@ def test_a_larger_ball_that_starts_from_a_smaller_ones_result_never_helps_the_de
 def test_deepfool_changes_only_what_is_there_and_flips(norm: Norm, options: dict[str, int]) -> None:
     x, lengths = batch()
     plain = small(**options)
-    with prepared(plain) as model:
-        attacked = Perturbed(model, x, lengths)
-        change, flipped = deepfool(attacked, attacked.free, norm=norm, steps=50)
-    assert bool((change[~attacked.free] == 0).all())
+    with differentiable_copy(plain) as model:
+        attacked = PerturbedClassifier(model, x, lengths)
+        change, flipped = deepfool(attacked, attacked.mask, norm=norm, steps=50)
+    assert bool((change[~attacked.mask] == 0).all())
     # The change is one of the raw values that the model itself is fooled by.
     moved = x + plain.scaling.scale * change
     with torch.no_grad():
@@ -195,8 +195,8 @@ def test_gradients_are_those_of_the_raw_input_in_units_of_the_scale() -> None:
     x, lengths = batch()
     plain = small("last", patch_size=3, patch_stride=2).double()
     x = x.double()
-    with prepared(plain) as model:
-        attacked = Perturbed(model, x, lengths)
+    with differentiable_copy(plain) as model:
+        attacked = PerturbedClassifier(model, x, lengths)
         change = torch.zeros_like(x, requires_grad=True)
         (slope,) = torch.autograd.grad(attacked(change)[:, 0].sum(), change)
     with torch.no_grad():
@@ -212,8 +212,8 @@ def test_gradients_are_those_of_the_raw_input_in_units_of_the_scale() -> None:
 def test_the_model_itself_is_not_changed() -> None:
     plain = small()
     x, lengths = batch()
-    with prepared(plain) as model:
-        attacked = Perturbed(model, x, lengths)
-        pgd(attacked, torch.zeros(12, dtype=torch.int64), attacked.free, norm="l2", budget=0.1, steps=1)
+    with differentiable_copy(plain) as model:
+        attacked = PerturbedClassifier(model, x, lengths)
+        pgd(attacked, torch.zeros(12, dtype=torch.int64), attacked.mask, norm="l2", budget=0.1, steps=1)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in plain.parameters())
     assert plain(x, lengths).requires_grad

@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from stablernn.robustness.noise import KINDS, Array, Values, jitter, missing, noise_curve, salt_and_pepper, white
+from stablernn.robustness.noise import KINDS, Array, NoiseInput, jitter, missing, noise_curve, salt_and_pepper, white
 
 
-def values(samples: int = 200, steps: int = 40) -> Values:
+def values(samples: int = 200, steps: int = 40) -> NoiseInput:
     random = np.random.default_rng(0)
     x = random.normal(3, 2, (samples, steps, 2)).astype(np.float32)
     x[0, 3:6, 1] = np.nan
     lengths = np.full(samples, steps)
     lengths[1] = 7
-    return Values(x, lengths, np.array([2.0, 0.5]), np.array([-9.0, -8.0]), np.array([9.0, 8.0]))
+    return NoiseInput(x, lengths, np.array([2.0, 0.5]), np.array([-9.0, -8.0]), np.array([9.0, 8.0]))
 
 
 def random() -> np.random.Generator:
@@ -50,7 +50,7 @@ def test_missing_steps_lose_all_features() -> None:
 def test_jitter_reads_a_straight_line_at_moved_times_and_stays_inside() -> None:
     steps = 60
     ramp = np.broadcast_to(np.arange(steps, dtype=np.float32)[None, :, None], (300, steps, 1)).copy()
-    given = Values(ramp, np.full(300, steps), np.ones(1), np.zeros(1), np.ones(1))
+    given = NoiseInput(ramp, np.full(300, steps), np.ones(1), np.zeros(1), np.ones(1))
     moved = jitter(given, 0.5, random()) - ramp
     assert moved[:, 5:-5].std() == pytest.approx(0.5, rel=0.03)
     assert np.array_equal(jitter(given, 0.0, random()), ramp)

@@ -15,7 +15,7 @@ from stablernn import Classifier, list_cells
 from stablernn.bounds.step_bound import GELU_SLOPE
 from stablernn.certificates.certified_radius import ClassBounds, certified_radii
 from stablernn.errors import CertificateError
-from stablernn.robustness.attacks import Perturbed, deepfool, pgd, prepared, sizes
+from stablernn.robustness.attacks import PerturbedClassifier, change_norms, deepfool, differentiable_copy, pgd
 
 SHAPES: dict[str, dict[str, Any]] = {
     "last": {"readout": "last"},
@@ -56,8 +56,8 @@ def flips_within(model: Classifier, x: Tensor, lengths: Tensor, radii: np.ndarra
     """Which labels change within a radius, by PGD from three starts and by DeepFool."""
     found = torch.zeros(len(x), dtype=torch.bool)
     radius = torch.from_numpy(radii)
-    with prepared(model) as copied:
-        attacked = Perturbed(copied, x, lengths)
+    with differentiable_copy(model) as copied:
+        attacked = PerturbedClassifier(copied, x, lengths)
         with torch.no_grad():
             label = attacked(torch.zeros_like(x)).argmax(dim=1)
         for seed in range(3):
@@ -65,7 +65,7 @@ def flips_within(model: Classifier, x: Tensor, lengths: Tensor, radii: np.ndarra
             change = pgd(
                 attacked,
                 label,
-                attacked.free,
+                attacked.mask,
                 norm="l2",
                 budget=radius,
                 random_start=seed > 0,
@@ -73,8 +73,8 @@ def flips_within(model: Classifier, x: Tensor, lengths: Tensor, radii: np.ndarra
             )
             with torch.no_grad():
                 found |= attacked(change).argmax(dim=1) != label
-        change, flipped = deepfool(attacked, attacked.free, norm="l2", steps=30)
-        found |= flipped & (sizes(change, "l2") <= radius)
+        change, flipped = deepfool(attacked, attacked.mask, norm="l2", steps=30)
+        found |= flipped & (change_norms(change, "l2") <= radius)
     return found
 
 
@@ -120,10 +120,10 @@ def test_trained_models_and_how_far_the_radius_is_from_an_attack(cell: str) -> N
     assert float((model(x).argmax(dim=1) == truth).float().mean()) > 0.9
     radii = certified_radii(model, x, lengths)
     assert not bool(flips_within(model, x, lengths, radii * (1 - 1e-4)).any())
-    with prepared(model) as copied:
-        attacked = Perturbed(copied, x, lengths)
-        change, flipped = deepfool(attacked, attacked.free, norm="l2", steps=50)
-    least = torch.where(flipped, sizes(change, "l2"), torch.inf).numpy()
+    with differentiable_copy(model) as copied:
+        attacked = PerturbedClassifier(copied, x, lengths)
+        change, flipped = deepfool(attacked, attacked.mask, norm="l2", steps=50)
+    least = torch.where(flipped, change_norms(change, "l2"), torch.inf).numpy()
     assert (radii <= least).all()
     # Not vacuous: within a factor of 30 of what DeepFool needs.
     assert np.median(least) <= 30 * np.median(radii)
@@ -166,11 +166,11 @@ def test_a_linear_recurrence_against_its_closed_form(readout: str, weights: np.n
     assert certified_radii(model, x) == pytest.approx(expected, rel=1e-5)
     if readout == "last":
         # It is the distance to the boundary itself, which DeepFool finds.
-        with prepared(model) as copied:
-            attacked = Perturbed(copied, x, torch.full((5,), steps))
-            change, _ = deepfool(attacked, attacked.free, norm="l2", steps=1, overshoot=0.0)
-        small = sizes(change, "l2").numpy() < 0.5
-        assert sizes(change, "l2").numpy()[small] == pytest.approx(expected[small], rel=1e-4)
+        with differentiable_copy(model) as copied:
+            attacked = PerturbedClassifier(copied, x, torch.full((5,), steps))
+            change, _ = deepfool(attacked, attacked.mask, norm="l2", steps=1, overshoot=0.0)
+        small = change_norms(change, "l2").numpy() < 0.5
+        assert change_norms(change, "l2").numpy()[small] == pytest.approx(expected[small], rel=1e-4)
 
 
 def test_values_count_as_often_as_patches_and_gaps_repeat_them() -> None:

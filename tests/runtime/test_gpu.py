@@ -11,7 +11,7 @@ import torch
 
 from engine_helpers import CUDA_ENGINES, KINDS, NEEDS_GPU, publish, random_inputs, sequence, zeros
 from published_models import Published
-from stablernn.export.parity import SEQUENCE_CAP, _difference, _samples
+from stablernn.export.parity import SEQUENCE_CAP, _max_errors, _split_steps
 from stablernn_runtime import ServedModel
 
 pytestmark = NEEDS_GPU
@@ -46,7 +46,7 @@ def test_the_numbers_are_those_of_the_cpu(
     cpu, gpu = ServedModel.load(version, "cpu"), ServedModel.load(version, "cuda", engine=engine)
     inputs, _ = random_inputs(zoo.torch_models[f"{kind}:1"], seed=1)
     expected = sequence(cpu, inputs, zeros(cpu, 5))
-    difference = _difference(expected, sequence(gpu, inputs, zeros(cpu, 5)))[1]
+    difference = _max_errors(expected, sequence(gpu, inputs, zeros(cpu, 5)))[1]
     record_property("max_rel_error", difference)
     print(
         f"{kind} by {engine} on {torch.cuda.get_device_name() if torch.cuda.is_available() else 'a GPU'}: ", difference
@@ -63,12 +63,12 @@ def test_a_stream_comes_to_what_the_whole_sequence_comes_to(zoo: Published, engi
     del inputs["lengths"]
     whole = sequence(gpu, inputs, {})
     states, outputs = zeros(gpu, 5), {}
-    for sample in _samples(model, {name: value for name, value in inputs.items() if name not in known}):
+    for sample in _split_steps(model, {name: value for name, value in inputs.items() if name not in known}):
         outputs = gpu.run(gpu.step, {**sample, **known, **states})
         states = gpu.next_state(outputs)
     if model.every_step:
         whole = {name: value if name in gpu.sequence.state_outputs else value[:, -1] for name, value in whole.items()}
-    assert _difference(whole, outputs)[1] <= TOLERANCE
+    assert _max_errors(whole, outputs)[1] <= TOLERANCE
 
 
 def test_auto_says_what_it_measured(zoo: Published) -> None:

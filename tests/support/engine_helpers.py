@@ -16,7 +16,7 @@ import stablernn as srn
 from exports import exported
 from packages import PACKAGES
 from published_models import Published
-from stablernn.export.parity import _inputs, _known
+from stablernn.export.parity import _draw_inputs, _draw_known_inputs
 from stablernn.nn.models import SequenceModel, SequencePredictor
 from stablernn_registry import Registry
 from stablernn_runtime import ServedModel
@@ -108,7 +108,7 @@ def publish(root: Path, folder: Path, kinds: list[str]) -> Published:
 def random_inputs(model: SequenceModel, seed: int, batch: int = 5, steps: int = 23) -> tuple[Arrays, Arrays]:
     """What whole sequences need beside states, and what of it belongs to the outputs alone."""
     generator = np.random.default_rng(seed)
-    inputs, known = _inputs(model, generator, batch, steps), _known(model, generator, batch)
+    inputs, known = _draw_inputs(model, generator, batch, steps), _draw_known_inputs(model, generator, batch)
     lengths = generator.integers(1, steps + 1, size=batch)
     lengths[0] = steps
     return {**inputs, "lengths": lengths.astype(np.int64), **known}, known

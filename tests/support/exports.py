@@ -24,8 +24,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from stablernn.errors import UntrainedWarning
 from stablernn.export import ExportReport, export
-from stablernn.export.step import Parts
-from stablernn.export.weights import weights_file
+from stablernn.export.step import ModelParts
+from stablernn.export.weights import serialize_weights
 from stablernn.nn.models import SequenceModel
 
 _state: dict[str, Path] = {}
@@ -50,24 +50,26 @@ def share_graphs(patch: pytest.MonkeyPatch) -> None:
     Where they share them already, nothing is left to do.
     """
     module = sys.modules["stablernn.export"]
-    make = module.parts
+    make = module.export_parts
     if hasattr(make, "shares_graphs"):
         return
 
-    def parts(model: SequenceModel) -> Parts:
+    def export_parts(model: SequenceModel) -> ModelParts:
         shared = _state["folder"] / f"graphs-{_key(model)}"
         with FileLock(f"{shared}.lock"):
             if not shared.exists():
                 shared.write_bytes(pickle.dumps(make(model)))
-        exported: Parts = pickle.loads(shared.read_bytes())
+        exported: ModelParts = pickle.loads(shared.read_bytes())
         return exported
 
-    parts.shares_graphs = True  # type: ignore[attr-defined]
-    patch.setattr(module, "parts", parts)
+    export_parts.shares_graphs = True  # type: ignore[attr-defined]
+    patch.setattr(module, "export_parts", export_parts)
 
 
 def _key(model: SequenceModel) -> str:
-    return hashlib.sha256(weights_file(model) + json.dumps(model.config(), sort_keys=True).encode()).hexdigest()[:24]
+    return hashlib.sha256(serialize_weights(model) + json.dumps(model.config(), sort_keys=True).encode()).hexdigest()[
+        :24
+    ]
 
 
 def read_operators_once() -> None:

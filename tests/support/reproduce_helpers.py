@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from named_helpers import at_home, images, lay, published
-from stablernn.reproduce import published as tables
-from stablernn.reproduce.published import TABLES
+from stablernn.reproduce import published_tables as tables
+from stablernn.reproduce.published_tables import TABLES
 from stablernn.reproduce.table import Curvature, Protocol, Row, Table
 from stablernn.robustness.settings import Settings
 

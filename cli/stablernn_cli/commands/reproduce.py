@@ -14,7 +14,7 @@ from stablernn_cli.output import Output
 
 app = typer.Typer(help="Train published tables again", no_args_is_help=True)
 
-# Same as in stablernn.reproduce.published, whose import is too slow for a program that only prints its help.
+# Same as in stablernn.reproduce.published_tables, whose import is too slow for a program that only prints its help.
 TABLES = {
     "robustness": "Attacked accuracy and curvature, MNIST in rows",
 }
@@ -125,7 +125,7 @@ def _reproduce(
     with output.status("Loading ..."):
         from torch import device
 
-        from stablernn.reproduce.running import reproduce
+        from stablernn.reproduce.run_protocol import reproduce
         from stablernn.reproduce.table import FULL, SHORT
         from stablernn.training.loop.environment import environment
     if not short and (environment(device("cpu"))["commit"] or "").endswith("-dirty"):
@@ -157,8 +157,8 @@ def _parse_seeds(text: str) -> list[int]:
 
 
 def _show(output: Output, results: Mapping[str, Any]) -> None:
-    from stablernn.reproduce.published import published_table
-    from stablernn.reproduce.render import header, lines, notes, title
+    from stablernn.reproduce.published_tables import published_table
+    from stablernn.reproduce.rendering import header, lines, notes, title
 
     # Two views of the same runs: their best weights, and those of the first epoch at a common accuracy.
     table = published_table(results["table"])

@@ -1,5 +1,5 @@
-"""The datasets of the papers by name: what each is, where its files are looked for or fetched, how it is read.
+"""Named datasets of the papers: their descriptions, their files, and functions that read them.
 
-One file a family of sources; ``entry.py`` says what a dataset is, ``places.py`` where files lie, ``fetch.py`` how they
-get there. ``stablernn.data.catalog`` puts them together.
+There is one module per family of sources. ``entry.py`` describes a dataset, ``places.py`` finds and verifies files, and
+``fetch.py`` downloads them. ``stablernn.data.catalog`` lists all datasets.
 """

@@ -1,4 +1,4 @@
-"""From splits of labelled sequences to a dataset with its counts: what the named sets for classification share."""
+"""Assembly of a classification dataset, with its counts, from splits of labeled sequences."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from stablernn.data.named.entry import Request
 from stablernn.data.types import ClassificationData, SequenceSplit
 
 
-def labelled(
+def classification_data(
     request: Request,
     labels: Sequence[str],
     features: Sequence[str],
     splits: Mapping[SplitName, SequenceSplit],
     *,
-    drawn: Sequence[str | int] = (),
+    fingerprint_parts: Sequence[str | int] = (),
     notes: Mapping[str, Any] | None = None,
 ) -> ClassificationData:
-    """The dataset.
+    """Build the dataset.
 
     Args:
-        request: What was asked for.
+        request: The request.
         labels: The classes.
         features: Names of the channels.
-        splits: Training, validation and test.
-        drawn: What the sequences depend on beside files and variant.
-        notes: More to be kept with every score.
+        splits: Training, validation and test split.
+        fingerprint_parts: Values that the sequences depend on in addition to files and variant.
+        notes: Additional notes, which are stored with every score.
     """
     lengths = np.concatenate([split.lengths for split in splits.values()])
-    counted = {
+    counts = {
         "sequences": {name: len(split) for name, split in splits.items()},
         "classes": {
             name: dict(zip(labels, np.bincount(split.y, minlength=len(labels)).tolist(), strict=True))
@@ -53,6 +53,6 @@ def labelled(
         train=splits["train"],
         validation=splits["validation"],
         test=splits["test"],
-        notes={**counted, **request.notes(), **(notes or {})},
-        fingerprint=request.fingerprint(*drawn),
+        notes={**counts, **request.notes(), **(notes or {})},
+        fingerprint=request.fingerprint(*fingerprint_parts),
     )

@@ -1,4 +1,4 @@
-"""Speech: NIST SPHERE and RIFF files, and the log-magnitudes that the papers take of them."""
+"""Speech files in NIST SPHERE and RIFF format, and the log-magnitude spectra that the papers use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOW = 256
 HOP = 128
 BINS = WINDOW // 2 + 1
 _FLOOR = 1e-5
-#: What a frame of silence has in every bin, and a frame behind the end.
+#: Log-magnitude of every bin in a silent frame, also used for frames after the end.
 SILENCE = -50.0
 
 _SPHERE = b"NIST_1A"
@@ -25,23 +25,25 @@ _CONVERT = "Convert it first: sph2pipe -p -f wav IN OUT, or w_decode -o pcm IN O
 
 
 def read_speech(name: str, content: bytes) -> tuple[npt.NDArray[np.int16], int]:
-    """Samples and their rate of a NIST SPHERE or RIFF file: one channel of 16 bits, not compressed.
+    """Read the samples and the sampling rate of a NIST SPHERE or RIFF file with one uncompressed 16-bit channel.
 
     Raises:
-        DataError: If it is anything else.
+        DataError: If the file has another format.
     """
-    return _sphere(name, content) if content.startswith(_SPHERE) else _riff(name, content)
+    return _read_sphere(name, content) if content.startswith(_SPHERE) else _read_riff(name, content)
 
 
-def _sphere(name: str, content: bytes) -> tuple[npt.NDArray[np.int16], int]:
+def _read_sphere(name: str, content: bytes) -> tuple[npt.NDArray[np.int16], int]:
+    # The header is text of 1024 bytes or a multiple; its second line is its size.
     lines = content[:1024].decode("ascii", errors="replace").split("\n")
     fields = {}
     for line in lines[2:]:
-        word, *rest = line.split(None, 2)
-        if word == "end_head":
+        # "NAME -TYPE VALUE"
+        field, *type_and_value = line.split(None, 2)
+        if field == "end_head":
             break
-        if len(rest) == 2:
-            fields[word] = rest[1]
+        if len(type_and_value) == 2:
+            fields[field] = type_and_value[1]
     try:
         start = int(lines[1])
         count, rate = int(fields["sample_count"]), int(fields["sample_rate"])
@@ -55,24 +57,25 @@ def _sphere(name: str, content: bytes) -> tuple[npt.NDArray[np.int16], int]:
         raise errors.DataError(
             f"'{name}' must be one channel of pcm samples of 2 bytes, got {channels} of {coding} of {width}. {_CONVERT}"
         )
-    order = {"01": "<", "10": ">"}.get(fields.get("sample_byte_format", "01"))
-    if order is None:
+    # Byte order of the samples: 01 is little-endian.
+    byte_order = {"01": "<", "10": ">"}.get(fields.get("sample_byte_format", "01"))
+    if byte_order is None:
         raise errors.DataError(
             f"'{name}' must have the sample_byte_format 01 or 10, got {fields['sample_byte_format']}. {_CONVERT}"
         )
     body = content[start : start + 2 * count]
     if len(body) < 2 * count:
-        raise errors.DataError(f"'{name}' is cut off: {count} samples announced, {len(body) // 2} there.")
-    return np.frombuffer(body, f"{order}i2").astype(np.int16), rate
+        raise errors.DataError(f"'{name}' is truncated: its header says {count} samples, it has {len(body) // 2}.")
+    return np.frombuffer(body, f"{byte_order}i2").astype(np.int16), rate
 
 
-def _riff(name: str, content: bytes) -> tuple[npt.NDArray[np.int16], int]:
+def _read_riff(name: str, content: bytes) -> tuple[npt.NDArray[np.int16], int]:
     try:
         with wave.open(BytesIO(content)) as file:
             channels, width, rate, count = file.getparams()[:4]
             body = file.readframes(count)
     except (wave.Error, EOFError) as error:
-        reason = str(error) or "it is cut off"
+        reason = str(error) or "it is truncated"
         raise errors.DataError(
             f"'{name}' is neither a NIST SPHERE nor a RIFF file of pcm samples ({reason}). Convert it first."
         ) from error
@@ -81,29 +84,30 @@ def _riff(name: str, content: bytes) -> tuple[npt.NDArray[np.int16], int]:
             f"'{name}' must be one channel of samples of 2 bytes, got {channels} of {width}. Convert it first."
         )
     if len(body) < 2 * count:
-        raise errors.DataError(f"'{name}' is cut off: {count} samples announced, {len(body) // 2} there.")
+        raise errors.DataError(f"'{name}' is truncated: its header says {count} samples, it has {len(body) // 2}.")
     return np.frombuffer(body, "<i2").astype(np.int16), rate
 
 
-def scaled(samples: npt.NDArray[np.int16]) -> npt.NDArray[np.float64]:
-    """Samples from -1 to 1."""
+def scale_samples(samples: npt.NDArray[np.int16]) -> npt.NDArray[np.float64]:
+    """Scale 16-bit samples to the range -1 to 1."""
     return samples / 32768
 
 
 def log_magnitudes(samples: npt.NDArray[np.int16], rate: int) -> Float32Array:
-    """Decibels of the short-time spectrum: 129 bins, frames of 256 samples every 128, at 8 kHz.
+    """Compute the short-time spectrum in decibels: 129 bins, frames of 256 samples every 128 samples, at 8 kHz.
 
-    The window is a periodic Hann; 256 zeros stand before and behind the samples, so the first frame is silent. Other
-    rates are brought to 8 kHz by scipy's polyphase filter.
+    The window is a periodic Hann window. 256 zeros are added before and after the samples, so the first frame is
+    silent. Other sampling rates are converted to 8 kHz by scipy's polyphase filter.
     """
-    signal = scaled(samples)
+    signal = scale_samples(samples)
     if rate != RATE:
-        # scipy is slow to import and needed here only.
+        # scipy is slow to import and only needed here.
         from scipy.signal import resample_poly
 
-        common = gcd(rate, RATE)
-        signal = resample_poly(signal, RATE // common, rate // common)
+        divisor = gcd(rate, RATE)
+        signal = resample_poly(signal, RATE // divisor, rate // divisor)
     padded = np.pad(signal, WINDOW)
+    # (frames, 256)
     frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
     power = np.abs(np.fft.rfft(frames * hann, axis=1)) ** 2

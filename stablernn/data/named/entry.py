@@ -1,4 +1,4 @@
-"""What a named dataset is: its description, its files, and what may be asked of it."""
+"""Named datasets: their description and files, and requests for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.fingerprint import fingerprint
-from stablernn.data.named.places import DataFile, presence, verified
+from stablernn.data.named.places import DataFile, presence, read_verified
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData
@@ -25,21 +25,22 @@ class DatasetInfo:
     """A named dataset.
 
     Attributes:
-        key: The name that ``load_data`` takes.
-        title: What it is, for people.
-        task: What it is for.
-        licence: Terms under which its home gives it away.
-        source: Where it comes from.
-        splits: How its publisher, the papers or this project split it.
-        file: Where its file lies, for those that are part of this package.
-        settings: What ``load_data`` uses where nothing else is asked for.
-        members: Which of so many sequences belong to which split, for sequences in one file of this package.
-        files: What it is made of, for those that are not part of this package.
-        folders: Where below a data folder its files may lie; the first is where fetched ones go.
-        variants: Words that ``data.variant`` takes, the default first; empty: there is one form only.
-        options: Which further settings of ``data`` it takes, see :data:`~stablernn.data.options.NAMED_OPTIONS`.
-        load: Makes the dataset; None: its file is read as any file is.
-        obtain: For files that may not be fetched: where the user gets them.
+        key: Name of the dataset in ``load_data``.
+        title: Title.
+        task: Task of the dataset.
+        licence: Terms under which its publisher provides it.
+        source: Reference to its origin.
+        splits: Description of the splits, and whether its publisher, the papers or this project made them.
+        file: Path of its file, for datasets that are part of this package.
+        settings: Defaults of ``load_data`` for this dataset.
+        members: Function from the number of sequences to the indices of each split, for sequences in one file of this
+            package.
+        files: Its files, for datasets that are not part of this package.
+        folders: Folders below a data folder in which its files are searched for; downloads go to the first one.
+        variants: Values of ``data.variant``, the default first; empty: there is one form only.
+        options: Other settings of ``data`` that it takes, see :data:`~stablernn.data.options.NAMED_OPTIONS`.
+        load: Function that loads the dataset; None: its file is read as any file is.
+        obtain: Source of files that may not be downloaded automatically.
     """
 
     key: str
@@ -60,18 +61,19 @@ class DatasetInfo:
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """All settings of ``data`` that it takes beside those of its task."""
+        """All settings of ``data`` that it takes in addition to those of its task."""
         return (("variant",) if self.variants else ()) + self.options
 
     @property
     def presence(self) -> str:
-        """``yes``, ``partly`` or ``no``: whether the files are here. Generated and bundled datasets are."""
+        """Presence of the files: ``yes``, ``partly`` or ``no``; ``yes`` for generated and bundled datasets."""
         return presence(self.files, self.folders)
 
     def facts(self) -> dict[str, Any]:
         """Return everything that a list of datasets needs, as JSON types.
 
-        ``files`` and ``folders`` say which files are looked for and where; ``bundled`` names a file of this package.
+        ``files`` and ``folders`` name the files and where they are searched for; ``bundled`` names a file of this
+        package.
         """
         return {
             "name": self.key,
@@ -91,14 +93,14 @@ class DatasetInfo:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a dataset, checked, and where its files are.
+    """A validated request for a dataset, with the paths of its files.
 
     Attributes:
         info: The dataset.
-        paths: Where each file lies that is here, by its name.
-        missing: Names of the files that are not here and that ``partial`` does without.
-        options: How the dataset is to be loaded.
-        variant: One of ``info.variants``, the default where the options name none; empty where it has none.
+        paths: Path of each file that is present, by its name.
+        missing: Names of the files that are missing, which ``partial`` allows.
+        options: Options of loading the dataset.
+        variant: One of ``info.variants``, the default if the options name none; empty if the dataset has none.
     """
 
     info: DatasetInfo
@@ -108,40 +110,41 @@ class Request:
     variant: str = ""
 
     def content(self, name: str) -> bytes:
-        """A file's content, decompressed and equal to what was published.
+        """Return the decompressed content of a file, verified by its checksum.
 
         Raises:
-            DataError: If it is cut off or is not what was published.
+            DataError: If the file is truncated or its checksum differs from the published one.
         """
         file = next(file for file in self.info.files if file.name == name)
-        return verified(self.info.key, file, self.paths[name])
+        return read_verified(self.info.key, file, self.paths[name])
 
-    def fingerprint(self, *drawn: str | int) -> str:
-        """Hash of the content, by the checksums that it was held against, and of how it is brought into form.
+    def fingerprint(self, *parts: str | int) -> str:
+        """Return a hash of the published checksums of the files, the variant, and other values.
 
         Args:
-            drawn: Whatever else the sequences depend on.
+            parts: Other values that the sequences depend on.
         """
+        # The checksums stand for the content, which was verified against them.
         files = [f"{file.name} {file.checksum}" for file in self.info.files if file.name in self.paths]
-        return fingerprint(["named", self.info.key, self.variant, *files, *drawn])
+        return fingerprint(["named", self.info.key, self.variant, *files, *parts])
 
     def notes(self) -> dict[str, Any]:
-        """What every score must carry: the variant, and what is missing."""
-        found: dict[str, Any] = {"variant": self.variant} if self.variant else {}
-        return {**found, "partial": list(self.missing)} if self.missing else found
+        """Return the notes for every score: the variant, and the missing files."""
+        notes: dict[str, Any] = {"variant": self.variant} if self.variant else {}
+        return {**notes, "partial": list(self.missing)} if self.missing else notes
 
 
-def check_variant(info: DatasetInfo, given: str | None) -> str:
-    """The variant, or the default where none is given.
+def check_variant(info: DatasetInfo, variant: str | None) -> str:
+    """Return the variant, or the default variant if it is None.
 
     Raises:
         ConfigError: If the dataset has no such variant.
     """
-    if given is None:
+    if variant is None:
         return info.variants[0] if info.variants else ""
-    if given not in info.variants:
-        hint = errors.did_you_mean(given, info.variants)
+    if variant not in info.variants:
+        hint = errors.did_you_mean(variant, info.variants)
         raise errors.ConfigError(
-            f"variant of '{info.key}' must be one of {', '.join(info.variants)}, got '{given}'.{hint}"
+            f"variant of '{info.key}' must be one of {', '.join(info.variants)}, got '{variant}'.{hint}"
         )
-    return given
+    return variant

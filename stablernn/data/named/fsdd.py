@@ -12,25 +12,25 @@ import numpy as np
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array, SplitName
-from stablernn.data.named.assemble import labelled
-from stablernn.data.named.audio import BINS, log_magnitudes, read_speech, scaled
+from stablernn.data.named.assemble import classification_data
+from stablernn.data.named.audio import BINS, log_magnitudes, read_speech, scale_samples
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
-from stablernn.data.named.places import DataFile, check
+from stablernn.data.named.places import DataFile, check_digest
 from stablernn.data.sequences import pad_sequences
 from stablernn.data.types import ClassificationData
 
 _NAME = re.compile(r"(?:.*/)?recordings/(\d)_([a-z]+)_(\d+)\.wav")
 _COMMIT = "26eb9aaf76e81b692f806f9140c2d2777410d7a1"
-# By the number of a speaker's recording of a digit: 0 to 4 are the publisher's test set.
+# Splits by the number of a recording of a speaker and digit; 0 to 4 are the published test set.
 _TEST, _VALIDATION = range(5), range(5, 10)
 
 
 def recordings(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Names (``recordings/3_theo_7.wav``) and contents of the recordings in a folder or an archive.
+    """Yield names (``recordings/3_theo_7.wav``) and contents of the recordings in a folder or an archive.
 
     Raises:
-        DataError: If it is neither, or is cut off.
+        DataError: If the path is neither, or the archive is truncated.
     """
     if path.is_dir():
         for file in sorted(path.glob("*.wav")):
@@ -43,53 +43,56 @@ def recordings(path: Path) -> Iterator[tuple[str, bytes]]:
                 if reader is not None:
                     yield member.name, reader.read()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise errors.DataError(f"'{path.name}' is cut off or is no tar archive ({error}). Fetch it again.") from error
+        raise errors.DataError(f"'{path.name}' is truncated or not a tar archive ({error}). Fetch it again.") from error
 
 
 def recordings_digest(path: Path) -> str:
-    """Hash of all recordings, however they are packed."""
+    """Return a hash of all recordings, which does not depend on their archive format."""
     return _digest({Path(name).name: content for name, content in recordings(path)})
 
 
-def _digest(found: dict[str, bytes]) -> str:
-    lines = (f"{hashlib.sha256(found[name]).hexdigest()} {name}\n" for name in sorted(found))
+def _digest(contents: dict[str, bytes]) -> str:
+    lines = (f"{hashlib.sha256(contents[name]).hexdigest()} {name}\n" for name in sorted(contents))
     return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
 
 def load(request: Request) -> ClassificationData:
-    """Log-magnitudes of each recording, or its samples from -1 to 1."""
+    """Load the log-magnitude spectrum of each recording or, for ``waveform``, its samples from -1 to 1."""
     (file,) = request.info.files
     path = request.paths[file.name]
-    found = {Path(name).name: content for name, content in recordings(path)}
-    if not found:
+    contents = {Path(name).name: content for name, content in recordings(path)}
+    if not contents:
         raise errors.DataError(f"'{path}' has no recordings DIGIT_SPEAKER_NUMBER.wav. Fetch it again.")
     if file.checksum is not None:
-        check(request.info.key, file.checksum, _digest(found), path)
+        check_digest(request.info.key, file.checksum, _digest(contents), path)
     members: dict[SplitName, list[tuple[str, int, Float32Array]]] = {"train": [], "validation": [], "test": []}
-    for name in sorted(found):
+    for name in sorted(contents):
         match = _NAME.fullmatch(f"recordings/{name}")
         if match is None:
-            raise errors.DataError(f"'{path}': '{name}' is not called DIGIT_SPEAKER_NUMBER.wav.")
+            raise errors.DataError(f"'{path}': '{name}' is not named DIGIT_SPEAKER_NUMBER.wav.")
         digit, _, number = match.groups()
-        samples, rate = read_speech(name, found[name])
+        samples, rate = read_speech(name, contents[name])
         if request.variant == "waveform":
-            x = scaled(samples).astype(np.float32)[:, None]
+            # (samples, 1)
+            x = scale_samples(samples).astype(np.float32)[:, None]
         else:
             x = log_magnitudes(samples, rate)
         split: SplitName = "test" if int(number) in _TEST else "validation" if int(number) in _VALIDATION else "train"
         members[split].append((name.removesuffix(".wav"), int(digit), x))
     features = ("sample",) if request.variant == "waveform" else tuple(f"bin_{index}" for index in range(BINS))
-    return labelled(request, tuple("0123456789"), features, {split: _split(part) for split, part in members.items()})
+    splits = {split: _lazy_split(recordings) for split, recordings in members.items()}
+    return classification_data(request, tuple("0123456789"), features, splits)
 
 
-def _split(part: list[tuple[str, int, Float32Array]]) -> LazySplit:
-    names, digits, values = zip(*part, strict=True)
+def _lazy_split(recordings: list[tuple[str, int, Float32Array]]) -> LazySplit:
+    names, digits, values = zip(*recordings, strict=True)
 
+    # Recordings have different lengths, and padding all of them at once would take much more memory.
     def make(indices: Int64Array) -> Float32Array:
         return pad_sequences([values[index] for index in indices])[0]
 
-    held = sum(x.nbytes for x in values)
-    return LazySplit(make, held, np.array([len(x) for x in values], np.int64), np.array(digits, np.int64), names)
+    lengths = np.array([len(x) for x in values], np.int64)
+    return LazySplit(make, sum(x.nbytes for x in values), lengths, np.array(digits, np.int64), names)
 
 
 DATASETS = (

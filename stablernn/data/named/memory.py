@@ -1,4 +1,4 @@
-"""Copy and adding: the tasks that measure memory, generated on demand."""
+"""Copy and adding tasks, which measure memory; their sequences are generated on demand."""
 
 from __future__ import annotations
 
@@ -14,51 +14,57 @@ from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.step_data import StepData
 
-#: Symbols to be remembered in the copy task, and how many kinds of them there are.
+#: Length of the string to remember in the copy task, and size of its alphabet.
 SYMBOLS, KINDS = 10, 8
 BLANK, MARKER = 0, KINDS + 1
 COUNTS: dict[SplitName, int] = {"train": 100_000, "validation": 1000, "test": 10_000}
 
 
 def copy_batch(count: int, delay: int, random: np.random.RandomState) -> tuple[Int64Array, Int64Array]:
-    """Ten symbols of 1 to 8, ``delay - 1`` blanks, a marker, ten blanks; answered by blanks and then the symbols.
+    """Generate sequences of the copy task.
+
+    Inputs are ten symbols of 1 to 8, ``delay - 1`` blanks, a marker and ten blanks; targets are blanks, then the
+    symbols.
 
     Returns:
-        int64 (count, delay + 20) each: what is read, and what is to be said at each step.
+        Inputs and targets, int64 (count, delay + 20) each.
     """
-    read = np.zeros((count, delay + 2 * SYMBOLS), np.int64)
-    read[:, :SYMBOLS] = random.randint(1, KINDS + 1, (count, SYMBOLS))
-    read[:, SYMBOLS + delay - 1] = MARKER
-    said = np.full_like(read, BLANK)
-    said[:, -SYMBOLS:] = read[:, :SYMBOLS]
-    return read, said
+    inputs = np.zeros((count, delay + 2 * SYMBOLS), np.int64)
+    inputs[:, :SYMBOLS] = random.randint(1, KINDS + 1, (count, SYMBOLS))
+    inputs[:, SYMBOLS + delay - 1] = MARKER
+    targets = np.full_like(inputs, BLANK)
+    targets[:, -SYMBOLS:] = inputs[:, :SYMBOLS]
+    return inputs, targets
 
 
 def adding_batch(count: int, length: int, random: np.random.RandomState) -> tuple[Float32Array, Float32Array]:
-    """A number in [0, 1) and a flag at each step, one flag in each half; answered by the sum of the two flagged.
+    """Generate sequences of the adding task.
+
+    Each step has a number in [0, 1) and a flag, which is set once in each half; the target is the sum of the two
+    flagged numbers.
 
     Returns:
-        float32 (count, length, 2), and the sums, float32 (count, 1).
+        Inputs, float32 (count, length, 2), and targets, float32 (count, 1).
     """
     x = np.zeros((count, length, 2), np.float32)
     x[:, :, 0] = random.uniform(size=(count, length))
     half = length // 2
-    for first, behind in ((0, half), (half, length)):
-        x[np.arange(count), random.randint(first, behind, count), 1] = 1
+    for start, end in ((0, half), (half, length)):
+        x[np.arange(count), random.randint(start, end, count), 1] = 1
     return x, (x[:, :, 0] * x[:, :, 1]).sum(axis=1, keepdims=True)
 
 
 def copy_baseline(delay: int) -> float:
-    """Mean cross-entropy over all steps of the best answer that remembers nothing: blanks, then a guess."""
+    """Return the mean cross-entropy over all steps of the best memoryless prediction: blanks, then uniform guesses."""
     return SYMBOLS * math.log(KINDS) / (delay + 2 * SYMBOLS)
 
 
-#: Mean squared error of the best answer to the adding task that remembers nothing: always 1.
+#: Mean squared error of the best memoryless prediction in the adding task, which is always 1.
 ADDING_BASELINE = 1 / 6
 
 
-class _Generated:
-    """Sequences of one length made from the seed, the split and their number."""
+class _GeneratedSplit:
+    """Base of splits whose sequences have one length and are generated from the seed, the split and their index."""
 
     def __init__(self, count: int, steps: int, seed: tuple[int, int]) -> None:
         self.lengths: Int64Array = np.full(count, steps, np.int64)
@@ -67,39 +73,46 @@ class _Generated:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def _streams(self, indices: Int64Array) -> list[np.random.RandomState]:
+    def _random_states(self, indices: Int64Array) -> list[np.random.RandomState]:
+        # One generator per sequence, so that a sequence does not depend on the batch that it is in.
         return [np.random.RandomState([*self._seed, int(index)]) for index in indices]
 
 
-class CopySplit(_Generated):
-    """Sequences of the copy task; the inputs are tokens."""
+class CopySplit(_GeneratedSplit):
+    """Sequences of the copy task; inputs are tokens."""
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        chosen = np.arange(len(self))[np.asarray(indices, np.int64)]
+        """Generate the sequences with these indices."""
+        # Indexing raises for indices out of range.
+        rows = np.arange(len(self))[np.asarray(indices, np.int64)]
         delay = int(self.lengths[0]) - 2 * SYMBOLS
-        pairs = [copy_batch(1, delay, random) for random in self._streams(chosen)]
-        read, said = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-        return Samples(read, self.lengths[chosen], said)
+        pairs = [copy_batch(1, delay, random) for random in self._random_states(rows)]
+        inputs, targets = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+        return Samples(inputs, self.lengths[rows], targets)
 
 
-class AddingSplit(_Generated):
+class AddingSplit(_GeneratedSplit):
     """Sequences of the adding task; only the last step has a target."""
 
     def gather(self, indices: Sequence[int] | Int64Array) -> Samples:
-        chosen = np.arange(len(self))[np.asarray(indices, np.int64)]
+        """Generate the sequences with these indices."""
+        # Indexing raises for indices out of range.
+        rows = np.arange(len(self))[np.asarray(indices, np.int64)]
         steps = int(self.lengths[0])
-        pairs = [adding_batch(1, steps, random) for random in self._streams(chosen)]
-        x, sums = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+        pairs = [adding_batch(1, steps, random) for random in self._random_states(rows)]
+        x, sums = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+        # NaN marks steps without a target.
         y = np.full((len(x), steps, 1), np.nan, np.float32)
         y[:, -1] = sums
-        return Samples(x, self.lengths[chosen], y)
+        return Samples(x, self.lengths[rows], y)
 
 
 def load_copy(request: Request) -> StepData:
-    delay = _length(request, least=1)
+    """Load the copy task; ``length`` is the delay."""
+    delay = _length(request, minimum=1)
     train, validation, test = (
-        CopySplit(COUNTS[split], delay + 2 * SYMBOLS, (request.options.seed, number))
-        for number, split in enumerate(SPLITS)
+        CopySplit(COUNTS[split], delay + 2 * SYMBOLS, (request.options.seed, split_index))
+        for split_index, split in enumerate(SPLITS)
     )
     symbols = ("blank", *(str(kind) for kind in range(1, KINDS + 1)), "marker")
     return StepData(
@@ -120,9 +133,11 @@ def load_copy(request: Request) -> StepData:
 
 
 def load_adding(request: Request) -> StepData:
-    length = _length(request, least=2)
+    """Load the adding task; ``length`` is the number of steps."""
+    length = _length(request, minimum=2)
     train, validation, test = (
-        AddingSplit(COUNTS[split], length, (request.options.seed, number)) for number, split in enumerate(SPLITS)
+        AddingSplit(COUNTS[split], length, (request.options.seed, split_index))
+        for split_index, split in enumerate(SPLITS)
     )
     return StepData(
         name="adding",
@@ -140,10 +155,10 @@ def load_adding(request: Request) -> StepData:
     )
 
 
-def _length(request: Request, least: int) -> int:
+def _length(request: Request, minimum: int) -> int:
     length = request.options.length or request.info.settings["length"]
-    if length < least:
-        raise errors.ConfigError(f"length of '{request.info.key}' must be {least} or more, got {length}.")
+    if length < minimum:
+        raise errors.ConfigError(f"length of '{request.info.key}' must be {minimum} or more, got {length}.")
     return length
 
 

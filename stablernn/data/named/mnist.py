@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, read pixel by pixel, in a fixed random order, or row by row."""
+"""MNIST and Fashion-MNIST, pixel by pixel, in a fixed random order, or row by row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from stablernn import errors
 from stablernn.data.arrays import Float32Array, Int64Array
-from stablernn.data.named.assemble import labelled
+from stablernn.data.named.assemble import classification_data
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.permutations import permutation
@@ -20,7 +20,7 @@ Pixels = npt.NDArray[np.uint8]
 
 PIXELS = 784
 HELD_OUT = 5000
-# As in the code of the unitary RNN.
+# The validation split is that of the code of the unitary RNN.
 _SPLITS = f"published test set; the first {HELD_OUT:,} training images validate"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
@@ -42,45 +42,51 @@ ROWS = (98, 28)
 
 
 def read_idx(name: str, content: bytes) -> Pixels:
-    """An array in the IDX format: two zero bytes, the type, the number of axes, their sizes, the values.
+    """Read an array in IDX format: two zero bytes, the type, the number of axes, their sizes, the values.
 
     Raises:
-        DataError: If it is not one of bytes, or not as long as its sizes say.
+        DataError: If the type is not byte, or the length does not match the sizes.
     """
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise errors.DataError(f"'{name}' is not an IDX file of bytes (it begins with 0x{content[:4].hex()}).")
+    # The sizes of the axes are big-endian.
     start = 4 + 4 * content[3]
     shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
     if len(content) - start != int(np.prod(shape)):
-        raise errors.DataError(f"'{name}' must hold {shape} values, as it says, got {len(content) - start}.")
+        raise errors.DataError(
+            f"'{name}' must contain {shape} values according to its header, got {len(content) - start}."
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def load(request: Request, *, labels: tuple[str, ...]) -> ClassificationData:
-    """Images as sequences of their pixels, in rows of so many as ``length`` leaves to a step."""
+    """Load images as sequences of ``length`` steps of 784 / ``length`` pixels each."""
     steps = request.options.length or request.info.settings.get("length", PIXELS)
     if request.options.length is not None and steps not in ROWS:
         raise errors.ConfigError(f"length of '{request.info.key}' must be {ROWS[0]} or {ROWS[1]}, got {steps}.")
-    raw = request.variant == "released"
-    word = request.options.permutation or ("torch-12008" if raw else "urnn")
-    order = permutation(word, PIXELS) if "permutation" in request.info.options else np.arange(PIXELS)
+    # The released code neither scales pixels nor uses the permutation of the paper.
+    is_released = request.variant == "released"
+    order_name = request.options.permutation or ("torch-12008" if is_released else "urnn")
+    order = permutation(order_name, PIXELS) if "permutation" in request.info.options else np.arange(PIXELS)
 
-    def split(images: Pixels, y: Int64Array, first: int) -> LazySplit:
+    def split(images: Pixels, y: Int64Array, first_id: int) -> LazySplit:
+        # Stored as bytes (n, steps, pixels), a quarter of the float32 batches.
         stored = images.reshape(len(images), PIXELS)[:, order].reshape(len(images), steps, -1)
-        scale = np.float32(1 if raw else 255)
+        scale = np.float32(1 if is_released else 255)
 
         def make(indices: Int64Array) -> Float32Array:
             x = stored[indices].astype(np.float32)
             x /= scale
             return x
 
-        return LazySplit(make, stored.nbytes, np.full(len(y), steps), y, [str(first + i) for i in range(len(y))])
+        return LazySplit(make, stored.nbytes, np.full(len(y), steps), y, [str(first_id + i) for i in range(len(y))])
 
-    images, y = _pair(request, TRAIN_IMAGES, TRAIN_LABELS)
-    test_images, test_y = _pair(request, TEST_IMAGES, TEST_LABELS)
+    images, y = _read_pair(request, TRAIN_IMAGES, TRAIN_LABELS)
+    test_images, test_y = _read_pair(request, TEST_IMAGES, TEST_LABELS)
+    # A smaller file keeps at least half of its images for training.
     held_out = min(HELD_OUT, len(y) // 2)
-    permuted = {"permutation": word} if "permutation" in request.info.options else {}
-    return labelled(
+    permutation_notes = {"permutation": order_name} if "permutation" in request.info.options else {}
+    return classification_data(
         request,
         labels,
         ("pixel",) if steps == PIXELS else [f"pixel_{i}" for i in range(PIXELS // steps)],
@@ -89,17 +95,17 @@ def load(request: Request, *, labels: tuple[str, ...]) -> ClassificationData:
             "validation": split(images[:held_out], y[:held_out], 0),
             "test": split(test_images, test_y, 0),
         },
-        drawn=(steps, *permuted.values()),
-        notes={**permuted, "scaling": "none, 0 to 255" if raw else "0 to 1"},
+        fingerprint_parts=(steps, *permutation_notes.values()),
+        notes={**permutation_notes, "scaling": "none, 0 to 255" if is_released else "0 to 1"},
     )
 
 
-def _pair(request: Request, images: str, labels: str) -> tuple[Pixels, Int64Array]:
+def _read_pair(request: Request, images: str, labels: str) -> tuple[Pixels, Int64Array]:
     x = read_idx(images, request.content(images))
     y = read_idx(labels, request.content(labels))
     if x.ndim != 3 or x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or int(y.max(initial=0)) > 9:
         raise errors.DataError(
-            f"'{request.info.key}': '{images}' and '{labels}' must hold 28x28 images and as many classes of 0 to 9, "
+            f"'{request.info.key}': '{images}' and '{labels}' must contain 28x28 images and as many classes of 0 to 9, "
             f"got {x.shape} and {y.shape}."
         )
     return x, y.astype(np.int64)

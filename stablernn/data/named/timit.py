@@ -1,4 +1,4 @@
-"""TIMIT's log-magnitudes, frame by frame, from the user's own copy; nothing of it is shipped or fetched."""
+"""Log-magnitude frames of TIMIT from the user's own copy; nothing of it is shipped or downloaded."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.step_data import StepData, StoredSteps
 
-# Two men and a woman of each of the eight dialect regions.
+# Core test set: two men and a woman of each of the eight dialect regions.
 _CORE = """
 mdab0 mwbt0 felc0 mtas1 mwew0 fpas0 mjmp0 mlnt0 fpkt0 mlll0 mtls0 fjlm0
 mbpm0 mklt0 fnlp0 mcmj0 mjdh0 fmgd0 mgrt0 mnjm0 fdhc0 mjln0 mpam0 fmld0
 """
-# The fifty other test speakers on which recognizers are usually tuned.
+# Development set: the fifty other test speakers on which recognizers are usually tuned.
 _DEVELOPMENT = """
 faks0 fdac1 fjem0 mgwt0 mjar0 mmdb1 mmdm2 mpdf0 fcmh0 fkms0 mbdg0 mbwm0 mcsh0 fadg0 fdms0 fedw0 mgjf0
 mglb0 mrtk0 mtaa0 mtdt0 mthc0 mwjg0 fnmr0 frew0 fsem0 mbns0 mmjr0 mdls0 mdlf0 mdvc0 mers0 fmah0 fdrw0
@@ -31,16 +31,18 @@ mrcs0 mrjm4 fcal1 mmwh0 fjsj0 majc0 mjsw0 mreb0 fgjd0 fjmg0 mroa0 mteb0 mjfc0 mr
 """
 CORE = frozenset(_CORE.split())
 DEVELOPMENT = frozenset(_DEVELOPMENT.split())
-#: Utterances of training, development and core test.
+#: Numbers of utterances in training, development and core test set.
 COUNTS = (3696, 400, 192)
-#: The same in the released recipe, which drops speakers with "sa" in their name too.
+#: Numbers in the released recipe, which also drops speakers with "sa" in their name.
 RECALL_COUNTS = (3640, 400, 192)
 
-# SA1.WAV, and SA1.WAV.wav as copies have it whose SPHERE files were converted.
+# SA1.WAV, or SA1.WAV.wav in copies whose SPHERE files were converted.
 _UTTERANCE = re.compile(r"(?:.*/)?(train|test)/(dr[1-8])/([mf][a-z]{3}\d)/(s[aix]\d+)(?:\.wav)+")
 
 
 class Utterance(NamedTuple):
+    """The parts of the path of a recording, in lower case, and the path itself."""
+
     part: str
     region: str
     speaker: str
@@ -49,62 +51,63 @@ class Utterance(NamedTuple):
 
 
 def utterances(folder: Path) -> list[Utterance]:
-    """All utterances below a folder, each once, in the order of their names."""
-    found: dict[tuple[str, str, str, str], Utterance] = {}
+    """Return all utterances below a folder, without duplicates, in the order of their names."""
+    by_name: dict[tuple[str, str, str, str], Utterance] = {}
     for path in sorted(folder.rglob("*")):
         match = _UTTERANCE.fullmatch(path.relative_to(folder).as_posix().lower())
         if match is not None and path.is_file():
             part, region, speaker, sentence = match.groups()
-            # Copies may hold SA1.WAV and SA1.WAV.wav; both are read, and the first will do.
-            found.setdefault((part, region, speaker, sentence), Utterance(part, region, speaker, sentence, path))
-    return [found[words] for words in sorted(found)]
+            # Copies may contain both SA1.WAV and SA1.WAV.wav; the first one is used.
+            by_name.setdefault((part, region, speaker, sentence), Utterance(part, region, speaker, sentence, path))
+    return [by_name[name] for name in sorted(by_name)]
 
 
-def chosen(found: Sequence[Utterance], *, recall: bool) -> dict[str, list[Utterance]]:
-    """The utterances of training, development and core test.
+def group_utterances(all_utterances: Sequence[Utterance], *, recall: bool) -> dict[str, list[Utterance]]:
+    """Return the utterances of the training, development and core test set.
 
-    Sentences "sa", which every speaker reads, are left out. The released recipe leaves out everything whose path has
-    "sa" anywhere, and so seven training speakers.
+    Sentences "sa", which every speaker reads, are left out. The released recipe leaves out every path that contains
+    "sa", and therefore seven training speakers.
     """
 
-    def kept(one: Utterance) -> bool:
-        tested = "/".join(one[:4]) if recall else one.sentence
-        return "sa" not in tested
+    def is_included(utterance: Utterance) -> bool:
+        searched_text = "/".join(utterance[:4]) if recall else utterance.sentence
+        return "sa" not in searched_text
 
-    rest = [one for one in found if kept(one)]
+    included = [utterance for utterance in all_utterances if is_included(utterance)]
+    test = [utterance for utterance in included if utterance.part == "test"]
     return {
-        "train": [one for one in rest if one.part == "train"],
-        "development": [one for one in rest if one.part == "test" and one.speaker in DEVELOPMENT],
-        "core": [one for one in rest if one.part == "test" and one.speaker in CORE],
+        "train": [utterance for utterance in included if utterance.part == "train"],
+        "development": [utterance for utterance in test if utterance.speaker in DEVELOPMENT],
+        "core": [utterance for utterance in test if utterance.speaker in CORE],
     }
 
 
 def load(request: Request) -> StepData:
-    """Log-magnitudes (frames, 129) and what is to be said at each frame.
+    """Load log-magnitudes (frames, 129) and the target of each frame.
 
-    "predict": the next frame; behind the last is a frame of silence, -50 dB. "released-recall": the recipe that
-    released code documents: input is the frame after the target, so the frame before is to be recalled; validation is
-    the core test and test the development set there.
+    "predict": the target is the next frame; a frame of silence, -50 dB, follows the last one. "released-recall": the
+    recipe documented by released code: the target is the previous frame, which has to be recalled; validation is the
+    core test set there, and test is the development set.
     """
     (file,) = request.info.files
     folder = request.paths[file.name]
     recall = request.variant == "released-recall"
-    found = utterances(folder)
-    groups = chosen(found, recall=recall)
-    missing = _missing(groups, RECALL_COUNTS if recall else COUNTS)
+    all_utterances = utterances(folder)
+    groups = group_utterances(all_utterances, recall=recall)
+    missing = _missing_utterances(groups, RECALL_COUNTS if recall else COUNTS)
     if missing and not (request.options.partial and all(groups.values())):
         raise errors.DataError(
-            f"'timit': '{folder}' is not the whole of it: {format_names(missing)}. It must hold "
+            f"'timit': '{folder}' is incomplete: {format_names(missing)}. It must contain "
             "TRAIN and TEST with DR1 to DR8, as LDC93S1 does; --set data.partial=true takes what is there."
         )
     roles = ("train", "core", "development") if recall else ("train", "development", "core")
     splits: dict[SplitName, StoredSteps] = {
-        split: _steps(groups[role], recall=recall) for split, role in zip(SPLITS, roles, strict=True)
+        split: _load_frames(groups[role], recall=recall) for split, role in zip(SPLITS, roles, strict=True)
     }
     bins = tuple(f"bin_{index}" for index in range(BINS))
-    frames = {split: int(part.lengths.sum()) for split, part in splits.items()}
-    used = sum(len(group) for group in groups.values())
-    contents = [array for part in splits.values() for array in (*part.inputs, *part.targets)]
+    frames = {split: int(stored.lengths.sum()) for split, stored in splits.items()}
+    used_count = sum(len(group) for group in groups.values())
+    contents = [array for stored in splits.values() for array in (*stored.inputs, *stored.targets)]
     return StepData(
         name="timit",
         output="real",
@@ -117,10 +120,10 @@ def load(request: Request) -> StepData:
         continuous=False,
         headline="mse",
         notes={
-            "sequences": {split: len(part) for split, part in splits.items()},
+            "sequences": {split: len(stored) for split, stored in splits.items()},
             "frames": frames,
             "speakers": dict(zip(SPLITS, roles, strict=True)),
-            "utterances_left_out": len(found) - used,
+            "utterances_left_out": len(all_utterances) - used_count,
             "variant": request.variant,
             **({"partial": missing} if missing else {}),
         },
@@ -128,7 +131,7 @@ def load(request: Request) -> StepData:
     )
 
 
-def _missing(groups: dict[str, list[Utterance]], counts: Sequence[int]) -> list[str]:
+def _missing_utterances(groups: dict[str, list[Utterance]], counts: Sequence[int]) -> list[str]:
     return [
         f"{name} has {len(group)} of {count} utterances"
         for (name, group), count in zip(groups.items(), counts, strict=True)
@@ -136,9 +139,10 @@ def _missing(groups: dict[str, list[Utterance]], counts: Sequence[int]) -> list[
     ]
 
 
-def _steps(group: Sequence[Utterance], *, recall: bool) -> StoredSteps:
-    extended = [_with_silence(one.path) for one in group]
-    earlier, later = [frames[:-1] for frames in extended], [frames[1:] for frames in extended]
+def _load_frames(group: Sequence[Utterance], *, recall: bool) -> StoredSteps:
+    sequences = [_with_silence(utterance.path) for utterance in group]
+    # Inputs and targets are the same frames, shifted by one.
+    earlier, later = [frames[:-1] for frames in sequences], [frames[1:] for frames in sequences]
     return StoredSteps(later, earlier) if recall else StoredSteps(earlier, later)
 
 

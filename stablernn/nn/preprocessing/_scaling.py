@@ -99,7 +99,7 @@ class Scaling(nn.Module):
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the first layer's channels from one raw sample ``(batch, F)``, and the next state.
 
-        :class:`stablernn.export.input_stage.Intake` does the same in graphs.
+        :class:`stablernn.export.input_stage.InputStage` does the same in graphs.
         """
         (last_value,) = state
         observed = ~torch.isnan(x)

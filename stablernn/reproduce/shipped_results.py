@@ -1,4 +1,4 @@
-"""Results of reproduced tables that come with stablernn."""
+"""Results of reproduced tables that are shipped with stablernn."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stablernn.reproduce.table import FULL, Table
 
 
 def shipped_results(table: Table) -> tuple[Path, dict[str, Any]] | None:
-    """Returns the file and content of the shipped results of a table, or None.
+    """Return the file and content of the shipped results of a table, or None.
 
-    Results of another protocol than that of the table do not count: they are of a table that was changed since.
+    Results of another protocol are ignored: the table was changed after they were made.
     """
-    # In an installed package they lie beside this file, in a checkout where the benchmarks keep theirs.
+    # The wheel has them next to this file, a checkout among the results of the benchmarks.
     paths = (
         Path(__file__).parent / "results" / f"{table.key}.json",
         Path(__file__).parents[2] / "benchmarks" / "results" / f"reproduce_{table.key}.json",

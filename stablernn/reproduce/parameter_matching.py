@@ -1,4 +1,4 @@
-"""Hidden sizes at which models have equally many parameters."""
+"""Hidden sizes at which models have equal numbers of parameters."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from stablernn.reproduce.table import Row, Table
 
 
 def parameter_count(cell: str, hidden_size: int, input_size: int, classes: int) -> int:
-    """Parameters of a classifier with one layer of this cell that reads its last state."""
+    """Return the number of parameters of a classifier with one layer of this cell that reads its last state."""
+    # Building a model draws its weights, which must not change the random state of the caller.
     with torch.random.fork_rng(devices=[]):
         model = Classifier(cell, input_size, classes, hidden_size)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def matched_hidden_size(cell: str, parameters: int, input_size: int, classes: int) -> int:
-    """The hidden size whose classifier is nearest to a number of parameters; of two as near the smaller one."""
+    """Return the hidden size whose number of parameters is nearest to the given one; of two, the smaller."""
 
     def count(size: int) -> int:
         return parameter_count(cell, size, input_size, classes)
 
+    # The count grows with the hidden size: double until it is reached, then bisect.
     above = 1
     while count(above) < parameters:
         above *= 2
@@ -34,10 +36,10 @@ def matched_hidden_size(cell: str, parameters: int, input_size: int, classes: in
 
 
 def hidden_size(table: Table, row: Row, input_size: int, classes: int) -> int:
-    """That of a table's row."""
+    """Return the hidden size of a row of a table."""
     if row.hidden_size is not None:
         return row.hidden_size
     reference = table.row(table.reference)
     assert reference.hidden_size is not None
-    wanted = parameter_count(reference.cell, reference.hidden_size, input_size, classes)
-    return matched_hidden_size(row.cell, wanted, input_size, classes)
+    target = parameter_count(reference.cell, reference.hidden_size, input_size, classes)
+    return matched_hidden_size(row.cell, target, input_size, classes)

@@ -1,4 +1,4 @@
-"""The published tables that can be made again. A further one is an entry here."""
+"""Published tables that can be reproduced; an entry here adds another one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stablernn.errors import unknown
 from stablernn.reproduce.table import FULL, SHORT, Column, Curvature, Protocol, Row, Table
 from stablernn.robustness.settings import Settings
 
-# The last state alone is read, of one network, without anything that the paper does not have.
+# A single network that reads the last state, without features that the paper does not have.
 _PLAIN_MODEL: dict[str, Any] = {
     "readout": "last",
     "patch_size": 1,
@@ -27,7 +27,7 @@ _PLAIN_TRAINING: dict[str, Any] = {
 }
 
 
-def _rows_of_mnist(epochs: int) -> dict[str, dict[str, Any]]:
+def _mnist_rows_settings(epochs: int) -> dict[str, dict[str, Any]]:
     return {
         "data": {"source": "mnist-rows", "length": 98},
         "model": _PLAIN_MODEL,
@@ -35,6 +35,7 @@ def _rows_of_mnist(epochs: int) -> dict[str, dict[str, Any]]:
     }
 
 
+# Budgets in raw units: pixels are 0 to 1.
 _LINF = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)
 _L2 = (0.25, 0.5, 1.0, 2.0)
 
@@ -67,28 +68,29 @@ TABLES = {
             full=Protocol(
                 FULL,
                 seeds=(0, 1, 2),
-                settings=_rows_of_mnist(10),
+                settings=_mnist_rows_settings(10),
                 attacks=Settings(linf_budgets=_LINF, l2_budgets=_L2, sequences=256, hessian=False),
                 curvature=Curvature(sequences=128, steps=100),
             ),
             short=Protocol(
                 SHORT,
                 seeds=(0,),
-                settings=_rows_of_mnist(2),
+                settings=_mnist_rows_settings(2),
                 attacks=Settings(linf_budgets=_LINF, l2_budgets=_L2, sequences=32, steps=10, hessian=False),
                 curvature=Curvature(sequences=32, steps=20),
             ),
-            lost="budgets, steps and step lengths of the attacks, time steps and pixels a step, hidden size, epochs",
+            unspecified="budgets, steps and step lengths of the attacks, time steps and pixels a step, hidden size, "
+            "epochs",
         ),
     )
 }
 
 
 def published_table(key: str) -> Table:
-    """The table of that name.
+    """Return a published table by its key.
 
     Raises:
-        UnknownNameError: If there is none.
+        UnknownNameError: If there is no such table.
     """
     if key not in TABLES:
         raise unknown("table", key, TABLES, "See 'stablernn reproduce list'.")
