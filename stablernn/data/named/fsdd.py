@@ -80,7 +80,7 @@ def load(request: Request) -> ClassificationData:
         split: SplitName = "test" if int(number) in _TEST else "validation" if int(number) in _VALIDATION else "train"
         members[split].append((name.removesuffix(".wav"), int(digit), x))
     features = ("sample",) if request.variant == "waveform" else tuple(f"bin_{index}" for index in range(BINS))
-    splits = {split: _lazy_split(recordings) for split, recordings in members.items()}
+    splits: dict[SplitName, LazySplit] = {name: _lazy_split(recordings) for name, recordings in members.items()}
     return classification_data(request, tuple("0123456789"), features, splits)
 
 
