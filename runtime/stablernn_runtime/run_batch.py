@@ -1,7 +1,7 @@
 """Several requests in one run of a graph: their inputs padded and stacked, the outputs split again.
 
 Rows do not influence each other: on one CPU thread each gets the bits that it would have got alone, which
-``tests/server/test_batching.py`` checks for every kind of model.
+``tests/server/batching/test_batch_parity.py`` checks for every kind of model.
 """
 
 from __future__ import annotations

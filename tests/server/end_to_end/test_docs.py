@@ -15,7 +15,7 @@ from server_helpers import Published, Running, serve
 from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -21,7 +21,7 @@ from server_helpers import Published
 from stablernn.nn.models import Classifier
 from stablernn_registry import Registry
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
 TOKEN = "a-token-of-the-examples"

@@ -19,7 +19,7 @@ from stablernn_server import Settings
 from stablernn_server.security.auth import Auth, required_access
 from stablernn_server.security.state_key import create_state_tokens
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -27,7 +27,7 @@ from stablernn_server import Settings
 from stablernn_server.security.auth import Auth
 from stablernn_server.security.state_key import create_state_tokens
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def instructions(dockerfile: str) -> list[tuple[str, str]]:

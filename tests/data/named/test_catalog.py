@@ -11,7 +11,7 @@ from stablernn.data import dataset_info, list_datasets
 from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.options import NAMED_OPTIONS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "datasets.md").read_text(encoding="utf-8")
 NAMES = (
     "adding cifar10 cifar10-noise-padded co2 copy digits etth1 etth2 ettm1 ettm2 fashion-mnist fsdd jsb m4-hourly "
     "mnist mnist-rows musedata nottingham piano-midi pmnist ptb-char ptb-word timit"

@@ -25,7 +25,7 @@ from server_helpers import Published, Running, json_tensor, torch_answer
 from stablernn_registry import Registry
 from stablernn_registry.subset import copy_versions
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 FINAL_STAGE = DOCKERFILE.rpartition("\nFROM ")[2]
 
