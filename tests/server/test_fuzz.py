@@ -22,7 +22,7 @@ from stablernn_server.codecs.json_values import json_body
 from stablernn_server.codecs.open_inference import decode_raw_request, encode_response
 from stablernn_server.errors import STATUS_AND_CODE
 from stablernn_server.handlers.timeseries import check_size, prepare_classify, prepare_forecast
-from stablernn_server.http.body import decompress
+from stablernn_server.http.request import decompress
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.repository.model_repository import ModelRepository
 from stablernn_server.routes.infer import _decode
