@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from stablernn_server.errors import SettingsError, format_validation_error
+from stablernn_server.errors import SettingsError, TooLargeError, format_validation_error
 from stablernn_server.transport.connections import parse_networks
 
 _DAY = 86_400.0
@@ -174,6 +174,48 @@ class Settings(BaseSettings):
     def json_limit(self) -> int:
         """Return the largest body of JSON only, in bytes."""
         return min(self.max_json_bytes, self.max_body_bytes)
+
+    def check_sequences(self, batch: int, time_steps: int, elements: int) -> None:
+        """Raise if a run over sequences is above a limit.
+
+        Args:
+            batch: Number of sequences.
+            time_steps: Steps of the longest one.
+            elements: Numbers in all inputs and outputs of the run (:meth:`.ServedModel.count_elements`).
+
+        Raises:
+            TooLargeError: With the numbers.
+        """
+        # Time steps run one after another, whatever the batch: they are what takes long.
+        if time_steps > self.max_steps:
+            raise TooLargeError(
+                f"A sequence of {time_steps} time steps is longer than the limit of {self.max_steps}; send it in "
+                "parts, or its end."
+            )
+        if elements > self.max_elements:
+            raise TooLargeError(
+                f"{batch} sequences padded to {time_steps} steps make {elements} numbers with outputs and states, the "
+                f"limit is {self.max_elements}; send fewer or shorter series at a time."
+            )
+
+    def check_samples(self, streams: int, samples: int, elements: int) -> None:
+        """Raise if steps of streams are above a limit.
+
+        Args:
+            streams: Number of streams.
+            samples: Samples of each stream.
+            elements: Numbers in all inputs and outputs of the steps.
+
+        Raises:
+            TooLargeError: With the numbers.
+        """
+        if samples > self.max_steps:
+            raise TooLargeError(f"{samples} samples at a time are more than the limit of {self.max_steps}; send fewer.")
+        if elements > self.max_elements:
+            raise TooLargeError(
+                f"{samples} samples of {streams} streams make {elements} numbers with outputs and states, the limit is "
+                f"{self.max_elements}; send fewer at a time."
+            )
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import StepBound, irregular_step_bound
 from stablernn.cells._cached_weights import WeightCache
@@ -392,3 +393,8 @@ def uniform_(tensor: Tensor, fan_in: int) -> None:
     bound = fan_in**-0.5
     with torch.no_grad():
         tensor.uniform_(-bound, bound)
+
+
+def float64(tensor: Tensor) -> Matrix:
+    """Return the values of a tensor exactly, as a float64 array on the CPU."""
+    return tensor.detach().cpu().double().numpy()

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 
 class WeightCache:
-    """The matrices of one cell, for steps with and without ``dt``; disabled until :meth:`enable` is called."""
+    """The matrices of one cell, for steps with and without ``dt``.
+
+    Attributes:
+        is_enabled: Whether matrices are cached; False until :meth:`enable` is called.
+    """
 
     def __init__(self) -> None:
-        self._weights: dict[bool, tuple[Tensor, ...]] | None = None
-
-    @property
-    def is_enabled(self) -> bool:
-        return self._weights is not None
+        self.is_enabled = False
+        self._weights: dict[bool, tuple[Tensor, ...]] = {}
 
     def enable(self, weights: Mapping[bool, tuple[Tensor, ...]] | None = None) -> None:
         """Cache from now on; the parameters must not change until :meth:`disable` is called.
@@ -25,11 +26,13 @@ class WeightCache:
         Args:
             weights: Initial content, by whether steps take ``dt``; empty by default.
         """
+        self.is_enabled = True
         self._weights = dict(weights or {})
 
     def disable(self) -> None:
         """Drop the content and cache nothing more."""
-        self._weights = None
+        self.is_enabled = False
+        self._weights = {}
 
     def get(self, timed: bool, build: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return the matrices, built on the first call.
@@ -38,7 +41,7 @@ class WeightCache:
             timed: True for steps that take ``dt``.
             build: Function that builds them.
         """
-        if self._weights is None:
+        if not self.is_enabled:
             return build()
         # Some cells build other matrices for steps with dt: one entry for each kind of step.
         if timed not in self._weights:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_choice
-from stablernn.cells._float64 import float64
+from stablernn.cells._base import StableCell, State, check_choice, float64
 from stablernn.parametrizations import complex_modrelu, real_form
 
 ComplexNonlinearity = Literal["modrelu", "softshrink"]

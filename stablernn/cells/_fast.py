@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix
-from stablernn.cells._base import StableCell
-from stablernn.cells._float64 import float64
+from stablernn.cells._base import StableCell, float64
 
 Nonlinearity = Literal["tanh", "relu", "quant_tanh"]
 NONLINEARITIES: tuple[Nonlinearity, ...] = ("tanh", "relu", "quant_tanh")

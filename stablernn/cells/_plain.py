@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, uniform_
-from stablernn.cells._float64 import float64
+from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
 from stablernn.parametrizations import modrelu
 
 Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]

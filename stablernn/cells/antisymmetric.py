@@ -15,9 +15,8 @@ from stablernn.bounds.continuous import largest_euler_step
 from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, step_length
+from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, float64, step_length
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 from stablernn.parametrizations import skew, skew_size
 
 _PAPER = "Chang, Chen, Haber, Chi: AntisymmetricRNN (ICLR 2019)"

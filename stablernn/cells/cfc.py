@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from stablernn.bounds.gated import gated_bound, largest_bend
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound, row_norms
 from stablernn.bounds.step_bound import GELU_SLOPE, Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_at_least, check_choice
+from stablernn.cells._base import StableCell, State, check_at_least, check_choice, float64
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 Activation = Literal["lecun_tanh", "tanh", "relu", "silu", "gelu"]
 # Slope at zero, the mean of both sides.

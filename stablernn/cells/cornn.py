@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
+from stablernn.cells._base import StableCell, State, check_positive, float64, step_length, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 
 class CoRNNWeights(NamedTuple):

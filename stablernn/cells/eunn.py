@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, check_positive, check_whole_number
+from stablernn.cells._base import StableCell, State, check_choice, check_positive, check_whole_number, float64
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._complex import ComplexNonlinearity, ComplexWeights, complex_bound, complex_lure_system
-from stablernn.cells._float64 import float64
 from stablernn.parametrizations import (
     butterfly_pairs,
     complex_modrelu,

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from stablernn.bounds.gated import gated_bound, largest_bend, largest_gated, largest_mix
 from stablernn.bounds.linalg import Matrix, row_norms
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, uniform_
+from stablernn.cells._base import StableCell, State, float64, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 
 class GRUWeights(NamedTuple):

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from stablernn.bounds.gated import gated_bound, largest_bend, largest_gated, largest_mix
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, check_finite, check_positive, uniform_
+from stablernn.cells._base import StableCell, State, check_choice, check_finite, check_positive, float64, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 Imputation = Literal["decay", "none"]
 

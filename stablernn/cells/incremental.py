@@ -21,10 +21,10 @@ from stablernn.cells._base import (
     check_choice,
     check_positive,
     check_whole_number,
+    float64,
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 _MAX_NEURONS = 384
 """Number of neurons, in all inner steps together, up to which the matrix inequality is solved, in a few seconds."""

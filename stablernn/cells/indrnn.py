@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem
-from stablernn.cells._base import StableCell, State, pass_through, uniform_
+from stablernn.cells._base import StableCell, State, float64, pass_through, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 
 class IndRNNWeights(NamedTuple):

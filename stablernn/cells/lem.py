@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from stablernn.bounds.gated import gated_bound, largest_bend, largest_mix
 from stablernn.bounds.linalg import EPSILON, Matrix, row_norms
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_positive, step_length, uniform_
+from stablernn.cells._base import StableCell, State, check_positive, float64, step_length, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 
 class LEMWeights(NamedTuple):

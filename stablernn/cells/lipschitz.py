@@ -18,11 +18,11 @@ from stablernn.cells._base import (
     check_finite,
     check_not_negative,
     check_positive,
+    float64,
     step_length,
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 from stablernn.parametrizations import symmetric_skew
 
 _PAPER = "Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks (ICLR 2021)"

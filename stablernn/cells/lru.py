@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import EPSILON, Matrix, norm_upper_bound
 from stablernn.bounds.linear_response import ImpulseResponse
 from stablernn.bounds.step_bound import GELU_SLOPE, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, check_positive
+from stablernn.cells._base import StableCell, State, check_choice, check_positive, float64
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 Activation = Literal["none", "gelu"]
 

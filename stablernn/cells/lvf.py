@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound, irregular_step_bound
-from stablernn.cells._base import State, check_choice, check_not_negative, check_positive
+from stablernn.cells._base import State, check_choice, check_not_negative, check_positive, float64
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 from stablernn.cells._plain import Nonlinearity, PlainCell
 from stablernn.errors import ConfigError
 from stablernn.parametrizations import (

@@ -14,9 +14,8 @@ from stablernn.bounds.continuous import largest_euler_step
 from stablernn.bounds.linalg import log_norm_upper_bound
 from stablernn.bounds.lure import LureSystem, cholesky_factors, dominance_bound, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_positive, pass_through, step_length, uniform_
+from stablernn.cells._base import StableCell, State, check_positive, float64, pass_through, step_length, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 _PROJECTION_TOLERANCE = 1e-5
 """Relative excess of ||R^T R||_F over its bound up to which R counts as projected: the rounding of a projection."""

@@ -19,11 +19,11 @@ from stablernn.cells._base import (
     check_choice,
     check_not_negative,
     check_positive,
+    float64,
     step_length,
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 from stablernn.cells._flow import SOLVERS, Solver, solver_step
 from stablernn.cells._flow_cell import FlowCell, network_velocity
 

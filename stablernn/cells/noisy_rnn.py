@@ -13,9 +13,8 @@ from stablernn.bounds.continuous import largest_euler_step, theorem_1_conditions
 from stablernn.bounds.linalg import log_norm_upper_bound, norm_upper_bound
 from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import State, check_not_negative, step_length
+from stablernn.cells._base import State, check_not_negative, float64, step_length
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 from stablernn.cells.lipschitz import SymmetricSkewCell
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import State, check_choice, check_finite, uniform_
+from stablernn.cells._base import State, check_choice, check_finite, float64, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 from stablernn.cells._flow import Solver, solver_step
 from stablernn.cells._flow_cell import FlowCell, network_velocity
 from stablernn.cells.lstm import update_memory

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, cholesky_factors, lure_bound, lure_gain
 from stablernn.bounds.step_bound import StepBound
-from stablernn.cells._base import StableCell, State, check_choice, check_positive, uniform_
+from stablernn.cells._base import StableCell, State, check_choice, check_positive, float64, uniform_
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 from stablernn.parametrizations import skew, skew_size
 
 Init = Literal["memory", "random"]

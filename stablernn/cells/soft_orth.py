@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Ball, StepBound
-from stablernn.cells._base import StableCell, State, check_choice, check_not_negative
+from stablernn.cells._base import StableCell, State, check_choice, check_not_negative, float64
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 from stablernn.parametrizations import exponential, initial_skew, skew, skew_size
 
 Form = Literal["penalty", "factored", "unbounded"]

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix, norm_upper_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
-from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, step_length
+from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, float64, step_length
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._float64 import float64
 
 
 class UnICORNNWeights(NamedTuple):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stablernn.bounds.linalg import Matrix, norm_upper_bound, row_norms
 from stablernn.bounds.step_bound import GELU_SLOPE
-from stablernn.cells._float64 import float64
+from stablernn.cells._base import float64
 from stablernn.certificates.cascade import Cascade, cascade
 from stablernn.errors import CertificateError
 from stablernn.nn.layers import StableRNN, valid_steps

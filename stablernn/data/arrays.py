@@ -1,11 +1,16 @@
-"""Array types, the names of the splits, and samples of a split as arrays."""
+"""Arrays of data: their types, exact conversion to float32, the hash of their content, and samples of a split."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from stablernn import errors
 
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
@@ -15,6 +20,13 @@ Timestamps = npt.NDArray[np.datetime64] | Int64Array
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
+
+# Rounding to float32 may move a value by this share of its column's spread: more, and the model sees steps, not data.
+_MAX_ROUNDING = 0.01
+# A column that varies by no more than this share of its size is a constant with the rounding of float64 on it.
+_MIN_RELATIVE_SPREAD = 1e-12
+_BLOCK_NUMBERS = 1 << 20
+Part = str | int | tuple[str, ...] | npt.NDArray[Any]
 
 
 class Samples(NamedTuple):
@@ -37,3 +49,105 @@ class Samples(NamedTuple):
     dt: Float32Array | None = None
     static: Float32Array | None = None
     future: Float32Array | None = None
+
+
+def finite_float32(values: npt.NDArray[Any], where: Callable[[tuple[int, ...]], str]) -> Float32Array:
+    """Convert finite values to float32; NaN stays.
+
+    Args:
+        values: Numbers, any shape.
+        where: Describes, for a message, the position of the value with this index.
+
+    Raises:
+        DataError: If a value is infinite or too large for float32.
+    """
+    # Values too large for float32 become infinite without a warning; the check below names the first one.
+    with np.errstate(over="ignore"):
+        result = values.astype(np.float32)
+    infinite = np.isinf(result)
+    if infinite.any():
+        index = tuple(int(i) for i in np.argwhere(infinite)[0])
+        raise errors.DataError(
+            f"{where(index)} is {values[index]:g}. Values must be finite float32 numbers; write a missing one as NaN."
+        )
+    return result
+
+
+def check_resolution(values: npt.NDArray[Any], where: Callable[[int], str]) -> None:
+    """Refuse columns whose differences float32 cannot represent, see :class:`Resolution`.
+
+    Args:
+        values: Finite numbers in their original type, the columns last; NaN is ignored.
+        where: Describes, for a message, the column with this number.
+
+    Raises:
+        DataError: If rounding to float32 moves a value by more than a hundredth of its column's spread.
+    """
+    columns = values.reshape(-1, values.shape[-1])
+    for index in range(columns.shape[1]):
+        resolution = Resolution()
+        resolution.add(columns[:, index])
+        resolution.check(where(index))
+
+
+class Resolution:
+    """The loss of a column, taken in chunk by chunk, by rounding to float32.
+
+    A counter that begins at 1,700,000,000 loses its differences: the model would see steps and not data.
+    """
+
+    def __init__(self) -> None:
+        self._low, self._high, self._error = np.inf, -np.inf, 0.0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Add finite numbers (n,) in their original type; NaN is ignored."""
+        if np.can_cast(values.dtype, np.float32):
+            return
+        column = values.astype(np.float64, copy=False)
+        column = column[~np.isnan(column)]
+        if not len(column):
+            return
+        self._low, self._high = min(self._low, float(column.min())), max(self._high, float(column.max()))
+        self._error = max(self._error, float(np.abs(column - column.astype(np.float32)).max()))
+
+    def check(self, where: str) -> None:
+        """Refuse a column that loses too much.
+
+        Raises:
+            DataError: If rounding moves a value by more than a hundredth of the column's spread.
+        """
+        low, high = self._low, self._high
+        spread = high - low
+        is_constant = not low < high or spread <= _MIN_RELATIVE_SPREAD * max(abs(low), abs(high))
+        if not is_constant and self._error > _MAX_ROUNDING * spread:
+            raise errors.DataError(
+                f"{where} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
+                f"Subtract an offset, such as {low:.17g}, from all of its values."
+            )
+
+
+def fingerprint(parts: Iterable[Part]) -> str:
+    """Return ``sha256:`` and the hash over the parts in their order: texts, numbers, tuples of texts, arrays.
+
+    Arrays enter with shape and type as little-endian C order, every NaN as the same bits; so equal content gives an
+    equal hash on every machine.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        # The header of an array tells it from others with the same bytes.
+        header: Any = [part.dtype.newbyteorder("<").str, list(part.shape)] if isinstance(part, np.ndarray) else part
+        digest.update(json.dumps(header, ensure_ascii=True).encode() + b"\n")
+        if isinstance(part, np.ndarray):
+            for block in _blocks(part):
+                digest.update(block.tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yield the array in blocks, since it may be larger than the memory; little-endian, every NaN as the same bits."""
+    rows = max(1, _BLOCK_NUMBERS // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, len(array), rows):
+        block = array[start : start + rows]
+        if block.dtype.kind == "f":
+            block = np.where(np.isnan(block), np.nan, block).astype(block.dtype)
+        yield np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))

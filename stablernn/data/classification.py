@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.arrays import Float32Array, Int64Array, SplitName
-from stablernn.data.fingerprint import fingerprint
+from stablernn.data.arrays import Float32Array, Int64Array, SplitName, fingerprint
 from stablernn.data.messages import format_names, pluralize
 from stablernn.data.sequences import (
     NO_LABEL,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +19,6 @@ NO_LABEL = ("", "?", "nan", "NaN")
 
 # Whole numbers as archives write them, by %f or %e. Nothing else is rewritten: 1E2 or 1_000 may be names.
 _WHOLE_NUMBER = re.compile(r"[+-]?(\d+\.0*|\d\.\d+e[+-]\d\d)")
-# Rounding to float32 may move a value by this share of its column's spread: more, and the model sees steps, not data.
-_MAX_ROUNDING = 0.01
-# A column that varies by no more than this share of its size is a constant with the rounding of float64 on it.
-_MIN_RELATIVE_SPREAD = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,81 +92,6 @@ def wrong_features_error(name: str, features: Sequence[str], expected: Sequence[
         f"'{name}' has {pluralize(len(features), 'feature')} ({format_names(features)}), "
         f"the model expects {len(expected)} ({format_names(expected)})."
     )
-
-
-def finite_float32(values: npt.NDArray[Any], where: Callable[[tuple[int, ...]], str]) -> Float32Array:
-    """Convert finite values to float32; NaN stays.
-
-    Args:
-        values: Numbers, any shape.
-        where: Describes, for a message, the position of the value with this index.
-
-    Raises:
-        DataError: If a value is infinite or too large for float32.
-    """
-    # Values too large for float32 become infinite without a warning; the check below names the first one.
-    with np.errstate(over="ignore"):
-        result = values.astype(np.float32)
-    infinite = np.isinf(result)
-    if infinite.any():
-        index = tuple(int(i) for i in np.argwhere(infinite)[0])
-        raise errors.DataError(
-            f"{where(index)} is {values[index]:g}. Values must be finite float32 numbers; write a missing one as NaN."
-        )
-    return result
-
-
-def check_resolution(values: npt.NDArray[Any], where: Callable[[int], str]) -> None:
-    """Refuse columns whose differences float32 cannot represent, see :class:`Resolution`.
-
-    Args:
-        values: Finite numbers in their original type, the columns last; NaN is ignored.
-        where: Describes, for a message, the column with this number.
-
-    Raises:
-        DataError: If rounding to float32 moves a value by more than a hundredth of its column's spread.
-    """
-    columns = values.reshape(-1, values.shape[-1])
-    for index in range(columns.shape[1]):
-        resolution = Resolution()
-        resolution.add(columns[:, index])
-        resolution.check(where(index))
-
-
-class Resolution:
-    """The loss of a column, taken in chunk by chunk, by rounding to float32.
-
-    A counter that begins at 1,700,000,000 loses its differences: the model would see steps and not data.
-    """
-
-    def __init__(self) -> None:
-        self._low, self._high, self._error = np.inf, -np.inf, 0.0
-
-    def add(self, values: npt.NDArray[Any]) -> None:
-        """Add finite numbers (n,) in their original type; NaN is ignored."""
-        if np.can_cast(values.dtype, np.float32):
-            return
-        column = values.astype(np.float64, copy=False)
-        column = column[~np.isnan(column)]
-        if not len(column):
-            return
-        self._low, self._high = min(self._low, float(column.min())), max(self._high, float(column.max()))
-        self._error = max(self._error, float(np.abs(column - column.astype(np.float32)).max()))
-
-    def check(self, where: str) -> None:
-        """Refuse a column that loses too much.
-
-        Raises:
-            DataError: If rounding moves a value by more than a hundredth of the column's spread.
-        """
-        low, high = self._low, self._high
-        spread = high - low
-        is_constant = not low < high or spread <= _MIN_RELATIVE_SPREAD * max(abs(low), abs(high))
-        if not is_constant and self._error > _MAX_ROUNDING * spread:
-            raise errors.DataError(
-                f"{where} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
-                f"Subtract an offset, such as {low:.17g}, from all of its values."
-            )
 
 
 def plain_labels(name: str, labels: Sequence[str]) -> list[str]:

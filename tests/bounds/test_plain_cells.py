@@ -15,8 +15,8 @@ from torch import Tensor
 from bounds.step_search import exact, farthest, reached, size_of, worst_gain, worst_rate
 from bounds.test_soundness import SLACK, drawn
 from stablernn import create_cell
+from stablernn.cells._base import float64
 from stablernn.cells._complex import steepest_slopes
-from stablernn.cells._float64 import float64
 from stablernn.certificates.certificate import certify
 from stablernn.parametrizations import complex_modrelu
 

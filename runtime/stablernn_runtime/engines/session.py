@@ -82,21 +82,19 @@ class CancellationToken:
 
     Attributes:
         options: Options for ``InferenceSession.run``, which reads them between two nodes of the graph.
+        is_set: Whether :meth:`set` was called.
     """
 
     def __init__(self) -> None:
+        self.is_set = False
         self.options = ort.RunOptions()
         # ONNX Runtime would log every run that is ended as an error.
         self.options.log_severity_level = 4
 
     def set(self) -> None:
         """End the run that has :attr:`options`, and every later one."""
+        self.is_set = True
         self.options.terminate = True
-
-    @property
-    def is_set(self) -> bool:
-        """True once :meth:`set` was called."""
-        return bool(self.options.terminate)
 
 
 def choose_device(device: Device) -> Placement:

@@ -18,9 +18,8 @@ from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult, run_items, run_steps
 from stablernn_server.batching.cost_model import OFF_LOOP_SECONDS, CostModel
 from stablernn_server.batching.job_queues import JobQueue, JobQueues
-from stablernn_server.batching.loop_watchdog import LIMIT_SECONDS, LoopWatchdog
 from stablernn_server.batching.types import Batch, InferenceResult, Job, QueueKey, fail_jobs
-from stablernn_server.batching.worker_threads import WorkerThreads
+from stablernn_server.batching.worker_threads import MAX_LOOP_SECONDS, LoopWatchdog, WorkerThreads
 from stablernn_server.errors import NotReadyError, ServerError, TooLargeError
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.settings import Settings
@@ -278,7 +277,7 @@ class Dispatcher:
             "%s: a run that was expected to be short took longer than %g s on the event loop and is restarted on a "
             "thread; so are all runs of this version in the next %g s",
             model.ref,
-            LIMIT_SECONDS,
+            MAX_LOOP_SECONDS,
             OFF_LOOP_SECONDS,
         )
         self._costs.ban_from_loop(model.ref)

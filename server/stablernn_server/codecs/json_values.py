@@ -1,11 +1,20 @@
-"""Parsing and writing of JSON; the bare literal ``NaN`` is read as a missing number."""
+"""Parsing and writing of JSON: objects, arrays of numbers, and large bodies on a thread.
+
+The bare literal ``NaN`` is read as a missing number.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Any
+import struct
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, TypeVar
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from stablernn_server.errors import InputError
 
@@ -77,3 +86,79 @@ def json_type(value: Any) -> str:
 def whole_number(text: str) -> int | None:
     """Return the whole number in a header; None if it is not one, or has more than 18 digits."""
     return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
+MAX_LEVELS = 8
+"""Largest nesting of an array; no tensor of a model has more than four axes."""
+
+
+def to_array(data: Any, what: str) -> NDArray[Any]:
+    """Return a nested JSON array as an array of numbers of the same shape; ``null`` becomes NaN.
+
+    Args:
+        data: Value from the JSON parser.
+        what: Name of the value in errors, such as ``"data of input 'x'"``.
+
+    Returns:
+        float64, or int64 if every number is whole.
+
+    Raises:
+        InputError: If it is not an array, not rectangular, nested too deeply, or holds anything but numbers and
+            ``null``.
+    """
+    if not isinstance(data, list):
+        raise InputError(f"{what} must be an array of numbers, got {json_type(data)}.")
+    # Flattened level by level, so that numpy only sees numbers: it would pad every text to the length of the longest.
+    shape, level = [len(data)], data
+    while (kinds := list(map(type, level))) and kinds.count(list) == len(level):
+        sizes = set(map(len, level))
+        if len(sizes) > 1:
+            raise _ragged(what)
+        if len(shape) == MAX_LEVELS:
+            raise InputError(f"{what} is nested more than {MAX_LEVELS} levels deep.")
+        shape.append(sizes.pop())
+        level = list(chain.from_iterable(level))
+    if kinds.count(float) == len(level):
+        # A third of the time of `np.array`, which looks at each number to find out what it is.
+        packed = bytearray(8 * len(level))
+        struct.pack_into(f"{len(level)}d", packed, 0, *level)
+        return np.frombuffer(packed).reshape(shape)
+    types = set(kinds)
+    if list in types:
+        raise _ragged(what)
+    if not types <= {int, float, type(None)}:
+        kind = "text" if str in types else "true or false" if bool in types else "objects"
+        raise InputError(f"{what} holds {kind}; only numbers, and null or NaN for missing values, are allowed.")
+    return _numbers(level, types, what).reshape(shape)
+
+
+def _numbers(values: list[Any], types: set[type], what: str) -> NDArray[Any]:
+    if types == {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass  # beyond int64; float64 holds it, if not to the last digit
+    try:
+        return np.array(values, np.float64)
+    except OverflowError as error:  # a whole number of more than 308 digits
+        raise InputError(f"{what} holds a number beyond the range of float64.") from error
+
+
+def _ragged(what: str) -> InputError:
+    return InputError(f"{what} is not rectangular: every row of an array must have the same length.")
+
+
+T = TypeVar("T")
+
+OFFLOAD_BYTES = 64 * 2**10
+"""Bodies above it are read and written on a thread: on the event loop they would make every other request wait."""
+
+
+async def run_in_thread_if_large(size: int, function: Callable[[], T]) -> T:
+    """Return ``function()``, called at once if it handles at most :data:`OFFLOAD_BYTES`, else on a thread.
+
+    Args:
+        size: Bytes that it reads or writes.
+        function: The work; must be safe to run on another thread.
+    """
+    return function() if size <= OFFLOAD_BYTES else await asyncio.to_thread(function)

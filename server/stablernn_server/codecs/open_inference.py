@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from stablernn_registry import TensorSignature
 from stablernn_runtime.validation import cast
-from stablernn_server.codecs.json_arrays import MAX_LEVELS, to_array
-from stablernn_server.codecs.json_values import json_type, parse_object, whole_number
+from stablernn_server.codecs.json_values import MAX_LEVELS, json_type, parse_object, to_array, whole_number
 from stablernn_server.errors import InputError, cut
 
 Array = NDArray[Any]

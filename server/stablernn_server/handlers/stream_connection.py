@@ -15,14 +15,13 @@ from stablernn_registry import Version
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.stream_spec import StreamFormat, class_labels, select_outputs
 from stablernn_server.batching.types import Caller
-from stablernn_server.codecs.json_values import json_body
+from stablernn_server.codecs.json_values import OFFLOAD_BYTES, json_body, run_in_thread_if_large
 from stablernn_server.codecs.stream_frames import RESTORE, Frame, Layout, encode, stream_numbers
 from stablernn_server.errors import InputError, OtherModelError, UnknownModelError, format_validation_error
-from stablernn_server.handlers.stream_inputs import check_size, parse_static
+from stablernn_server.handlers.stream_inputs import parse_static
 from stablernn_server.handlers.stream_steps import StepResult, advance_stream
 from stablernn_server.handlers.version_streams import PendingAdvance, VersionStreams
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.offload import OFFLOAD_BYTES, run_in_thread_if_large
 from stablernn_server.schemas.sessions import TextFrame
 from stablernn_server.streams.stream import Stream, matches_reference, stream_from_snapshot
 from stablernn_server.streams.stream_batch import check_stream_count
@@ -129,7 +128,7 @@ class StreamConnection:
         settings = self._context.settings
         # By the head alone: arrays of a size that is refused are not even read.
         if self._first is not None:
-            check_size(self._first.spec, count, steps, settings)
+            settings.check_samples(count, steps, count * steps * self._first.spec.model.step_elements)
         check_stream_count(count, self._max_streams)
         numbers = stream_numbers(content, count)
         restored: dict[int, Stream] = {}
@@ -142,7 +141,7 @@ class StreamConnection:
             for version in groups:
                 if version is not self._first:
                     self._check_layout(version)
-                    check_size(version.spec, count, steps, settings)
+                    settings.check_samples(count, steps, count * steps * version.spec.model.step_elements)
                 if version.spec.covariates.calendar_features:
                     raise InputError(
                         f"The model '{version.model.name}' needs the position of each step in the calendar, which a "

@@ -12,11 +12,10 @@ from stablernn_runtime.stream_clock import Clock, Moment, as_moments, parse_mome
 from stablernn_runtime.stream_spec import StreamSpec
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.arrays import Array
-from stablernn_server.codecs.json_arrays import MAX_LEVELS, to_array
-from stablernn_server.errors import DuplicateStepError, InputError, SkippedStepError, TooLargeError
+from stablernn_server.codecs.json_values import MAX_LEVELS, to_array
+from stablernn_server.errors import DuplicateStepError, InputError, SkippedStepError
 from stablernn_server.handlers.covariates import read_future, read_static
 from stablernn_server.schemas.sessions import Samples
-from stablernn_server.settings import Settings
 from stablernn_server.streams.stream import Stream
 
 
@@ -56,21 +55,6 @@ def check_sequence(number: int | None, step: int) -> None:
         f"The stream has taken {step} samples, so sequence must be {step + 1}, got {number}: send the samples between "
         "first, with null values where there are none."
     )
-
-
-def check_size(spec: StreamSpec, rows: int, steps: int, settings: Settings) -> None:
-    """Raise if ``steps`` samples of each of ``rows`` streams are above a limit of the settings.
-
-    Raises:
-        TooLargeError: With the numbers.
-    """
-    if steps > settings.max_steps:
-        raise TooLargeError(f"{steps} samples at a time are more than the limit of {settings.max_steps}; send fewer.")
-    if (elements := rows * steps * spec.model.step_elements) > settings.max_elements:
-        raise TooLargeError(
-            f"{steps} samples of {rows} streams make {elements} numbers with outputs and states, the limit is "
-            f"{settings.max_elements}; send fewer at a time."
-        )
 
 
 def count_samples(spec: StreamSpec, values: Any) -> int:
@@ -283,9 +267,9 @@ def _parse_future(spec: StreamSpec, request: Samples, count: int) -> Array:
     """Return the values that a client knows ahead of each sample, ``(steps, horizon, names)``."""
     future = request.future
     if future is None:
-        # One row of NaN for all samples.
-        unknown = read_future(spec.covariates, None, "future", 0)
-        return np.broadcast_to(unknown, (count, *unknown.shape))
+        # A view of one NaN, whatever the number of samples.
+        horizon, names = spec.model.manifest.horizon or 0, spec.covariates.future_names
+        return np.broadcast_to(np.float32(np.nan), (count, horizon, len(names)))
     entries: list[Any] = future if isinstance(future, list) else [future]
     if len(entries) != count:
         raise InputError(

@@ -17,16 +17,14 @@ from stablernn_runtime.stream_spec import StreamSpec, stream_spec
 from stablernn_server.arrays import Array
 from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import Caller, InferenceResult
-from stablernn_server.codecs.json_values import json_body
+from stablernn_server.codecs.json_values import json_body, run_in_thread_if_large
 from stablernn_server.handlers.stream_inputs import (
     PreparedSamples,
     check_sequence,
-    check_size,
     count_samples,
     parse_horizon,
     prepare_samples,
 )
-from stablernn_server.http.offload import run_in_thread_if_large
 from stablernn_server.schemas.sessions import Samples
 from stablernn_server.settings import Settings
 from stablernn_server.streams.stream import Stream, copy_views
@@ -85,7 +83,7 @@ async def advance_stream(
     model, spec = stream.model, stream_spec(stream.model)
     check_sequence(request.sequence, stream.step)
     count = count_samples(spec, request.values)
-    check_size(spec, 1, count, settings)
+    settings.check_samples(1, count, count * spec.model.step_elements)
     # A number, and a time, take about so many bytes as text.
     size = max(size, count * (8 * prod(spec.sample_shape) + 32))
     samples = await run_in_thread_if_large(size, lambda: prepare_samples(spec, stream, request, count))

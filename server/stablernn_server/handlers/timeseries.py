@@ -19,8 +19,8 @@ from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.arrays import Array
-from stablernn_server.codecs.json_arrays import to_array
-from stablernn_server.errors import InputError, TooLargeError
+from stablernn_server.codecs.json_values import to_array
+from stablernn_server.errors import InputError
 from stablernn_server.handlers.covariates import add_covariates
 from stablernn_server.schemas.timeseries import (
     MULTIVARIATE,
@@ -164,7 +164,7 @@ def pad(series: Sequence[Array], model: ServedModel, settings: Settings) -> tupl
     """
     lengths = np.array([len(values) for values in series], np.int64)
     longest = int(lengths.max())
-    check_size(model, len(series), longest, settings)
+    settings.check_sequences(len(series), longest, model.count_elements(len(series), longest))
     x = np.zeros((len(series), longest, series[0].shape[1]), np.float32)
     features, targets = model.manifest.features, model.manifest.targets
     # The values of the targets decide, or those of all features where a model has no targets.
@@ -179,26 +179,6 @@ def pad(series: Sequence[Array], model: ServedModel, settings: Settings) -> tupl
             )
         x[index, : len(values)] = values
     return x, lengths
-
-
-def check_size(model: ServedModel, batch: int, time_steps: int, settings: Settings) -> None:
-    """Raise if a run over ``batch`` sequences of ``time_steps`` is above a limit of the settings.
-
-    Raises:
-        TooLargeError: With the numbers.
-    """
-    # Time steps run one after another, whatever the batch: they are what takes long.
-    if time_steps > settings.max_steps:
-        raise TooLargeError(
-            f"A sequence of {time_steps} time steps is longer than the limit of {settings.max_steps}; send it in "
-            "parts, or its end."
-        )
-    elements = model.count_elements(batch, time_steps)
-    if elements > settings.max_elements:
-        raise TooLargeError(
-            f"{batch} sequences padded to {time_steps} steps make {elements} numbers with outputs and states, the "
-            f"limit is {settings.max_elements}; send fewer or shorter series at a time."
-        )
 
 
 def _parse_series(series: SeriesInput, index: int, model: ServedModel, features: Sequence[str]) -> Array:

@@ -14,8 +14,7 @@ from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
 from stablernn_server.errors import NotReadyError, ReadTimeoutError
 from stablernn_server.http.asgi import Scope
-from stablernn_server.http.body import read_body
-from stablernn_server.http.request import ActiveRequest, RequestBudget
+from stablernn_server.http.request import ActiveRequest, RequestBudget, read_body
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.observability.tracing import Tracing
 from stablernn_server.repository.model_repository import ModelRepository

@@ -16,12 +16,11 @@ import orjson
 
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.batching.types import Caller
-from stablernn_server.codecs.json_values import json_body
+from stablernn_server.codecs.json_values import json_body, run_in_thread_if_large
 from stablernn_server.codecs.stream_frames import parse_frame
 from stablernn_server.errors import NotReadyError, ServerError, TooLargeError
 from stablernn_server.http.app_context import UNFINISHED, AppContext
 from stablernn_server.http.asgi import Message, Receive, Send
-from stablernn_server.http.offload import run_in_thread_if_large
 from stablernn_server.http.request import ActiveRequest
 from stablernn_server.http.responses import error_response
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from weakref import WeakSet
 
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.repository.resolve import Key
 
+Key = tuple[str, int]
+"""Name and number of a version."""
 logger = logging.getLogger(__name__)
 
 MAX_TOKEN_MODELS = 8

@@ -22,8 +22,7 @@ from stablernn_server.errors import (
 )
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.repository.eviction import trim_memory
-from stablernn_server.repository.resolve import format_names, parse_reference
-from stablernn_server.repository.served_versions import CLOSED, ServedVersions
+from stablernn_server.repository.served_versions import CLOSED, ServedVersions, format_names, parse_reference
 from stablernn_server.repository.version_loader import Refusals, VersionLoader, deadline_error
 from stablernn_server.settings import Settings
 

@@ -24,8 +24,7 @@ from stablernn_server.errors import (
     SettingsError,
 )
 from stablernn_server.observability.telemetry import Telemetry
-from stablernn_server.repository.eviction import trim_memory
-from stablernn_server.repository.resolve import Key
+from stablernn_server.repository.eviction import Key, trim_memory
 from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)

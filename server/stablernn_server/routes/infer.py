@@ -12,6 +12,7 @@ from stablernn_registry import RefError, parse_ref
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.types import Caller, InferenceResult
+from stablernn_server.codecs.json_values import run_in_thread_if_large
 from stablernn_server.codecs.open_inference import (
     InferRequest,
     decode_raw_request,
@@ -20,13 +21,10 @@ from stablernn_server.codecs.open_inference import (
     parse_json_length,
 )
 from stablernn_server.errors import InputError, MethodError, UnknownModelError
-from stablernn_server.handlers.timeseries import check_size
 from stablernn_server.http.app_context import AppContext
 from stablernn_server.http.asgi import Scope
-from stablernn_server.http.body import body_too_large
 from stablernn_server.http.middleware import DirectRoute
-from stablernn_server.http.offload import run_in_thread_if_large
-from stablernn_server.http.request import ActiveRequest
+from stablernn_server.http.request import ActiveRequest, body_too_large
 from stablernn_server.http.responses import JSON, RawResponse, compress_if_accepted
 
 INFER_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer", re.DOTALL)
@@ -85,7 +83,7 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
     # (batch, time, features); inputs of another rank are refused by the model.
     x = request.inputs.get(model.input_name)
     if x is not None and x.ndim == len(model.sequence.inputs[model.input_name].shape):
-        check_size(model, x.shape[0], x.shape[1], settings)
+        settings.check_sequences(x.shape[0], x.shape[1], model.count_elements(x.shape[0], x.shape[1]))
     names = None if request.outputs is None else [output.name for output in request.outputs]
     if request.sequence is None:
         is_continued = any(state.input in request.inputs for state in model.states)

@@ -9,11 +9,10 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from stablernn_runtime.served_model import ServedModel
-from stablernn_server.codecs.json_values import json_body, parse_object
+from stablernn_server.codecs.json_values import json_body, parse_object, run_in_thread_if_large
 from stablernn_server.errors import InputError, format_validation_error
 from stablernn_server.handlers.timeseries import PreparedRequest, prepare_classify, prepare_forecast
 from stablernn_server.http.app_context import get_context
-from stablernn_server.http.offload import run_in_thread_if_large
 from stablernn_server.http.request import get_request
 from stablernn_server.http.responses import JSON, compress_if_accepted
 from stablernn_server.schemas.common import json_request

@@ -11,14 +11,13 @@ import numpy as np
 import polars as pl
 
 from stablernn import errors
-from stablernn.data.arrays import Int64Array, Timestamps
+from stablernn.data.arrays import Int64Array, Resolution, Timestamps, finite_float32
 from stablernn.data.check._report import Column, Findings, Kind, Role
 from stablernn.data.messages import format_names, format_timestamp, pluralize, quote
 from stablernn.data.options import TIME_COLUMN
 from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
 from stablernn.data.readers.tables import MISSING_CELLS, strip_cells
 from stablernn.data.readers.timestamps import date_format_advice, normalize_times, parse_dates
-from stablernn.data.sequences import Resolution, finite_float32
 from stablernn.data.time.numeric_timestamps import UNIX_NS, ambiguous_numbers_error, find_resemblance, unix_instants
 from stablernn.data.types import Notes
 

@@ -9,8 +9,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.arrays import Timestamps
-from stablernn.data.fingerprint import Part, fingerprint
+from stablernn.data.arrays import Part, Timestamps, fingerprint
 from stablernn.data.forecasting.covariates import Covariates
 from stablernn.data.messages import format_names, format_timestamp, pluralize
 from stablernn.data.options import TARGET_COLUMN, LoadOptions

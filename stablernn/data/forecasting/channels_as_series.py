@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.fingerprint import fingerprint
+from stablernn.data.arrays import fingerprint
 from stablernn.data.types import ForecastData, Series
 
 CHANNEL = "y"

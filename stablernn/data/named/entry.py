@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from stablernn import errors
-from stablernn.data.arrays import Int64Array, SplitName
-from stablernn.data.fingerprint import fingerprint
+from stablernn.data.arrays import Int64Array, SplitName, fingerprint
 from stablernn.data.named.places import DataFile, presence, read_verified
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import StepData

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName
-from stablernn.data.fingerprint import fingerprint
+from stablernn.data.arrays import SPLITS, Float32Array, Int64Array, Samples, SplitName, fingerprint
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.step_data import StepData
 

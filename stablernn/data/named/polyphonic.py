@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.arrays import SPLITS
-from stablernn.data.fingerprint import fingerprint
+from stablernn.data.arrays import SPLITS, fingerprint
 from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.places import DataFile
 from stablernn.data.step_data import StepData, StoredSteps

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.arrays import SPLITS, Float32Array, SplitName
-from stablernn.data.fingerprint import fingerprint
+from stablernn.data.arrays import SPLITS, Float32Array, SplitName, fingerprint
 from stablernn.data.messages import format_names
 from stablernn.data.named.audio import BINS, SILENCE, log_magnitudes, read_speech
 from stablernn.data.named.entry import DatasetInfo, Request

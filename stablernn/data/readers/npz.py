@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
+from stablernn.data.arrays import check_resolution, finite_float32
 from stablernn.data.messages import format_names, pluralize
 from stablernn.data.readers.paths import read_bytes
-from stablernn.data.sequences import Sequences, check_resolution, default_channel_names, finite_float32
+from stablernn.data.sequences import Sequences, default_channel_names
 from stablernn.data.types import Notes
 
 _KEYS = ("x", "y", "lengths", "features", "t", "mask")

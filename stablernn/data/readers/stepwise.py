@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.arrays import SplitName
-from stablernn.data.fingerprint import fingerprint
+from stablernn.data.arrays import SplitName, fingerprint
 from stablernn.data.messages import format_names, quote
 from stablernn.data.readers.npz import read_arrays, read_lengths, read_numbers
 from stablernn.data.readers.paths import is_text_file, read_text

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from stablernn import errors
-from stablernn.data.arrays import Float32Array, Int64Array, Timestamps
+from stablernn.data.arrays import Float32Array, Int64Array, Resolution, Timestamps, finite_float32
 from stablernn.data.messages import format_names, format_timestamp, quote
 from stablernn.data.options import ID_COLUMN, TIME_COLUMN
 from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
@@ -29,7 +29,6 @@ from stablernn.data.readers.spilling_array import (
 )
 from stablernn.data.readers.table_chunks import first_row_number, read_chunks, read_column_names
 from stablernn.data.readers.timestamps import BadTime, TimeColumn, date_format_advice, normalize_times, parse_dates
-from stablernn.data.sequences import Resolution, finite_float32
 from stablernn.data.time.numeric_timestamps import ambiguous_numbers_error, check_stamps, find_resemblance
 from stablernn.data.types import Notes, Series
 

@@ -8,17 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stablernn import errors
-from stablernn.data.arrays import Float32Array
+from stablernn.data.arrays import Float32Array, check_resolution, finite_float32
 from stablernn.data.messages import format_names, quote
 from stablernn.data.readers.paths import empty_file_error, read_text
-from stablernn.data.sequences import (
-    NO_LABEL,
-    Sequences,
-    check_resolution,
-    default_channel_names,
-    finite_float32,
-    plain_labels,
-)
+from stablernn.data.sequences import NO_LABEL, Sequences, default_channel_names, plain_labels
 
 Float64Array = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from stablernn.bounds.linalg import norm_upper_bound
-from stablernn.cells._float64 import float64
+from stablernn.cells._base import float64
 from stablernn.certificates.certificate import KINDS, Certificate, prove
 from stablernn.certificates.projection import certified_kind
 from stablernn.errors import CertificateError, TrainingError

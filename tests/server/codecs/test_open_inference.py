@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stablernn_server.codecs.json_arrays import to_array
-from stablernn_server.codecs.json_values import parse_json
+from stablernn_server.codecs.json_values import parse_json, to_array
 from stablernn_server.codecs.open_inference import (
     DTYPES,
     InferRequest,

@@ -21,8 +21,8 @@ from stablernn_server import InputError, ServerError, Settings
 from stablernn_server.codecs.json_values import json_body
 from stablernn_server.codecs.open_inference import decode_raw_request, encode_response
 from stablernn_server.errors import STATUS_AND_CODE
-from stablernn_server.handlers.timeseries import check_size, prepare_classify, prepare_forecast
-from stablernn_server.http.body import decompress
+from stablernn_server.handlers.timeseries import prepare_classify, prepare_forecast
+from stablernn_server.http.request import decompress
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.repository.model_repository import ModelRepository
 from stablernn_server.routes.infer import _decode
@@ -146,7 +146,7 @@ def test_infer(animals: ServedModel, body: dict[str, Any], header: str | None) -
         names = None if request.outputs is None else [output.name for output in request.outputs]
         x = request.inputs.get("x")
         if x is not None and x.ndim == 3:
-            check_size(animals, x.shape[0], x.shape[1], LIMITS)
+            LIMITS.check_sequences(x.shape[0], x.shape[1], animals.count_elements(x.shape[0], x.shape[1]))
         part = animals.prepare(animals.sequence, request.inputs, names, from_client=True)
         (share,) = run_items(animals.sequence, [part], None)
         if isinstance(share, InputError):

@@ -17,7 +17,7 @@ import pytest
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
 from stablernn_server import InputError, Settings, TooLargeError, create_app
-from stablernn_server.http.body import decompress, read_body
+from stablernn_server.http.request import decompress, read_body
 
 INFER = "/v2/models/animals/infer"
 LIMIT = 100_000

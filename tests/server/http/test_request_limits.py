@@ -23,7 +23,7 @@ from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import InputError, NotReadyError, Settings, create_app
 from stablernn_server.batching.types import Caller
-from stablernn_server.codecs.json_arrays import to_array
+from stablernn_server.codecs.json_values import to_array
 from stablernn_server.http.app_context import UNFINISHED
 
 LONG = 400_000

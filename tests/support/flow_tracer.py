@@ -1,0 +1,80 @@
+"""A tracer of the files that work passes on its way through the project."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("stablernn", "registry", "runtime", "client", "server", "cli")
+#: What every flow uses and none is about: errors, settings, logs, observability.
+_NOT_COUNTED = re.compile(
+    r"(^|/)(errors\.py|options\.py|settings(\.py|/)|access_log\.py|stablernn_registry/(log|log_cache|authorship)\.py|observability/|_lazy\.py)"
+)
+
+
+class FlowTracer:
+    """Records in which files of the project a function runs, in the order of their first calls.
+
+    Threads are traced that start after the tracer was made, and the thread that makes it.
+
+    Attributes:
+        files: The files since the last :meth:`record`, relative to the root of the project.
+    """
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self._is_recording = False
+
+    @contextmanager
+    def installed(self) -> Iterator[FlowTracer]:
+        """Trace this thread and those that start in the block."""
+        before, before_threads = sys.getprofile(), threading.getprofile()
+        threading.setprofile(self._on_event)
+        sys.setprofile(self._on_event)
+        try:
+            yield self
+        finally:
+            sys.setprofile(before)
+            threading.setprofile(before_threads)
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Record the calls in the block, and nothing from before."""
+        self.files = []
+        self._is_recording = True
+        try:
+            yield
+        finally:
+            self._is_recording = False
+
+    def _on_event(self, frame: FrameType, event: str, _: object) -> None:
+        # The bodies of modules and classes run when they are imported; they lack this flag.
+        if not self._is_recording or event != "call" or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            return
+        name = _counted_name(frame.f_code.co_filename)
+        if name is not None and name not in self.files:
+            self.files.append(name)
+
+
+@functools.cache
+def _counted_name(filename: str) -> str | None:
+    """Return the path of a counted file below the root of the project, None for any other."""
+    path = Path(filename)
+    if not path.is_relative_to(ROOT):
+        return None
+    name = path.relative_to(ROOT).as_posix()
+    return name if name.split("/")[0] in PACKAGES and not _NOT_COUNTED.search(name) else None
+
+
+def in_all(traces: Iterable[list[str]]) -> list[str]:
+    """Return the files that are in all traces, in the order of the first: background work is in few of them."""
+    first, *others = traces
+    return [name for name in first if all(name in trace for trace in others)]
