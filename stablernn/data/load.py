@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from stablernn import errors
 from stablernn.data.catalog import dataset_info, is_dataset, load_named
@@ -26,6 +26,7 @@ from stablernn.data.options import (
     TIME_COLUMN,
     VALIDATION_FRACTION,
     LoadOptions,
+    TaskName,
 )
 from stablernn.data.readers.arff import read_arff
 from stablernn.data.readers.labelled_tables import read_labelled
@@ -46,7 +47,7 @@ from stablernn.data.readers.tables import OpenTable, open_table
 from stablernn.data.readers.ts import read_ts
 from stablernn.data.readers.ucr_tsv import read_tsv
 from stablernn.data.sequences import Sequences, has_feature_names, match_features
-from stablernn.data.step_data import StepData
+from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ClassificationData, ForecastData
 
 TASKS: tuple[Task, ...] = ("classify", "forecast")
@@ -103,7 +104,7 @@ def load_data(
     permutation: str | None = None,
     length: int | None = None,
     channels_as_series: bool = False,
-) -> ClassificationData | ForecastData | StepData:
+) -> Data:
     """Read a named dataset or a file and split it into training, validation and test.
 
     Classification comes from ``.npz``, ``.ts``, ``.tsv`` and ``.arff``, forecasting from ``.csv`` and ``.parquet``,
@@ -174,6 +175,11 @@ def load_data(
         length=length,
         channels_as_series=channels_as_series,
     )
+    return load_source(options)
+
+
+def load_source(options: LoadOptions) -> Data:
+    """Read the source of these options and split it, see :func:`load_data`."""
     data = _load(options)
     counts = data_counts(data.notes)
     if counts:
@@ -282,7 +288,7 @@ def _suggest_file(path: Path) -> str:
         return ""
 
 
-def _detect_source_task(source: _Source, options: LoadOptions) -> Literal["classify", "forecast", "predict-next"]:
+def _detect_source_task(source: _Source, options: LoadOptions) -> TaskName:
     if source.info is not None:
         return source.info.task
     if is_text_file(source.path) or options.task == "predict-next":

@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.places import DataFile, presence, read_verified
-from stablernn.data.options import LoadOptions
+from stablernn.data.options import LoadOptions, TaskName
 from stablernn.data.step_data import StepData
 from stablernn.data.types import ClassificationData, ForecastData
 
-DatasetTask = Literal["classify", "forecast", "predict-next"]
 NamedData = ClassificationData | ForecastData | StepData
 
 
@@ -45,7 +44,7 @@ class DatasetInfo:
 
     key: str
     title: str
-    task: DatasetTask
+    task: TaskName
     licence: str
     source: str
     splits: str

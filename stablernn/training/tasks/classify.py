@@ -14,6 +14,8 @@ from torch import Tensor
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples
+from stablernn.data.options import LoadOptions
+from stablernn.data.sequences import has_feature_names
 from stablernn.data.types import ClassificationData
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Classifier, SequenceModel
@@ -145,6 +147,13 @@ class ClassifyTask(Task):
 
     def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
         return math.ceil(len(self.data.train) / batch_size)
+
+    @staticmethod
+    def select_columns(
+        options: LoadOptions, features: Sequence[str] | None, targets: Sequence[str] | None
+    ) -> LoadOptions:
+        # Sequences without names of their own can only be told apart by their position.
+        return Task.select_columns(options, features if features and has_feature_names(features) else None, targets)
 
     def describe(self) -> dict[str, Any]:
         data = self.data

@@ -14,6 +14,7 @@ from torch import Tensor
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples
 from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.data.options import LoadOptions
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
@@ -190,6 +191,13 @@ class ForecastTask(Task):
 
     def choose_inputs(self, config: Config) -> ForecastData:
         return choose_context(self.data, config.model.skip_strength)
+
+    @staticmethod
+    def select_columns(
+        options: LoadOptions, features: Sequence[str] | None, targets: Sequence[str] | None
+    ) -> LoadOptions:
+        options = Task.select_columns(options, features, targets)
+        return options.with_options(target=tuple(targets)) if targets else options
 
     def describe(self) -> dict[str, Any]:
         data = self.data

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples
+from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
 from stablernn.errors import DataError
 from stablernn.nn.models import NetworkOptions, SequenceModel
@@ -115,6 +116,19 @@ class Task(ABC):
     def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int: ...
 
     # Data.
+
+    @staticmethod
+    def select_columns(
+        options: LoadOptions, features: Sequence[str] | None, targets: Sequence[str] | None
+    ) -> LoadOptions:
+        """Return options that find the inputs and targets of a trained model by their names.
+
+        Args:
+            options: Options of loading data.
+            features: Features of the model, in its order; None for those of the data.
+            targets: Targets of the model, in its order; None for those of the data.
+        """
+        return options.with_options(channels=tuple(features)) if features else options
 
     def choose_inputs(self, config: Config) -> Data:
         """Return the data with whatever of its inputs is chosen by validation before training.
