@@ -13,7 +13,7 @@ from stablernn.data.classification import classification_data, fixed_splits
 from stablernn.data.forecasting.build import forecast_data, read_series
 from stablernn.data.forecasting.channels_as_series import channels_to_series
 from stablernn.data.messages import format_names
-from stablernn.data.named.entry import DatasetInfo, NamedData
+from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.notes import data_counts, format_counts
 from stablernn.data.options import (
     ID_COLUMN,
@@ -187,7 +187,7 @@ def load_source(options: LoadOptions) -> Data:
     return data
 
 
-def _load(options: LoadOptions) -> NamedData:
+def _load(options: LoadOptions) -> Data:
     # These hold for any source, so they are checked before a file is opened.
     if not 0 < options.validation_fraction < 1:
         raise errors.ConfigError(f"validation_fraction must be between 0 and 1, got {options.validation_fraction:g}.")
@@ -211,7 +211,7 @@ def _load(options: LoadOptions) -> NamedData:
     return _split_channels(series, options) if options.channels_as_series else series
 
 
-def _split_channels(data: NamedData, options: LoadOptions) -> ForecastData:
+def _split_channels(data: Data, options: LoadOptions) -> ForecastData:
     """Return series of their own for the targets that are named, else for all channels."""
     if not isinstance(data, ForecastData):
         raise errors.ConfigError(

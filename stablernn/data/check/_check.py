@@ -9,12 +9,12 @@ from stablernn import errors
 from stablernn.data.catalog import dataset_info, is_dataset
 from stablernn.data.check._loaded import columns_of_file, look_at_data
 from stablernn.data.check._refused import Told, hint_at_table, look_at_refused
-from stablernn.data.check._report import Data, DataReport, Findings
+from stablernn.data.check._report import DataReport, Findings
 from stablernn.data.check._tables import warn_of_names
 from stablernn.data.load import load_source
 from stablernn.data.options import LoadOptions
 from stablernn.data.readers.paths import find_test_file
-from stablernn.data.step_data import StepData
+from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ForecastData
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypedDict
 
-from stablernn.data.check._report import Column, Data, Findings
+from stablernn.data.check._report import Column, Findings
 from stablernn.data.check._sequences import look_at_sequences, parts_of
 from stablernn.data.check._series import look_at_series
 from stablernn.data.check._steps import look_at_steps
@@ -15,6 +15,7 @@ from stablernn.data.options import LoadOptions
 from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
 from stablernn.data.readers.table_chunks import read_column_names
 from stablernn.data.readers.tables import open_table
+from stablernn.data.step_data import Data
 from stablernn.data.time.numeric_timestamps import Stamps
 from stablernn.data.types import ClassificationData, ForecastData, Notes
 

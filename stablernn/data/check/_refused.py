@@ -11,7 +11,7 @@ from typing import Any
 
 from stablernn import errors
 from stablernn.data.check._loaded import columns_of_file, look_at_data, table_options
-from stablernn.data.check._report import Column, Data, Findings
+from stablernn.data.check._report import Column, Findings
 from stablernn.data.check._sequences import Part, look_at_sequences, unseen_labels
 from stablernn.data.check._series import look_at_series
 from stablernn.data.check._tables import CellLook, look_at_cells
@@ -20,6 +20,7 @@ from stablernn.data.options import TARGET_COLUMN, LoadOptions
 from stablernn.data.readers.paths import TABLE_FORMATS, open_file
 from stablernn.data.readers.tables import Table, open_table
 from stablernn.data.sequences import Sequences, reorder_features
+from stablernn.data.step_data import Data
 from stablernn.data.time.frequency import infer_frequency
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes

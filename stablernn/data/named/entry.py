@@ -13,10 +13,7 @@ from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.fingerprint import fingerprint
 from stablernn.data.named.places import DataFile, presence, read_verified
 from stablernn.data.options import LoadOptions, TaskName
-from stablernn.data.step_data import StepData
-from stablernn.data.types import ClassificationData, ForecastData
-
-NamedData = ClassificationData | ForecastData | StepData
+from stablernn.data.step_data import Data
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class DatasetInfo:
     folders: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    load: Callable[[Request], NamedData] | None = None
+    load: Callable[[Request], Data] | None = None
     obtain: str | None = None
 
     @property
