@@ -14,10 +14,10 @@ from stablernn_cli.options import Device, Stamps
 from stablernn_cli.output import format_names
 
 if TYPE_CHECKING:
-    from stablernn.data import ClassificationData, ForecastData
-    from stablernn.data.step_data import Output, StepData
+    from stablernn.data.step_data import Data, Output
     from stablernn.nn.models import SequenceModel
     from stablernn.training import Config, TorchPredictor
+    from stablernn.training.evaluation.scorers import PredictorNames
     from stablernn_registry import Version
     from stablernn_runtime import ServedModel
 
@@ -63,9 +63,16 @@ class Target:
         """True if the inputs are tokens: indices into a vocabulary."""
         return self.predictor.input_name == "tokens"
 
-    def load_data(
-        self, source: str | None, stamps: Stamps | None = None
-    ) -> ClassificationData | ForecastData | StepData:
+    @property
+    def names(self) -> PredictorNames:
+        """The names by which the model was trained, for scores; None for those that it has none of."""
+        from stablernn.training.evaluation.scorers import PredictorNames
+
+        return PredictorNames(
+            features=self.features, outputs=self.labels or self.targets or None, quantiles=self.quantiles or None
+        )
+
+    def load_data(self, source: str | None, stamps: Stamps | None = None) -> Data:
         """Load the training data, or another source in the form that the model expects.
 
         Columns are matched by name, in any order.
@@ -79,7 +86,6 @@ class Target:
                 table.
             stablernn.errors.DataError: If the data does not fit the model.
         """
-        from stablernn.data import ForecastData
         from stablernn.data.prediction_inputs import step_mismatch_error
         from stablernn.data.readers.paths import is_table
         from stablernn.data.time.frequency import parse_frequency
@@ -93,7 +99,7 @@ class Target:
                 raise UsageError(f"--stamps is for tables of series, got '{stamps}'. Leave it out.")
             config = config.model_copy(update={"data": config.data.model_copy(update={"stamps": stamps})})
         data = load_run_data(config, source, features=self.features, targets=self.targets)
-        frequency = data.frequency if isinstance(data, ForecastData) else None
+        frequency = data.frequency
         # Steps of another length would be forecast without an error, and be wrong.
         if (
             frequency

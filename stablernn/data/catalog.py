@@ -11,10 +11,11 @@ import numpy as np
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, SplitName
 from stablernn.data.named import cifar, fsdd, memory, mnist, polyphonic, series, text, timit
-from stablernn.data.named.entry import DatasetInfo, NamedData, Request, check_variant
+from stablernn.data.named.entry import DatasetInfo, Request, check_variant
 from stablernn.data.named.fetch import locate_files
 from stablernn.data.options import TABLE_OPTIONS, TASK_OPTIONS, LoadOptions
 from stablernn.data.sequences import wrong_features_error
+from stablernn.data.step_data import Data
 from stablernn.data.types import ForecastData
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -88,7 +89,7 @@ def dataset_info(key: str) -> DatasetInfo:
     return _DATASETS[key]
 
 
-def load_named(info: DatasetInfo, options: LoadOptions) -> NamedData:
+def load_named(info: DatasetInfo, options: LoadOptions) -> Data:
     """Load a dataset of the papers, from its files here, or fetched.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from stablernn import errors
 from stablernn.data.catalog import dataset_info, is_dataset, load_named
@@ -13,7 +13,7 @@ from stablernn.data.classification import classification_data, fixed_splits
 from stablernn.data.forecasting.build import forecast_data, read_series
 from stablernn.data.forecasting.channels_as_series import channels_to_series
 from stablernn.data.messages import format_names
-from stablernn.data.named.entry import DatasetInfo, NamedData
+from stablernn.data.named.entry import DatasetInfo
 from stablernn.data.notes import data_counts, format_counts
 from stablernn.data.options import (
     ID_COLUMN,
@@ -26,6 +26,7 @@ from stablernn.data.options import (
     TIME_COLUMN,
     VALIDATION_FRACTION,
     LoadOptions,
+    TaskName,
 )
 from stablernn.data.readers.arff import read_arff
 from stablernn.data.readers.labelled_tables import read_labelled
@@ -46,7 +47,7 @@ from stablernn.data.readers.tables import OpenTable, open_table
 from stablernn.data.readers.ts import read_ts
 from stablernn.data.readers.ucr_tsv import read_tsv
 from stablernn.data.sequences import Sequences, has_feature_names, match_features
-from stablernn.data.step_data import StepData
+from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ClassificationData, ForecastData
 
 TASKS: tuple[Task, ...] = ("classify", "forecast")
@@ -103,7 +104,7 @@ def load_data(
     permutation: str | None = None,
     length: int | None = None,
     channels_as_series: bool = False,
-) -> ClassificationData | ForecastData | StepData:
+) -> Data:
     """Read a named dataset or a file and split it into training, validation and test.
 
     Classification comes from ``.npz``, ``.ts``, ``.tsv`` and ``.arff``, forecasting from ``.csv`` and ``.parquet``,
@@ -174,6 +175,11 @@ def load_data(
         length=length,
         channels_as_series=channels_as_series,
     )
+    return load_source(options)
+
+
+def load_source(options: LoadOptions) -> Data:
+    """Read the source of these options and split it, see :func:`load_data`."""
     data = _load(options)
     counts = data_counts(data.notes)
     if counts:
@@ -181,7 +187,7 @@ def load_data(
     return data
 
 
-def _load(options: LoadOptions) -> NamedData:
+def _load(options: LoadOptions) -> Data:
     # These hold for any source, so they are checked before a file is opened.
     if not 0 < options.validation_fraction < 1:
         raise errors.ConfigError(f"validation_fraction must be between 0 and 1, got {options.validation_fraction:g}.")
@@ -205,7 +211,7 @@ def _load(options: LoadOptions) -> NamedData:
     return _split_channels(series, options) if options.channels_as_series else series
 
 
-def _split_channels(data: NamedData, options: LoadOptions) -> ForecastData:
+def _split_channels(data: Data, options: LoadOptions) -> ForecastData:
     """Return series of their own for the targets that are named, else for all channels."""
     if not isinstance(data, ForecastData):
         raise errors.ConfigError(
@@ -282,7 +288,7 @@ def _suggest_file(path: Path) -> str:
         return ""
 
 
-def _detect_source_task(source: _Source, options: LoadOptions) -> Literal["classify", "forecast", "predict-next"]:
+def _detect_source_task(source: _Source, options: LoadOptions) -> TaskName:
     if source.info is not None:
         return source.info.task
     if is_text_file(source.path) or options.task == "predict-next":

@@ -33,6 +33,8 @@ TASK_OPTIONS = (
 #: Options that only named datasets take; each dataset takes some of them.
 NAMED_OPTIONS = ("variant", "partial", "permutation", "length")
 
+TaskName = Literal["classify", "forecast", "predict-next"]
+
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -123,7 +125,13 @@ class LoadOptions(DataOptions):
 
         Loading checks them where a message can name the file that they do not fit. Validation would come before that,
         and would refuse numpy's integers.
+
+        Raises:
+            TypeError: If there is no option of a name.
         """
+        unknown = sorted(options.keys() - cls.model_fields.keys())
+        if unknown:
+            raise TypeError(f"There is no option '{unknown[0]}'.")
         for name in ("target", "channels"):
             if options.get(name) is not None:
                 options[name] = _tuple_of(options[name])
@@ -139,6 +147,11 @@ class LoadOptions(DataOptions):
     def with_options(self, **options: Any) -> LoadOptions:
         """Return the options with some of them replaced."""
         return self.model_copy(update=options)
+
+    def reset(self, names: Sequence[str]) -> LoadOptions:
+        """Return the options with these at their defaults."""
+        fields = type(self).model_fields
+        return self.model_copy(update={name: fields[name].default for name in names})
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> LoadOptions:
         """Return the options with other values for those that are at their defaults."""

@@ -130,6 +130,11 @@ class StepData:
         """The regular step: None, since steps of this task have no times."""
         return None
 
+    @property
+    def frequency(self) -> None:
+        """Frequency alias of the time grid: None, since sequences are on none."""
+        return None
+
     def with_time_step(self, time_step: float | None) -> StepData:
         """Return the data as it is: its steps have no times."""
         return self

@@ -103,6 +103,11 @@ class ClassificationData:
     time_step: float | None = None
     task: Literal["classify"] = "classify"
 
+    @property
+    def frequency(self) -> None:
+        """Frequency alias of the time grid: None, since sequences are on none."""
+        return None
+
     def with_time_step(self, time_step: float | None) -> ClassificationData:
         """Return the same data with times measured in another regular step; None leaves the times out.
 

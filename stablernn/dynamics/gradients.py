@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stablernn.data.arrays import Samples
-from stablernn.data.step_data import NO_TARGET
 from stablernn.dynamics.spectra import LayerDynamics
-from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
+from stablernn.nn.models import SequenceModel
 from stablernn.nn.models._base import States
 
 Array = npt.NDArray[Any]
@@ -96,40 +95,8 @@ def _last_loss(model: SequenceModel, final: States, samples: Samples, truth: Arr
         for name, values in (("static", samples.static), ("future", samples.future))
         if values is not None
     }
-    if isinstance(model, Classifier):
-        logits = model.member_logits(final)
-        return nn.functional.cross_entropy(
-            logits.flatten(0, 1),
-            torch.from_numpy(truth)[:, None].expand(-1, logits.shape[1]).flatten(),
-            reduction="sum",
-        )
-    if isinstance(model, Forecaster):
-        # A recursive head answers one step at a time.
-        if "future" in covariates:
-            covariates["future"] = covariates["future"][:, : model.steps]
-        target = torch.from_numpy(truth[:, : model.steps]).double()
-        is_observed = ~torch.isnan(target)
-        change, location, scale = model.changes(final, **covariates)
-        # 1 stands in for missing targets: a logarithm of it is finite, and the gradient holds no NaN.
-        filled = model.scaling.transform(torch.where(is_observed, target, 1), model.target_indices)
-        target_change = torch.where(is_observed, (filled - location) / scale, 0)
-        return (target_change[:, None] - change[..., 0] * is_observed[:, None]).abs().sum()
-    assert isinstance(model, SequencePredictor)
-    return _step_loss(model, model.emit(final)[0], truth[np.arange(len(truth)), samples.lengths - 1])
-
-
-def _step_loss(model: SequencePredictor, answer: Tensor, truth: Array) -> Tensor:
-    """Return the loss of the answers of single steps, summed over those that have a target."""
-    if model.output == "categorical":
-        return nn.functional.cross_entropy(answer, torch.from_numpy(truth), ignore_index=NO_TARGET, reduction="sum")
-    target = torch.from_numpy(truth).double()
-    is_observed = ~torch.isnan(target)
-    filled = torch.where(is_observed, target, 0)
-    if model.output == "bernoulli":
-        losses = nn.functional.binary_cross_entropy_with_logits(answer, filled, reduction="none")
-    else:
-        losses = (answer - filled).square()
-    return torch.where(is_observed, losses, 0).sum()
+    last = truth[np.arange(len(truth)), samples.lengths - 1] if model.every_step else truth
+    return model.output_loss(final, torch.from_numpy(last), **covariates)
 
 
 def _slope(ratios: Array) -> float:

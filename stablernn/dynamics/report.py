@@ -10,21 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from stablernn.certificates.certificate import Certificate, prove
-from stablernn.data import ClassificationData, ForecastData
 from stablernn.data.arrays import Samples
-from stablernn.data.segments import streams
-from stablernn.data.step_data import StepData
+from stablernn.data.step_data import Data
 from stablernn.dynamics.gradients import Gradients, gradients
 from stablernn.dynamics.lyapunov import LyapunovSpectrum, lyapunov_spectrum
 from stablernn.dynamics.spectra import LayerDynamics, Spectra, certified_radius, largest_step_factors, spectra
-from stablernn.errors import DataError
 from stablernn.nn.models import SequenceModel
-
-Array = npt.NDArray[Any]
+from stablernn.training.tasks import task_for
 
 MAX_SEQUENCES = 16
 MAX_STEPS = 512
@@ -78,7 +71,7 @@ class DynamicsReport:
 
 def observe_dynamics(
     model: SequenceModel,
-    data: ClassificationData | ForecastData | StepData,
+    data: Data,
     split: str = "test",
     *,
     labels: Sequence[str] | None = None,
@@ -89,14 +82,14 @@ def observe_dynamics(
         model: On any device; it is not changed, and everything is computed on the CPU.
         data: The data that the sequences are taken from.
         split: train, validation or test.
-        labels: The classes that the model knows, in its order; None: those of the data.
+        labels: The classes or outputs that the model knows, in its order; None: those of the data.
 
     Raises:
         UnknownNameError: If there is no split of that name.
         DataError: If the split is empty.
         CertificateError: If a weight or a state is not finite.
     """
-    samples, truth = select_samples(data, split, MAX_STEPS * model.patches.stride, labels)
+    samples = select_samples(data, split, MAX_STEPS * model.patches.stride, labels)
     certificate, layers = prove(model), LayerDynamics(model, samples)
     states, size = layers.trajectory(), len(layers.directions)
     jacobian_spectra, factors = None, []
@@ -121,51 +114,17 @@ def observe_dynamics(
             warm_up=min(longest // 4, MAX_WARM_UP),
             lengths=layers.lengths.tolist(),
         ),
-        gradients=gradients(model, layers, samples, truth),
+        gradients=gradients(model, layers, samples, samples.y),
         sequences=len(samples.lengths),
         steps=int(layers.lengths.sum()),
     )
 
 
-def select_samples(
-    data: ClassificationData | ForecastData | StepData, split: str, max_length: int, labels: Sequence[str] | None = None
-) -> tuple[Samples, Array]:
-    """Return evenly spread sequences of a split, cut to ``max_length`` samples, and their targets.
+def select_samples(data: Data, split: str, max_length: int, labels: Sequence[str] | None = None) -> Samples:
+    """Return evenly spread sequences of a split, cut to ``max_length`` samples.
 
     Raises:
         UnknownNameError: If there is no split of that name.
         DataError: If the split is empty, or has a class that is not among ``labels``.
     """
-    source = data.split(split)
-    if not len(source):
-        raise DataError(f"The split '{split}' of '{data.name}' is empty. Choose another split.")
-    if isinstance(data, StepData) and data.continuous:
-        # A running text is one long sequence: parallel stretches of it stand for several.
-        samples = streams(data.split(split), MAX_SEQUENCES)
-    else:
-        indices = np.linspace(0, len(source) - 1, min(MAX_SEQUENCES, len(source))).round().astype(np.int64)
-        samples = source.gather(indices)
-    cut = _cut(samples, max_length, from_end=isinstance(data, ForecastData), every_step=isinstance(data, StepData))
-    truth: Array = cut.y
-    if isinstance(data, ClassificationData) and labels is not None and tuple(labels) != data.labels:
-        unknown = sorted({data.labels[number] for number in truth} - set(labels))
-        if unknown:
-            raise DataError(f"'{data.name}' has the class '{unknown[0]}', which the model does not know.")
-        # From numbers of the data's classes to those of the model's.
-        truth = np.array([list(labels).index(data.labels[number]) for number in truth], dtype=np.int64)
-    return cut, truth
-
-
-def _cut(samples: Samples, max_length: int, *, from_end: bool, every_step: bool) -> Samples:
-    """Cut sequences to their first samples, or to their last ones with ``from_end``."""
-    longest = min(max_length, int(samples.lengths.max()))
-    starts = np.maximum(samples.lengths - longest, 0) if from_end else np.zeros_like(samples.lengths)
-    # (batch, longest): the samples that stay, of each row.
-    columns = starts[:, None] + np.arange(longest)
-    rows = np.arange(len(columns))[:, None]
-    return samples._replace(
-        x=samples.x[rows, columns],
-        lengths=np.minimum(samples.lengths, longest),
-        y=samples.y[rows, columns] if every_step else samples.y,
-        dt=None if samples.dt is None else samples.dt[rows, columns],
-    )
+    return task_for(data).samples_to_observe(split, count=MAX_SEQUENCES, max_length=max_length, outputs=labels)

@@ -22,7 +22,7 @@ from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import export_parts, state_names
 from stablernn.export.weights import serialize_weights
-from stablernn.nn.models import Classifier, Forecaster, SequenceModel, SequencePredictor
+from stablernn.nn.models import SequenceModel
 from stablernn.nn.training_calls import warn_of_missing_calls
 
 __all__ = ["FORMATS", "ExportReport", "export"]
@@ -139,12 +139,12 @@ def model_signature(model: SequenceModel) -> dict[str, Any]:
         {"input": name, "output": f"{name}_out", "shape": ["batch", size], "dtype": "float32", "role": role}
         for name, (role, size) in zip(state_names(model), roles, strict=True)
     ]
-    shapes = _output_shapes(model)
     state_outputs = [_tensor(state["output"], state["shape"]) for state in states]
-    outputs = [*(_tensor(name, shape) for name, shape in shapes.items()), *state_outputs]
+    shapes = model.output_shapes
+    outputs = [*(_tensor(name, ["batch", *shape]) for name, shape in shapes.items()), *state_outputs]
     if model.every_step:
         # The final states have no time axis: only the last one is returned.
-        time_outputs = [_tensor(name, [shape[0], "time", *shape[1:]]) for name, shape in shapes.items()]
+        time_outputs = [_tensor(name, ["batch", "time", *shape]) for name, shape in shapes.items()]
         sequence_outputs = [*time_outputs, *state_outputs]
     else:
         sequence_outputs = outputs
@@ -179,16 +179,6 @@ def _input(model: SequenceModel, axes: list[str | int]) -> dict[str, Any]:
     if model.input_name == "tokens":
         return _tensor("tokens", axes, dtype="int64")
     return _tensor("x", [*axes, model.input_size])
-
-
-def _output_shapes(model: SequenceModel) -> dict[str, list[str | int]]:
-    if isinstance(model, Classifier):
-        return {name: ["batch", model.num_classes] for name in model.output_names}
-    if isinstance(model, SequencePredictor):
-        return {name: ["batch", model.num_outputs] for name in model.output_names}
-    assert isinstance(model, Forecaster)
-    mean: list[str | int] = ["batch", model.steps, len(model.target_indices)]
-    return {name: mean if name == "mean" else [*mean, len(model.quantiles)] for name in model.output_names}
 
 
 def _tensor(name: Any, shape: Any, *, dtype: str = "float32", optional: bool = False) -> dict[str, Any]:

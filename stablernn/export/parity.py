@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stablernn.errors import ParityError
 from stablernn.export.step import state_names
-from stablernn.nn.models import Forecaster, SequenceModel
+from stablernn.nn.models import SequenceModel
 
 STEP_TOLERANCE = 1e-5
 SEQUENCE_CAP = 1e-3
@@ -178,7 +178,7 @@ def _draw_inputs(model: SequenceModel, generator: np.random.Generator, batch: in
         if batch > 1:
             gaps[0], gaps[1, 0] = False, True
         scores[gaps] = np.nan
-        inputs = {"x": _to_raw(model, scores, range(model.input_size))}
+        inputs = {"x": model.scaling.from_scores(scores, range(model.input_size))}
     if model.max_dt is not None:
         inputs["dt"] = generator.uniform(0, model.max_dt, (batch, length)).astype(np.float32)
     return inputs
@@ -188,21 +188,10 @@ def _draw_known_inputs(model: SequenceModel, generator: np.random.Generator, bat
     """Draw the inputs of the emission apart from the state, 5 % of them missing."""
     known_inputs: Arrays = {}
     for name, shape in model.known_inputs.items():
-        assert isinstance(model, Forecaster)
         scores = generator.standard_normal((batch, *shape))
         scores[generator.random(scores.shape) < 0.05] = np.nan
-        if name == "future":
-            known_inputs[name] = _to_raw(model, scores, model.future_indices)
-        else:
-            mean, scale = model.static_mean.numpy(), model.static_scale.numpy()
-            known_inputs[name] = (mean + scale * scores).astype(np.float32)
+        known_inputs[name] = model.known_input_from_scores(name, scores)
     return known_inputs
-
-
-def _to_raw(model: SequenceModel, scores: np.ndarray, features: Sequence[int]) -> np.ndarray:
-    """Convert standard scores of some features to raw values."""
-    mean, scale = (tensor.double().numpy()[list(features)] for tensor in (model.scaling.mean, model.scaling.scale))
-    return model.scaling.inverse(torch.from_numpy(mean + scale * scores)).numpy().astype(np.float32)
 
 
 def _split_steps(model: SequenceModel, inputs: Arrays) -> list[Arrays]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from stablernn.cells import StableCell
 from stablernn.errors import UntrainedWarning
-from stablernn.nn.models import Forecaster, SequenceModel, SequencePredictor
+from stablernn.nn.models import SequenceModel
 
 
 def warn_of_missing_calls(module: nn.Module, *, stacklevel: int) -> None:
@@ -33,21 +33,5 @@ def _missing_calls(module: nn.Module) -> Iterator[str]:
             f"The cell '{cells[0].key}' was trained without after_step, which should {missed}. Call "
             "after_step(step, total_steps) of the model after each optimizer step."
         )
-    if not isinstance(module, SequenceModel):
-        return
-    if not module.scaling.is_fitted:
-        yield (
-            "The model's scaling was never fitted, so that the layers see raw values divided by 1. Call "
-            "fit_scaling(sequences) of the model with the training sequences before training."
-        )
-    # A predicted change is in units of the inputs: the scaling of the targets is not used.
-    if isinstance(module, SequencePredictor) and not (module.predict_change or module.targets.is_fitted):
-        yield (
-            "The scaling of the model's targets was never fitted, so that answers are in units of 1. Call "
-            "fit_targets(targets) of the model with the training targets before training."
-        )
-    if isinstance(module, Forecaster) and not module.is_static_fitted:
-        yield (
-            "The scaling of the model's static covariates was never fitted, so that they are divided by 1. Call "
-            "fit_static(static) of the model with those of the training series before training."
-        )
+    if isinstance(module, SequenceModel):
+        yield from module.missing_calls()

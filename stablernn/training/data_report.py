@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stablernn.data.check import DataReport, Finding, check_data
+from stablernn.data.check import DataReport, Finding, check_source
 from stablernn.data.messages import pluralize
 from stablernn.data.step_data import Data
 from stablernn.data.types import ClassificationData
@@ -21,7 +21,7 @@ def check_run_data(config: Config) -> DataReport:
         UnknownNameError: If the source is neither a dataset nor a file.
         DataError: If it is a folder.
     """
-    report = check_data(config.data.source, **data_options(config))
+    report = check_source(data_options(config))
     if report.data is None:
         return report
     return replace(report, warnings=(*report.warnings, *_small_set_warnings(config, report.data)))

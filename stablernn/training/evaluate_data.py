@@ -49,4 +49,4 @@ def evaluate(
         DataError: If the split is empty, or the data is not of the kind that the predictor was trained on.
     """
     names = PredictorNames(features=features, outputs=labels, quantiles=quantiles)
-    return task_for(data).evaluate(predictor, split, names, batch_size=batch_size)
+    return task_for(data).score(predictor, split, names, batch_size=batch_size).metrics

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stablernn.data import load_data
 from stablernn.data.catalog import is_dataset
+from stablernn.data.load import load_source
+from stablernn.data.options import NAMED_OPTIONS, TABLE_OPTIONS
 from stablernn.data.readers.paths import is_table
-from stablernn.data.sequences import has_feature_names
 from stablernn.data.step_data import Data
 from stablernn.training.settings.config import Config, data_options
-from stablernn.training.tasks import task_for
+from stablernn.training.tasks import Task, task_for, task_type
 
 
 def load_run_data(
@@ -37,20 +37,18 @@ def load_run_data(
         DataError: If the content cannot be used.
     """
     options = data_options(config)
-    if source is not None and source != config.data.source:
+    if source and source != config.data.source:
         # Options of one named dataset mean nothing to another.
-        options |= {"test": None, "variant": None, "partial": False, "permutation": None, "length": None}
+        options = options.with_options(source=source).reset(("test", *NAMED_OPTIONS))
         if not is_table(source):
             # Roles of a table's columns mean nothing to a file without columns.
-            for key in ("id_column", "time_column", "label_column", "stamps"):
-                options.pop(key)
+            options = options.reset(TABLE_OPTIONS)
     # Where columns were made into series, the model's one channel is no column of the file.
-    has_column_series = config.data.channels_as_series
-    if features and not has_column_series and (config.task.name != "classify" or has_feature_names(features)):
-        options["channels"] = features
-    if targets and not has_column_series and config.task.name == "forecast":
-        options["target"] = targets
-    data = prepare_data(load_data(source or config.data.source, **options), config)
+    if not config.data.channels_as_series:
+        # Before a run has begun, its settings may leave the task to the data.
+        task = Task if config.task.name is None else task_type(config.task.name)
+        options = task.select_columns(options, features, targets)
+    data = prepare_data(load_source(options), config)
     model = config.model
     # Before a run has begun, its settings do not say yet whether the times are used.
     is_time_resolved = model.time == "ignore" or (model.time == "dt" and bool(model.max_dt))

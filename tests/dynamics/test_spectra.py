@@ -239,7 +239,7 @@ class TestObserve:
         data = load_data("co2", task="forecast", horizon=3, context_length=700)
         torch.manual_seed(0)
         model = Forecaster("lstm", 1, 3, 4, head=head, num_layers=2, scaling="context", window=52).eval()
-        found, cut = observe_dynamics(model, data), select_samples(data, "test", 512)[0]
+        found, cut = observe_dynamics(model, data), select_samples(data, "test", 512)
         assert found.steps == 16 * 512
         assert found.spectra is not None
         assert found.spectra.eigenvalues.shape == (256, 16)
@@ -300,7 +300,7 @@ class TestObserve:
     def test_classes_are_found_by_name(self) -> None:
         data = load_data("digits", task="classify")
         names = data.labels[::-1]
-        straight, turned = (select_samples(data, "test", 512, labels)[1] for labels in (None, names))
+        straight, turned = (select_samples(data, "test", 512, labels).y for labels in (None, names))
         assert (turned == 9 - straight).all()
         with pytest.raises(DataError, match=r"^'digits' has the class '0', which the model does not know\.$"):
             select_samples(data, "test", 512, names[:-1])

@@ -231,17 +231,17 @@ def _note_omitted(output: Output, count: int, noun: str) -> None:
 
 
 def _plan_facts(plan: Mapping[str, Any]) -> dict[str, object]:
+    from stablernn.training.tasks import task_type
+
     counts = ", ".join(f"{split} {count:,}" for split, count in plan["samples"].items())
     inputs, memory = plan["inputs"], plan["memory"]
     mask = ", with a channel that marks missing values" if inputs["mask_channel"] else ""
     time = ", with the time between steps" if inputs["time"] == "dt" else ""
     facts: dict[str, object] = {"task": plan["task"]}
-    if plan["task"] == "forecast":
+    if "horizon" in plan:
         horizon, context = (count_of(plan[key], "step") for key in ("horizon", "context_length"))
         facts["forecast"] = f"{horizon} of {', '.join(plan['targets'])} from {context}"
-        facts["windows"] = counts
-    else:
-        facts["sequences"] = counts
+    facts[task_type(plan["task"]).sample_noun] = counts
     return {
         **facts,
         "scaling": f"{inputs['scaling']}{mask}{time}",

@@ -14,15 +14,12 @@ from stablernn_cli.records import record_report
 from stablernn_cli.targets import Target, is_run, open_weights
 
 if TYPE_CHECKING:
-    from stablernn.data import ClassificationData, ForecastData
-    from stablernn.data.step_data import StepData
+    from stablernn.data.step_data import Data
 
 _MAX_EXPONENTS = 5
 
 
-def observe_stability(
-    output: Output, text: str, target: Target, data: ClassificationData | ForecastData | StepData, split: Split
-) -> dict[str, Any]:
+def observe_stability(output: Output, text: str, target: Target, data: Data, split: Split) -> dict[str, Any]:
     """Certify and observe a model; plots go into the run, or with the report into a record of the version.
 
     Args:
@@ -41,9 +38,7 @@ def observe_stability(
 
     # The torch model, also for a version: Jacobians and gradients need it.
     model = open_weights(target.name)[1]
-    observation = observe_dynamics(
-        model, data, split, labels=target.labels or None if data.task == "classify" else None
-    )
+    observation = observe_dynamics(model, data, split, labels=target.labels or None)
     document: dict[str, Any] = {"stability": observation.document()}
     title = f"{data.name}, {split}"
     # A run's plots are part of it; a version never changes, so its report is attached to it.

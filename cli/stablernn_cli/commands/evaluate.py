@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,9 +26,20 @@ from stablernn_cli.options import (
 from stablernn_cli.output import Output
 from stablernn_cli.targets import Target, compute_certificate, open_target
 
+if TYPE_CHECKING:
+    from stablernn.training.tasks.task import ScoreExtras
+
 By = Literal["series", "step", "both"]
+Table = Literal["series", "step"]
 
 PANEL = "More figures"
+
+_TABLES: dict[By | None, tuple[Table, ...]] = {
+    None: (),
+    "series": ("series",),
+    "step": ("step",),
+    "both": ("series", "step"),
+}
 
 
 @dataclass(frozen=True)
@@ -160,13 +171,15 @@ def score(
     extras = extras or Extras()
     with output.status(f"Scoring {target} on {split} ..."):
         from stablernn.data.types import score_notes
+        from stablernn.training.tasks import task_for
 
         model = open_target(target, device)
         # Options that do not fit the task are rejected before the data is read.
         _check(model, extras)
         attack_settings = extras.robustness.settings(model.task, model.name)
         loaded = model.load_data(data, stamps)
-        metrics, samples, results = _score_split(model, loaded, split, extras)
+        scores = task_for(loaded).score(model.predictor, split, model.names, _score_extras(model, extras))
+        results = dict(scores.results)
         if extras.stability:
             results |= eval_stability.observe_stability(output, target, model, loaded, split)
     if attack_settings is not None:
@@ -186,86 +199,24 @@ def score(
             "as_trained": loaded.fingerprint == model.fingerprint,
         },
         "split": split,
-        "samples": samples,
-        "metrics": metrics,
+        "samples": scores.samples,
+        "metrics": scores.metrics,
         "data_notes": score_notes(loaded.notes),
         **results,
     }
 
 
-def _score_split(model: Target, data: Any, split: Split, extras: Extras) -> tuple[dict[str, Any], int, dict[str, Any]]:
-    """Return the metrics, the number of samples, and the results of the extras."""
-    from stablernn.data import ForecastData
-    from stablernn.data.step_data import StepData
-    from stablernn.training.evaluation.predictors import predict
-    from stablernn.training.evaluation.scorers import open_classification, open_forecast
+def _score_extras(model: Target, extras: Extras) -> ScoreExtras:
+    from stablernn.training.evaluation.backtest import parse
+    from stablernn.training.tasks.task import ScoreExtras
 
-    # The task predict-next is scored at every step instead of once for each sample.
-    if isinstance(data, StepData):
-        from stablernn.training.evaluation.evaluate_predict_next import evaluate_steps
-
-        names = model.labels or model.targets
-        metrics = evaluate_steps(model.predictor, data, split, features=model.features, outputs=names)
-        return metrics, len(data.split(split)), {}
-    if isinstance(data, ForecastData):
-        forecasts = open_forecast(data, split, quantiles=model.quantiles or None, features=model.features)
-        outputs = predict(model.predictor, forecasts.source)
-        metrics = forecasts.score(outputs)
-        # Windows without any value in the context are not scored; their number is reported.
-        left_out = {"windows_without_context": data.windows(split).without_context}
-        return metrics, forecasts.samples, left_out | _forecast_extras(model, data, split, forecasts, outputs, extras)
-    scorer = open_classification(data, split, labels=model.labels or None, features=model.features)
-    metrics = scorer.score_of(model.predictor)
-    baseline_metrics, results = _classification_extras(model, data, split, scorer, extras)
-    return metrics | baseline_metrics, scorer.samples, results
-
-
-def _classification_extras(
-    model: Target, data: Any, split: Split, scorer: Any, extras: Extras
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the metrics of the baselines, and the results of the extras of a classification."""
-    from stablernn.training.evaluation.baselines import Baselines
-
-    # Fitted here to the training split; a forecast's baselines need no fit and are scored with it.
-    baselines = Baselines(data)
-    results: dict[str, Any] = {"baselines": {"ridge": baselines.notes}}
-    if extras.early:
-        from stablernn.training.evaluation.early_classification import early
-
-        results["early"] = early(model.predictor, scorer)
-    return baselines.scores(split), results
-
-
-def _forecast_extras(
-    model: Target, data: Any, split: Split, scorer: Any, outputs: dict[str, Any], extras: Extras
-) -> dict[str, Any]:
-    """Return the results of the extras of a forecast."""
-    results: dict[str, Any] = {}
-    if extras.by or extras.tables is not None:
-        from stablernn.training.evaluation.score_tables import by_series, by_step, write_tables
-
-        functions = {"series": by_series, "step": by_step}
-        requested = tuple(functions) if extras.by == "both" else (extras.by,)
-        # Files get both tables, the document only those of --by.
-        tables = {
-            f"by_{name}": function(data, scorer, outputs)
-            for name, function in functions.items()
-            if name in requested or extras.tables is not None
-        }
-        results |= {f"by_{name}": tables[f"by_{name}"] for name in functions if name in requested}
-        if extras.tables is not None:
-            results["tables"] = [str(path) for path in write_tables(extras.tables, tables)]
-    if extras.backtest is not None:
-        from stablernn.training.evaluation.backtest import backtest, parse
-
-        levels = model.quantiles or None
-        results["backtest"] = backtest(model.predictor, data, split, quantiles=levels, **parse(extras.backtest))
-    if extras.soak:
-        from stablernn.training.evaluation.free_run import soak
-
-        # The free run is compared with the bound on the state in the certificate.
-        results["soak"] = soak(model.predictor, data, split, compute_certificate(model.name)[1])
-    return results
+    return ScoreExtras(
+        by=_TABLES[extras.by],
+        tables=extras.tables,
+        backtest=None if extras.backtest is None else parse(extras.backtest),
+        free_run=(lambda: compute_certificate(model.name)[1]) if extras.soak else None,
+        early=extras.early,
+    )
 
 
 def _check(model: Target, extras: Extras) -> None:
@@ -295,9 +246,11 @@ def _check(model: Target, extras: Extras) -> None:
 
 def show(output: Output, document: Mapping[str, Any]) -> None:
     """Print the scores as text: the model's next to those of the baselines."""
-    kind = "windows" if document["task"] == "forecast" else "sequences"
+    from stablernn.training.tasks import task_type
+
+    noun = task_type(document["task"]).sample_noun
     output.text(
-        f"{document['target']} on {document['data']['name']}, {document['split']}: {document['samples']} {kind}"
+        f"{document['target']} on {document['data']['name']}, {document['split']}: {document['samples']} {noun}"
     )
     left_out = document.get("windows_without_context")
     if left_out:

@@ -254,7 +254,8 @@ def _fields(run: LoadedRun, report: ExportReport, calibration: Mapping[str, Any]
                 "season": data.get("season"),
                 "frequency": data.get("frequency"),
                 "quantiles": task.quantiles,
-                "head": run.config.model.head if data["task"] == "forecast" else None,
+                # None for models that have no choice of heads.
+                "head": run.model.config().get("head"),
                 # None for inputs that the model does not take, which the manifest leaves out.
                 **{key: data.get(key) or None for key in ("future", "static", "calendar")},
                 "preprocessing": {

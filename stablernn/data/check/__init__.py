@@ -4,7 +4,7 @@ Files are read by the readers that training uses. Where one of them refuses, its
 rest is told from the parts that can be read.
 """
 
-from stablernn.data.check._check import check_data
+from stablernn.data.check._check import check_data, check_source
 from stablernn.data.check._report import Column, DataReport, Finding
 
-__all__ = ["Column", "DataReport", "Finding", "check_data"]
+__all__ = ["Column", "DataReport", "Finding", "check_data", "check_source"]

@@ -9,11 +9,12 @@ from stablernn import errors
 from stablernn.data.catalog import dataset_info, is_dataset
 from stablernn.data.check._loaded import columns_of_file, look_at_data
 from stablernn.data.check._refused import Told, hint_at_table, look_at_refused
-from stablernn.data.check._report import Data, DataReport, Findings
+from stablernn.data.check._report import DataReport, Findings
 from stablernn.data.check._tables import warn_of_names
-from stablernn.data.load import load_data
+from stablernn.data.load import load_source
+from stablernn.data.options import LoadOptions
 from stablernn.data.readers.paths import find_test_file
-from stablernn.data.step_data import StepData
+from stablernn.data.step_data import Data, StepData
 from stablernn.data.types import ForecastData
 
 
@@ -33,13 +34,18 @@ def check_data(source: str | Path, *, test: str | Path | None = None, **options:
         UnknownNameError: If the source is neither a dataset nor a file.
         DataError: If it is a folder.
     """
-    findings = Findings()
+    return check_source(LoadOptions.unchecked(source, test=test, **options))
+
+
+def check_source(options: LoadOptions) -> DataReport:
+    """Report on the source of these options, see :func:`check_data`."""
+    source, findings = options.source, Findings()
     path = None if isinstance(source, str) and is_dataset(source) else Path(source)
-    test_path = None if path is None else _test_path(path, test)
+    test_path = None if path is None else _test_path(path, options.test)
     data: Data | None = None
     refusal: errors.StableRNNError | None = None
     try:
-        data = load_data(source, test=test, **options)
+        data = load_source(options)
     except errors.StableRNNError as error:
         if path is not None and not path.is_file():
             raise
@@ -66,7 +72,7 @@ def check_data(source: str | Path, *, test: str | Path | None = None, **options:
     )
 
 
-def _told(path: Path | None, data: Data, options: dict[str, Any], findings: Findings) -> Told:
+def _told(path: Path | None, data: Data, options: LoadOptions, findings: Findings) -> Told:
     columns, content = look_at_data(data, findings)
     if path is not None:
         columns = columns_of_file(path, columns, data, options)

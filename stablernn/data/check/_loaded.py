@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from stablernn.data.check._report import Column, Data, Findings
+from stablernn.data.check._report import Column, Findings
 from stablernn.data.check._sequences import look_at_sequences, parts_of
 from stablernn.data.check._series import look_at_series
 from stablernn.data.check._steps import look_at_steps
 from stablernn.data.check._tables import kinds_at_the_start
 from stablernn.data.messages import format_timestamp, pluralize
-from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN
+from stablernn.data.options import LoadOptions
 from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
 from stablernn.data.readers.table_chunks import read_column_names
 from stablernn.data.readers.tables import open_table
+from stablernn.data.step_data import Data
+from stablernn.data.time.numeric_timestamps import Stamps
 from stablernn.data.types import ClassificationData, ForecastData, Notes
 
 
@@ -53,9 +54,7 @@ def _warn_of_notes(notes: Notes, findings: Findings) -> None:
         )
 
 
-def columns_of_file(
-    path: Path, columns: tuple[Column, ...], data: Data, options: Mapping[str, Any]
-) -> tuple[Column, ...]:
+def columns_of_file(path: Path, columns: tuple[Column, ...], data: Data, options: LoadOptions) -> tuple[Column, ...]:
     """The columns of a table in its order, those that are no channels among them; of other files the same columns.
 
     Args:
@@ -76,7 +75,7 @@ def columns_of_file(
         low, high = format_timestamp(first), format_timestamp(last)
         known |= {name: Column(name, "static", "numbers") for name in data.static}
     else:
-        known[options.get("label_column", LABEL_COLUMN)] = columns[-1]
+        known[options.label_column] = columns[-1]
     kinds = kinds_at_the_start(path, [name for name in names if name not in known])
     known[table.time_name] = Column(table.time_name, "time", kinds[table.time_name], low=low, high=high)
     if table.id_name is not None:
@@ -86,10 +85,14 @@ def columns_of_file(
     return (*(known[name] if name in known else Column(name, "ignored", kinds[name]) for name in names), *added)
 
 
-def table_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that say which columns a table has and what its times are, with their defaults."""
-    return {
-        "id_column": options.get("id_column", ID_COLUMN),
-        "time_column": options.get("time_column", TIME_COLUMN),
-        "stamps": options.get("stamps"),
-    }
+class TableOptions(TypedDict):
+    """The settings that say which columns a table has and what its times are."""
+
+    id_column: str
+    time_column: str
+    stamps: Stamps | None
+
+
+def table_options(options: LoadOptions) -> TableOptions:
+    """The settings of a table among those of loading data."""
+    return {"id_column": options.id_column, "time_column": options.time_column, "stamps": options.stamps}

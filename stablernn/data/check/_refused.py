@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stablernn import errors
 from stablernn.data.check._loaded import columns_of_file, look_at_data, table_options
-from stablernn.data.check._report import Column, Data, Findings
+from stablernn.data.check._report import Column, Findings
 from stablernn.data.check._sequences import Part, look_at_sequences, unseen_labels
 from stablernn.data.check._series import look_at_series
 from stablernn.data.check._tables import CellLook, look_at_cells
-from stablernn.data.load import detect_task, load_data, read_sequences
-from stablernn.data.options import LABEL_COLUMN, TARGET_COLUMN
+from stablernn.data.load import detect_task, load_source, read_sequences
+from stablernn.data.options import TARGET_COLUMN, LoadOptions
 from stablernn.data.readers.paths import TABLE_FORMATS, open_file
 from stablernn.data.readers.tables import Table, open_table
 from stablernn.data.sequences import Sequences, reorder_features
+from stablernn.data.step_data import Data
 from stablernn.data.time.frequency import infer_frequency
 from stablernn.data.time.regular_grid import align_to_grid
 from stablernn.data.types import Notes
@@ -39,7 +40,7 @@ class Told:
     data: Data | None = None
 
 
-def look_at_refused(path: Path, test_path: Path | None, options: Mapping[str, Any], findings: Findings) -> Told:
+def look_at_refused(path: Path, test_path: Path | None, options: LoadOptions, findings: Findings) -> Told:
     """Looks at the parts of data that cannot be loaded.
 
     Args:
@@ -48,11 +49,11 @@ def look_at_refused(path: Path, test_path: Path | None, options: Mapping[str, An
         options: All other settings of :func:`load_data`.
         findings: Where problems and warnings go.
     """
-    task: str | None = options.get("task")
+    task = options.task
     is_table = any(kind in path.suffixes for kind in TABLE_FORMATS)
     try:
         if task is None:
-            task = detect_task(path, None, options.get("label_column", LABEL_COLUMN))
+            task = detect_task(path, None, options.label_column)
     except errors.StableRNNError:
         if not is_table:
             hint_at_table(path, findings)
@@ -92,15 +93,13 @@ def preview(path: Path) -> tuple[str, ...]:
     return tuple(line[:_PREVIEW_WIDTH] for line in lines) if are_text else ()
 
 
-def _look_at_table(
-    path: Path, test_path: Path | None, options: Mapping[str, Any], task: str, findings: Findings
-) -> Told:
+def _look_at_table(path: Path, test_path: Path | None, options: LoadOptions, task: str, findings: Findings) -> Told:
     roles: dict[str, Any] = {
         **table_options(options),
-        "label_column": options.get("label_column", LABEL_COLUMN) if task == "classify" else None,
-        "channels": options.get("channels"),
-        "static": options.get("static") or (),
-        "targets": _names(options.get("target")) or (TARGET_COLUMN,),
+        "label_column": options.label_column if task == "classify" else None,
+        "channels": options.channels,
+        "static": options.static,
+        "targets": options.target or (TARGET_COLUMN,),
     }
     look = look_at_cells(path, findings, **roles)
     if test_path is not None:
@@ -115,40 +114,36 @@ def _look_at_table(
 
 
 def _look_with_guesses(
-    path: Path, test_path: Path | None, options: Mapping[str, Any], look: CellLook, findings: Findings
+    path: Path, test_path: Path | None, options: LoadOptions, look: CellLook, findings: Findings
 ) -> Told:
     """The series as they would be with guessed settings, else as they stand in the file, else the columns alone."""
     assumed = {**look.guessed, **_guessed_target(look, options)} if look.has_times else {}
+    settings = LoadOptions.unchecked(**{**dict(options), "source": path, "test": test_path, **assumed})
     if assumed:
         try:
-            data = load_data(path, test=test_path, **{**options, **assumed})
+            data = load_source(settings)
         except errors.StableRNNError as error:
             findings.problem("refused_next", f"With the guessed settings: {error}")
         else:
             columns, content = look_at_data(data, findings)
-            columns = columns_of_file(path, columns, data, {**options, **assumed})
+            columns = columns_of_file(path, columns, data, settings)
             return Told(columns=_merged(look.columns, columns), content=content, assumed=assumed, data=data)
-    settings = {**options, **assumed}
     try:
-        table = open_table(path, **table_options(settings)).read(settings.get("channels"))
+        table = open_table(path, **table_options(settings)).read(settings.channels)
     except errors.StableRNNError:
         return Told(columns=look.columns)
-    targets = _names(settings.get("target")) or ((TARGET_COLUMN,) if len(table.channels) > 1 else table.channels)
+    targets = settings.target or ((TARGET_COLUMN,) if len(table.channels) > 1 else table.channels)
     known = tuple(name for name in targets if name in table.channels)
-    notes = {**table.notes, **_grid_notes(table, settings.get("frequency"))}
+    notes = {**table.notes, **_grid_notes(table, settings.frequency)}
     columns, content = look_at_series(table.series, table.channels, known, notes, findings)
     return Told(columns=_merged(look.columns, columns), content=content, assumed=assumed)
 
 
-def _names(target: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (target,) if isinstance(target, str) else tuple(target or ())
-
-
-def _guessed_target(look: CellLook, options: Mapping[str, Any]) -> Notes:
-    channels = look.guessed.get("channels") or options.get("channels") or look.readable
-    taken = (*look.guessed.values(), *(options.get("future") or ()))
+def _guessed_target(look: CellLook, options: LoadOptions) -> Notes:
+    channels = look.guessed.get("channels") or options.channels or look.readable
+    taken = (*look.guessed.values(), *options.future)
     known = [name for name in channels if name not in taken]
-    if options.get("target") is not None or TARGET_COLUMN in known or len(known) < 2:
+    if options.target is not None or TARGET_COLUMN in known or len(known) < 2:
         return {}
     return {"target": known[-1]}
 

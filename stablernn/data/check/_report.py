@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from stablernn.data.step_data import StepData
-from stablernn.data.types import ClassificationData, ForecastData, Notes
+from stablernn.data.step_data import Data
+from stablernn.data.types import Notes
 from stablernn.errors import StableRNNError
 
-Data = ClassificationData | ForecastData | StepData
 Role = Literal["id", "time", "target", "channel", "future", "static", "label", "ignored"]
 Kind = Literal["numbers", "dates", "words", "mixed", "empty"]
 

@@ -6,17 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from stablernn import errors
 from stablernn.data.arrays import Int64Array, SplitName, fingerprint
 from stablernn.data.named.places import DataFile, presence, read_verified
-from stablernn.data.options import LoadOptions
-from stablernn.data.step_data import StepData
-from stablernn.data.types import ClassificationData, ForecastData
-
-DatasetTask = Literal["classify", "forecast", "predict-next"]
-NamedData = ClassificationData | ForecastData | StepData
+from stablernn.data.options import LoadOptions, TaskName
+from stablernn.data.step_data import Data
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class DatasetInfo:
 
     key: str
     title: str
-    task: DatasetTask
+    task: TaskName
     licence: str
     source: str
     splits: str
@@ -55,7 +51,7 @@ class DatasetInfo:
     folders: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    load: Callable[[Request], NamedData] | None = None
+    load: Callable[[Request], Data] | None = None
     obtain: str | None = None
 
     @property

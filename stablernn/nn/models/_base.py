@@ -7,7 +7,7 @@ export traces these two. :meth:`SequenceModel.run` is the same recurrence over w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -81,6 +81,8 @@ class SequenceModel(nn.Module):
     input_name: str = "x"
     every_step: bool = False
     """True if whole sequences have an output at every step, and not only after the last."""
+    end_aligned: bool = False
+    """True if patches end with the last sample, and not start with the first."""
 
     def __init__(
         self,
@@ -122,8 +124,7 @@ class SequenceModel(nn.Module):
             scaling, input_size, window=window, mask_channel=mask_channel, season=season, log=log
         )
         stride = patch_size if patch_stride is None else patch_stride
-        # A forecast starts after the last sample, with which a patch must end.
-        self.patches = Patches(self.scaling, patch_size, stride, end_aligned=self.task == "forecast")
+        self.patches = Patches(self.scaling, patch_size, stride, end_aligned=self.end_aligned)
         self.rnn = Ensemble(
             members,
             cell,
@@ -152,6 +153,15 @@ class SequenceModel(nn.Module):
         """Names of the inputs of :meth:`emit` besides the state, and shapes after the batch. NaN for unknown values."""
         return {}
 
+    def known_input_from_scores(self, name: str, scores: np.ndarray) -> np.ndarray:
+        """Return standard scores of one of the ``known_inputs`` as raw values in float32."""
+        raise NotImplementedError
+
+    @property
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names of the outputs of :meth:`emit`, and their shapes after the batch."""
+        raise NotImplementedError
+
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of ``x`` for one step, after the batch: ``(input_size,)``, or ``(patch_stride, input_size)``."""
@@ -175,6 +185,14 @@ class SequenceModel(nn.Module):
     def mark_fitted(self) -> None:
         """Count every scaling as fitted: for weights of a training run, which may equal those of a new model."""
         self.scaling.mark_fitted()
+
+    def missing_calls(self) -> Iterator[str]:
+        """Yield a message for each call that training should have made to fit a scaling, and did not."""
+        if not self.scaling.is_fitted:
+            yield (
+                "The model's scaling was never fitted, so that the layers see raw values divided by 1. Call "
+                "fit_scaling(sequences) of the model with the training sequences before training."
+            )
 
     def materialize(self) -> list[tuple[Tensor, ...]]:
         """Return each layer's matrices, for steps with ``dt`` if the model takes it."""
@@ -228,6 +246,17 @@ class SequenceModel(nn.Module):
 
     def emit(self, state: States, **covariates: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs of a state and the ``known_inputs``, in the order of ``output_names``."""
+        raise NotImplementedError
+
+    def output_loss(self, state: States, truth: Tensor, **covariates: Tensor) -> Tensor:
+        """Return the training loss of the outputs of a state, summed over the batch, without penalty and quantiles.
+
+        Args:
+            state: The flat state.
+            truth: Class numbers ``(batch,)``, targets ``(batch, horizon, targets)`` in raw units, or the targets of one
+                step for a model with ``every_step``; NaN, or a class below 0, where missing.
+            covariates: The inputs of :meth:`run` other than the sequences.
+        """
         raise NotImplementedError
 
     def run(

@@ -6,7 +6,7 @@ import math
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stablernn.nn.ensemble import Heads
 from stablernn.nn.models._base import NetworkOptions, SequenceModel, States
@@ -78,6 +78,16 @@ class Classifier(SequenceModel):
             log_probabilities = torch.log_softmax(logits, dim=-1)
             logits = (torch.logsumexp(log_probabilities, dim=1) - math.log(len(self.rnn))) / self.temperature
         return logits, torch.softmax(logits, dim=-1)
+
+    @property
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(self.output_names, (self.num_classes,))
+
+    def output_loss(self, state: States, truth: Tensor, **covariates: Tensor) -> Tensor:
+        logits = self.member_logits(state)
+        # Every member has a loss of its own: (batch, members, classes) against the class of each sequence.
+        classes = truth[:, None].expand(-1, logits.shape[1]).flatten()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), classes, reduction="sum")
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"num_classes": self.num_classes, "head_dropout": self.head.dropout}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -61,6 +61,8 @@ class Forecaster(SequenceModel):
     """
 
     task = "forecast"
+    # A forecast starts after the last sample, with which a patch must end.
+    end_aligned = True
     output_names: tuple[str, ...] = ("mean", "quantiles")
     static_mean: Tensor
     static_scale: Tensor
@@ -144,6 +146,17 @@ class Forecaster(SequenceModel):
         static: dict[str, tuple[int, ...]] = {"static": (self.static_size,)} if self.static_size else {}
         return static | ({"future": (self.steps, len(self.future_indices))} if self.future_indices else {})
 
+    def known_input_from_scores(self, name: str, scores: np.ndarray) -> np.ndarray:
+        if name == "future":
+            return self.scaling.from_scores(scores, self.future_indices)
+        raw: np.ndarray = self.static_mean.numpy() + self.static_scale.numpy() * scores
+        return raw.astype(np.float32)
+
+    @property
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        mean = (self.steps, len(self.target_indices))
+        return {name: mean if name == "mean" else (*mean, len(self.quantiles)) for name in self.output_names}
+
     def forward(
         self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None, **covariates: Tensor
     ) -> Tensor:
@@ -198,6 +211,14 @@ class Forecaster(SequenceModel):
     def mark_fitted(self) -> None:
         super().mark_fitted()
         self._was_static_fitted = True
+
+    def missing_calls(self) -> Iterator[str]:
+        yield from super().missing_calls()
+        if not self.is_static_fitted:
+            yield (
+                "The scaling of the model's static covariates was never fitted, so that they are divided by 1. Call "
+                "fit_static(static) of the model with those of the training series before training."
+            )
 
     def fit_skip(self, contexts: Iterable[tuple[np.ndarray, np.ndarray]], strength: float) -> None:
         """Set the linear skip to the ridge regression of the truth on the values in the window.
@@ -288,6 +309,18 @@ class Forecaster(SequenceModel):
             # An offset was fitted to the quantile of its rank, and may move it beyond its neighbor.
             levels = (levels + self.offsets).sort(dim=-1).values
         return mean, self.scaling.inverse(location[..., None] + scale[..., None] * levels)
+
+    def output_loss(self, state: States, truth: Tensor, **covariates: Tensor) -> Tensor:
+        # A recursive head answers one step at a time.
+        if "future" in covariates:
+            covariates["future"] = covariates["future"][:, : self.steps]
+        change, location, scale = self.changes(state, **covariates)
+        target = truth[:, : self.steps].to(change.dtype)
+        is_observed = ~torch.isnan(target)
+        # 1 stands in for missing targets: a logarithm of it is finite, and the gradient holds no NaN.
+        filled = self.scaling.transform(torch.where(is_observed, target, 1), self.target_indices)
+        target_change = torch.where(is_observed, (filled - location) / scale, 0)
+        return (target_change[:, None] - change[..., 0] * is_observed[:, None]).abs().sum()
 
     def config(self) -> dict[str, Any]:
         return super().config() | {

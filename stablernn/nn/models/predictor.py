@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Unpack
 
 import numpy as np
@@ -167,6 +167,19 @@ class SequencePredictor(SequenceModel):
         super().mark_fitted()
         self.targets.mark_fitted()
 
+    def missing_calls(self) -> Iterator[str]:
+        yield from super().missing_calls()
+        # A predicted change is in units of the inputs: the scaling of the targets is not used.
+        if not (self.predict_change or self.targets.is_fitted):
+            yield (
+                "The scaling of the model's targets was never fitted, so that answers are in units of 1. Call "
+                "fit_targets(targets) of the model with the training targets before training."
+            )
+
+    @property
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(self.output_names, (self.num_outputs,))
+
     def forward(self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None) -> Tensor:
         return self.answers(x, lengths, dt=dt)[0]
 
@@ -200,6 +213,19 @@ class SequencePredictor(SequenceModel):
     def emit(self, state: States, **covariates: Tensor) -> tuple[Tensor, ...]:
         last_values = self._split(state)[0][0] if self.predict_change else None
         return (self._to_raw_units(self._linear(self._features(state)), last_values),)
+
+    def output_loss(self, state: States, truth: Tensor, **covariates: Tensor) -> Tensor:
+        answer = self.emit(state)[0]
+        if self.output == "categorical":
+            return nn.functional.cross_entropy(answer, truth, ignore_index=NO_TARGET, reduction="sum")
+        target = truth.to(answer.dtype)
+        is_observed = ~torch.isnan(target)
+        filled = torch.where(is_observed, target, 0)
+        if self.output == "bernoulli":
+            losses = nn.functional.binary_cross_entropy_with_logits(answer, filled, reduction="none")
+        else:
+            losses = (answer - filled).square()
+        return torch.where(is_observed, losses, 0).sum()
 
     def run(
         self,

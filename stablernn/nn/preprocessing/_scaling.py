@@ -165,6 +165,11 @@ class Scaling(nn.Module):
         """Undo :meth:`transform`."""
         return values
 
+    def from_scores(self, scores: np.ndarray, features: Sequence[int]) -> np.ndarray:
+        """Return standard scores ``(..., features)`` of these features as raw values in float32."""
+        mean, scale = (tensor.double().numpy()[list(features)] for tensor in (self.mean, self.scale))
+        return self.inverse(torch.from_numpy(mean + scale * scores)).numpy().astype(np.float32)
+
     def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Return the location from which a forecast starts and its scale, ``(batch, F)``.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,13 @@ Int64Array = npt.NDArray[np.int64]
 
 WORDS = ("windows", "step")
 """Settings of a backtest on the command line."""
+
+
+class BacktestSettings(TypedDict):
+    """Settings of a backtest, as :func:`backtest` takes them."""
+
+    windows: int
+    step: int
 
 
 def backtest(
@@ -120,7 +127,7 @@ def _check_settings(predictor: StatefulPredictor, windows: int, step: int) -> No
         )
 
 
-def parse(text: str) -> dict[str, int]:
+def parse(text: str) -> BacktestSettings:
     """Return the settings in a text such as ``windows=8,step=24``.
 
     Raises:
@@ -135,7 +142,7 @@ def parse(text: str) -> dict[str, int]:
         settings[name] = int(value)
     if set(settings) != set(WORDS):
         raise ConfigError(f"{expected}, got '{text}'.")
-    return settings
+    return {"windows": settings["windows"], "step": settings["step"]}
 
 
 def _select_origins(window_set: WindowSet, windows: int, step: int) -> tuple[Int64Array, Int64Array]:

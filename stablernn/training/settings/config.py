@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from stablernn.data.options import Count, DataOptions, Seed, Share, as_tuple
+from stablernn.data.options import Count, DataOptions, LoadOptions, Seed, Share, TaskName, as_tuple
 
-TaskName = Literal["classify", "forecast", "predict-next"]
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
 ScheduleName = Literal["constant", "cosine", "one-cycle", "step", "plateau"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -277,13 +276,13 @@ class Config(Section):
         return self.model_dump(mode="json")
 
 
-def data_options(config: Config) -> dict[str, Any]:
-    """Return the arguments of :func:`load_data` that settings give, without the source."""
+def data_options(config: Config) -> LoadOptions:
+    """Return the options of loading the data that settings name."""
     task = config.task
-    return {
-        **config.data.model_dump(exclude={"source"}),
-        "task": task.name,
-        "horizon": task.horizon,
-        "context_length": task.context_length,
-        "season": task.season,
-    }
+    return LoadOptions.unchecked(
+        **config.data.model_dump(),
+        task=task.name,
+        horizon=task.horizon,
+        context_length=task.context_length,
+        season=task.season,
+    )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from stablernn.cells import StableCell
+from stablernn.data.options import TaskName
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
-from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TaskName
+from stablernn.training.settings.config import Config, ModelConfig, TaskConfig
 from stablernn.training.settings.defaults import TrainingDefaults
 
 

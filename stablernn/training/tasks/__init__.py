@@ -1,12 +1,9 @@
 """The tasks: one adapter each, which knows its data, its model, its settings and its scores.
 
-A new task is one file here, its data class, and a line in the table below.
+A new task is one file here, its data class, its model class, and a line in the table below.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 from stablernn.data.step_data import Data
 from stablernn.training.tasks.classify import ClassifyTask
@@ -14,16 +11,21 @@ from stablernn.training.tasks.forecast import ForecastTask
 from stablernn.training.tasks.predict_next import PredictNextTask
 from stablernn.training.tasks.task import Task
 
-__all__ = ["Task", "task_for"]
+__all__ = ["Task", "task_for", "task_type"]
 
 # Each adapter takes the data class of its own task, under whose name it stands here.
-_TASKS: dict[str, Callable[[Any], Task]] = {
+_TASKS: dict[str, type[Task]] = {
     "classify": ClassifyTask,
     "forecast": ForecastTask,
     "predict-next": PredictNextTask,
 }
 
 
+def task_type(name: str) -> type[Task]:
+    """Return the adapter of a task, for what does not depend on data."""
+    return _TASKS[name]
+
+
 def task_for(data: Data) -> Task:
     """Return the task of loaded data."""
-    return _TASKS[data.task](data)
+    return task_type(data.task)(data)

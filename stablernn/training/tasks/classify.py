@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,19 @@ from torch import Tensor
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples
+from stablernn.data.options import LoadOptions
+from stablernn.data.sequences import has_feature_names
 from stablernn.data.types import ClassificationData
-from stablernn.errors import ConfigError
+from stablernn.errors import ConfigError, DataError
 from stablernn.nn.models import Classifier, SequenceModel
+from stablernn.plotting import plot_early
 from stablernn.training.batches.augmentation import Augmentation
 from stablernn.training.batches.losses import ClassifyObjective, Objective
 from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.calibration.temperature import fit_temperature
 from stablernn.training.evaluation.baselines import Baselines
+from stablernn.training.evaluation.early_classification import early
 from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
 from stablernn.training.evaluation.scorers import (
     ClassificationScorer,
@@ -35,6 +39,7 @@ from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_constant
 from stablernn.training.plots.data import plot_classes
 from stablernn.training.plots.figures import draw_confusion, draw_reliability
+from stablernn.training.plots.windows import WindowChoice
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import (
     ModelDefaults,
@@ -45,7 +50,7 @@ from stablernn.training.settings.defaults import (
     power_of_two,
 )
 from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
-from stablernn.training.tasks.task import FinalScores, Task, network_options
+from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores, Task, network_options
 
 PATCHES = 24
 """Recurrent steps that the longest sequence is divided into by default."""
@@ -66,6 +71,8 @@ class ClassifyTask(Task):
     Args:
         data: Labeled sequences.
     """
+
+    figures = ("confusion", "reliability", "early")
 
     def __init__(self, data: ClassificationData) -> None:
         self._data = data
@@ -141,6 +148,13 @@ class ClassifyTask(Task):
     def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int:
         return math.ceil(len(self.data.train) / batch_size)
 
+    @staticmethod
+    def select_columns(
+        options: LoadOptions, features: Sequence[str] | None, targets: Sequence[str] | None
+    ) -> LoadOptions:
+        # Sequences without names of their own can only be told apart by their position.
+        return Task.select_columns(options, features if features and has_feature_names(features) else None, targets)
+
     def describe(self) -> dict[str, Any]:
         data = self.data
         return {
@@ -202,11 +216,50 @@ class ClassifyTask(Task):
     def compare_with_trivial(self, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
         return compare_with_constant(scores, self.data)
 
-    def evaluate(
-        self, predictor: Predictor, split: str, names: PredictorNames, *, batch_size: int = BATCH_SIZE
-    ) -> Scores:
+    def score(
+        self,
+        predictor: Predictor,
+        split: str,
+        names: PredictorNames,
+        extras: ScoreExtras | None = None,
+        *,
+        batch_size: int = BATCH_SIZE,
+    ) -> SplitScores:
         scorer = open_classification(self.data, split, labels=names.outputs, features=names.features)
-        return scorer.score_of(predictor, batch_size=batch_size) | Baselines(self.data).scores(split)
+        metrics = scorer.score_of(predictor, batch_size=batch_size)
+        # Fitted here to the training split; a forecast's baselines need no fit and are scored with it.
+        baselines = Baselines(self.data)
+        results: dict[str, Any] = {"baselines": {"ridge": baselines.notes}}
+        if extras is not None and extras.early:
+            results["early"] = early(predictor, scorer, batch_size=batch_size)
+        return SplitScores(metrics | baselines.scores(split), scorer.samples, results)
+
+    def draw_figure(
+        self, kind: str, path: Path, predictor: Predictor, split: str, names: PredictorNames, window: WindowChoice
+    ) -> dict[str, Any]:
+        data = self.data
+        scorer = open_classification(data, split, labels=names.outputs, features=names.features)
+        if kind == "early":
+            # Accuracy of the most frequent class, drawn as a floor.
+            majority = Baselines(data).scores(split).get("majority", {}).get("accuracy")
+            plot_early(path, early(predictor, scorer), majority=majority, title=f"{data.name}, {split}")
+            return {}
+        draw = draw_confusion if kind == "confusion" else draw_reliability
+        draw(path, data, scorer, predict(predictor, scorer.source), split)
+        return {}
+
+    def samples_to_observe(
+        self, split: str, *, count: int, max_length: int, outputs: Sequence[str] | None = None
+    ) -> Samples:
+        samples = super().samples_to_observe(split, count=count, max_length=max_length)
+        labels = self.data.labels
+        if outputs is None or tuple(outputs) == labels:
+            return samples
+        unknown = sorted({labels[number] for number in samples.y} - set(outputs))
+        if unknown:
+            raise DataError(f"'{self.data.name}' has the class '{unknown[0]}', which the model does not know.")
+        # From numbers of the data's classes to those of the model's.
+        return samples._replace(y=np.array([list(outputs).index(labels[number]) for number in samples.y], np.int64))
 
     def plan(self, config: Config) -> dict[str, Any]:
         return {"classes": list(self.data.labels)}

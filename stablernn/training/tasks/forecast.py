@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples
 from stablernn.data.forecasting.covariates import calendar_periods
+from stablernn.data.options import LoadOptions
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError
 from stablernn.nn.models import Forecaster, SequenceModel
@@ -20,15 +22,26 @@ from stablernn.training.batches.losses import ForecastObjective, Objective
 from stablernn.training.batches.minibatches import Minibatches
 from stablernn.training.batches.sample_minibatches import SampleMinibatches
 from stablernn.training.calibration.temperature import fit_offsets
+from stablernn.training.evaluation.backtest import backtest
+from stablernn.training.evaluation.free_run import soak
 from stablernn.training.evaluation.metrics import symmetric_levels
-from stablernn.training.evaluation.predictors import BATCH_SIZE, Predictor, predict
-from stablernn.training.evaluation.scorers import ForecastScorer, PredictorNames, Scorer, Scores, open_forecast
+from stablernn.training.evaluation.predictors import BATCH_SIZE, Outputs, predict
+from stablernn.training.evaluation.score_tables import by_series, by_step, write_tables
+from stablernn.training.evaluation.scorers import (
+    ForecastScorer,
+    PredictorNames,
+    Scorer,
+    Scores,
+    Subset,
+    open_forecast,
+)
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
 from stablernn.training.loop.context_length import choose_context
 from stablernn.training.loop.ridge_skip import fit_forecaster, gate
 from stablernn.training.plots.data import plot_series
-from stablernn.training.plots.figures import draw_last_window
+from stablernn.training.plots.figures import draw_forecast, draw_last_window
+from stablernn.training.plots.windows import WindowChoice, select_window
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import (
     ModelDefaults,
@@ -40,7 +53,7 @@ from stablernn.training.settings.defaults import (
     takes_logarithms,
 )
 from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
-from stablernn.training.tasks.task import FinalScores, Task, network_options
+from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores, Task, cut_samples, network_options
 
 QUANTILES = (0.1, 0.5, 0.9)
 """Levels of a forecast's quantiles: the median and a central interval of 80 %."""
@@ -63,6 +76,8 @@ class ForecastTask(Task):
 
     # Rows of a table are steps where the cell takes no time; notes count the intervals that differ.
     has_optional_time = True
+    sample_noun = "windows"
+    figures = ("forecast",)
 
     def __init__(self, data: ForecastData) -> None:
         self._data = data
@@ -177,6 +192,13 @@ class ForecastTask(Task):
     def choose_inputs(self, config: Config) -> ForecastData:
         return choose_context(self.data, config.model.skip_strength)
 
+    @staticmethod
+    def select_columns(
+        options: LoadOptions, features: Sequence[str] | None, targets: Sequence[str] | None
+    ) -> LoadOptions:
+        options = Task.select_columns(options, features, targets)
+        return options.with_options(target=tuple(targets)) if targets else options
+
     def describe(self) -> dict[str, Any]:
         data = self.data
         return {
@@ -272,11 +294,59 @@ class ForecastTask(Task):
     def compare_with_trivial(self, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
         return compare_with_baseline(scores, objective)
 
-    def evaluate(
-        self, predictor: Predictor, split: str, names: PredictorNames, *, batch_size: int = BATCH_SIZE
-    ) -> Scores:
+    def score(
+        self,
+        predictor: Any,
+        split: str,
+        names: PredictorNames,
+        extras: ScoreExtras | None = None,
+        *,
+        batch_size: int = BATCH_SIZE,
+    ) -> SplitScores:
         scorer = open_forecast(self.data, split, quantiles=names.quantiles, features=names.features)
-        return scorer.score_of(predictor, batch_size=batch_size)
+        outputs = predict(predictor, scorer.source, batch_size=batch_size)
+        metrics = scorer.score(outputs)
+        # Windows without any value in the context are not scored; their number is reported.
+        results: dict[str, Any] = {"windows_without_context": self.data.windows(split).without_context}
+        if extras is None:
+            return SplitScores(metrics, scorer.samples, results)
+        results |= self._score_tables(scorer, outputs, extras)
+        if extras.backtest is not None:
+            results["backtest"] = backtest(predictor, self.data, split, quantiles=names.quantiles, **extras.backtest)
+        if extras.free_run is not None:
+            # The free run is compared with the bound on the state in the certificate.
+            results["soak"] = soak(predictor, self.data, split, extras.free_run())
+        return SplitScores(metrics, scorer.samples, results)
+
+    def _score_tables(self, scorer: ForecastScorer, outputs: Outputs, extras: ScoreExtras) -> dict[str, Any]:
+        functions = {"series": by_series, "step": by_step}
+        # Files get both tables, the results only those that were asked for.
+        tables = {
+            f"by_{name}": function(self.data, scorer, outputs)
+            for name, function in functions.items()
+            if name in extras.by or extras.tables is not None
+        }
+        results: dict[str, Any] = {f"by_{name}": tables[f"by_{name}"] for name in functions if name in extras.by}
+        if extras.tables is not None:
+            results["tables"] = [str(path) for path in write_tables(extras.tables, tables)]
+        return results
+
+    def draw_figure(
+        self, kind: str, path: Path, predictor: Any, split: str, names: PredictorNames, window: WindowChoice
+    ) -> dict[str, Any]:
+        # Raises if the data does not fit the model; its scorer is not needed.
+        open_forecast(self.data, split, quantiles=names.quantiles, features=names.features)
+        selected = select_window(self.data, split, window)
+        outputs = predict(predictor, Subset(self.data.windows(split), np.array([selected.index])))
+        # Without the batch axis: (steps, targets), and (steps, targets, levels) for quantiles.
+        answer = {name: values[0] for name, values in outputs.items()}
+        draw_forecast(path, self.data, split, selected.index, answer, names.quantiles or (), selected.target)
+        return {"series": selected.series, "window": selected.number, "windows": selected.count}
+
+    def samples_to_observe(
+        self, split: str, *, count: int, max_length: int, outputs: Sequence[str] | None = None
+    ) -> Samples:
+        return cut_samples(self._spread_samples(split, count), max_length, from_end=True)
 
     def plan(self, config: Config) -> dict[str, Any]:
         data = self.data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -11,6 +11,7 @@ import numpy as np
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples
+from stablernn.data.segments import streams
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
 from stablernn.nn.models import SequenceModel, SequencePredictor
@@ -18,7 +19,7 @@ from stablernn.training.batches.losses import Objective, PredictNextObjective
 from stablernn.training.batches.minibatches import Minibatches, SegmentMinibatches, count_segment_minibatches
 from stablernn.training.evaluation.evaluate_predict_next import StepScorer, evaluate_steps
 from stablernn.training.evaluation.predictors import BATCH_SIZE
-from stablernn.training.evaluation.scorers import PredictorNames, Scorer, Scores
+from stablernn.training.evaluation.scorers import PredictorNames, Scorer
 from stablernn.training.evaluation.stepwise import StepPredictor
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison, compare_with_baseline
@@ -26,7 +27,7 @@ from stablernn.training.plots.data import plot_steps
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults
 from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
-from stablernn.training.tasks.task import FinalScores, Task
+from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores, Task, cut_samples
 
 
 class _Recommended(TypedDict, total=False):
@@ -206,10 +207,29 @@ class PredictNextTask(Task):
     def compare_with_trivial(self, scores: Mapping[str, Any], objective: Objective) -> Comparison | None:
         return compare_with_baseline(scores, objective)
 
-    def evaluate(
-        self, predictor: StepPredictor, split: str, names: PredictorNames, *, batch_size: int = BATCH_SIZE
-    ) -> Scores:
-        return evaluate_steps(predictor, self.data, split, features=names.features, outputs=names.outputs)
+    def score(
+        self,
+        predictor: StepPredictor,
+        split: str,
+        names: PredictorNames,
+        extras: ScoreExtras | None = None,
+        *,
+        batch_size: int = BATCH_SIZE,
+    ) -> SplitScores:
+        metrics = evaluate_steps(predictor, self.data, split, features=names.features, outputs=names.outputs)
+        return SplitScores(metrics, len(self.data.split(split)))
+
+    def samples_to_observe(
+        self, split: str, *, count: int, max_length: int, outputs: Sequence[str] | None = None
+    ) -> Samples:
+        return cut_samples(self._spread_samples(split, count), max_length, has_step_targets=True)
+
+    def _spread_samples(self, split: str, count: int) -> Samples:
+        source = self.data.split(split)
+        if not self.data.continuous or not len(source):
+            return super()._spread_samples(split, count)
+        # A running text is one long sequence: parallel stretches of it stand for several.
+        return streams(source, count)
 
     def plan(self, config: Config) -> dict[str, Any]:
         return {"outputs": len(self.data.outputs), "bptt_steps": config.training.bptt_steps}

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 from torch import Tensor
 
 from stablernn.cells import StableCell
 from stablernn.data.arrays import Samples
+from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
+from stablernn.errors import DataError
 from stablernn.nn.models import NetworkOptions, SequenceModel
 from stablernn.training.batches.losses import Objective
 from stablernn.training.batches.minibatches import Minibatches
+from stablernn.training.evaluation.backtest import BacktestSettings
 from stablernn.training.evaluation.predictors import BATCH_SIZE
 from stablernn.training.evaluation.scorers import PredictorNames, Scorer, Scores
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.evaluation.trivial import Comparison
+from stablernn.training.plots.windows import WindowChoice
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults
 
@@ -37,6 +42,40 @@ class FinalScores:
     baselines: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ScoreExtras:
+    """Measurements in addition to the scores; a task leaves out those of other tasks.
+
+    Attributes:
+        by: Forecast: tables of the scores to return, by series and by step ahead.
+        tables: Forecast: folder to write both tables to as CSV files; None for no files.
+        backtest: Forecast: rolling origins; None for no backtest.
+        free_run: Forecast: function that returns the certificate to compare a long free run with; None for no such run.
+        early: Classify: True to score predictions from the first part of each sequence, too.
+    """
+
+    by: tuple[Literal["series", "step"], ...] = ()
+    tables: Path | None = None
+    backtest: BacktestSettings | None = None
+    free_run: Callable[[], Mapping[str, Any]] | None = None
+    early: bool = False
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """Scores of a predictor on a split.
+
+    Attributes:
+        metrics: Scores of the predictor, and of baselines by their name.
+        samples: Number of sequences or windows that were scored.
+        results: Results of :class:`ScoreExtras` and notes on the scores, by name, as JSON types.
+    """
+
+    metrics: Scores
+    samples: int
+    results: dict[str, Any] = field(default_factory=dict)
+
+
 class Task(ABC):
     """A task on loaded data.
 
@@ -45,6 +84,14 @@ class Task(ABC):
     """
 
     has_optional_time: bool = False
+    sample_noun: ClassVar[str] = "sequences"
+    """What the samples of a split are called in print."""
+    figures: ClassVar[tuple[str, ...]] = ()
+    """Kinds of figures of predictions that :meth:`draw_figure` draws, the default first."""
+
+    @abstractmethod
+    def __init__(self, data: Any) -> None:
+        """Take data of the task's own class."""
 
     @property
     @abstractmethod
@@ -69,6 +116,19 @@ class Task(ABC):
     def steps_per_epoch(self, batch_size: int, bptt_steps: int) -> int: ...
 
     # Data.
+
+    @staticmethod
+    def select_columns(
+        options: LoadOptions, features: Sequence[str] | None, targets: Sequence[str] | None
+    ) -> LoadOptions:
+        """Return options that find the inputs and targets of a trained model by their names.
+
+        Args:
+            options: Options of loading data.
+            features: Features of the model, in its order; None for those of the data.
+            targets: Targets of the model, in its order; None for those of the data.
+        """
+        return options.with_options(channels=tuple(features)) if features else options
 
     def choose_inputs(self, config: Config) -> Data:
         """Return the data with whatever of its inputs is chosen by validation before training.
@@ -141,13 +201,71 @@ class Task(ABC):
         """Compare a model with a trivial answer, by its scores on the validation split; None if they say nothing."""
 
     @abstractmethod
-    def evaluate(self, predictor: Any, split: str, names: PredictorNames, *, batch_size: int = BATCH_SIZE) -> Scores:
+    def score(
+        self,
+        predictor: Any,
+        split: str,
+        names: PredictorNames,
+        extras: ScoreExtras | None = None,
+        *,
+        batch_size: int = BATCH_SIZE,
+    ) -> SplitScores:
         """Score a predictor on a split, see :func:`stablernn.training.evaluate`.
+
+        Args:
+            predictor: Predictor to score.
+            split: train, validation or test.
+            names: Names by which the predictor was trained.
+            extras: Further measurements; none when omitted.
+            batch_size: Samples that are predicted at once.
 
         Raises:
             UnknownNameError: If there is no split of that name.
             DataError: If the split is empty, or the data is not of the kind that the predictor was trained on.
         """
+
+    def draw_figure(
+        self, kind: str, path: Path, predictor: Any, split: str, names: PredictorNames, window: WindowChoice
+    ) -> dict[str, Any]:
+        """Draw predictions on a split into a PNG file, and return facts about the figure as JSON types.
+
+        Args:
+            kind: One of :attr:`figures`.
+            path: The file.
+            predictor: Predictor to draw.
+            split: train, validation or test.
+            names: Names by which the predictor was trained.
+            window: Forecast: the window to draw.
+
+        Raises:
+            UnknownNameError: If there is no split of that name, or no such series or target.
+            ConfigError: If there is no such window.
+            DataError: If the split is empty, or the data is not of the kind that the predictor was trained on.
+        """
+        raise NotImplementedError
+
+    def samples_to_observe(
+        self, split: str, *, count: int, max_length: int, outputs: Sequence[str] | None = None
+    ) -> Samples:
+        """Return evenly spread samples of a split, along which the dynamics of a model are observed.
+
+        Args:
+            split: train, validation or test.
+            count: Most samples.
+            max_length: Steps to which samples are cut; those that remain are the first ones, of a context the last.
+            outputs: Names of the model's outputs, in its order, by which targets are numbered; None: those of the data.
+
+        Raises:
+            UnknownNameError: If there is no split of that name.
+            DataError: If the split is empty, or has a class that is not among ``outputs``.
+        """
+        return cut_samples(self._spread_samples(split, count), max_length)
+
+    def _spread_samples(self, split: str, count: int) -> Samples:
+        source = self.data.split(split)
+        if not len(source):
+            raise DataError(f"The split '{split}' of '{self.data.name}' is empty. Choose another split.")
+        return source.gather(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(np.int64))
 
     # Before training.
 
@@ -166,6 +284,30 @@ class Task(ABC):
         Raises:
             CheckpointError: If the file cannot be written.
         """
+
+
+def cut_samples(
+    samples: Samples, max_length: int, *, from_end: bool = False, has_step_targets: bool = False
+) -> Samples:
+    """Return samples cut to a length.
+
+    Args:
+        samples: The samples, with targets ``y``.
+        max_length: Steps to keep of each.
+        from_end: True to keep the last steps, and not the first.
+        has_step_targets: True if targets are those of each step.
+    """
+    longest = min(max_length, int(samples.lengths.max()))
+    starts = np.maximum(samples.lengths - longest, 0) if from_end else np.zeros_like(samples.lengths)
+    # (batch, longest): the steps that stay, of each row.
+    columns = starts[:, None] + np.arange(longest)
+    rows = np.arange(len(columns))[:, None]
+    return samples._replace(
+        x=samples.x[rows, columns],
+        lengths=np.minimum(samples.lengths, longest),
+        y=samples.y[rows, columns] if has_step_targets else samples.y,
+        dt=None if samples.dt is None else samples.dt[rows, columns],
+    )
 
 
 def network_options(model: ModelConfig) -> NetworkOptions:
