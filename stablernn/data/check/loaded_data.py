@@ -1,4 +1,4 @@
-"""What is told of data that are loaded."""
+"""Columns and content of data that were loaded."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stablernn.data.check._report import Column, Data, Findings
-from stablernn.data.check._sequences import look_at_sequences, parts_of
-from stablernn.data.check._series import look_at_series
-from stablernn.data.check._steps import look_at_steps
-from stablernn.data.check._tables import kinds_at_the_start
+from stablernn.data.check.report import Column, Findings
+from stablernn.data.check.sequences import inspect_sequences, labeled_splits
+from stablernn.data.check.series import inspect_series
+from stablernn.data.check.steps import inspect_steps
+from stablernn.data.check.table_cells import infer_column_kinds
 from stablernn.data.messages import format_timestamp, pluralize
 from stablernn.data.options import ID_COLUMN, LABEL_COLUMN, TIME_COLUMN
 from stablernn.data.readers.paths import TABLE_FORMATS, detect_format
 from stablernn.data.readers.table_chunks import read_column_names
 from stablernn.data.readers.tables import open_table
+from stablernn.data.step_data import Data
 from stablernn.data.types import ClassificationData, ForecastData, Notes
 
 
-def look_at_data(data: Data, findings: Findings) -> tuple[tuple[Column, ...], Notes]:
-    """Columns and content of what was loaded."""
-    _warn_of_notes(data.notes, findings)
+def inspect_data(data: Data, findings: Findings) -> tuple[tuple[Column, ...], Notes]:
+    """Return the columns and the content of data, and warn about what looks unintended."""
+    _warn_about_notes(data.notes, findings)
     if isinstance(data, ClassificationData):
         if data.test is None:
             findings.warn("no_test", "There is no test split; scores will be those of validation only.")
-        return look_at_sequences(parts_of(data), data.features, findings)
+        return inspect_sequences(labeled_splits(data), data.features, findings)
     if isinstance(data, ForecastData):
-        return look_at_series(data.series, data.channels, data.targets, data.notes, findings, data)
-    return look_at_steps(data, findings)
+        return inspect_series(data.series, data.channels, data.targets, data.notes, findings, data)
+    return inspect_steps(data, findings)
 
 
-def _warn_of_notes(notes: Notes, findings: Findings) -> None:
-    """Warnings about what readers counted and nothing else shows."""
+def _warn_about_notes(notes: Notes, findings: Findings) -> None:
+    """Warn about the counts of readers that no other part of the report contains."""
     if count := notes.get("short_rows", 0):
         findings.warn(
             "short_rows",
@@ -53,41 +54,41 @@ def _warn_of_notes(notes: Notes, findings: Findings) -> None:
         )
 
 
-def columns_of_file(
+def list_file_columns(
     path: Path, columns: tuple[Column, ...], data: Data, options: Mapping[str, Any]
 ) -> tuple[Column, ...]:
-    """The columns of a table in its order, those that are no channels among them; of other files the same columns.
+    """Return all columns of a table in the order of the file, channels or not; of other files the same columns.
 
     Args:
         path: The file that was loaded.
-        columns: What is known of the channels and the label.
-        data: What was loaded.
-        options: The settings by which it was.
+        columns: The channels and the label, as :func:`inspect_data` returns them.
+        data: The loaded data.
+        options: The settings of :func:`load_data`.
     """
     if not isinstance(data, ClassificationData | ForecastData) or detect_format(path) not in TABLE_FORMATS:
         return columns
     table = open_table(path, **table_options(options))
-    known = {column.name: column for column in columns}
+    columns_by_name = {column.name: column for column in columns}
     names = read_column_names(path)
     low: str | None = None
     high: str | None = None
     if isinstance(data, ForecastData):
-        first, last = min(one.ds[0] for one in data.series), max(one.ds[-1] for one in data.series)
+        first, last = min(series.ds[0] for series in data.series), max(series.ds[-1] for series in data.series)
         low, high = format_timestamp(first), format_timestamp(last)
-        known |= {name: Column(name, "static", "numbers") for name in data.static}
+        columns_by_name |= {name: Column(name, "static", "numbers") for name in data.static}
     else:
-        known[options.get("label_column", LABEL_COLUMN)] = columns[-1]
-    kinds = kinds_at_the_start(path, [name for name in names if name not in known])
-    known[table.time_name] = Column(table.time_name, "time", kinds[table.time_name], low=low, high=high)
+        columns_by_name[options.get("label_column", LABEL_COLUMN)] = columns[-1]
+    kinds = infer_column_kinds(path, [name for name in names if name not in columns_by_name])
+    columns_by_name[table.time_name] = Column(table.time_name, "time", kinds[table.time_name], low=low, high=high)
     if table.id_name is not None:
-        known[table.id_name] = Column(table.id_name, "id", kinds[table.id_name])
-    # Channels of the calendar are in no column of the file.
-    added = tuple(column for column in columns if column.role != "label" and column.name not in names)
-    return (*(known[name] if name in known else Column(name, "ignored", kinds[name]) for name in names), *added)
+        columns_by_name[table.id_name] = Column(table.id_name, "id", kinds[table.id_name])
+    # Channels computed from the calendar are in no column of the file.
+    calendar = tuple(column for column in columns if column.role != "label" and column.name not in names)
+    return (*(columns_by_name.get(name) or Column(name, "ignored", kinds[name]) for name in names), *calendar)
 
 
 def table_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that say which columns a table has and what its times are, with their defaults."""
+    """Return the settings for the columns of a table and the format of its timestamps, with their defaults."""
     return {
         "id_column": options.get("id_column", ID_COLUMN),
         "time_column": options.get("time_column", TIME_COLUMN),

@@ -1,0 +1,86 @@
+"""``check_data``: load data as training does, and report on it even if loading rejects it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stablernn import errors
+from stablernn.data.catalog import dataset_info, is_dataset
+from stablernn.data.check.loaded_data import inspect_data, list_file_columns
+from stablernn.data.check.rejected_data import Inspection, inspect_rejected_data, warn_about_separators
+from stablernn.data.check.report import DataReport, Findings
+from stablernn.data.check.table_cells import warn_about_header
+from stablernn.data.load import load_data
+from stablernn.data.readers.paths import find_test_file
+from stablernn.data.step_data import Data, StepData
+from stablernn.data.types import ForecastData
+
+
+def check_data(source: str | Path, *, test: str | Path | None = None, **options: Any) -> DataReport:
+    """Check a named dataset or a file as ``load_data(source, test=test, **options)`` would read it.
+
+    Nothing about the content raises: if loading rejects the data, its message becomes the first problem, and the rest
+    of the report covers the parts that can be read. If a setting that would help can be guessed (the time column, the
+    numeric columns, the target), the data are loaded with it, and ``assumed`` lists it.
+
+    Args:
+        source: As for :func:`load_data`.
+        test: As for :func:`load_data`.
+        options: All other settings of :func:`load_data`.
+
+    Raises:
+        UnknownNameError: If the source is neither a dataset nor a file.
+        DataError: If it is a folder.
+    """
+    findings = Findings()
+    path = None if isinstance(source, str) and is_dataset(source) else Path(source)
+    test_path = None if path is None else _test_path(path, test)
+    data: Data | None = None
+    refusal: errors.StableRNNError | None = None
+    try:
+        data = load_data(source, test=test, **options)
+    except errors.StableRNNError as error:
+        if path is not None and not path.is_file():
+            raise
+        refusal = error
+        findings.problem("refused", str(error))
+    if data is not None:
+        inspection = _inspect_loaded(path, data, options, findings)
+    elif path is not None:
+        inspection = inspect_rejected_data(path, test_path, options, findings)
+    else:
+        inspection = Inspection(dataset_info(str(source)).task)
+    return DataReport(
+        source=str(source),
+        task=inspection.task,
+        files={split: str(file) for split, file in (("train", path), ("test", test_path)) if file is not None},
+        columns=inspection.columns,
+        content=inspection.content,
+        problems=tuple(findings.problems),
+        warnings=tuple(findings.warnings),
+        assumed=inspection.assumed,
+        preview=inspection.preview,
+        data=inspection.data,
+        refusal=refusal,
+    )
+
+
+def _inspect_loaded(path: Path | None, data: Data, options: dict[str, Any], findings: Findings) -> Inspection:
+    columns, content = inspect_data(data, findings)
+    if path is not None:
+        columns = list_file_columns(path, columns, data, options)
+        if isinstance(data, ForecastData):
+            warn_about_header([column.name for column in columns], findings)
+        if isinstance(data, StepData):
+            warn_about_separators(path, findings)
+    return Inspection(data.task, columns, content, data=data)
+
+
+def _test_path(path: Path, test: str | Path | None) -> Path | None:
+    if test is not None:
+        return Path(test)
+    try:
+        return find_test_file(path)
+    except errors.DataError:
+        return None
