@@ -108,12 +108,12 @@ def recompute(
 
 
 def _run_isolated(
-    what: str, registry: Registry, version: Version, rules: PolicyRules | None, names: Sequence[str]
+    checks: str, registry: Registry, version: Version, rules: PolicyRules | None, names: Sequence[str]
 ) -> list[CheckResult]:
     """Return the results of one kind of checks, run in another process.
 
     Args:
-        what: ``recomputed`` or ``signature``.
+        checks: ``recomputed`` or ``signature``.
         registry: The registry that holds the version.
         version: The version.
         rules: Rules of the policy that apply to the version; None for none.
@@ -128,7 +128,7 @@ def _run_isolated(
     from stablernn_runtime.isolation import IsolationError
 
     request = {
-        "what": what,
+        "what": checks,
         "root": str(registry.root),
         "ref": version.ref,
         "digest": version.digest,

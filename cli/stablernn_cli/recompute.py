@@ -97,13 +97,13 @@ def recompute_both(version: Version, rules: PolicyRules | None = None) -> tuple[
         ("parity report", "parity.json", rules.max_parity is not None, _parity),
     )
     results = []
-    for name, (what, filename, is_required, judge), stated, computed in zip(
+    for name, (noun, filename, is_required, judge), stated, computed in zip(
         RECOMPUTED, parts, stored, fresh, strict=True
     ):
         if filename in files and _without_metrics(_json(files[filename])) != stated:
-            ok, detail = False, f"{filename} is not the {what} of the manifest"
+            ok, detail = False, f"{filename} is not the {noun} of the manifest"
         elif stated is None:
-            ok, detail = True, f"nothing to recompute: no {what} is stored"
+            ok, detail = True, f"nothing to recompute: no {noun} is stored"
         elif why_not_ours is not None:
             ok, detail = not is_required, f"nothing to recompute: {why_not_ours}"
         elif isinstance(computed, str):

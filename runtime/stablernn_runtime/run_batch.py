@@ -99,7 +99,10 @@ def run_items(
             # The padding of shorter items is cut off.
             outputs[name] = value[:, : batch_item.time] if "time" in graph.outputs[name].shape else value
         results.append(
-            BatchResult(outputs, violations={state for state, left in violations.items() if left[span].any()})
+            BatchResult(
+                outputs,
+                violations={state for state, is_violated in violations.items() if is_violated[span].any()},
+            )
         )
     return results
 
@@ -154,8 +157,8 @@ def run_steps(
         values = graph.run({name: np.ascontiguousarray(v) for name, v in feeds.items()}, fetched, cancellation)
         next_states = {state.input: values[state.output] for state in graph.states}
         if graph.guarded:
-            for name, left in graph.guard.find_violations(next_states, graph.ref).items():
-                violations.setdefault(name, np.zeros(rows, bool))[:active] |= left
+            for name, is_violated in graph.guard.find_violations(next_states, graph.ref).items():
+                violations.setdefault(name, np.zeros(rows, bool))[:active] |= is_violated
         for name, value in values.items():
             finite = _finite_rows(value)
             if finite is not None:
@@ -181,7 +184,7 @@ def run_steps(
         results[index] = BatchResult(
             _collect_outputs(history, batch_item, span),
             {name: value[span] for name, value in states.items()},
-            {name for name, left in violations.items() if left[span].any()},
+            {name for name, is_violated in violations.items() if is_violated[span].any()},
         )
     return results
 

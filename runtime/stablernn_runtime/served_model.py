@@ -373,11 +373,11 @@ class ServedModel:
         fixed, timed = self._row_elements
         return batch * (fixed + time * timed)
 
-    def check_values(self, what: str, values: Array, features: Sequence[str] | None = None) -> Array:
+    def check_values(self, name: str, values: Array, features: Sequence[str] | None = None) -> Array:
         """Check values of the shape ``(..., features)``, and return them as the graphs take them.
 
         Args:
-            what: Name of the values in errors.
+            name: Name of the values in errors.
             values: Numbers in raw units, NaN where one is missing.
             features: Names of the last axis; default: all that the model has.
 
@@ -391,13 +391,13 @@ class ServedModel:
         if values.shape[-1] != len(features):
             names = f" ({', '.join(features)})" if len(features) <= 8 else ""
             raise InputError(
-                f"{what} has {pluralize(values.shape[-1], 'feature')}, {self.label} expects {len(features)}{names}."
+                f"{name} has {pluralize(values.shape[-1], 'feature')}, {self.label} expects {len(features)}{names}."
             )
-        values = convert_dtype(what, values, np.dtype(np.float32))
+        values = convert_dtype(name, values, np.dtype(np.float32))
         if np.count_nonzero(np.isinf(values)):
             index = tuple(int(i) for i in np.argwhere(np.isinf(values))[0])
             raise InputError(
-                f"{what} holds an infinite value at {index}; values must be finite within float32, and a missing one "
+                f"{name} holds an infinite value at {index}; values must be finite within float32, and a missing one "
                 "is NaN (null in JSON)."
             )
         return values

@@ -160,12 +160,12 @@ class StateTokens:
         return hmac.digest(self.key, content, hashlib.sha256)
 
 
-def key_from_text(text: str, where: str) -> bytes:
+def key_from_text(text: str, source: str) -> bytes:
     """Return the 32 bytes of a key: those that 64 hex digits stand for, else the SHA-256 of the text.
 
     Args:
         text: Hex digits or any text, of at least 32 bytes; spaces around it do not count.
-        where: Source of the text, for errors; the key itself is never repeated.
+        source: Source of the text, for errors; the key itself is never repeated.
 
     Raises:
         SettingsError: If it is too short.
@@ -176,7 +176,7 @@ def key_from_text(text: str, where: str) -> bytes:
         raw = bytes.fromhex(text)
     if len(raw) < KEY_BYTES:
         raise SettingsError(
-            f"{where} must hold a key of at least {KEY_BYTES} bytes, as {2 * KEY_BYTES} hex digits or as text, got "
+            f"{source} must hold a key of at least {KEY_BYTES} bytes, as {2 * KEY_BYTES} hex digits or as text, got "
             f"{len(raw)} bytes; 'openssl rand -hex 32' makes one."
         )
     return raw if len(raw) == KEY_BYTES else hashlib.sha256(raw).digest()

@@ -233,32 +233,32 @@ def parse_moment(moment: Moment, frequency: str | None) -> float:
         raise InputError(f"time must be ISO 8601, such as '2024-01-31T06:00:00Z', got '{cut(moment)}'.") from error
 
 
-def as_moments(value: object, limit: int, what: str = "time") -> list[Moment]:
+def as_moments(value: object, limit: int, label: str = "time") -> list[Moment]:
     """Return the times in ``value`` of a request, which is one time or an array of them.
 
     Args:
         value: From JSON.
         limit: How many there may be.
-        what: Name of the field, for errors.
+        label: Name of the field, for errors.
 
     Raises:
         InputError: If it is anything else, an empty array, or more than ``limit`` times.
     """
     entries = value if isinstance(value, list) else [value]
     if len(entries) > limit:
-        raise InputError(f"{what} must hold at most one time for each reading, {limit}, got {len(entries)}.")
+        raise InputError(f"{label} must hold at most one time for each reading, {limit}, got {len(entries)}.")
     moments: list[Moment] = []
     for entry in entries:
         # In Python, a bool is an int.
         if isinstance(entry, bool) or not isinstance(entry, str | int | float):
             raise InputError(
-                f"{what} must be ISO 8601 text or a number of regular steps, or an array of these, got {entry!r:.60}."
+                f"{label} must be ISO 8601 text or a number of regular steps, or an array of these, got {entry!r:.60}."
             )
         if isinstance(entry, str) and len(entry) > 64:
-            raise InputError(f"{what} must be ISO 8601, such as '2024-01-31T06:00:00Z', got '{cut(entry, 64)}'.")
+            raise InputError(f"{label} must be ISO 8601, such as '2024-01-31T06:00:00Z', got '{cut(entry, 64)}'.")
         moments.append(entry if isinstance(entry, str) else float(entry))
     if not moments:
-        raise InputError(f"{what} is an empty array; leave it out, or give the time of each sample.")
+        raise InputError(f"{label} is an empty array; leave it out, or give the time of each sample.")
     return moments
 
 

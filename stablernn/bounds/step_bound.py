@@ -17,7 +17,7 @@ from stablernn.bounds.linear_response import ImpulseResponse
 
 Norm = Literal["l2", "weighted-l2", "linf"]
 Subject = Literal["step", "single Jacobians", "differential equation", "limit of many inner steps"]
-"""What a condition is about. Only the first is the step that a model takes. Eigenvalues of the Jacobian at one state,
+"""The subject of a condition. Only the first is the step that a model takes. Eigenvalues of the Jacobian at one state,
 and the differential equation that a step discretizes, decide nothing about a sequence of steps."""
 FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
 GELU_SLOPE = (1 + math.erf(1)) / 2 + math.exp(-1) / math.sqrt(math.pi) + 4 * EPSILON

@@ -61,7 +61,7 @@ class Compression:
     """Fraction of the entries of W, or of each factor, that stays nonzero; the option ``input_kept``."""
     recurrent_density: float = 1.0
     quantize_int8: bool = False
-    """Whether evaluation quantizes matrices and biases to int8; the option ``byte_weights``."""
+    """Quantize matrices and biases to int8 in evaluation; the option ``byte_weights``."""
 
 
 class FastCell(StableCell):

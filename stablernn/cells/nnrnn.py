@@ -125,13 +125,13 @@ class NonNormalRNNCell(PlainCell):
         size, pairs = self.hidden_size, self.hidden_size // 2
         rows, columns = torch.triu_indices(size, size, offset=1, device=self.gain.device)
         # T is zero inside the 2 x 2 blocks, so that it leaves the eigenvalues alone.
-        outside = rows // 2 != columns // 2
+        is_off_block = rows // 2 != columns // 2
         # First index of each block, and that of the unit of an odd size that is in none.
         first = torch.arange(0, 2 * pairs, 2, device=self.gain.device)
         last = torch.arange(2 * pairs, size, device=self.gain.device)
         cosines, sines = self.gain[:pairs] * torch.cos(self.phase), self.gain[:pairs] * torch.sin(self.phase)
-        rows = torch.cat([rows[outside], first, first + 1, first + 1, first, last])
-        columns = torch.cat([columns[outside], first, first + 1, first, first + 1, last])
+        rows = torch.cat([rows[is_off_block], first, first + 1, first + 1, first, last])
+        columns = torch.cat([columns[is_off_block], first, first + 1, first, first + 1, last])
         values = torch.cat([self.weight_upper, cosines, cosines, sines, -sines, self.gain[pairs:]])
         return values.new_zeros(size, size).index_put((rows, columns), values)
 

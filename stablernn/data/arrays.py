@@ -51,12 +51,12 @@ class Samples(NamedTuple):
     future: Float32Array | None = None
 
 
-def finite_float32(values: npt.NDArray[Any], where: Callable[[tuple[int, ...]], str]) -> Float32Array:
+def finite_float32(values: npt.NDArray[Any], location: Callable[[tuple[int, ...]], str]) -> Float32Array:
     """Convert finite values to float32; NaN stays.
 
     Args:
         values: Numbers, any shape.
-        where: Describes, for a message, the position of the value with this index.
+        location: Describes, for a message, the position of the value with this index.
 
     Raises:
         DataError: If a value is infinite or too large for float32.
@@ -68,17 +68,18 @@ def finite_float32(values: npt.NDArray[Any], where: Callable[[tuple[int, ...]], 
     if infinite.any():
         index = tuple(int(i) for i in np.argwhere(infinite)[0])
         raise errors.DataError(
-            f"{where(index)} is {values[index]:g}. Values must be finite float32 numbers; write a missing one as NaN."
+            f"{location(index)} is {values[index]:g}. Values must be finite float32 numbers; write a missing one as "
+            "NaN."
         )
     return result
 
 
-def check_resolution(values: npt.NDArray[Any], where: Callable[[int], str]) -> None:
+def check_resolution(values: npt.NDArray[Any], location: Callable[[int], str]) -> None:
     """Refuse columns whose differences float32 cannot represent, see :class:`Resolution`.
 
     Args:
         values: Finite numbers in their original type, the columns last; NaN is ignored.
-        where: Describes, for a message, the column with this number.
+        location: Describes, for a message, the column with this number.
 
     Raises:
         DataError: If rounding to float32 moves a value by more than a hundredth of its column's spread.
@@ -87,7 +88,7 @@ def check_resolution(values: npt.NDArray[Any], where: Callable[[int], str]) -> N
     for index in range(columns.shape[1]):
         resolution = Resolution()
         resolution.add(columns[:, index])
-        resolution.check(where(index))
+        resolution.check(location(index))
 
 
 class Resolution:
@@ -110,7 +111,7 @@ class Resolution:
         self._low, self._high = min(self._low, float(column.min())), max(self._high, float(column.max()))
         self._error = max(self._error, float(np.abs(column - column.astype(np.float32)).max()))
 
-    def check(self, where: str) -> None:
+    def check(self, location: str) -> None:
         """Refuse a column that loses too much.
 
         Raises:
@@ -121,7 +122,7 @@ class Resolution:
         is_constant = not low < high or spread <= _MIN_RELATIVE_SPREAD * max(abs(low), abs(high))
         if not is_constant and self._error > _MAX_ROUNDING * spread:
             raise errors.DataError(
-                f"{where} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
+                f"{location} goes from {low:.17g} to {high:.17g}, which float32 rounds by up to {self._error:.3g}. "
                 f"Subtract an offset, such as {low:.17g}, from all of its values."
             )
 

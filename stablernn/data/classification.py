@@ -47,8 +47,10 @@ def require_labels(sequences: Sequences) -> list[str]:
         )
     for index, label in enumerate(sequences.labels):
         if label in NO_LABEL:
-            where = sequences.locations[index] if sequences.locations else f"sequence {index} (from 0)"
-            raise errors.DataError(f"'{sequences.name}': {where} has no label. Give it one, or leave the sequence out.")
+            location = sequences.locations[index] if sequences.locations else f"sequence {index} (from 0)"
+            raise errors.DataError(
+                f"'{sequences.name}': {location} has no label. Give it one, or leave the sequence out."
+            )
     return sequences.labels
 
 

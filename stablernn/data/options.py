@@ -71,12 +71,12 @@ class DataOptions(BaseModel):
     time_column: str = TIME_COLUMN
     """Column with the timestamps."""
     stamps: Stamps | None = None
-    """What whole numbers in the column of timestamps are: Unix times in seconds or milliseconds, dates without
-    separators, or numbers of steps; None: numbers of steps, refused where they look like one of the others."""
+    """Meaning of integers in the column of timestamps: Unix times in seconds or milliseconds, dates without
+    separators, or numbers of steps; None: numbers of steps, rejected if they look like one of the others."""
     label_column: str = LABEL_COLUMN
     """Column of a table with the class of each series."""
     channels: Names | None = None
-    """What the model sees, in this order: columns of a table, None for all of numbers; names of sequences' features."""
+    """Inputs of the model, in this order: columns of a table, None for all numeric ones; features of sequences."""
     future: Names = ()
     """Columns that are known in advance; their past is seen, too."""
     static: Names = ()
@@ -92,7 +92,7 @@ class DataOptions(BaseModel):
     validation_fraction: Share = VALIDATION_FRACTION
     """Share held out of the training sequences, or of the shortest series for each split."""
     channels_as_series: bool = False
-    """Whether each column of a wide table is a series of its own, of one model for all of them."""
+    """Make each column of a wide table a series of its own, with one model for all of them."""
     window_stride: Count = 1
     """Steps from a training window to the next, for long series."""
     seed: Seed = 0
@@ -100,7 +100,7 @@ class DataOptions(BaseModel):
     variant: str | None = None
     """Form in which a named dataset is used, such as 'released'; None: its default, see docs/datasets.md."""
     partial: bool = False
-    """Whether a named dataset that is here only in part will do."""
+    """Accept a named dataset of which only a part is on disk."""
     permutation: str | None = None
     """Order of the pixels of 'pmnist', such as 'nnrnn' or 'torch-12008'; None: 'urnn'."""
     length: Count | None = None

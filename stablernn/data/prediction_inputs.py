@@ -340,9 +340,9 @@ def _read_model_columns(
     names = [name for name in features if name not in calendar_names]
     if channels_as_series and CHANNEL not in table.columns:
         # A wide table: all of its other columns are series for the model's one channel.
-        melted = [name for name in table.columns if name not in (*covariates.columns, *covariates.static)]
-        wide = table.read([*melted, *covariates.columns], static=covariates.static)
-        series = split_series(wide.series, wide.channels, melted, covariates.columns)
+        melted_channels = [name for name in table.columns if name not in (*covariates.columns, *covariates.static)]
+        wide = table.read([*melted_channels, *covariates.columns], static=covariates.static)
+        series = split_series(wide.series, wide.channels, melted_channels, covariates.columns)
         return replace(wide, series=series, channels=tuple(names))
     _check_columns(table, names, [name for name in table.columns if name not in covariates.static])
     return table.read(names, static=covariates.static)

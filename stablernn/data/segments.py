@@ -23,7 +23,7 @@ class Segment(NamedTuple):
         y: Targets of the segment.
         dt: (rows, steps) or None.
         start: Steps of the sequences before the segment.
-        left: int64 (rows,), steps from the beginning of the segment to the end of each sequence.
+        remaining: int64 (rows,), steps from the beginning of the segment to the end of each sequence.
         rows: int64 (rows,), the sequences' numbers.
     """
 
@@ -32,7 +32,7 @@ class Segment(NamedTuple):
     y: Array
     dt: Array | None
     start: int
-    left: Int64Array
+    remaining: Int64Array
     rows: Int64Array
 
 
@@ -72,11 +72,11 @@ def segment(samples: Samples, rows: Int64Array, start: int, steps: int) -> Segme
     """Return the segment of :func:`segments` that begins after ``start`` steps."""
     # Rows fall by length, so those that are still going are the first ones.
     count = int((samples.lengths > start).sum())
-    left = np.asarray(samples.lengths[:count] - start)
-    lengths = np.minimum(left, steps)
+    remaining = np.asarray(samples.lengths[:count] - start)
+    lengths = np.minimum(remaining, steps)
     columns = slice(start, start + int(lengths[0]))
     dt = None if samples.dt is None else samples.dt[:count, columns]
-    return Segment(samples.x[:count, columns], lengths, samples.y[:count, columns], dt, start, left, rows[:count])
+    return Segment(samples.x[:count, columns], lengths, samples.y[:count, columns], dt, start, remaining, rows[:count])
 
 
 def count_targets(y: Array) -> int:

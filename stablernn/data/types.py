@@ -262,8 +262,8 @@ class ForecastData:
         if time_step is None:
             if self.time_step is None:
                 return self
-            return replace(self, series=tuple(replace(one, dt=None) for one in self.series), time_step=None)
-        series = tuple(replace(one, dt=steps_between(one.ds, time_step)) for one in self.series)
+            return replace(self, series=tuple(replace(each, dt=None) for each in self.series), time_step=None)
+        series = tuple(replace(each, dt=steps_between(each.ds, time_step)) for each in self.series)
         return replace(self, series=series, time_step=time_step)
 
     def longest_step(self) -> float:

@@ -43,9 +43,9 @@ class GraphFragment:
 
     def split(self, value: str, count: int, name: str) -> list[str]:
         """Append a node that splits a value along its second axis, and return the names of the pieces."""
-        pieces = [f"{name}.{index}" for index in range(count)]
-        self.nodes.append(helper.make_node("Split", [value], pieces, axis=1, num_outputs=count))
-        return pieces
+        outputs = [f"{name}.{index}" for index in range(count)]
+        self.nodes.append(helper.make_node("Split", [value], outputs, axis=1, num_outputs=count))
+        return outputs
 
     def constant(self, name: str, value: np.ndarray) -> str:
         """Append an initializer and return its name."""

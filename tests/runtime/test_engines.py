@@ -17,7 +17,7 @@ import torch
 from engine_helpers import KINDS, allowed, environment, publish, random_inputs, sequence, write_plugin, zeros
 from published_models import Published
 from stablernn.export.parity import STEP_TOLERANCE, _max_errors, _split_steps
-from stablernn.serving import TorchGraph
+from stablernn.server_engine import TorchGraph
 from stablernn_registry import Registry, Signature
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.benchmark import BATCH

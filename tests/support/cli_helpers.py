@@ -1,4 +1,4 @@
-"""What the command line's tests share and import."""
+"""Helpers for tests of the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALIKE = (*("--data", "digits", "--hidden-size", 16, "--max-steps", 5, "--batch-s
 
 @dataclass(frozen=True)
 class Result:
-    """What a command left: exit code, stdout, stderr."""
+    """The result of a command: exit code, stdout, stderr."""
 
     code: int
     out: str

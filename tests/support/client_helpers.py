@@ -1,4 +1,4 @@
-"""What the tests of the Python client share: both clients by one name, server processes, and a line that breaks."""
+"""Helpers for tests of the Python client: both clients by one name, server processes, and a line that breaks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Both:
         return lambda *args, **options: self.wait(method(*args, **options))
 
     def wait(self, value: Any) -> Any:
-        """What a call gives; of a coroutine, when it is there."""
+        """Return the result of a call; wait for that of a coroutine."""
         return self._runner.run(value) if isinstance(value, Coroutine) and self._runner else value
 
     def stream(self, *args: Any, **options: Any) -> BothStream:
@@ -84,13 +84,13 @@ class BothStream:
         return lambda *args, **options: self._both.wait(method(*args, **options))
 
     def collect(self, samples: Any, **options: Any) -> list[Any]:
-        """Everything that ``steps`` gives."""
-        found = self.raw.steps(samples, **options)
-        if not hasattr(found, "__aiter__"):
-            return list(found)
+        """Return all results of ``steps``."""
+        results = self.raw.steps(samples, **options)
+        if not hasattr(results, "__aiter__"):
+            return list(results)
 
         async def gather() -> list[Any]:
-            return [result async for result in found]
+            return [result async for result in results]
 
         return self._both.wait(gather())  # type: ignore[no-any-return]
 

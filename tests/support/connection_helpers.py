@@ -43,7 +43,7 @@ def read_some(connection: socket.socket, size: int) -> bytes:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the server has closed a connection on which it has nothing to say."""
+    """Return True if the server has closed a connection on which nothing is left to read."""
     if not select.select((connection,), (), (), 0)[0]:
         return False
     try:
@@ -53,7 +53,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def read_error(connection: socket.socket) -> tuple[int, str, str]:
-    """Status, code and sentence of an error after which the server closes the connection."""
+    """Return status, code and message of an error after which the server closes the connection."""
     status, headers, body = read_response(connection)
     assert headers["connection"] == "close"
     assert headers["content-type"] == "application/json"
@@ -63,7 +63,7 @@ def read_error(connection: socket.socket) -> tuple[int, str, str]:
 
 
 def read_end(connection: socket.socket) -> bytes:
-    """What arrives until the server closes the connection."""
+    """Return the bytes that arrive until the server closes the connection."""
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 

@@ -37,8 +37,15 @@ class Storage:
     folder: Path
 
     def command(self, program: str) -> list[str]:
-        own = ["--storage-driver", "vfs", "--root", str(self.folder / "root"), "--runroot", str(self.folder / "run")]
-        return [program, *own, *(["--cgroup-manager", "cgroupfs"] if program == "podman" else [])]
+        storage_options = [
+            "--storage-driver",
+            "vfs",
+            "--root",
+            str(self.folder / "root"),
+            "--runroot",
+            str(self.folder / "run"),
+        ]
+        return [program, *storage_options, *(["--cgroup-manager", "cgroupfs"] if program == "podman" else [])]
 
     def buildah(self, *words: object, timeout: float = 5 * _MINUTES) -> subprocess.CompletedProcess[str]:
         command = [*self.command("buildah"), *map(str, words)]
@@ -133,8 +140,10 @@ def run_by_buildah(
     common = [*storage.command("buildah"), "run", "--isolation", "chroot", "--cap-drop", "all"]
     port = _free_port()
     environment = {"STABLERNN_PORT": str(port), **options.get("environment", {})}
-    common += [word for item in environment.items() for word in ("--env", "=".join(item))]
-    common += [word for mount in options.get("mounts", {}).items() for word in ("--volume", ":".join(map(str, mount)))]
+    common += [argument for variable in environment.items() for argument in ("--env", "=".join(variable))]
+    common += [
+        argument for mount in options.get("mounts", {}).items() for argument in ("--volume", ":".join(map(str, mount)))
+    ]
     common += ["--user", options["user"]] if "user" in options else []
     log = folder / "buildah.log"
     words = [*config["Entrypoint"], *config["Cmd"], "--json"]
@@ -154,7 +163,7 @@ def run_by_podman(
     name, port = f"stablernn-test-{os.getpid()}", _free_port()
     environment = {"STABLERNN_PORT": str(port), **options.get("environment", {})}
     command = [*podman, "run", "--name", name, *extra, "--network", "host", "--stop-timeout", "15"]
-    command += [word for item in environment.items() for word in ("--env", "=".join(item))]
+    command += [argument for variable in environment.items() for argument in ("--env", "=".join(variable))]
     command += ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     command += ["--user", options["user"]] if "user" in options else []
     for source, target in options.get("mounts", {}).items():
@@ -177,7 +186,7 @@ def _podman(storage: Storage, image: str) -> tuple[list[str], list[str]]:
         pytest.skip("podman is not installed")
     # A machine whose limits cannot be raised, and one whose control groups are of the first version.
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
-    said = ""
+    message = ""
     for runtime, extra in (([], []), ([], limits), (["--runtime", "runc"], limits)):
         command = [*storage.command("podman"), *runtime]
         # The timer of a health check would need systemd.
@@ -186,8 +195,8 @@ def _podman(storage: Storage, image: str) -> tuple[list[str], list[str]]:
         done = subprocess.run(trial, capture_output=True, text=True, timeout=_MINUTES)
         if done.returncode == 0:
             return command, extra
-        said = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "it said nothing"
-    pytest.skip(f"podman cannot start a container here: {said}")
+        message = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "it said nothing"
+    pytest.skip(f"podman cannot start a container here: {message}")
 
 
 @contextlib.contextmanager
@@ -224,7 +233,7 @@ def _free_port() -> int:
 
 
 def _pip_options() -> dict[str, str]:
-    """Where pip of this machine looks for packages; what lies in its own folders is left out."""
+    """Return pip's settings for finding packages; those that point to folders of this machine are left out."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     options: dict[str, str] = {}

@@ -106,16 +106,16 @@ def publish(root: Path, folder: Path, kinds: list[str]) -> Published:
 
 
 def random_inputs(model: SequenceModel, seed: int, batch: int = 5, steps: int = 23) -> tuple[Arrays, Arrays]:
-    """What whole sequences need beside states, and what of it belongs to the outputs alone."""
+    """Return random inputs of the sequence graph other than states, and those of them that only the outputs use."""
     generator = np.random.default_rng(seed)
-    inputs, known = _draw_inputs(model, generator, batch, steps), _draw_known_inputs(model, generator, batch)
+    inputs, known_inputs = _draw_inputs(model, generator, batch, steps), _draw_known_inputs(model, generator, batch)
     lengths = generator.integers(1, steps + 1, size=batch)
     lengths[0] = steps
-    return {**inputs, "lengths": lengths.astype(np.int64), **known}, known
+    return {**inputs, "lengths": lengths.astype(np.int64), **known_inputs}, known_inputs
 
 
 def sequence(model: ServedModel, inputs: Mapping[str, np.ndarray], states: Mapping[str, np.ndarray]) -> Arrays:
-    """What the graph over sequences gives, of which a recursive head's holds one step."""
+    """Return the outputs of the sequence graph; with a recursive head, they contain one step."""
     return model.run(model.sequence, {**inputs, **states})
 
 
@@ -124,7 +124,7 @@ def zeros(model: ServedModel, batch: int) -> Arrays:
 
 
 def allowed(model: ServedModel) -> float:
-    """By how much whole sequences may differ from torch, as the parity report of the version has it."""
+    """Return the largest error of whole sequences that the parity report of the version allows."""
     parity = model.manifest.parity or {}
     return float(max(row["allowed_rel_error"] for row in parity["compared"]))
 
@@ -135,8 +135,8 @@ def _facts(model: SequenceModel) -> dict[str, Any]:
         return {"features": features, "labels": [f"c{number}" for number in range(model.num_classes)]}
     if isinstance(model, SequencePredictor):
         answers = [f"f{number}" for number in range(model.num_outputs)]
-        named = {"targets": answers} if model.output == "real" else {"labels": answers}
-        return {"features": features, "output": model.output, **named}
+        names = {"targets": answers} if model.output == "real" else {"labels": answers}
+        return {"features": features, "output": model.output, **names}
     assert isinstance(model, srn.Forecaster)
     return {
         "features": features,
@@ -223,9 +223,9 @@ def no_package(folder, device):
 
 def write_plugin(folder: Path) -> Path:
     """A package that registers engines, as an installation leaves it in a folder of ``sys.path``."""
-    about = folder / "some_engines-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: some-engines\nVersion: 1.0\n")
+    dist_info = folder / "some_engines-1.0.dist-info"
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-engines\nVersion: 1.0\n")
     factories = {
         "plain": "Engine",
         "sleepy": "SleepyEngine",
@@ -237,6 +237,6 @@ def write_plugin(folder: Path) -> Path:
         "nothing": "no_such_name",
     }
     lines = [f"{name} = some_engines:{factory}" for name, factory in factories.items()]
-    (about / "entry_points.txt").write_text("\n".join(["[stablernn.engines]", *lines, ""]))
+    (dist_info / "entry_points.txt").write_text("\n".join(["[stablernn.engines]", *lines, ""]))
     (folder / "some_engines.py").write_text(PLUGIN)
     return folder

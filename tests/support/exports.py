@@ -120,6 +120,6 @@ def scan_bodies(model: onnx.ModelProto) -> list[onnx.GraphProto]:
     ]
     scans = [node for branch in branches for node in branch.node if node.op_type == "Scan"]
     bodies = [attribute.g for scan in scans for attribute in scan.attribute if attribute.name == "body"]
-    found = sorted((body for body in bodies if body.name == "transition"), key=lambda body: len(body.input))
-    assert len(found) == 2
-    return found
+    transitions = sorted((body for body in bodies if body.name == "transition"), key=lambda body: len(body.input))
+    assert len(transitions) == 2
+    return transitions

@@ -54,17 +54,17 @@ class Sums:
     def __init__(self, gain: float = 1.0, targets: Sequence[int] = (0,), horizon: int = 2, weight: float = 0.0) -> None:
         self.gain, self.targets, self.horizon, self.weight = gain, list(targets), horizon, weight
         self.inputs: list[np.ndarray] = []
-        self.further: list[dict[str, np.ndarray]] = []
+        self.optional_inputs: list[dict[str, np.ndarray]] = []
 
     def run_sequence(
         self,
         x: np.ndarray,
         lengths: np.ndarray | None = None,
         state: Mapping[str, np.ndarray] | None = None,
-        **further: np.ndarray,
+        **optional: np.ndarray,
     ) -> dict[str, np.ndarray]:
         self.inputs.append(x)
-        self.further.append(further)
+        self.optional_inputs.append(optional)
         before = np.zeros((len(x), x.shape[2]), dtype=np.float32) if state is None else state["state_0"]
         total = before + np.nansum(x, axis=1)
         last = x[:, -1]
@@ -75,9 +75,9 @@ class Sums:
         return {"mean": mean, "quantiles": quantiles, "state_0_out": total, "state_1_out": last}
 
     def run_numpy(
-        self, x: np.ndarray, lengths: np.ndarray | None = None, **further: np.ndarray
+        self, x: np.ndarray, lengths: np.ndarray | None = None, **optional: np.ndarray
     ) -> dict[str, np.ndarray]:
-        outputs = self.run_sequence(x, lengths, **further)
+        outputs = self.run_sequence(x, lengths, **optional)
         return {name: outputs[name] for name in ("mean", "quantiles")}
 
     def next_state(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

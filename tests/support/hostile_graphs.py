@@ -32,15 +32,15 @@ def ort_and_onnx(flatbuffer: bytes, model: onnx.ModelProto) -> bytes:
     (to_vtable,) = struct.unpack_from("<i", flatbuffer, root)
     vtable = root - to_vtable
     vtable_size, table_size = struct.unpack_from("<HH", flatbuffer, vtable)
-    places = struct.unpack_from(f"<{vtable_size // 2 - 2}H", flatbuffer, vtable + 4)
+    field_offsets = struct.unpack_from(f"<{vtable_size // 2 - 2}H", flatbuffer, vtable + 4)
     # A copy of the root table where the head points to; offsets are relative, so that nothing else has to change.
     start = -(-(_ROOT + table_size) // 8) * 8
-    moved = start + root - _ROOT
+    shift = start + root - _ROOT
     table = bytearray(flatbuffer[root : root + table_size])
-    struct.pack_into("<i", table, 0, to_vtable - moved)
-    for place in places:
-        if place:
-            struct.pack_into("<I", table, place, struct.unpack_from("<I", table, place)[0] + moved)
+    struct.pack_into("<i", table, 0, to_vtable - shift)
+    for offset in field_offsets:
+        if offset:
+            struct.pack_into("<I", table, offset, struct.unpack_from("<I", table, offset)[0] + shift)
     for field in ("ir_version", "producer_name", "doc_string"):
         model.ClearField(field)
     body_size = start + len(flatbuffer) - len(head) - 6

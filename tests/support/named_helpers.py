@@ -1,4 +1,4 @@
-"""What the tests of named datasets share: small files in the published formats, with their own checksums."""
+"""Helpers for tests of named datasets: small files in the published formats, with their own checksums."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def images(train: int = 24, test: int = 10) -> dict[str, bytes]:
 
 
 def batches(count: int = 20) -> dict[str, bytes]:
-    """Six files as those of CIFAR-10's binary version."""
+    """Return six files in the format of CIFAR-10's binary version, by name."""
     random = np.random.RandomState(0)
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    found = {}
+    files = {}
     for name in names:
         records = random.randint(0, 256, (count, 3073)).astype(np.uint8)
         records[:, 0] %= 10
-        found[name] = records.tobytes()
-    return found
+        files[name] = records.tobytes()
+    return files

@@ -1,4 +1,4 @@
-"""What the tests of reproduced tables share: a table small enough to make, and small images in MNIST's files."""
+"""Helpers for tests of reproduced tables: a table small enough to run, and small images in MNIST's files."""
 
 from __future__ import annotations
 

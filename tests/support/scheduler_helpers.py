@@ -63,7 +63,7 @@ class Desk:
         return self.telemetry.statistics.by_version(model.name, model.version).executions
 
     def sizes(self, model: ServedModel) -> dict[int, int]:
-        """How many runs had how many rows."""
+        """Return the number of runs by their number of rows."""
         return {
             size: count
             for size, (count, _) in self.telemetry.statistics.by_version(model.name, model.version).sizes.items()
@@ -114,9 +114,9 @@ class BeginRecorder:
 @asynccontextmanager
 async def scheduling(**settings: Any) -> AsyncIterator[Desk]:
     """A scheduler for this block."""
-    known = Settings(**settings)
-    telemetry = Telemetry(known)
-    scheduler = Scheduler(known, telemetry)
+    options = Settings(**settings)
+    telemetry = Telemetry(options)
+    scheduler = Scheduler(options, telemetry)
     scheduler.start()
     try:
         yield Desk(scheduler, telemetry)
@@ -147,7 +147,7 @@ def wait(condition: Callable[[], bool]) -> None:
 
 
 def on_loop(server: Running, function: Callable[[], T]) -> T:
-    """What ``function`` gives on the event loop of a server on a port."""
+    """Return the result of ``function``, called on the event loop of a server."""
 
     async def call() -> T:
         return function()

@@ -1,4 +1,4 @@
-"""What the server's tests share and import."""
+"""Helpers for tests of the server."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class ServeProcess:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def told(self) -> str:
-        """What it has written to stderr."""
+    def read_log(self) -> str:
+        """Return what the process has written to stderr."""
         return self.log.read_text()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -117,18 +117,18 @@ def failed_serve(
 
 
 def until(condition: Callable[[], Any], seconds: float = 20, pause: float = 0.02) -> Any:
-    """The first true value of ``condition``; fails when there is none in time."""
+    """Return the first true value of ``condition``; fail if there is none in time."""
     deadline = time.monotonic() + seconds
     while True:
-        found = condition()
-        if found:
-            return found
+        value = condition()
+        if value:
+            return value
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(pause)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Return True if there is such a process and it has not ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

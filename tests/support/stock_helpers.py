@@ -21,7 +21,7 @@ from stablernn_server import Settings, create_app
 
 STATE_KEY = "a key of state tokens for the servers of these tests"
 SECONDS = 0.1
-"""How often aliases are looked up here."""
+"""Interval at which the servers of these tests look up aliases."""
 
 
 class Stock:
@@ -100,11 +100,11 @@ def infer(client: httpx.Client, model: str, x: np.ndarray) -> httpx.Response:
 
 
 def logits(answer: httpx.Response) -> tuple[str, np.ndarray]:
-    """Which version answered, and what."""
+    """Return the version that answered, and its logits."""
     assert answer.status_code == 200, answer.text
-    found = answer.json()
-    output = found["outputs"][0]
-    return found["model_version"], np.array(output["data"], np.float32).reshape(output["shape"])
+    body = answer.json()
+    output = body["outputs"][0]
+    return body["model_version"], np.array(output["data"], np.float32).reshape(output["shape"])
 
 
 def version(client: httpx.Client, model: str = "animals") -> str:
@@ -121,10 +121,10 @@ def refusal(answer: httpx.Response) -> tuple[int, str, str]:
 
 
 def loads(client: httpx.Client, model: str, version: int, result: str = "ok") -> int:
-    """How often a version was opened, or could not be."""
-    wanted = {"model": model, "version": str(version), "result": result}
+    """Return how often a version was loaded with a result, such as ``ok``."""
+    labels = {"model": model, "version": str(version), "result": result}
     for family in text_string_to_metric_families(client.get("/metrics").text):
         for sample in family.samples:
-            if sample.name == "stablernn_loads_total" and sample.labels == wanted:
+            if sample.name == "stablernn_loads_total" and sample.labels == labels:
                 return int(sample.value)
     return 0

@@ -116,23 +116,23 @@ def distances(model: ServedModel, steps: int, seed: int = 0) -> np.ndarray | Non
 
 
 def offline(
-    model: ServedModel, x: np.ndarray, dt: np.ndarray | None = None, **known: np.ndarray
+    model: ServedModel, x: np.ndarray, dt: np.ndarray | None = None, **optional: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What runs of the sequence graph say after each of the samples, by output; recursive heads one step ahead."""
+    """Return the outputs of the sequence graph after each sample; of recursive heads, those one step ahead."""
     steps, stride = len(x), model.patch_stride
     flat = x.reshape(steps * stride, *x.shape[2:] if stride > 1 else x.shape[1:])
-    further = dict(known) if dt is None else {**known, "dt": dt.reshape(1, -1)}
+    inputs = dict(optional) if dt is None else {**optional, "dt": dt.reshape(1, -1)}
     if model.manifest.output is not None:
-        return {name: value[0] for name, value in outputs(model, model.run_sequence(flat[None], **further)).items()}
-    rows = {name: np.repeat(value, steps, axis=0) if len(value) == 1 else value for name, value in further.items()}
+        return {name: value[0] for name, value in outputs(model, model.run_sequence(flat[None], **inputs)).items()}
+    rows = {name: np.repeat(value, steps, axis=0) if len(value) == 1 else value for name, value in inputs.items()}
     lengths = stride * np.arange(1, steps + 1)
-    found = outputs(model, model.run_sequence(np.repeat(flat[None], steps, axis=0), lengths, **rows))
-    return found if model.rollout is None else {name: value[:, :1] for name, value in found.items()}
+    result = outputs(model, model.run_sequence(np.repeat(flat[None], steps, axis=0), lengths, **rows))
+    return result if model.rollout is None else {name: value[:, :1] for name, value in result.items()}
 
 
-def outputs(model: ServedModel, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those of ``found`` that are no states."""
-    return {name: value for name, value in found.items() if name not in model.step.state_outputs}
+def outputs(model: ServedModel, result: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the outputs that are not states."""
+    return {name: value for name, value in result.items() if name not in model.step.state_outputs}
 
 
 def plain(x: np.ndarray) -> Any:
@@ -145,15 +145,15 @@ def plain(x: np.ndarray) -> Any:
 def stacked(objects: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Answers of JSON as float32, one after the other."""
     names = [name for name in objects[0] if name != "label"]
-    return {name: np.array([found[name] for found in objects], np.float32) for name in names}
+    return {name: np.array([answer[name] for answer in objects], np.float32) for name in names}
 
 
-def same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+def same(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
     """Raise unless both hold the same bits under the same names."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
         assert value.dtype == np.float32
-        assert np.array_equal(found[name], value), name
+        assert np.array_equal(actual[name], value), name
 
 
 class Wire:
@@ -179,8 +179,8 @@ class Wire:
     def say(self, **frame: Any) -> dict[str, Any]:
         """A text frame, and the text frame that answers it."""
         self.socket.send(json.dumps(frame))
-        found: dict[str, Any] = json.loads(self.socket.recv(30))
-        return found
+        reply: dict[str, Any] = json.loads(self.socket.recv(30))
+        return reply
 
     def send(self, content: bytes) -> dict[str, Any] | tuple[list[int], dict[str, np.ndarray], list[str]]:
         """A binary frame; what the text frame of an error says, or steps, outputs by name and tokens."""
@@ -192,10 +192,10 @@ class Wire:
         return self.read(answer)
 
     def step(
-        self, numbers: list[int], x: np.ndarray, **further: Any
+        self, numbers: list[int], x: np.ndarray, **options: Any
     ) -> tuple[list[int], dict[str, np.ndarray], list[str]]:
         """As :meth:`send` of :func:`frame`, for one that must be right."""
-        answer = self.send(frame(numbers, x, **further))
+        answer = self.send(frame(numbers, x, **options))
         assert isinstance(answer, tuple), answer
         return answer
 
@@ -206,11 +206,11 @@ class Wire:
         at = 12
         taken = list(struct.unpack_from(f"<{streams}Q", content, at))
         at += 8 * streams
-        found = {}
+        values = {}
         for output in self.hello["outputs"]:
             count = streams * steps * int(np.prod(output["shape"]))
             value = np.frombuffer(content, "<f4", count, at).reshape(streams, steps, *output["shape"])
-            found[output["name"]] = value
+            values[output["name"]] = value
             at += 4 * count
         tokens = []
         for _ in range(streams if flags & 1 else 0):
@@ -218,7 +218,7 @@ class Wire:
             tokens.append(content[at + 4 : at + 4 + length].decode("ascii"))
             at += 4 + length
         assert at == len(content)
-        return taken, found, tokens
+        return taken, values, tokens
 
 
 def frame(

@@ -34,9 +34,9 @@ class Findings:
 
     problems: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, what: str, fix: str, *, essential: bool = False) -> None:
+    def add(self, message: str, fix: str, *, essential: bool = False) -> None:
         """Add a problem with its remedy."""
-        self.problems.append({"what": what, "fix": fix, "essential": essential})
+        self.problems.append({"what": message, "fix": fix, "essential": essential})
 
     @property
     def ok(self) -> bool:
@@ -201,12 +201,12 @@ def _import(name: str, findings: Findings, *, needed_for: str) -> Any:
     except (ImportError, OSError) as error:
         remedy = "Install stablernn again"
         if isinstance(error, ModuleNotFoundError) and error.name == name:
-            what = f"{name} is not installed"
+            message = f"{name} is not installed"
             remedy += "; a serving image leaves torch out on purpose" if name == "torch" else ""
         else:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            what = f"{name} cannot be imported ({reason})"
-        findings.add(f"{what}; {needed_for} need it.", remedy, essential=True)
+            message = f"{name} cannot be imported ({reason})"
+        findings.add(f"{message}; {needed_for} need it.", remedy, essential=True)
         return None
 
 

@@ -135,9 +135,9 @@ def _check_usage(options: Mapping[str, Any], *, has_file: bool, run_dir: Path | 
         )
     # A file, --set or the resumed run may name data and cell too; the configuration itself is checked later.
     if not (has_file or resume):
-        for name, listing in (("data", "data list"), ("cell", "cells list")):
+        for name, command in (("data", "data list"), ("cell", "cells list")):
             if name not in options:
-                raise UsageError(f"Missing option '--{name}'. See `stablernn {listing}` for the choices.")
+                raise UsageError(f"Missing option '--{name}'. See `stablernn {command}` for the choices.")
 
 
 def fit(

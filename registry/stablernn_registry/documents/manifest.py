@@ -86,10 +86,10 @@ def check_filenames(filenames: Iterable[str]) -> None:
     parts: dict[str, tuple[str, bool]] = {}
     for filename in filenames:
         check_filename(filename)
-        pieces = filename.split("/")
+        components = filename.split("/")
         # Folders count, too: "a" cannot be a file if "a/b" is one.
-        for depth in range(1, len(pieces) + 1):
-            path, is_file = "/".join(pieces[:depth]), depth == len(pieces)
+        for depth in range(1, len(components) + 1):
+            path, is_file = "/".join(components[:depth]), depth == len(components)
             earlier_path, earlier_is_file = parts.setdefault(path.lower(), (path, is_file))
             if earlier_path != path or earlier_is_file != is_file:
                 raise ManifestError(

@@ -92,12 +92,12 @@ MAX_LEVELS = 8
 """Largest nesting of an array; no tensor of a model has more than four axes."""
 
 
-def to_array(data: Any, what: str) -> NDArray[Any]:
+def to_array(data: Any, label: str) -> NDArray[Any]:
     """Return a nested JSON array as an array of numbers of the same shape; ``null`` becomes NaN.
 
     Args:
         data: Value from the JSON parser.
-        what: Name of the value in errors, such as ``"data of input 'x'"``.
+        label: Name of the value in errors, such as ``"data of input 'x'"``.
 
     Returns:
         float64, or int64 if every number is whole.
@@ -107,15 +107,15 @@ def to_array(data: Any, what: str) -> NDArray[Any]:
             ``null``.
     """
     if not isinstance(data, list):
-        raise InputError(f"{what} must be an array of numbers, got {json_type(data)}.")
+        raise InputError(f"{label} must be an array of numbers, got {json_type(data)}.")
     # Flattened level by level, so that numpy only sees numbers: it would pad every text to the length of the longest.
     shape, level = [len(data)], data
     while (kinds := list(map(type, level))) and kinds.count(list) == len(level):
         sizes = set(map(len, level))
         if len(sizes) > 1:
-            raise _ragged(what)
+            raise _ragged(label)
         if len(shape) == MAX_LEVELS:
-            raise InputError(f"{what} is nested more than {MAX_LEVELS} levels deep.")
+            raise InputError(f"{label} is nested more than {MAX_LEVELS} levels deep.")
         shape.append(sizes.pop())
         level = list(chain.from_iterable(level))
     if kinds.count(float) == len(level):
@@ -125,14 +125,14 @@ def to_array(data: Any, what: str) -> NDArray[Any]:
         return np.frombuffer(packed).reshape(shape)
     types = set(kinds)
     if list in types:
-        raise _ragged(what)
+        raise _ragged(label)
     if not types <= {int, float, type(None)}:
         kind = "text" if str in types else "true or false" if bool in types else "objects"
-        raise InputError(f"{what} holds {kind}; only numbers, and null or NaN for missing values, are allowed.")
-    return _numbers(level, types, what).reshape(shape)
+        raise InputError(f"{label} holds {kind}; only numbers, and null or NaN for missing values, are allowed.")
+    return _numbers(level, types, label).reshape(shape)
 
 
-def _numbers(values: list[Any], types: set[type], what: str) -> NDArray[Any]:
+def _numbers(values: list[Any], types: set[type], label: str) -> NDArray[Any]:
     if types == {int}:
         try:
             return np.array(values, np.int64)
@@ -141,11 +141,11 @@ def _numbers(values: list[Any], types: set[type], what: str) -> NDArray[Any]:
     try:
         return np.array(values, np.float64)
     except OverflowError as error:  # a whole number of more than 308 digits
-        raise InputError(f"{what} holds a number beyond the range of float64.") from error
+        raise InputError(f"{label} holds a number beyond the range of float64.") from error
 
 
-def _ragged(what: str) -> InputError:
-    return InputError(f"{what} is not rectangular: every row of an array must have the same length.")
+def _ragged(label: str) -> InputError:
+    return InputError(f"{label} is not rectangular: every row of an array must have the same length.")
 
 
 T = TypeVar("T")

@@ -236,49 +236,49 @@ def _decode_input(entry: Any, tail: memoryview) -> tuple[str, Array, int]:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise InputError("Every input must be an object with a name.")
     name: str = entry["name"]
-    what = f"input '{cut(name)}'"
+    label = f"input '{cut(name)}'"
     shape = entry.get("shape")
     # By type, not isinstance: bool is an int in Python, and `true` is not a size.
     if not isinstance(shape, list) or not {int}.issuperset(map(type, shape)) or min(shape, default=0) < 0:
-        raise InputError(f"The shape of {what} must be an array of whole numbers from 0, got {shape!r:.80}.")
+        raise InputError(f"The shape of {label} must be an array of whole numbers from 0, got {shape!r:.80}.")
     # numpy refuses more, even if one of the sizes is 0.
     if len(shape) > MAX_LEVELS or prod([size or 1 for size in shape]) >= MAX_NUMBERS:
         raise InputError(
-            f"The shape of {what} must have at most {MAX_LEVELS} sizes and fewer than {MAX_NUMBERS} numbers, "
+            f"The shape of {label} must have at most {MAX_LEVELS} sizes and fewer than {MAX_NUMBERS} numbers, "
             f"got {shape!r:.80}."
         )
     datatype = entry.get("datatype")
     if not isinstance(datatype, str) or datatype not in DTYPES:
-        raise InputError(f"The datatype of {what} must be one of {', '.join(DTYPES)}, got {datatype!r:.80}.")
+        raise InputError(f"The datatype of {label} must be one of {', '.join(DTYPES)}, got {datatype!r:.80}.")
     dtype = DTYPES[datatype]
-    size = _parameters(entry, what).get("binary_data_size")
+    size = _parameters(entry, label).get("binary_data_size")
     if size is None:
         if "data" not in entry:
-            raise InputError(f"The {what} has neither data nor the parameter binary_data_size.")
-        return name, _reshape(to_array(entry["data"], f"The data of {what}"), shape, dtype, what), 0
+            raise InputError(f"The {label} has neither data nor the parameter binary_data_size.")
+        return name, _reshape(to_array(entry["data"], f"The data of {label}"), shape, dtype, label), 0
     if "data" in entry:
-        raise InputError(f"The {what} has both data and the parameter binary_data_size.")
+        raise InputError(f"The {label} has both data and the parameter binary_data_size.")
     expected = prod(shape) * dtype.itemsize
     if type(size) is not int or size != expected:
         raise InputError(
-            f"binary_data_size of {what} must be {expected} for the shape {shape} of {datatype}, got {size!r:.80}."
+            f"binary_data_size of {label} must be {expected} for the shape {shape} of {datatype}, got {size!r:.80}."
         )
     if size > len(tail):
-        raise InputError(f"The {what} needs {size} raw bytes, the body has {len(tail)} left for it.")
+        raise InputError(f"The {label} needs {size} raw bytes, the body has {len(tail)} left for it.")
     # A view of the body, without a copy.
     return name, np.frombuffer(tail[:size], dtype).reshape(shape), size
 
 
-def _reshape(array: Array, shape: list[int], dtype: np.dtype[Any], what: str) -> Array:
+def _reshape(array: Array, shape: list[int], dtype: np.dtype[Any], label: str) -> Array:
     """Return ``array``, which is nested as ``shape`` says or flat in row-major order, in that shape."""
     if array.size != prod(shape) or (array.ndim != 1 and list(array.shape) != shape):
         got = f"{array.size} flat values" if array.ndim == 1 else f"an array of shape {list(array.shape)}"
-        raise InputError(f"The data of {what} does not fit its shape {shape}: got {got}.")
+        raise InputError(f"The data of {label} does not fit its shape {shape}: got {got}.")
     if dtype.kind == "i" and array.size:
         limits = np.iinfo(dtype)
         if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:
             raise InputError(
-                f"The data of {what} must be whole numbers from {limits.min} to {limits.max}, without a decimal point."
+                f"The data of {label} must be whole numbers from {limits.min} to {limits.max}, without a decimal point."
             )
     # Values beyond float32 become infinite, which the model refuses, naming their position.
     return cast(array, dtype).reshape(shape)
@@ -297,22 +297,22 @@ def _requested_outputs(entries: Any, binary: bool) -> list[RequestedOutput] | No
         name = entry["name"]
         if name in requested:
             raise InputError(f"The output '{cut(name)}' is requested twice.")
-        what = f"output '{cut(name)}'"
-        parameters = _parameters(entry, what)
+        label = f"output '{cut(name)}'"
+        parameters = _parameters(entry, label)
         classes = parameters.get("classification", 0)
         if type(classes) is not int or classes < 0:
-            raise InputError(f"The parameter classification of {what} must be a whole number from 0.")
-        is_binary = _boolean_parameter(parameters, "binary_data", binary, what)
+            raise InputError(f"The parameter classification of {label} must be a whole number from 0.")
+        is_binary = _boolean_parameter(parameters, "binary_data", binary, label)
         requested[name] = RequestedOutput(name, is_binary, classes)
     return list(requested.values())
 
 
-def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+def _parameters(owner: Mapping[str, Any], label: str) -> Mapping[str, Any]:
     parameters = owner.get("parameters")
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
-        raise InputError(f"The parameters of {what} must be an object, got {json_type(parameters)}.")
+        raise InputError(f"The parameters of {label} must be an object, got {json_type(parameters)}.")
     for name in parameters:
         if name in UNSUPPORTED:
             raise InputError(f"The parameter {name} is not supported: this server has no {UNSUPPORTED[name]}.")
@@ -352,10 +352,10 @@ def _integer_parameter(parameters: Mapping[str, Any], name: str, unit: str) -> i
     return value
 
 
-def _boolean_parameter(parameters: Mapping[str, Any], name: str, default: bool, what: str) -> bool:
+def _boolean_parameter(parameters: Mapping[str, Any], name: str, default: bool, label: str) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise InputError(f"The parameter {name} of {what} must be true or false, got {json_type(value)}.")
+        raise InputError(f"The parameter {name} of {label} must be true or false, got {json_type(value)}.")
     return value
 
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 NOT_READY = "The server is starting or shutting down; try again later."
 UNFINISHED = "The server is shutting down and did not finish this request; send it again."
 READ_GRACE_SECONDS = 2.0
-"""How long a body may still arrive after the server was told to stop; its request has not been worked on yet."""
+"""Time that a body may still arrive after the server was asked to stop; its request is not in work yet."""
 SWEEP_SECONDS = 0.25
 """Interval at which requests whose body does not arrive, and runs whose clients have gone, are looked for."""
 

@@ -221,8 +221,8 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     except zlib.error as error:
         raise InputError(f"The body is not {encoding} data ({error}); send it as its Content-Encoding says.") from error
     if body and (not stream.eof or stream.unused_data):
-        what = "goes on after" if stream.eof else "ends before"
-        raise InputError(f"The body {what} the end of its {encoding} data; send exactly one complete stream.")
+        relation = "goes on after" if stream.eof else "ends before"
+        raise InputError(f"The body {relation} the end of its {encoding} data; send exactly one complete stream.")
     return content
 
 

@@ -95,7 +95,7 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
-        self.exits = counter("state_exits_total", "States that a run left outside their certified balls.", MODEL)
+        self.violations = counter("state_exits_total", "States that a run left outside their certified balls.", MODEL)
         self.loads = counter("loads_total", "Attempts to open a model, by result: ok or failed.", (*MODEL, "result"))
         self.load_seconds = histogram("load_seconds", "Time to open a model and warm it up.", (), LOAD_SECONDS)
         Gauge(

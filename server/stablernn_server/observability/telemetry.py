@@ -106,7 +106,7 @@ class Telemetry:
         self._failures: dict[tuple[str, int, str], Counter] = {}
         self._ratios: dict[tuple[str, int], _RatioWindow] = {}
         self._dropped_lines = 0
-        self._exits: WeakKeyDictionary[ModelLike, int] = WeakKeyDictionary()
+        self._violations: WeakKeyDictionary[ModelLike, int] = WeakKeyDictionary()
 
     def record_run(
         self, model: ModelLike, kind: WorkKind, requests: int, rows: int, steps: int, queue_ns: int, compute_ns: int
@@ -132,9 +132,9 @@ class Telemetry:
             run.sequences.inc(rows)
         run.statistics.record_run(requests, rows, queue_ns, compute_ns)
         self.statistics.is_changed = True
-        exits = model.guard.violation_count
-        if exits:
-            self._count_exits(model, exits)
+        violations = model.guard.violation_count
+        if violations:
+            self._count_violations(model, violations)
 
     def record_request(
         self, model: ModelLike | None, route: str, status: int, code: str | None, seconds: float
@@ -246,12 +246,12 @@ class Telemetry:
             counter = self._failures[name, version, code] = self.metrics.failures.labels(name, label, code)
         return counter
 
-    def _count_exits(self, model: ModelLike, exits: int) -> None:
+    def _count_violations(self, model: ModelLike, violations: int) -> None:
         # By object, not by name: while a version is reloaded, two of them count, each from zero.
-        new = exits - self._exits.get(model, 0)
+        new = violations - self._violations.get(model, 0)
         if new:
-            self._exits[model] = exits
-            self.metrics.exits.labels(model.name, model.version).inc(new)
+            self._violations[model] = violations
+            self.metrics.violations.labels(model.name, model.version).inc(new)
 
 
 def _version_label(version: int) -> str:

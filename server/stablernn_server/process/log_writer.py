@@ -27,7 +27,7 @@ BATCH_SECONDS = 0.02
 """Pause between two rounds of writing. A thread that woke up for each line would take the GIL from the event loop as
 often as there are requests."""
 FLUSH_SECONDS = 1.0
-"""How long a process that ends waits for a reader that may have stalled."""
+"""Time that a terminating process waits for a reader that may have stalled."""
 RETRY_SECONDS = 1.0
 """Interval at which a stalled target is tried again, with a report of the lines that were dropped."""
 

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 8.0
-"""How long requests may take after the server was told to stop; `docker stop` kills after 10 s."""
+"""Time that requests may take after the server was asked to stop; `docker stop` kills after 10 s."""
 GIL_SWITCH_INTERVAL_SECONDS = 2e-5
-"""How long a thread holds the GIL while another wants it. A run needs it before and after its graph, and would wait for
-the event loop as long as it takes itself: with 0.5 ms here, it took almost 1 ms until a run of 3 ms began."""
+"""Time that a thread holds the GIL while another waits for it. A run needs it before and after its graph, and would
+wait for the event loop as long as it takes itself: with 0.5 ms here, it took almost 1 ms until a run of 3 ms began."""
 GC_GENERATION0_THRESHOLD = 10_000
 """Number of allocations before the garbage collector scans generation 0. With Python's 700, it scanned the objects of
 thousands of frames in flight again and again, a fifth of the time; the server itself leaves no reference cycles behind,

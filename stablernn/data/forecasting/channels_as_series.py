@@ -34,7 +34,7 @@ def channels_to_series(data: ForecastData, channels: tuple[str, ...] | None) -> 
             "advance. Take it out of data.future, or rename it."
         )
     melted_series = split_series(data.series, data.channels, melted_channels, data.future)
-    melted = replace(
+    series_data = replace(
         data,
         series=melted_series,
         channels=(CHANNEL, *data.future),
@@ -45,20 +45,20 @@ def channels_to_series(data: ForecastData, channels: tuple[str, ...] | None) -> 
     _check_values(data.name, melted_series)
     left_out = [name for name in data.channels if name not in (*melted_channels, *data.future)]
     if left_out:
-        melted.notes["channels_left_out"] = left_out
-    melted.notes["windows"] = melted.window_counts()
-    return melted
+        series_data.notes["channels_left_out"] = left_out
+    series_data.notes["windows"] = series_data.window_counts()
+    return series_data
 
 
 def split_series(
-    series: Sequence[Series], channels: Sequence[str], melted: Sequence[str], shared: Sequence[str]
+    series: Sequence[Series], channels: Sequence[str], melted_channels: Sequence[str], shared: Sequence[str]
 ) -> tuple[Series, ...]:
     """Return a series for each melted channel of each series: the channel's values, then those of the shared channels.
 
     Args:
         series: The series.
         channels: Names of their channels.
-        melted: The channels that become series.
+        melted_channels: The channels that become series.
         shared: The channels that every new series has.
     """
     shared_indices = [channels.index(name) for name in shared]
@@ -69,7 +69,7 @@ def split_series(
             values=each.values[:, [channels.index(name), *shared_indices]],
         )
         for each in series
-        for name in melted
+        for name in melted_channels
     )
 
 

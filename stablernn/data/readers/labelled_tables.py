@@ -48,9 +48,9 @@ def read_labelled(
         UnknownNameError: If the file, or a column that was named, does not exist.
         DataError: If the content cannot be read, or a sequence has two labels.
     """
-    opened = open_table(path, id_column=id_column, time_column=time_column, stamps=stamps)
-    has_labels = label_column in opened.columns
-    table = opened.read(channels, label=label_column if has_labels else None)
+    source = open_table(path, id_column=id_column, time_column=time_column, stamps=stamps)
+    has_labels = label_column in source.columns
+    table = source.read(channels, label=label_column if has_labels else None)
     series, counts = table.series, Notes()
     if not timed:
         series, grid, counts = align_to_grid(path.name, table.series, None)

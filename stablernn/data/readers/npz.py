@@ -228,12 +228,12 @@ def _read_labels(path: Path, y: npt.NDArray[Any]) -> list[str]:
     return [_decode(path, f"y[{index}]", label) for index, label in enumerate(labels)]
 
 
-def _decode(path: Path, where: str, value: object) -> str:
+def _decode(path: Path, location: str, value: object) -> str:
     """Return a label or name as text."""
     try:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError as error:
         raise errors.DataError(
-            f"'{path.name}': {where} is {value!r}, which is not UTF-8 text. Turn bytes into text by numpy.char.decode "
-            "with the encoding that they have."
+            f"'{path.name}': {location} is {value!r}, which is not UTF-8 text. Turn bytes into text by "
+            "numpy.char.decode with the encoding that they have."
         ) from error

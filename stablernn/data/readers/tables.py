@@ -168,14 +168,14 @@ class _TableBuilder:
     """Collects the rows of a table chunk by chunk and builds its series at the end."""
 
     def __init__(
-        self, opened: OpenTable, channels: tuple[str, ...], static: tuple[str, ...], label: str | None
+        self, source: OpenTable, channels: tuple[str, ...], static: tuple[str, ...], label: str | None
     ) -> None:
-        self._opened = opened
-        self._path = opened.path
+        self._source = source
+        self._path = source.path
         self._channels, self._static, self._label = channels, static, label
         # One budget: the columns together must fit into the memory, or those that do not go to disk.
         budget = MemoryBudget()
-        self._times = TimeColumn(budget, opened.stamps)
+        self._times = TimeColumn(budget, source.stamps)
         self._values = GrowingArray(np.float32, len(channels), budget)
         self._static_values = GrowingArray(np.float32, len(static), budget)
         # Series names and labels as numbers, which are much smaller than text in every row.
@@ -190,20 +190,20 @@ class _TableBuilder:
 
     def add(self, chunk: pl.DataFrame) -> None:
         """Take in the next rows."""
-        opened = self._opened
-        times = normalize_times(chunk[opened.time_name])
+        source = self._source
+        times = normalize_times(chunk[source.time_name])
         if times.null_count() or (times.dtype == pl.String and times.is_in(["", *MISSING_CELLS]).any()):
             times, chunk = self._drop_blank_rows(times, chunk)
         self._num_rows += len(chunk)
         bad_time = self._times.add(times)
         if bad_time is not None:
             raise self._time_error(bad_time)
-        if opened.id_name is not None:
-            codes = self._encode(chunk[opened.id_name], self._series_names)
+        if source.id_name is not None:
+            codes = self._encode(chunk[source.id_name], self._series_names)
             if (codes == _NO_TEXT).any():
                 row = self._row_number(len(self._series_codes) + int(np.argmax(codes == _NO_TEXT)))
                 raise errors.DataError(
-                    f"'{self._path.name}' row {row} has no '{opened.id_name}'; each row must name its series."
+                    f"'{self._path.name}' row {row} has no '{source.id_name}'; each row must name its series."
                 )
             self._series_codes.append(codes)
         values = np.empty((len(chunk), len(self._channels)), dtype=np.float32)
@@ -256,32 +256,32 @@ class _TableBuilder:
         if self._times.stamps is not None:
             notes["stamps"] = self._times.stamps
         used = (*self._channels, *self._static, self._label)
-        ignored = [name for name in self._opened.columns if name not in used]
+        ignored = [name for name in self._source.columns if name not in used]
         if ignored:
             notes["ignored_columns"] = ignored
         return notes
 
     def _time_error(self, bad_time: BadTime) -> errors.DataError:
         row, cell = self._row_number(bad_time.position), quote(bad_time.text)
-        where = f"'{self._path.name}' row {row}, column '{self._opened.time_name}'"
+        location = f"'{self._path.name}' row {row}, column '{self._source.time_name}'"
         if bad_time.mixes_zones:
             return errors.DataError(
-                f"{where}: some times have a zone and some have none, {cell} unlike those before it. "
+                f"{location}: some times have a zone and some have none, {cell} unlike those before it. "
                 "Write all of them with a zone, or all without."
             )
         if not bad_time.text:
-            return errors.DataError(f"{where} is empty; each row needs its time. Add it, or remove the row.")
+            return errors.DataError(f"{location} is empty; each row needs its time. Add it, or remove the row.")
         if bad_time.is_out_of_range:
             return errors.DataError(
-                f"{where}: {cell} is no time of the years 1678 to 2261 by data.stamps="
-                f"{self._opened.stamps}. Set data.stamps (--stamps) to what the numbers are."
+                f"{location}: {cell} is no time of the years 1678 to 2261 by data.stamps="
+                f"{self._source.stamps}. Set data.stamps (--stamps) to what the numbers are."
             )
         advice = date_format_advice(bad_time.text) or (
             "Times are dates from 1678 to 2261 as 2024-01-31 or 2024-01-31 13:00:00, or integers."
-            if self._opened.stamps != "yyyymmdd"
+            if self._source.stamps != "yyyymmdd"
             else "With data.stamps=yyyymmdd times are dates from 1678 to 2261 as 20240131 or 2024-01-31."
         )
-        return errors.DataError(f"{where}: {cell} is not a time. {advice}")
+        return errors.DataError(f"{location}: {cell} is not a time. {advice}")
 
     def _encode(self, cells: pl.Series, codes_of: dict[str, int]) -> Any:
         """Return a number for each text, as :func:`_encode_text` does; text with a NUL character is refused."""
@@ -300,7 +300,7 @@ class _TableBuilder:
         """Return the rows that have any content; the positions of the others are remembered."""
         is_blank = pl.Series([True] * len(chunk))
         for name in chunk.columns:
-            cells = strip_cells(chunk[name], () if name == self._opened.id_name else MISSING_CELLS)
+            cells = strip_cells(chunk[name], () if name == self._source.id_name else MISSING_CELLS)
             is_blank &= cells.is_null()
         positions = np.flatnonzero(is_blank.to_numpy())
         self._blank_rows += (positions + self._num_rows + len(self._blank_rows)).tolist()
@@ -314,11 +314,11 @@ class _TableBuilder:
 
     def _parse_numbers(self, cells: pl.Series, first: int, resolution: Resolution | None) -> Float32Array:
         """Return the cells as float32; ``first`` rows were taken in before them."""
-        where = f"column '{cells.name}'"
+        location = f"column '{cells.name}'"
         cleaned = strip_cells(cells, MISSING_CELLS)
         if not (cleaned.dtype.is_numeric() or cleaned.dtype in (pl.String, pl.Boolean, pl.Null)):
             raise errors.DataError(
-                f"'{self._path.name}' {where} holds {str(cells.dtype).lower()}, not numbers. "
+                f"'{self._path.name}' {location} holds {str(cells.dtype).lower()}, not numbers. "
                 "Name the columns to read by 'channels'."
             )
         numbers = cleaned if cleaned.dtype == pl.Float32 else cleaned.cast(pl.Float64, strict=False)
@@ -326,25 +326,27 @@ class _TableBuilder:
         if is_invalid.any():
             index = int(np.argmax(is_invalid))
             raise errors.DataError(
-                f"'{self._path.name}' row {self._row_number(first + index)}, {where}: {quote(str(cleaned[index]))} is "
-                "not a number. Correct it, leave it empty if the value is missing, or name the columns to read by "
+                f"'{self._path.name}' row {self._row_number(first + index)}, {location}: {quote(str(cleaned[index]))} "
+                "is not a number. Correct it, leave it empty if the value is missing, or name the columns to read by "
                 "'channels'."
             )
         values = numbers.fill_null(float("nan")).to_numpy()
-        finite = finite_float32(values, lambda i: f"'{self._path.name}' row {self._row_number(first + i[0])}, {where}")
+        finite = finite_float32(
+            values, lambda i: f"'{self._path.name}' row {self._row_number(first + i[0])}, {location}"
+        )
         if resolution is not None:
             resolution.add(values)
         return finite
 
     def _check_numbers(self, ds: Timestamps, starts: Int64Array, ends: Int64Array) -> None:
         """Refuse integers that are probably dates where no option says what they are."""
-        if self._opened.stamps is not None or ds.dtype.kind == "M":
+        if self._source.stamps is not None or ds.dtype.kind == "M":
             return
         for start, end in zip(starts, ends, strict=True):
             numbers = cast(Int64Array, ds[start:end])
             reading = find_resemblance(numbers)
             if reading is not None:
-                raise ambiguous_numbers_error(self._path.name, self._opened.time_name, int(numbers[0]), reading)
+                raise ambiguous_numbers_error(self._path.name, self._source.time_name, int(numbers[0]), reading)
 
     def _check_ascending(self, ds: Timestamps, order: Int64Array | None, ends: Int64Array, names: list[str]) -> None:
         index = find_unordered_row(ds, ends)

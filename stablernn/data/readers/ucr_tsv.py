@@ -84,15 +84,15 @@ def strip_padding(path: Path, number: int, sequence: Float64Array) -> Float64Arr
     return sequence[: len(sequence) - int(np.argmax(present[::-1]))]
 
 
-def check_label(path: Path, number: int, label: str, allowed: list[str], where: str) -> str:
-    """Return the label of a line, if it is among those that the header lists ``where``.
+def check_label(path: Path, number: int, label: str, allowed: list[str], source: str) -> str:
+    """Return the label of a line if the header, described by ``source``, allows it.
 
     Raises:
         DataError: If the header lists others only.
     """
     if allowed and label not in (*allowed, *NO_LABEL):
         raise errors.DataError(
-            f"'{path.name}' line {number} has the label {quote(label)}, {where} allows {format_names(allowed)}. "
+            f"'{path.name}' line {number} has the label {quote(label)}, {source} allows {format_names(allowed)}. "
             "Correct one of them."
         )
     return label

@@ -89,17 +89,17 @@ def find_resemblance(numbers: Int64Array) -> Resemblance | None:
 
 def ambiguous_numbers_error(file: str, column: str, first: int, reading: Resemblance) -> errors.DataError:
     """Return the error for whole numbers that may be dates, where no option says what they are."""
-    where = (
+    problem = (
         f"'{file}' column '{column}' holds whole numbers that look like {reading.form}: {first} would be "
         f"{reading.example}."
     )
     if reading.stamps is None:
         return errors.DataError(
-            f"{where} Write them as dates such as 2024-01-31 13:00:00 or as Unix times in milliseconds, or set "
+            f"{problem} Write them as dates such as 2024-01-31 13:00:00 or as Unix times in milliseconds, or set "
             "data.stamps=step (--stamps) where they only number the steps."
         )
     return errors.DataError(
-        f"{where} Say what they are with data.stamps (--stamps): unix-s, unix-ms, yyyymmdd, or step where they only "
+        f"{problem} Say what they are with data.stamps (--stamps): unix-s, unix-ms, yyyymmdd, or step where they only "
         "number the steps."
     )
 

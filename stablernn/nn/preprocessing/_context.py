@@ -134,7 +134,7 @@ class ContextScaling(Scaling):
         # (batch, window + time, F): the remembered values, then those of this sequence.
         values = torch.cat([window, filled], dim=1)
         counts = torch.clamp(count[:, None] + is_counted.cumsum(dim=1), max=self.window)[:, stride - 1 :: stride]
-        all_counted = torch.cat([self._counted(count), is_counted], dim=1)
+        all_counted = torch.cat([self._is_counted(count), is_counted], dim=1)
         means, deviation = self._patch_statistics(values, filled, is_counted, all_counted, counts, stride)
         # Of the state before the first patch, and after every patch.
         every_count = torch.cat([count[:, None], counts], dim=1)
@@ -142,10 +142,11 @@ class ContextScaling(Scaling):
         extras = self._extras(means, every_mean[:, :-1], deviation, every_count[:, :-1] > 0)
         grouped = values[:, self.window :].reshape(len(x), -1, stride, self.size)
         channels = (grouped - means[:, :, None]) / deviation[:, :, None]
-        done = torch.full_like(count[:, 0], counts.shape[1]).long() if patch_counts is None else patch_counts
+        num_patches = torch.full_like(count[:, 0], counts.shape[1]).long() if patch_counts is None else patch_counts
         row = torch.arange(len(x), device=x.device)
-        last_window = (done * stride)[:, None] + torch.arange(self.window, device=x.device)
-        next_state = (values[row[:, None], last_window].flatten(1), every_count[row, done], every_mean[row, done])
+        last_window = (num_patches * stride)[:, None] + torch.arange(self.window, device=x.device)
+        next_window = values[row[:, None], last_window].flatten(1)
+        next_state = (next_window, every_count[row, num_patches], every_mean[row, num_patches])
         return self._channels(self._clipped(channels.flatten(1, 2)), observed), extras, next_state
 
     def anchor(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -158,7 +159,7 @@ class ContextScaling(Scaling):
         flat_window, count, _ = state
         values = flat_window.reshape(-1, self.window, self.size)
         mean, deviation = self._statistics(values, count)
-        return torch.where(self._counted(count), (values - mean[:, None]) / deviation[:, None], 0.0)
+        return torch.where(self._is_counted(count), (values - mean[:, None]) / deviation[:, None], 0.0)
 
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return raw samples in training units, arbitrary for missing ones, and a mask of observed ones."""
@@ -174,7 +175,7 @@ class ContextScaling(Scaling):
         filled = torch.where(latest < 0, window[:, -1:], scaled.gather(1, latest.clamp_min(0)))
         return filled, (latest >= 0) | (count[:, None] > 0)
 
-    def _counted(self, count: Tensor) -> Tensor:
+    def _is_counted(self, count: Tensor) -> Tensor:
         """Return a mask of the values in the window that count, its last ones, ``(batch, window, F)``."""
         index = torch.arange(self.window, device=count.device, dtype=count.dtype)
         return index[None, :, None] >= self.window - count[:, None]
@@ -182,7 +183,7 @@ class ContextScaling(Scaling):
     def _statistics(self, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and scale of the counted values, ``(batch, F)``."""
         # Summed in float64: how ONNX Runtime adds up float32 depends on the size of the batch.
-        is_counted, exact_count = self._counted(count), count.double()
+        is_counted, exact_count = self._is_counted(count), count.double()
         steps = exact_count.clamp_min(1)
         precise = values.double()
         mean = torch.where(is_counted, precise, 0.0).sum(dim=1) / steps

@@ -73,10 +73,10 @@ class SegmentMinibatches(Minibatches):
         self._order = self._batches(np.arange(len(self._lengths)))
         self.steps = sum(count for _, count in self._order)
         # The batch that was gathered last: its segments are taken one after the other.
-        self._gathered: tuple[int, Samples] | None = None
+        self._cached_samples: tuple[int, Samples] | None = None
 
     def shuffle(self, generator: torch.Generator) -> None:
-        self._gathered = None
+        self._cached_samples = None
         if self._streams is not None:
             return
         order = torch.randperm(len(self._lengths), generator=generator).numpy()
@@ -108,9 +108,9 @@ class SegmentMinibatches(Minibatches):
     def _samples(self, position: int) -> Samples:
         if self._streams is not None:
             return self._streams
-        if self._gathered is None or self._gathered[0] != position:
-            self._gathered = position, self._split.gather(self._order[position][0])
-        return self._gathered[1]
+        if self._cached_samples is None or self._cached_samples[0] != position:
+            self._cached_samples = position, self._split.gather(self._order[position][0])
+        return self._cached_samples[1]
 
     def _tensor(self, array: Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

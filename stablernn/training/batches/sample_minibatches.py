@@ -30,20 +30,20 @@ class TensorBatches:
     def __init__(self, source: SampleSource, device: torch.device, *, gather_once: bool = True) -> None:
         self._source = source
         self._device = device
-        self._whole: Batch | None = None
+        self._full_batch: Batch | None = None
         first = source.gather(np.arange(min(1, len(source))))
         if gather_once and (first.x.nbytes + first.y.nbytes) * len(source) <= _GATHERED_BYTES:
-            self._whole = self._gather(np.arange(len(source)))
+            self._full_batch = self._gather(np.arange(len(source)))
 
     def __len__(self) -> int:
         return len(self._source)
 
     def take(self, indices: Tensor) -> Batch:
         """Return the samples with these numbers, an int64 tensor on the CPU."""
-        if self._whole is None:
+        if self._full_batch is None:
             return _cut(self._gather(indices.numpy()))
         rows = indices.to(self._device)
-        x, lengths, y, *optional = self._whole
+        x, lengths, y, *optional = self._full_batch
         return _cut(
             Batch(x[rows], lengths[rows], y[rows], *(None if part is None else part[rows] for part in optional))
         )

@@ -20,7 +20,7 @@ from stablernn.training.evaluation.scorers import ForecastScorer
 
 Int64Array = npt.NDArray[np.int64]
 
-WORDS = ("windows", "step")
+KEYS = ("windows", "step")
 """Settings of a backtest on the command line."""
 
 
@@ -137,10 +137,10 @@ def parse(text: str) -> BacktestSettings:
     settings: dict[str, int] = {}
     for part in text.replace(" ", ",").split(","):
         name, separator, value = part.partition("=")
-        if not separator or name not in WORDS or not value.isdecimal() or name in settings:
+        if not separator or name not in KEYS or not value.isdecimal() or name in settings:
             raise ConfigError(f"{expected}, got '{text}'.")
         settings[name] = int(value)
-    if set(settings) != set(WORDS):
+    if set(settings) != set(KEYS):
         raise ConfigError(f"{expected}, got '{text}'.")
     return {"windows": settings["windows"], "step": settings["step"]}
 

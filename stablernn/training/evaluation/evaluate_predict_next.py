@@ -151,7 +151,7 @@ class _CategoricalTotals(_Totals):
         is_correct = logits.argmax(axis=1) == y
         if self._answer_steps is not None:
             # The answer is at the end: steps with at most answer_steps left, this one included.
-            steps_left = segment.left[:, None] - np.arange(segment.y.shape[1])
+            steps_left = segment.remaining[:, None] - np.arange(segment.y.shape[1])
             is_correct = is_correct[(steps_left <= self._answer_steps)[has_target]]
         self.correct += int(is_correct.sum())
         self.classified += len(is_correct)

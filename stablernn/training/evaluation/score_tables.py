@@ -66,13 +66,13 @@ def _scores(scorer: ForecastScorer, outputs: Outputs, naive: Array, **part: slic
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Row]]) -> list[Path]:
     """Write each table to ``NAME.csv`` in a folder, created if needed, and return the paths; NaN is an empty cell."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    paths = []
     for name, rows in tables.items():
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, list(rows[0]) if rows else [], lineterminator="\n")
         writer.writeheader()
         # NaN is the only value that differs from itself; cells also hold text, which has no isnan.
         writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
-        written.append(folder / f"{name}.csv")
-        write_bytes(written[-1], buffer.getvalue().encode())
-    return written
+        paths.append(folder / f"{name}.csv")
+        write_bytes(paths[-1], buffer.getvalue().encode())
+    return paths

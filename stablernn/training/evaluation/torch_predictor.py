@@ -43,15 +43,15 @@ class TorchPredictor:
         """Return a context in which the model computes its weights from its parameters once instead of in each run."""
         return cached_weights(self.model)
 
-    def run_numpy(self, x: Array, lengths: Array | None = None, **further: Array | None) -> Outputs:
-        return self._run(x, lengths, None, further)[0]
+    def run_numpy(self, x: Array, lengths: Array | None = None, **optional: Array | None) -> Outputs:
+        return self._run(x, lengths, None, optional)[0]
 
     def run_sequence(
         self,
         x: Array,
         lengths: Array | None = None,
         state: Mapping[str, Array] | None = None,
-        **further: Array | None,
+        **optional: Array | None,
     ) -> Outputs:
         """Return the outputs of :meth:`run_numpy`, started from a state, and the state after the last step.
 
@@ -59,10 +59,10 @@ class TorchPredictor:
             x: As :meth:`run_numpy` takes it.
             lengths: As :meth:`run_numpy` takes them.
             state: A result of :meth:`next_state`; default: zeros.
-            further: Other inputs of the model: ``dt``, ``static``, ``future``.
+            optional: Other inputs of the model: ``dt``, ``static``, ``future``.
         """
         initial_state = None if state is None else tuple(self._tensor(state[name.input]) for name in self.states)
-        outputs, final_state = self._run(x, lengths, initial_state, further)
+        outputs, final_state = self._run(x, lengths, initial_state, optional)
         return outputs | {name.output: _numpy(value) for name, value in zip(self.states, final_state, strict=True)}
 
     def next_state(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -70,9 +70,9 @@ class TorchPredictor:
         return {name.input: outputs[name.output] for name in self.states}
 
     def _run(
-        self, x: Array, lengths: Array | None, state: tuple[Tensor, ...] | None, further: Mapping[str, Array | None]
+        self, x: Array, lengths: Array | None, state: tuple[Tensor, ...] | None, optional: Mapping[str, Array | None]
     ) -> tuple[Outputs, tuple[Tensor, ...]]:
-        options: dict[str, Any] = {name: self._tensor(value) for name, value in further.items() if value is not None}
+        options: dict[str, Any] = {name: self._tensor(value) for name, value in optional.items() if value is not None}
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad():

@@ -114,13 +114,13 @@ def check_certified(model: SequenceModel, certificate: Certificate) -> None:
     Raises:
         TrainingError: If less is proved.
     """
-    wanted = certified_kind(model.rnn.cells[0])
+    required_kind = certified_kind(model.rnn.cells[0])
     # Kinds are ordered from the strongest to the weakest.
-    if KINDS.index(certificate.kind) > KINDS.index(wanted):
+    if KINDS.index(certificate.kind) > KINDS.index(required_kind):
         rate = "no rate" if certificate.rate is None else f"a rate of {certificate.rate:.7g}"
         raise TrainingError(
-            f"The best weights are '{certificate.kind}', with {rate}, and training.certified asks for '{wanted}'. "
-            "Set a larger training.certified_margin, or a lower training.lr."
+            f"The best weights are '{certificate.kind}', with {rate}, and training.certified asks for "
+            f"'{required_kind}'. Set a larger training.certified_margin, or a lower training.lr."
         )
 
 

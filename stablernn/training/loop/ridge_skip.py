@@ -107,17 +107,17 @@ def _blended_errors(
     state = model.final_state(x, dt=dt)
     change, location, scale = model.changes(state, **covariates)
     # Mean of the members, and of it the point forecast, (windows, horizon, targets).
-    whole = change.mean(dim=1)[..., 0].double()
+    full_change = change.mean(dim=1)[..., 0].double()
     model.skip.weight.copy_(skip)
     first = model.skip_change(state).double()
     model.skip.weight.copy_(trained)
     truth = model.scaling.transform(torch.from_numpy(samples.y).to(x.device), model.target_indices)
-    wanted = ((truth - location) / scale).double()
-    is_observed = ~torch.isnan(wanted)
-    wanted = torch.where(is_observed, wanted, 0.0)
+    target = ((truth - location) / scale).double()
+    is_observed = ~torch.isnan(target)
+    target = torch.where(is_observed, target, 0.0)
     # The mean of a direct head is linear in the share, so that shares need no further run of the layers.
     errors = [
-        torch.where(is_observed, (first + share * (whole - first) - wanted).abs(), 0.0).sum(dim=(1, 2))
+        torch.where(is_observed, (first + share * (full_change - first) - target).abs(), 0.0).sum(dim=(1, 2))
         for share in shares
     ]
     return torch.stack(errors, dim=1).cpu().numpy(), is_observed.sum(dim=(1, 2)).double().cpu().numpy()

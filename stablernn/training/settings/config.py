@@ -32,7 +32,7 @@ class Section(BaseModel):
 
 
 class DataConfig(DataOptions, Section):
-    """Which data, and how its files are read."""
+    """The data and how its files are read."""
 
     # A file of settings has text, not paths. To narrow the types is sound, since the model is frozen.
     source: str  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -221,8 +221,8 @@ def _unknown_key(path: str) -> str:
         close = get_close_matches(key, _keys(section) or _SECTIONS, n=1)
         candidates = [f"{section}.{name}" if section else name for name in close]
     hint = f" Did you mean '{candidates[0]}'?" if candidates else ""
-    where = f"'{section}' has" if section in _SECTIONS else "Sections are"
-    return f"Unknown key '{path}'.{hint} {where} {_format_names(_keys(section) or _SECTIONS)}."
+    subject = f"'{section}' has" if section in _SECTIONS else "Sections are"
+    return f"Unknown key '{path}'.{hint} {subject} {_format_names(_keys(section) or _SECTIONS)}."
 
 
 def _keys(section: str) -> list[str]:

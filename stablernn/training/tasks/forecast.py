@@ -142,8 +142,8 @@ class ForecastTask(Task):
         samples = len(self.data.windows("train"))
         batch = min(MOST_WINDOWS_A_STEP, max(defaults.batch_size, power_of_two(samples / 32)))
         steps = math.ceil(samples / (config.training.batch_size or batch))
-        wanted = min(max(_EPOCHS * steps, MIN_STEPS), MAX_STEPS)
-        return replace(defaults, batch_size=batch, epochs=max(1, round(wanted / steps)))
+        num_steps = min(max(_EPOCHS * steps, MIN_STEPS), MAX_STEPS)
+        return replace(defaults, batch_size=batch, epochs=max(1, round(num_steps / steps)))
 
     def training_settings(self, config: Config, model: ModelConfig, defaults: TrainingDefaults) -> TrainingDefaults:
         refuse_settings_of_other_tasks(config, "training", self.data)
@@ -368,8 +368,9 @@ class ForecastTask(Task):
 
 
 def _patch_size(context: int) -> int:
-    """Return the divisor of the context nearest to the wanted size of a patch, if one is near; else that size."""
+    """Return the divisor of the context nearest to the target size of a patch, if one is close; else that size."""
     # A divisor cuts the context into whole patches.
-    wanted = max(1.0, context / PATCHES)
-    near = [size for size in range(1, context + 1) if context % size == 0 and wanted / 2 <= size <= 2 * wanted]
-    return min(near, key=lambda size: abs(math.log(size / wanted)), default=round(wanted))
+    target_size = max(1.0, context / PATCHES)
+    divisors = [size for size in range(1, context + 1) if context % size == 0]
+    close_divisors = [size for size in divisors if target_size / 2 <= size <= 2 * target_size]
+    return min(close_divisors, key=lambda size: abs(math.log(size / target_size)), default=round(target_size))

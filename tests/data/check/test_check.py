@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from bad_files import BAD_FILES, DAYS, ROWS, BadFile, labelled, table
 from stablernn.data import load_data
 from stablernn.data.check import DataReport, check_data
-from stablernn.data.check._report import Findings
-from stablernn.data.check._steps import look_at_steps
-from stablernn.data.check._tables import _order
-from stablernn.data.check._values import channel_figures
+from stablernn.data.check.channel_statistics import compute_statistics
+from stablernn.data.check.report import Findings
+from stablernn.data.check.steps import inspect_steps
+from stablernn.data.check.table_cells import _count_unordered
 from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.errors import StableRNNError, UnknownNameError
 
@@ -350,7 +350,7 @@ def test_steps_show_lengths_the_commonest_target_and_shared_sequences() -> None:
         fingerprint="sha256:0",
     )
     findings = Findings()
-    _, content = look_at_steps(data, findings)
+    _, content = inspect_steps(data, findings)
     assert content["lengths"] == {"min": 2, "median": 4.0, "max": 5}
     assert content["commonest_target"] == {"name": "yes", "share": 1.0}
     assert content["duplicates"]["across"] == {"train, validation": 1, "train, test": 0, "validation, test": 0}
@@ -367,23 +367,23 @@ def test_steps_show_lengths_the_commonest_target_and_shared_sequences() -> None:
     )
 )
 @settings(deadline=None, max_examples=60)
-def test_figures_of_pieces_are_those_of_the_whole(arrays: list[list[list[float]]]) -> None:
-    pieces = [np.array(array, dtype=np.float32) for array in arrays]
-    whole = np.concatenate(pieces)
-    figures = channel_figures(pieces, pieces)
-    assert figures.values == len(whole)
+def test_statistics_of_chunks_are_those_of_the_whole(arrays: list[list[list[float]]]) -> None:
+    chunks = [np.array(array, dtype=np.float32) for array in arrays]
+    whole = np.concatenate(chunks)
+    statistics = compute_statistics(chunks, chunks)
+    assert statistics.num_steps == len(whole)
     for channel in range(2):
         column = whole[:, channel]
-        known = column[~np.isnan(column)]
-        assert figures.missing[channel] == np.isnan(column).sum()
-        assert figures.constant[channel] == (len(np.unique(known)) == 1)
-        if len(known):
-            assert (figures.low[channel], figures.high[channel]) == (known.min(), known.max())
-            distances = np.abs(known.astype(np.float64) - np.median(known.astype(np.float64)))
+        values = column[~np.isnan(column)]
+        assert statistics.missing[channel] == np.isnan(column).sum()
+        assert statistics.constant[channel] == (len(np.unique(values)) == 1)
+        if len(values):
+            assert (statistics.low[channel], statistics.high[channel]) == (values.min(), values.max())
+            distances = np.abs(values.astype(np.float64) - np.median(values.astype(np.float64)))
             spread = np.quantile(distances, 0.9) / 1.645 or np.median(
                 distances[distances > 0] if distances.any() else 1
             )
-            assert figures.outliers[channel] == (distances > 10 * spread).sum()
+            assert statistics.outliers[channel] == (distances > 10 * spread).sum()
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), min_size=1, max_size=40))
@@ -396,7 +396,7 @@ def test_rows_out_of_order_are_counted_in_their_series(rows: list[tuple[str, int
         for earlier, later in zip(times, times[1:], strict=False)
     )
     stamps = np.array([time for _, time in rows], dtype=np.int64)
-    assert _order(stamps, pl.Series([name for name, _ in rows])) == (twice, back)
+    assert _count_unordered(stamps, pl.Series([name for name, _ in rows])) == (twice, back)
 
 
 @pytest.mark.skipif(SHARED is None, reason="STABLERNN_DATA is not set")

@@ -257,7 +257,7 @@ def check_right(process: ServeProcess, opened: ServedModel) -> None:
     logits = np.frombuffer(answer.content[size:], "<f4").reshape(2, 4)
     assert np.array_equal(logits, opened.run_sequence(x)["logits"])
     assert httpx.get(f"{process.url}/v2/health/ready").status_code == 200
-    assert "Traceback" not in process.told()
+    assert "Traceback" not in process.read_log()
 
 
 ASKING = {"tensors": ask_tensors, "samples": ask_samples, "frames": ask_frames}

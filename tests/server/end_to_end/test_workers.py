@@ -226,7 +226,7 @@ def test_a_process_that_is_killed_is_replaced_and_its_totals_stay(start: Start) 
     until(lambda: counted() == count)
     killed = server.ready["workers"][0]
     os.kill(killed, signal.SIGKILL)
-    until(lambda: f"server process {killed} ended with exit code -9; starting another" in server.told())
+    until(lambda: f"server process {killed} ended with exit code -9; starting another" in server.read_log())
     # The other answers meanwhile.
     assert infer(server.url, x).status_code == 200
     until(lambda: counted() == count + 1)
@@ -245,7 +245,7 @@ def test_processes_that_end_together_are_replaced_together(start: Start) -> None
         os.kill(pid, signal.SIGKILL)
     until(lambda: set(children(server.process.pid)) - killed)
     for pid in killed:
-        assert f"server process {pid} ended with exit code -9; starting another" in server.told()
+        assert f"server process {pid} ended with exit code -9; starting another" in server.read_log()
     until(lambda: len({worker(httpx.get(f"{server.url}/v2", timeout=30)) for _ in range(30)}) == 3, 30)
     assert server.stop() == 0
 
@@ -276,8 +276,8 @@ def test_a_process_that_cannot_take_the_place_of_another_says_why(
     path.chmod(0o644)
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     os.kill(server.ready["workers"][0], signal.SIGKILL)
-    until(lambda: "'step.onnx' of 'animals:1'" in server.told(), 30)
-    (line,) = (line for line in server.told().splitlines() if "'step.onnx' of 'animals:1'" in line)
+    until(lambda: "'step.onnx' of 'animals:1'" in server.read_log(), 30)
+    (line,) = (line for line in server.read_log().splitlines() if "'step.onnx' of 'animals:1'" in line)
     assert "ended with exit code 0 ('animals:1' cannot be served: " in line
     assert "is damaged" in line
     assert infer(server.url, noise(1, 2, 1)).status_code == 200
@@ -307,8 +307,8 @@ def test_sigterm_ends_all_and_hands_out_tokens(start: Start) -> None:
     # Docker kills after ten.
     assert time.monotonic() - started < 10
     assert not any(is_alive(pid) for pid in server.ready["workers"])
-    assert server.told().splitlines()[-1] == "Stopped."
-    assert "Traceback" not in server.told()
+    assert server.read_log().splitlines()[-1] == "Stopped."
+    assert "Traceback" not in server.read_log()
 
 
 def test_processes_do_not_outlive_a_supervisor_that_was_killed(start: Start) -> None:
@@ -364,7 +364,7 @@ def test_tls(certificate: tuple[Path, Path], start: Start, opened: ServedModel, 
         infer(server.url.replace("https", "http"), x)
     assert infer(server.url, x, verify=trust).status_code == 200
     assert server.stop() == 0
-    assert "Traceback" not in server.told()
+    assert "Traceback" not in server.read_log()
 
 
 @pytest.fixture(scope="module")

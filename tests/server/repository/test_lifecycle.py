@@ -429,8 +429,8 @@ def test_a_server_that_stops_answers_what_it_has_and_hands_out_tokens(
     assert answer.status_code == 200, answer.text
     mean = np.array(answer.json()["outputs"][0]["data"], np.float32)
     assert np.array_equal(mean, opened["flow:1"].run_sequence(x)["mean"].reshape(-1))
-    assert "Traceback" not in server.told()
-    assert server.told().splitlines()[-1] == "Stopped."
+    assert "Traceback" not in server.read_log()
+    assert server.read_log().splitlines()[-1] == "Stopped."
     with stock.served("animals:1") as (_, client):
         for stream in (3, 7):
             token = goodbye["state_tokens"][str(stream)]

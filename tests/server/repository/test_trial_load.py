@@ -85,7 +85,7 @@ def test_a_server_stops_while_a_version_is_tried(stock: Stock, tmp_path: Path) -
         stock.point(3)
         until(lambda: cpu_seconds(child) > before + 0.5)
         assert server.stop() == 0
-        assert "ERROR" not in server.told()
+        assert "ERROR" not in server.read_log()
     finally:
         server.kill()
 

@@ -149,7 +149,7 @@ def test_the_time_since_the_last_step_is_known_where_the_state_is_carried() -> N
     timed = replace(data, series=(replace(data.series[0], dt=dt),), time_step=1.0)
     predictor = Sums()
     backtest(predictor, timed, windows=2, step=3)
-    first, second, afresh, _ = [further["dt"][0] for further in predictor.further]
+    first, second, afresh, _ = [inputs["dt"][0] for inputs in predictor.optional_inputs]
     np.testing.assert_array_equal(first, [1, 22, 23, 24])
     np.testing.assert_array_equal(second, [25, 26, 27])
     np.testing.assert_array_equal(afresh, first)

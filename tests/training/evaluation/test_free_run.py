@@ -280,12 +280,12 @@ def test_the_calendar_goes_on_beyond_the_data(hours: np.ndarray, changes: dict, 
     predictor = Sums(gain=0.9, targets=(1,))
     soak(predictor, data)
     waves = np.stack([np.sin(later / 24 * 2 * np.pi), np.cos(later / 24 * 2 * np.pi)], axis=1)
-    ahead = np.concatenate([further["future"][0] for further in predictor.further])
+    ahead = np.concatenate([inputs["future"][0] for inputs in predictor.optional_inputs])
     np.testing.assert_allclose(ahead, waves, atol=1e-6)
     np.testing.assert_allclose(predictor.inputs[-1][0, 4:, [0, 2]].T, waves[:-2], atol=1e-6)
     np.testing.assert_array_equal(predictor.inputs[-1][0, :4], data.series[0].values[24:28])
     if "time_step" in changes:
-        assert predictor.further[-1]["dt"].tolist() == [[1, 4, 10, 4, *[1] * 18]]
+        assert predictor.optional_inputs[-1]["dt"].tolist() == [[1, 4, 10, 4, *[1] * 18]]
 
 
 def test_an_empty_split_cannot_be_soaked() -> None:

@@ -314,7 +314,7 @@ def test_the_truth_counts_in_what_is_gathered_at_once(monkeypatch: pytest.Monkey
     x, y = samples.x, samples.y
     for limit, whole in ((x.nbytes + y.nbytes, True), (x.nbytes + y.nbytes - 1, False)):
         monkeypatch.setattr("stablernn.training.batches.sample_minibatches._GATHERED_BYTES", limit)
-        assert (TensorBatches(windows, torch.device("cpu"))._whole is not None) is whole
+        assert (TensorBatches(windows, torch.device("cpu"))._full_batch is not None) is whole
 
 
 def test_long_epochs_are_saved_in_between(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def test_stretches_leave_out_what_has_ended() -> None:
     parts = list(segments(samples.gather([0, 1, 2]), np.arange(3), 3))
     assert [part.x.shape for part in parts] == [(3, 3), (2, 3)]
     assert [part.lengths.tolist() for part in parts] == [[3, 3, 1], [3, 1]]
-    assert [part.left.tolist() for part in parts] == [[6, 4, 1], [3, 1]]
+    assert [part.remaining.tolist() for part in parts] == [[6, 4, 1], [3, 1]]
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``check_data``: loads as training does, and where that is refused tells what can be told."""
+"""``check_data``: load data as training does, and report on it even if loading rejects it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from stablernn import errors
 from stablernn.data.catalog import dataset_info, is_dataset
-from stablernn.data.check._loaded import columns_of_file, look_at_data
-from stablernn.data.check._refused import Told, hint_at_table, look_at_refused
-from stablernn.data.check._report import DataReport, Findings
-from stablernn.data.check._tables import warn_of_names
+from stablernn.data.check.loaded_data import inspect_data, list_file_columns
+from stablernn.data.check.rejected_data import Inspection, inspect_rejected_data, warn_about_separators
+from stablernn.data.check.report import DataReport, Findings
+from stablernn.data.check.table_cells import warn_about_header
 from stablernn.data.load import load_source
 from stablernn.data.options import LoadOptions
 from stablernn.data.readers.paths import find_test_file
@@ -19,11 +19,11 @@ from stablernn.data.types import ForecastData
 
 
 def check_data(source: str | Path, *, test: str | Path | None = None, **options: Any) -> DataReport:
-    """Looks at a named dataset or a file as ``load_data(source, test=test, **options)`` would take it.
+    """Check a named dataset or a file as ``load_data(source, test=test, **options)`` would read it.
 
-    Nothing about the content raises: the sentence with which loading refuses becomes the first problem, and the rest of
-    the report is about the parts that can be read. Where a setting can be guessed that would help (the time column, the
-    columns of numbers, the target), the data are loaded with it, and ``assumed`` names it.
+    Nothing about the content raises: if loading rejects the data, its message becomes the first problem, and the rest
+    of the report covers the parts that can be read. If a setting that would help can be guessed (the time column, the
+    numeric columns, the target), the data are loaded with it, and ``assumed`` lists it.
 
     Args:
         source: As for :func:`load_data`.
@@ -52,35 +52,35 @@ def check_source(options: LoadOptions) -> DataReport:
         refusal = error
         findings.problem("refused", str(error))
     if data is not None:
-        told = _told(path, data, options, findings)
+        inspection = _inspect_loaded(path, data, options, findings)
     elif path is not None:
-        told = look_at_refused(path, test_path, options, findings)
+        inspection = inspect_rejected_data(path, test_path, options, findings)
     else:
-        told = Told(dataset_info(str(source)).task)
+        inspection = Inspection(dataset_info(str(source)).task)
     return DataReport(
         source=str(source),
-        task=told.task,
-        files={word: str(file) for word, file in (("train", path), ("test", test_path)) if file is not None},
-        columns=told.columns,
-        content=told.content,
+        task=inspection.task,
+        files={split: str(file) for split, file in (("train", path), ("test", test_path)) if file is not None},
+        columns=inspection.columns,
+        content=inspection.content,
         problems=tuple(findings.problems),
         warnings=tuple(findings.warnings),
-        assumed=told.assumed,
-        preview=told.preview,
-        data=told.data,
+        assumed=inspection.assumed,
+        preview=inspection.preview,
+        data=inspection.data,
         refusal=refusal,
     )
 
 
-def _told(path: Path | None, data: Data, options: LoadOptions, findings: Findings) -> Told:
-    columns, content = look_at_data(data, findings)
+def _inspect_loaded(path: Path | None, data: Data, options: LoadOptions, findings: Findings) -> Inspection:
+    columns, content = inspect_data(data, findings)
     if path is not None:
-        columns = columns_of_file(path, columns, data, options)
+        columns = list_file_columns(path, columns, data, options)
         if isinstance(data, ForecastData):
-            warn_of_names([column.name for column in columns], findings)
+            warn_about_header([column.name for column in columns], findings)
         if isinstance(data, StepData):
-            hint_at_table(path, findings)
-    return Told(data.task, columns, content, data=data)
+            warn_about_separators(path, findings)
+    return Inspection(data.task, columns, content, data=data)
 
 
 def _test_path(path: Path, test: str | Path | None) -> Path | None:

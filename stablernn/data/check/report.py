@@ -1,8 +1,7 @@
-"""What a check finds, in the order in which people want to know it."""
+"""The report of a check: columns, content, problems and warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -16,11 +15,11 @@ Kind = Literal["numbers", "dates", "words", "mixed", "empty"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to know before training.
+    """A problem or a warning.
 
     Attributes:
-        code: A word for programs.
-        text: Sentences for people.
+        code: Stable identifier for programs.
+        text: Message for people.
     """
 
     code: str
@@ -32,14 +31,14 @@ class Column:
     """A column of a table, or a channel of sequences.
 
     Attributes:
-        name: As in the file.
-        role: What training takes it for.
-        kind: What its cells are.
+        name: Name in the file.
+        role: Role in training.
+        kind: Type of its cells.
         missing: Share of cells without a value, 0 to 1.
-        low: Smallest value; the first time; None for words.
-        high: Largest value; the last time; None for words.
-        unreadable: Cells that are not what the role needs.
-        outliers: Values further than ten robust deviations from the median of training.
+        low: Smallest value, or the first time; None for text.
+        high: Largest value, or the last time; None for text.
+        unreadable: Number of cells that do not fit the role.
+        outliers: Number of values further than ten robust deviations from the median of the training split.
     """
 
     name: str
@@ -58,20 +57,20 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class DataReport:
-    """What there is to know about data before training.
+    """The report on a file or a named dataset before training.
 
     Attributes:
-        source: As it was given.
-        task: What the data would be used for; None where that cannot be told.
-        files: Paths of the files that were read, by ``train`` and ``test``; empty for a named dataset.
-        columns: Columns of a table, channels of sequences.
-        content: Counts of series or sequences, lengths, gaps, classes, duplicates.
-        problems: Why training would refuse; the first sentence is the one that ``train`` gives.
-        warnings: What training would take, and a person might not want.
-        assumed: Settings that were guessed to go on where loading refused: those of ``data`` that would help.
-        preview: The first lines of a text file of which nothing else can be told.
-        data: The data as loaded, with ``assumed`` where needed; None where they cannot be loaded.
-        refusal: What loading raised; None where it did not.
+        source: The source, as passed.
+        task: The task that the data are for; None if it cannot be detected.
+        files: Paths of the files by ``train`` and ``test``; empty for a named dataset.
+        columns: Columns of a table, or channels of sequences.
+        content: Number of series or sequences, lengths, gaps, classes, duplicates.
+        problems: Reasons for which training would reject the data; the first one is the error of ``train``.
+        warnings: Properties of the data that training accepts but that may be unintended.
+        assumed: Guessed settings with which rejected data were read.
+        preview: The first lines of a text file about which nothing else can be reported.
+        data: The data, loaded with ``assumed`` if needed; None if they cannot be loaded.
+        refusal: The error that loading raised; None if it raised none.
     """
 
     source: str
@@ -88,11 +87,11 @@ class DataReport:
 
     @property
     def ok(self) -> bool:
-        """Whether training would take the data."""
+        """True if training would accept the data."""
         return not self.problems
 
     def as_json(self) -> dict[str, Any]:
-        """The report without the data, in JSON types but for numbers that JSON lacks."""
+        """Return the report without the data, in JSON types; numbers may be NaN or infinite."""
         return {
             "source": self.source,
             "task": self.task,
@@ -111,23 +110,19 @@ class DataReport:
 
 @dataclass
 class Findings:
-    """Collects problems and warnings; a sentence that is there already is not said again."""
+    """Collects problems and warnings; a message that is listed already is not added again."""
 
     problems: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
 
     def problem(self, code: str, text: str) -> None:
-        if all(text != known.text for known in self.problems):
+        if all(text != finding.text for finding in self.problems):
             self.problems.append(Finding(code, text))
 
-    def refused(self, phrase: str) -> bool:
-        """Return True if the sentence of the refusal holds a phrase, so that its fault is listed already."""
+    def refusal_contains(self, phrase: str) -> bool:
+        """Return True if the error of loading contains a phrase, so that its problem is listed already."""
         return any(phrase in problem.text for problem in self.problems if problem.code == "refused")
 
     def warn(self, code: str, text: str) -> None:
-        if all(text != known.text for known in self.warnings):
+        if all(text != finding.text for finding in self.warnings):
             self.warnings.append(Finding(code, text))
-
-    def warn_all(self, found: Iterable[Finding]) -> None:
-        for finding in found:
-            self.warn(finding.code, finding.text)

@@ -1,0 +1,200 @@
+"""Inspection of data that loading rejects: each file on its own, and all of it if settings can be guessed."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stablernn import errors
+from stablernn.data.check.loaded_data import inspect_data, list_file_columns, table_options
+from stablernn.data.check.report import Column, Findings
+from stablernn.data.check.sequences import SplitSequences, check_test_labels, inspect_sequences
+from stablernn.data.check.series import inspect_series
+from stablernn.data.check.table_cells import TableInspection, inspect_cells
+from stablernn.data.load import detect_task, load_source, read_sequences
+from stablernn.data.options import TARGET_COLUMN, LoadOptions
+from stablernn.data.readers.paths import TABLE_FORMATS, open_file
+from stablernn.data.readers.tables import Table, open_table
+from stablernn.data.sequences import Sequences, reorder_features
+from stablernn.data.step_data import Data
+from stablernn.data.time.frequency import infer_frequency
+from stablernn.data.time.regular_grid import align_to_grid
+from stablernn.data.types import Notes
+
+_PREVIEW_LINES, _PREVIEW_WIDTH, _PREVIEW_BYTES = 5, 100, 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """The parts of a report that come from the data; those that cannot be determined keep their defaults."""
+
+    task: str | None = None
+    columns: tuple[Column, ...] = ()
+    content: Notes = field(default_factory=dict)
+    assumed: Notes = field(default_factory=dict)
+    preview: tuple[str, ...] = ()
+    data: Data | None = None
+
+
+def inspect_rejected_data(path: Path, test_path: Path | None, options: LoadOptions, findings: Findings) -> Inspection:
+    """Inspect the parts of data that cannot be loaded.
+
+    Args:
+        path: The file.
+        test_path: The file of its test split; None without one.
+        options: All other settings of :func:`load_data`.
+        findings: Gets problems and warnings.
+    """
+    task = options.task
+    is_table = any(kind in path.suffixes for kind in TABLE_FORMATS)
+    try:
+        if task is None:
+            task = detect_task(path, None, options.label_column)
+    except errors.StableRNNError:
+        if not is_table:
+            warn_about_separators(path, findings)
+        return Inspection(task, preview=read_preview(path))
+    inspection = Inspection()
+    if is_table:
+        inspection = _inspect_table(path, test_path, options, task, findings)
+    elif task == "classify":
+        inspection = _inspect_sequence_files(path, test_path, {}, findings)
+    return replace(inspection, task=task, preview=() if inspection.columns else read_preview(path))
+
+
+def warn_about_separators(path: Path, findings: Findings) -> None:
+    """Warn about text with the same number of separators in each of its first lines: it may be a table."""
+    lines = read_preview(path)
+    for separator, name in ((",", "commas"), (";", "semicolons"), ("\t", "tabs")):
+        counts = {line.count(separator) for line in lines}
+        if len(lines) > 1 and len(counts) == 1 and counts != {0}:
+            findings.warn(
+                "looks_like_a_table",
+                f"The text looks like {counts.pop() + 1} columns separated by {name}. Tables are read from .csv, with "
+                "commas, names in the first row and a column of times.",
+            )
+            return
+
+
+def read_preview(path: Path) -> tuple[str, ...]:
+    """Return the first lines of a text file, also of a truncated one; none of other files."""
+    try:
+        with open_file(path) as file:
+            # read1, because read would run into the end of a truncated compressed file and raise.
+            head = file.read1(_PREVIEW_BYTES) if isinstance(file, io.BufferedIOBase) else b""
+    except errors.StableRNNError:
+        return ()
+    lines = head.decode(errors="replace").splitlines()[:_PREVIEW_LINES]
+    is_text = all(line.replace("\t", "").isprintable() and "\ufffd" not in line for line in lines)
+    return tuple(line[:_PREVIEW_WIDTH] for line in lines) if is_text else ()
+
+
+def _inspect_table(
+    path: Path, test_path: Path | None, options: LoadOptions, task: str, findings: Findings
+) -> Inspection:
+    roles: dict[str, Any] = {
+        **table_options(options),
+        "label_column": options.label_column if task == "classify" else None,
+        "channels": options.channels,
+        "static": options.static,
+        "targets": options.target or (TARGET_COLUMN,),
+    }
+    table = inspect_cells(path, findings, **roles)
+    if test_path is not None:
+        inspect_cells(test_path, findings, **roles)
+    if table is None:
+        return Inspection()
+    if task == "classify":
+        reader_options = {
+            **table_options(options),
+            "label_column": roles["label_column"],
+            "channels": roles["channels"],
+        }
+        content = _inspect_sequence_files(path, test_path, reader_options, findings).content if table.has_times else {}
+        return Inspection(columns=table.columns, content=content)
+    return _inspect_series_table(path, test_path, options, table, findings)
+
+
+def _inspect_series_table(
+    path: Path, test_path: Path | None, options: LoadOptions, cells: TableInspection, findings: Findings
+) -> Inspection:
+    """Inspect the series as guessed settings would load them, else as they are in the file, else only the columns."""
+    assumed = {**cells.guessed_settings, **_guess_target(cells, options)} if cells.has_times else {}
+    settings = LoadOptions.unchecked(**{**dict(options), "source": path, "test": test_path, **assumed})
+    if assumed:
+        try:
+            data = load_source(settings)
+        except errors.StableRNNError as error:
+            findings.problem("refused_next", f"With the guessed settings: {error}")
+        else:
+            columns, content = inspect_data(data, findings)
+            columns = list_file_columns(path, columns, data, settings)
+            return Inspection(
+                columns=_merge_columns(cells.columns, columns), content=content, assumed=assumed, data=data
+            )
+    try:
+        table = open_table(path, **table_options(settings)).read(settings.channels)
+    except errors.StableRNNError:
+        return Inspection(columns=cells.columns)
+    targets = settings.target or ((TARGET_COLUMN,) if len(table.channels) > 1 else table.channels)
+    known_targets = tuple(name for name in targets if name in table.channels)
+    notes = {**table.notes, **_grid_notes(table, settings.frequency)}
+    columns, content = inspect_series(table.series, table.channels, known_targets, notes, findings)
+    return Inspection(columns=_merge_columns(cells.columns, columns), content=content, assumed=assumed)
+
+
+def _guess_target(cells: TableInspection, options: LoadOptions) -> Notes:
+    channels = cells.guessed_settings.get("channels") or options.channels or cells.readable
+    other_roles = (*cells.guessed_settings.values(), *options.future)
+    candidates = [name for name in channels if name not in other_roles]
+    if options.target is not None or TARGET_COLUMN in candidates or len(candidates) < 2:
+        return {}
+    return {"target": candidates[-1]}
+
+
+def _grid_notes(table: Table, frequency: str | None) -> Notes:
+    """Return the notes of the time grid, or the number of series of each frequency if they have none in common."""
+    try:
+        _, grid, notes = align_to_grid(table.name, table.series, frequency)
+    except errors.StableRNNError:
+        grids = [infer_frequency(series.ds) for series in table.series]
+        return {"frequencies": dict(Counter("irregular" if grid is None else grid.alias for grid in grids))}
+    return {**notes, "frequency": grid.alias if grid else None, "season": grid.season if grid else 1}
+
+
+def _inspect_sequence_files(
+    path: Path, test_path: Path | None, reader_options: Mapping[str, Any], findings: Findings
+) -> Inspection:
+    """Inspect files of labeled sequences that loading rejects, either on its own and both together."""
+    by_split: dict[str, Sequences] = {}
+    for split, file in (("train", path), ("test", test_path)):
+        if file is None:
+            continue
+        try:
+            by_split[split] = read_sequences(file, **reader_options)
+        except errors.StableRNNError as error:
+            findings.problem("unreadable", str(error))
+    if "train" not in by_split:
+        return Inspection()
+    train = by_split["train"]
+    if "test" in by_split:
+        check_test_labels(train, by_split["test"], findings)
+        test = reorder_features(by_split.pop("test"), train.features)
+        if test is not None:
+            by_split["test"] = test
+    splits = {split: SplitSequences(sequences.values, sequences.labels) for split, sequences in by_split.items()}
+    columns, content = inspect_sequences(splits, train.features, findings)
+    return Inspection(columns=columns, content=content)
+
+
+def _merge_columns(cells: tuple[Column, ...], channels: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Return the columns of the file; those that became channels with the statistics of their values."""
+    by_name = {column.name: column for column in channels}
+    return tuple(
+        replace(by_name[column.name], unreadable=column.unreadable) if column.name in by_name else column
+        for column in cells
+    )
