@@ -18,6 +18,10 @@ pytest_plugins = ["cpu_report", "published_models"]
 # The suite's workers share the cores, and equality to the bit is promised on one thread.
 torch.set_num_threads(1)
 
+# torch gives some of its warnings only once in a process. The suite makes errors of warnings: which test fails must not
+# depend on the tests that ran before it.
+torch.set_warn_always(True)
+
 # The garbage collector would look through torch, its exporter and thousands of collected tests again and again, which
 # takes a sixth of the processor time of tests that export. `make test` prints that time.
 gc.set_threshold(50_000, 20, 20)

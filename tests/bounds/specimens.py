@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bounds.step_search import checked
 from cells.test_reference import VARIANTS
+from model_helpers import mark_fitted
 from stablernn import Classifier, create_cell, list_cells
 from stablernn.bounds.step_bound import StepBound
 from stablernn.cells import StableCell, cell_info
@@ -168,7 +169,7 @@ def trained(
     """
     torch.manual_seed(hidden)
     x, y = waves() if data is None else data
-    model = Classifier(key, x.shape[2], int(y.max()) + 1, hidden, **options)
+    model = mark_fitted(Classifier(key, x.shape[2], int(y.max()) + 1, hidden, **options))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     for step in range(1, steps + 1):
         loss = nn.functional.cross_entropy(model(x), y)

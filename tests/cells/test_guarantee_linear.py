@@ -366,7 +366,7 @@ class TestGRUD:
         for gap, left in ((1.0, 1.0), (2.0, 1.0), (6.0, math.exp(-2.0)), (1e9, 0.0)):
             state = (zero, torch.full_like(zero, 3.0), zero)
             hidden = cell.step(weights, state, torch.full_like(zero, math.nan), torch.full_like(zero, gap))[0]
-            assert float(hidden) == pytest.approx(math.tanh(3.0 * left) / 2, abs=1e-12)
+            assert hidden.item() == pytest.approx(math.tanh(3.0 * left) / 2, abs=1e-12)
 
     def test_the_state_decays_with_the_time_that_has_passed(self) -> None:
         cell = create_cell("gru_d", 2, 1).double()
@@ -378,7 +378,7 @@ class TestGRUD:
         one = torch.ones(1, 1, dtype=torch.float64)
         state = (one, torch.zeros(1, 2).double(), torch.tensor([[1.0, 4.0]]).double())
         hidden = cell.step(cell.materialize(), state, cell.drive(torch.zeros(1, 2).double()), 3 * one)[0]
-        assert float(hidden) == pytest.approx(math.exp(-(0.1 * 4 + 0.2 * 7)), rel=1e-12)
+        assert hidden.item() == pytest.approx(math.exp(-(0.1 * 4 + 0.2 * 7)), rel=1e-12)
 
     @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
     @pytest.mark.parametrize("num_layers", [1, 2])
@@ -549,7 +549,7 @@ class TestODELSTM:
                 k2 = velocity(exact + part / 2 * k1)
                 k3 = velocity(exact + part / 2 * k2)
                 exact = (exact + part / 6 * (k1 + 2 * k2 + 2 * k3 + velocity(exact + part * k3))).detach()
-            errors.append(float((cell(x, state, dt=length)[0] - exact).norm()))
+            errors.append((cell(x, state, dt=length)[0] - exact).norm().item())
         # Over one interval of length s the error is of order s^(order + 1).
         assert math.log2(errors[0] / errors[1]) == pytest.approx(order + 1, abs=0.3)
 

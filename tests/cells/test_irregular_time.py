@@ -15,6 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import stablernn as srn
+from model_helpers import mark_fitted
 from reference.dynamics import cell_at, log_norm, norm
 from reference.mapping import MAPPING
 from stablernn import StableRNN, create_cell, list_cells
@@ -518,7 +519,7 @@ FAST = ("lvf_mid", "neural_ode_rnn")
 
 @pytest.mark.parametrize("key", [key if key in FAST else pytest.param(key, marks=pytest.mark.slow) for key in TIMED])
 def test_a_model_for_irregular_time_exports_to_both_formats_with_parity(key: str, tmp_path: Path) -> None:
-    model = srn.Classifier(key, 2, 3, 17, max_dt=2.5)
+    model = mark_fitted(srn.Classifier(key, 2, 3, 17, max_dt=2.5))
     report = srn.export(model, tmp_path, formats=("onnx", "torchscript"))
     assert report.signature["max_dt"] == 2.5
     assert report.parity["stream_equals_sequence"] is True

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bounds.test_soundness import drawn
+from model_helpers import mark_fitted
 from stablernn import Classifier, Forecaster, StableRNN, create_cell
 from stablernn.certificates.certificate import KINDS, certify
 from stablernn.errors import CertificateError, ConfigError
@@ -40,7 +41,7 @@ CELLS: dict[str, tuple[str, ...]] = {
 
 def model(key: str, options: str, std: float | None = 0.05) -> SequenceModel:
     torch.manual_seed(0)
-    built = Classifier(key, 1, 3, 6, **MODELS[options]).eval()
+    built = mark_fitted(Classifier(key, 1, 3, 6, **MODELS[options])).eval()
     if std is not None:
         scale(built, std)
     return built
@@ -233,7 +234,7 @@ class TestDocument:
 
 class TestCertify:
     def test_a_model_has_the_certificate_of_its_layers(self) -> None:
-        built = Forecaster("rnn", 1, 4, 6, num_layers=2)
+        built = mark_fitted(Forecaster("rnn", 1, 4, 6, num_layers=2))
         of_model, of_layers = certify(built), certify(built.rnn.first)
         assert (of_model.kind, of_model.rate) == (of_layers.kind, of_layers.rate)
         prefix = len(built.patches.state_roles())

@@ -75,7 +75,7 @@ def test_a_gap_counts_what_rounding_lets_grow() -> None:
     assert certificate.kind == "non-expansive"
     cost = certificate.missing_data_error(1)
     assert cost is not None
-    assert cost >= 4 * float(cell.get_parameter("weight_hh")[0, 0]) ** 100_000
+    assert cost >= 4 * cell.get_parameter("weight_hh")[0, 0].item() ** 100_000
 
 
 def test_what_is_nothing_is_forgotten_at_once() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_helpers import mark_fitted
 from stablernn import StableRNN, create_cell
 from stablernn.certificates.certificate import certify
 from stablernn.certificates.quantization import FORMATS, Format, QuantizationErrorBound, quantize
@@ -134,7 +135,7 @@ def test_numbers_beyond_the_format_prove_nothing() -> None:
 
 def test_the_worst_member_counts() -> None:
     torch.manual_seed(0)
-    model = Classifier("lipschitz", 2, 2, 4, members=2, cell_options=DAMPED).eval()
+    model = mark_fitted(Classifier("lipschitz", 2, 2, 4, members=2, cell_options=DAMPED)).eval()
     stored = certify(model).quantization["int8"]
     alone = [certify(stack).quantization["int8"] for stack in model.rnn.stacks]
     assert stored is not None

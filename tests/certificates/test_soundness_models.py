@@ -11,6 +11,7 @@ import torch
 from bounds.specimens import OPTIONS, extreme, trained
 from bounds.step_search import Seen, violations
 from certificates.trajectory_search import checked_module
+from model_helpers import mark_fitted
 from stablernn import Classifier, Forecaster, StableRNN, list_cells
 from stablernn.certificates.certificate import certify
 from stablernn.errors import ConfigError
@@ -61,12 +62,12 @@ def test_of_layers(key: str) -> None:
 @pytest.mark.parametrize("key", ["rnn", "cornn", "lru", "eunn"])
 def test_of_models(key: str, options: str) -> None:
     torch.manual_seed(0)
-    check(shrunk(Classifier(key, 1, 3, 4, **MODELS[options]), 0.4))
+    check(shrunk(mark_fitted(Classifier(key, 1, 3, 4, **MODELS[options])), 0.4))
 
 
 def test_of_a_forecaster_and_of_members_alone() -> None:
     torch.manual_seed(0)
-    check(shrunk(Forecaster("rnn", 1, 4, 6, num_layers=2), 0.4))
+    check(shrunk(mark_fitted(Forecaster("rnn", 1, 4, 6, num_layers=2)), 0.4))
     check(shrunk(Ensemble(2, "fastrnn", 2, 5, 2), 0.5))
 
 
@@ -105,7 +106,8 @@ class TestWidely:
     def test_of_models(self, key: str, options: str) -> None:
         for share in (0.2, 1.0):
             torch.manual_seed(1)
-            check(shrunk(Classifier(key, 2, 3, 5, **MODELS[options]), share), pairs=4, searches=3)
+            model = mark_fitted(Classifier(key, 2, 3, 5, **MODELS[options]))
+            check(shrunk(model, share), pairs=4, searches=3)
 
     def test_of_options(self) -> None:
         for key, options in OPTIONS:

@@ -70,10 +70,16 @@ def url(shops: Workplace) -> Iterator[str]:
         process.communicate(timeout=30)
 
 
+def table(shops: Workplace, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with shops.path(name).open() as file:
+        return list(csv.DictReader(file))
+
+
 def predicted(shops: Workplace, target: str, name: str) -> dict[str, np.ndarray]:
     """By series, mean and quantiles of each step ahead, as ``predict`` writes them."""
     shops.ok("-q", "predict", target, "--input", source(name), "--output", "answers.csv")
-    rows = list(csv.DictReader(shops.path("answers.csv").open()))
+    rows = table(shops, "answers.csv")
     assert list(rows[0]) == ["unique_id", "ds", "mean", "q0.1", "q0.5", "q0.9"]
     assert [row["ds"] for row in rows[:HORIZON]] == ["2024-03-01", "2024-03-02", "2024-03-03", "2024-03-04"]
     columns = ("mean", "q0.1", "q0.5", "q0.9")
@@ -89,7 +95,7 @@ def source(name: str) -> str:
 
 def request(name: str, series: str, shops: Workplace) -> dict[str, Any]:
     """What a client sends of a series that stands in the file."""
-    rows = [row for row in csv.DictReader(shops.path(source(name)).open()) if row["unique_id"] == series]
+    rows = [row for row in table(shops, source(name)) if row["unique_id"] == series]
     past = [[float(row[key]) if row[key] else None for key in FEATURES[name]] for row in rows[:60]]
     item: dict[str, Any] = {"name": series, "series": past, "start_timestamp": "2024-01-01T00:00:00Z"}
     if name != "joined":

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from model_helpers import mark_fitted
 from stablernn import Classifier, Forecaster, list_cells
 from stablernn.certificates.certificate import certify
 from stablernn.data import load_data
@@ -36,7 +37,7 @@ def samples(batch: int = 3, time: int = 7, features: int = 2, seed: int = 0) -> 
 
 def classifier(key: str, hidden_size: int = 4, **options: Any) -> SequenceModel:
     torch.manual_seed(0)
-    return Classifier(key, 2, 3, hidden_size, **options).eval()
+    return mark_fitted(Classifier(key, 2, 3, hidden_size, **options)).eval()
 
 
 def positive_scalar(factor: float, readout: str) -> SequenceModel:
@@ -220,7 +221,8 @@ class TestGradients:
 class TestObserve:
     def test_of_a_classifier(self) -> None:
         torch.manual_seed(0)
-        found = observe_dynamics(Classifier("gru", 1, 10, 6).eval(), load_data("digits", task="classify"))
+        model = mark_fitted(Classifier("gru", 1, 10, 6)).eval()
+        found = observe_dynamics(model, load_data("digits", task="classify"))
         document = found.document()
         assert set(document) == {"certificate", "empirical"}
         empirical = document["empirical"]
@@ -238,8 +240,8 @@ class TestObserve:
     def test_of_a_forecaster_the_last_of_each_context(self, head: str) -> None:
         data = load_data("co2", task="forecast", horizon=3, context_length=700)
         torch.manual_seed(0)
-        model = Forecaster("lstm", 1, 3, 4, head=head, num_layers=2, scaling="context", window=52).eval()
-        found, cut = observe_dynamics(model, data), select_samples(data, "test", 512)
+        model = Forecaster("lstm", 1, 3, 4, head=head, num_layers=2, scaling="context", window=52)
+        found, cut = observe_dynamics(mark_fitted(model).eval(), data), select_samples(data, "test", 512)
         assert found.steps == 16 * 512
         assert found.spectra is not None
         assert found.spectra.eigenvalues.shape == (256, 16)
@@ -272,7 +274,8 @@ class TestObserve:
             fingerprint="sha256:0",
         )
         torch.manual_seed(0)
-        found = observe_dynamics(SequencePredictor("gru", 2, 2, 4, output=output).eval(), data)
+        model = mark_fitted(SequencePredictor("gru", 2, 2, 4, output=output)).eval()
+        found = observe_dynamics(model, data)
         assert (found.sequences, found.steps) == (4, sum(lengths))
         assert found.gradients.ratios.shape == (4, 12)
 
@@ -309,7 +312,7 @@ class TestObserve:
         monkeypatch.setattr(report, "MAX_STATE_SIZE", 19)
         monkeypatch.setattr(report, "EXPONENTS", ((18, 18), (19, 17)))
         torch.manual_seed(0)
-        models = {size: Classifier("rnn", 1, 10, size).eval() for size in (18, 19, 20)}
+        models = {size: mark_fitted(Classifier("rnn", 1, 10, size)).eval() for size in (18, 19, 20)}
         found = {size: observe_dynamics(model, load_data("digits", task="classify")) for size, model in models.items()}
         assert [len(one.lyapunov.exponents) for one in found.values()] == [18, 17, 16]
         assert [one.spectra is None for one in found.values()] == [False, False, True]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import stablernn as srn
 from exports import scan_bodies
+from model_helpers import mark_fitted
 from stablernn.errors import ConfigError, ParityError
 from stablernn.export import model_signature
 from stablernn.export.parity import _check_bounds, check_parity, open_session
@@ -89,7 +90,7 @@ SLOW_VARIANTS = {"many-features-and-units"}
     "variant", [pytest.param(name, marks=pytest.mark.slow if name in SLOW_VARIANTS else []) for name in VARIANTS]
 )
 def test_every_part_of_a_model_exports_with_parity(variant: str, tmp_path: Path) -> None:
-    report = srn.export(VARIANTS[variant](), tmp_path, formats=("onnx", "torchscript"))
+    report = srn.export(mark_fitted(VARIANTS[variant]()), tmp_path, formats=("onnx", "torchscript"))
     assert report.parity["stream_equals_sequence"] is True
     assert report.parity["batch_equals_single"] is True
 
@@ -149,7 +150,7 @@ def _inputs(model: SequenceModel) -> list[str]:
 
 def test_exported_files_build_the_same_model_again(tmp_path: Path) -> None:
     model = srn.Forecaster("lipschitz", 2, 5, 8, scaling="window", window=10, num_layers=2)
-    srn.export(model, tmp_path)
+    srn.export(mark_fitted(model), tmp_path)
     rebuilt = build_model(json.loads((tmp_path / "config.json").read_text())["model"])
     rebuilt.load_state_dict(load_file(tmp_path / "weights.safetensors"))
     x = torch.randn(3, 20, 2)
@@ -158,7 +159,7 @@ def test_exported_files_build_the_same_model_again(tmp_path: Path) -> None:
 
 def test_export_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     model = srn.Classifier("lipschitz", 1, 2, 4).double().train()
-    srn.export(model, tmp_path)
+    srn.export(mark_fitted(model), tmp_path)
     assert model.training
     assert all(parameter.requires_grad and parameter.dtype == torch.float64 for parameter in model.parameters())
 
@@ -218,7 +219,7 @@ def test_each_kind_of_difference_fails_parity(change: dict[str, object], sentenc
 
 
 def test_parity_is_checked_at_the_length_the_model_is_for(tmp_path: Path) -> None:
-    report = srn.export(srn.Classifier("rnn", 1, 2, 4), tmp_path, steps=130)
+    report = srn.export(mark_fitted(srn.Classifier("rnn", 1, 2, 4)), tmp_path, steps=130)
     assert report.parity["longest"] == 130
     assert {row["time"] for row in report.parity["compared"]} == {1, 7, 40, 130}
 
@@ -242,7 +243,7 @@ def test_a_layer_is_no_model(tmp_path: Path) -> None:
 
 
 def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:
-    model = srn.Classifier("lipschitz", 1, 2, 4)
+    model = mark_fitted(srn.Classifier("lipschitz", 1, 2, 4))
     with torch.no_grad():
         next(model.head.parameters())[0] = torch.nan
     with pytest.raises(ParityError):

@@ -190,9 +190,14 @@ class BreakingLine:
             while True:
                 client, _ = self._listener.accept()
                 self.connections += 1
-                server = socket.create_connection(("127.0.0.1", self._server))
-                threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
-                threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
+                threading.Thread(target=self._relay, args=(client,), daemon=True).start()
+
+    def _relay(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._server)) as server:
+            answers = threading.Thread(target=self._pump, args=(server, client, True), daemon=True)
+            answers.start()
+            self._pump(client, server, False)
+            answers.join()
 
     def _pump(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
         with contextlib.suppress(OSError):

@@ -12,7 +12,6 @@ import json
 import pickle
 import shutil
 import sys
-import warnings
 from pathlib import Path
 
 import onnx
@@ -22,7 +21,6 @@ from torch._export import utils as export_utils
 from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from stablernn.errors import UntrainedWarning
 from stablernn.export import ExportReport, export
 from stablernn.export.step import ModelParts
 from stablernn.export.weights import serialize_weights
@@ -100,10 +98,9 @@ def exported(model: SequenceModel, folder: Path | str) -> ExportReport:
     shared = _state["folder"] / _key(frozen)
     with FileLock(f"{shared}.lock"):
         if not (shared / "report.json").exists():
-            with warnings.catch_warnings():
-                # Most of these models are served with the weights that they were built with.
-                warnings.simplefilter("ignore", UntrainedWarning)
-                report = export(model, shared)
+            # Most of these models are served with the weights that they were built with.
+            frozen.mark_fitted()
+            report = export(frozen, shared)
             parts = {"signature": report.signature, "parity": report.parity, "certificate": report.certificate}
             (shared / "report.json").write_text(json.dumps({**parts, "files": list(report.files)}))
     stored = json.loads((shared / "report.json").read_text())

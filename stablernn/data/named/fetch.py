@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import logging
@@ -11,7 +12,7 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -161,8 +162,9 @@ def _unpack(address: str, archive: Path, file: DataFile) -> Path:
 
 def _download(address: str, path: Path, max_bytes: int) -> None:
     size = 0
-    with path.open("wb") as file:
-        for block in _blocks(address):
+    # Closed here, since an exception would keep the generator and its connection alive.
+    with path.open("wb") as file, contextlib.closing(_blocks(address)) as blocks:
+        for block in blocks:
             size += len(block)
             # Checked while reading, so that a wrong address cannot fill the disk.
             if size > max_bytes:
@@ -170,7 +172,7 @@ def _download(address: str, path: Path, max_bytes: int) -> None:
             file.write(block)
 
 
-def _blocks(address: str) -> Iterator[bytes]:
+def _blocks(address: str) -> Generator[bytes, None, None]:
     if urlsplit(address).scheme not in ("http", "https"):
         raise errors.DataError(f"'{address}' is not an http or https address.")
     request = urllib.request.Request(address, headers={"User-Agent": f"stablernn/{__version__}"})
@@ -182,6 +184,8 @@ def _blocks(address: str) -> Iterator[bytes]:
                 size += len(block)
                 yield block
     except urllib.error.HTTPError as error:
+        # The error is the response, too.
+        error.close()
         raise errors.DataError(f"{address} answers {error.code} ({error.reason}).") from error
     except http.client.HTTPException as error:
         raise errors.DataError(f"{address} breaks off ({type(error).__name__}).") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,6 +62,8 @@ class GrowingArray:
         self._num_rows += len(chunk)
         if self._file is None and chunk.nbytes > self._budget.available:
             self._file = _create_unnamed_file()
+            # Closed with the array, whether or not it is finished; a mapping of the file lives on.
+            weakref.finalize(self, self._file.close)
             self._move_to_disk(self._file)
         if self._file is not None:
             _write(self._file, chunk)

@@ -63,7 +63,7 @@ def server(trained: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield running
     finally:
         running.process.kill()
-        running.process.wait()
+        running.process.communicate()
 
 
 def test_it_says_where_it_is_and_what_it_serves(server: Server) -> None:

@@ -217,7 +217,8 @@ def refused(path: Path) -> str:
 
 def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
-    np.save(path.open("wb"), X)
+    with path.open("wb") as file:
+        np.save(file, X)
     assert refused(path) == (
         "'d.npz' is a single array (.npy). Write it by numpy.savez, 'x' the values and 'y' the labels."
     )

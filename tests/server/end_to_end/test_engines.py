@@ -100,7 +100,7 @@ def served(zoo: Published, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield {**first_document(process.stdout), "log": log}
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 @pytest.fixture(scope="module")

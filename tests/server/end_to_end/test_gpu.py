@@ -45,7 +45,7 @@ def served(
         yield request.param, first_document(process.stdout)["url"]
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_a_foreign_client_gets_the_numbers_of_the_model(served: tuple[str, str], zoo: Published) -> None:

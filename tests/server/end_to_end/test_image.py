@@ -235,7 +235,8 @@ def test_the_install_steps_give_an_environment_that_serves_without_torch(publish
         assert httpx.get(f"{url}/v2/models/animals").json()["parameters"]["device"] == "cpu"
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        process.communicate(timeout=30)
+        assert process.returncode == 0
 
 
 @pytest.fixture(scope="module")
