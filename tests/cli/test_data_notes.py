@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from cli_helpers import NO_PLOTS, Workplace
-from stablernn.data import load_data
+from stablernn.data.load import load_source
+from stablernn.data.options import LoadOptions
+from stablernn.data.step_data import Data
 from stablernn.training import load_run
 from stablernn_cli.metric_tables import data_notes
 from stablernn_registry import Registry
@@ -92,11 +94,11 @@ def test_data_without_a_flaw_need_no_line(empty: Workplace) -> None:
 def lacking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes all data that runs load lack something."""
 
-    def load(*arguments: Any, **options: Any) -> Any:
-        data = load_data(*arguments, **options)
+    def load(options: LoadOptions) -> Data:
+        data = load_source(options)
         return replace(data, notes={**data.notes, **PARTIAL, **UNCHECKED})
 
-    return lambda: monkeypatch.setattr("stablernn.training.run_data.load_data", load)
+    return lambda: monkeypatch.setattr("stablernn.training.run_data.load_source", load)
 
 
 def test_scores_say_what_their_data_lacks(trained: Workplace, lacking: Callable[[], None], tmp_path: Path) -> None:
