@@ -288,8 +288,9 @@ def test_statistics(control: Call) -> None:
 
 
 @pytest.fixture(scope="module")
-def typed(server: Running) -> OpenInferenceClient:
-    return OpenInferenceClient(base_url=server.url)
+def typed(server: Running) -> Iterator[OpenInferenceClient]:
+    with httpx.Client(timeout=60) as http_client:
+        yield OpenInferenceClient(base_url=server.url, httpx_client=http_client)
 
 
 def test_the_generated_client_reads_health_and_metadata(typed: OpenInferenceClient) -> None:
