@@ -307,7 +307,7 @@ class ForecastTask(Task):
         outputs = predict(predictor, scorer.source, batch_size=batch_size)
         metrics = scorer.score(outputs)
         # Windows without any value in the context are not scored; their number is reported.
-        results: dict[str, Any] = {"windows_without_context": self.data.windows(split).without_context}
+        results: dict[str, Any] = {"windows_without_context": scorer.windows_without_context}
         if extras is None:
             return SplitScores(metrics, scorer.samples, results)
         results |= self._score_tables(scorer, outputs, extras)
