@@ -32,8 +32,7 @@ from stablernn_server.batching import dispatch
 MODEL_CODE = ("stablernn/bounds/", "stablernn/cells/", "stablernn/engines/", "stablernn/nn/", "stablernn/param")
 """The model itself, which an export calls again and again: the first walk has these files."""
 TRANSPORT = ("server/stablernn_server/process/", "server/stablernn_server/transport/")
-"""What is below the application: connections, and the process."""
-
+"""Files below the application: connections and the process."""
 
 SAMPLE = [[0.5, 1.0]] * 3
 """A sample of a stream: a patch of three steps."""

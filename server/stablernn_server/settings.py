@@ -175,6 +175,34 @@ class Settings(BaseSettings):
         """Return the largest body of JSON only, in bytes."""
         return min(self.max_json_bytes, self.max_body_bytes)
 
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise SettingsError(f"Settings: {format_validation_error(error, 'settings')}") from error
+
+    @field_validator("models", "allowed_origins", "forwarded_allow_ips", mode="before")
+    @classmethod
+    def _split_commas(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_networks(value)
+        return value
+
+    @field_validator("infer_tokens", "admin_tokens", mode="before")
+    @classmethod
+    def _hide_tokens(cls, value: Any) -> tuple[SecretStr, ...]:
+        # Before validation, so that the message of a failed one cannot repeat a token.
+        if isinstance(value, str):
+            value = [part for part in value.split(",") if part.strip()]
+        tokens = value if isinstance(value, tuple | list) else (value,)
+        return tuple(token if isinstance(token, SecretStr) else SecretStr(str(token).strip()) for token in tokens)
+
     def check_sequences(self, batch: int, time_steps: int, elements: int) -> None:
         """Raise if a run over sequences is above a limit.
 
@@ -216,31 +244,3 @@ class Settings(BaseSettings):
                 f"{samples} samples of {streams} streams make {elements} numbers with outputs and states, the limit is "
                 f"{self.max_elements}; send fewer at a time."
             )
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise SettingsError(f"Settings: {format_validation_error(error, 'settings')}") from error
-
-    @field_validator("models", "allowed_origins", "forwarded_allow_ips", mode="before")
-    @classmethod
-    def _split_commas(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
-
-    @field_validator("forwarded_allow_ips")
-    @classmethod
-    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        parse_networks(value)
-        return value
-
-    @field_validator("infer_tokens", "admin_tokens", mode="before")
-    @classmethod
-    def _hide_tokens(cls, value: Any) -> tuple[SecretStr, ...]:
-        # Before validation, so that the message of a failed one cannot repeat a token.
-        if isinstance(value, str):
-            value = [part for part in value.split(",") if part.strip()]
-        tokens = value if isinstance(value, tuple | list) else (value,)
-        return tuple(token if isinstance(token, SecretStr) else SecretStr(str(token).strip()) for token in tokens)

@@ -197,19 +197,19 @@ def _candidate_metrics(step: LureSystem) -> list[Matrix]:
         middle = step.F + step.G @ inner / 2
     metrics: list[Matrix] = []
     radius = float(np.abs(np.linalg.eigvals(middle)).max())
-    for margin in (0.1, 0.5):
-        # The Lyapunov equation has a positive solution only for a spectral radius below 1.
-        scaled = middle / (radius + margin * max(1 - radius, 0.05))
-        try:
-            with warnings.catch_warnings():
-                # An inaccurate solution is a worse candidate, of which `lure_bound` proves as much as it does of any.
-                warnings.simplefilter("ignore", linalg.LinAlgWarning)
+    with warnings.catch_warnings():
+        # An inaccurate solution is only a worse candidate: `lure_bound` verifies whichever matrix it gets.
+        warnings.simplefilter("ignore", linalg.LinAlgWarning)
+        for margin in (0.1, 0.5):
+            # The Lyapunov equation has a positive solution only for a spectral radius below 1.
+            scaled = middle / (radius + margin * max(1 - radius, 0.05))
+            try:
                 form = linalg.solve_discrete_lyapunov(scaled.T, np.eye(len(middle)))
-            factor = np.linalg.cholesky((form + form.T) / 2).T
-        except np.linalg.LinAlgError:
-            # Rounding has left the equation singular, or its solution not positive.
-            continue
-        metrics.append(factor / np.linalg.norm(factor, 2))
+                factor = np.linalg.cholesky((form + form.T) / 2).T
+            except np.linalg.LinAlgError:
+                # Rounding has left the equation singular, or its solution not positive.
+                continue
+            metrics.append(factor / np.linalg.norm(factor, 2))
     if step.D is None:
         # By the Perron vectors: sqrt(left / right) is the diagonal scaling of the smallest norm of a matrix of moduli.
         moduli = np.abs(step.F) + np.abs(step.G) @ np.abs(step.V)

@@ -13,7 +13,7 @@ class WeightCache:
     """The matrices of one cell, for steps with and without ``dt``.
 
     Attributes:
-        is_enabled: Whether matrices are cached; False until :meth:`enable` is called.
+        is_enabled: True while matrices are cached.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,8 @@ _MAX_ROUNDING = 0.01
 # A column that varies by no more than this share of its size is a constant with the rounding of float64 on it.
 _MIN_RELATIVE_SPREAD = 1e-12
 _BLOCK_NUMBERS = 1 << 20
-Part = str | int | tuple[str, ...] | npt.NDArray[Any]
+FingerprintPart = str | int | tuple[str, ...] | npt.NDArray[Any]
+"""Value that enters a fingerprint."""
 
 
 class Samples(NamedTuple):
@@ -49,6 +50,30 @@ class Samples(NamedTuple):
     dt: Float32Array | None = None
     static: Float32Array | None = None
     future: Float32Array | None = None
+
+
+def cut_samples(
+    samples: Samples, max_length: int, *, from_end: bool = False, has_step_targets: bool = False
+) -> Samples:
+    """Return samples cut to a length.
+
+    Args:
+        samples: The samples, with targets ``y``.
+        max_length: Steps to keep of each.
+        from_end: True to keep the last steps, and not the first.
+        has_step_targets: True if targets are those of each step.
+    """
+    longest = min(max_length, int(samples.lengths.max()))
+    starts = np.maximum(samples.lengths - longest, 0) if from_end else np.zeros_like(samples.lengths)
+    # (batch, longest): the steps that stay, of each row.
+    columns = starts[:, None] + np.arange(longest)
+    rows = np.arange(len(columns))[:, None]
+    return samples._replace(
+        x=samples.x[rows, columns],
+        lengths=np.minimum(samples.lengths, longest),
+        y=samples.y[rows, columns] if has_step_targets else samples.y,
+        dt=None if samples.dt is None else samples.dt[rows, columns],
+    )
 
 
 def finite_float32(values: npt.NDArray[Any], location: Callable[[tuple[int, ...]], str]) -> Float32Array:
@@ -127,7 +152,7 @@ class Resolution:
             )
 
 
-def fingerprint(parts: Iterable[Part]) -> str:
+def fingerprint(parts: Iterable[FingerprintPart]) -> str:
     """Return ``sha256:`` and the hash over the parts in their order: texts, numbers, tuples of texts, arrays.
 
     Arrays enter with shape and type as little-endian C order, every NaN as the same bits; so equal content gives an

@@ -120,18 +120,23 @@ class LoadOptions(DataOptions):
     """Steps of the main season, 1 = none; None: the dataset's, else from the frequency."""
 
     @classmethod
-    def unchecked(cls, source: str | Path, **options: Any) -> LoadOptions:
+    def unchecked(cls, source: str | Path, *, caller: str = "load_data", **options: Any) -> LoadOptions:
         """Take options from Python code as they are.
 
         Loading checks them where a message can name the file that they do not fit. Validation would come before that,
         and would refuse numpy's integers.
 
+        Args:
+            source: Name of a dataset or path of a file.
+            caller: Name of the function that was called with the options, for the message about an unknown one.
+            options: The other options.
+
         Raises:
-            TypeError: If there is no option of a name.
+            TypeError: If a name is not an option.
         """
-        unknown = sorted(options.keys() - cls.model_fields.keys())
-        if unknown:
-            raise TypeError(f"There is no option '{unknown[0]}'.")
+        for name in options:
+            if name not in cls.model_fields:
+                raise TypeError(f"{caller}() got an unexpected keyword argument '{name}'")
         for name in ("target", "channels"):
             if options.get(name) is not None:
                 options[name] = _tuple_of(options[name])

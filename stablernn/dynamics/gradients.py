@@ -48,14 +48,14 @@ class Gradients:
         return {"sequences": len(self.ratios), **{name: _quantiles(values) for name, values in figures.items()}}
 
 
-def gradients(model: SequenceModel, layers: LayerDynamics, samples: Samples, truth: Array) -> Gradients:
+def gradients(model: SequenceModel, layers: LayerDynamics, samples: Samples) -> Gradients:
     """Return the gradients of a model's loss with respect to the states of its layers, in float64.
 
     Args:
         model: The model; it is not changed.
         layers: Its layers along the samples.
-        samples: The sequences in raw units.
-        truth: Class numbers ``(batch,)``, targets ``(batch, horizon, targets)`` in raw units, or those of every step.
+        samples: The sequences in raw units, with class numbers ``(batch,)``, targets ``(batch, horizon, targets)`` in
+            raw units, or those of every step.
     """
     exact = copy.deepcopy(model).cpu().double().eval().requires_grad_(False)
     state = layers.start().requires_grad_(True)
@@ -66,7 +66,7 @@ def gradients(model: SequenceModel, layers: LayerDynamics, samples: Samples, tru
         outputs.append(layers.rnn.output(layers.split(state)))
     readout_state = _final_readout_state(exact, torch.stack(outputs, dim=1), layers)
     final = (*layers.preprocessing_state, *layers.split(state), *readout_state)
-    loss = _last_loss(exact, final, samples, truth)
+    loss = _last_loss(exact, final, samples)
     # Without any target the loss depends on no state.
     state_gradients = (
         torch.autograd.grad(loss, states) if loss.requires_grad else [torch.zeros_like(tensor) for tensor in states]
@@ -88,14 +88,15 @@ def _final_readout_state(model: SequenceModel, outputs: Tensor, layers: LayerDyn
     return model._update_readout(outputs, start, torch.arange(layers.steps) < layers.lengths[:, None])
 
 
-def _last_loss(model: SequenceModel, final: States, samples: Samples, truth: Array) -> Tensor:
+def _last_loss(model: SequenceModel, final: States, samples: Samples) -> Tensor:
     """Return the training loss of the answers after the last step, summed, without penalties and quantiles."""
     covariates = {
         name: torch.from_numpy(values).double()
         for name, values in (("static", samples.static), ("future", samples.future))
         if values is not None
     }
-    last = truth[np.arange(len(truth)), samples.lengths - 1] if model.every_step else truth
+    y = samples.y
+    last = y[np.arange(len(y)), samples.lengths - 1] if model.every_step else y
     return model.output_loss(final, torch.from_numpy(last), **covariates)
 
 

@@ -82,7 +82,7 @@ def observe_dynamics(
         model: On any device; it is not changed, and everything is computed on the CPU.
         data: The data that the sequences are taken from.
         split: train, validation or test.
-        labels: The classes or outputs that the model knows, in its order; None: those of the data.
+        labels: Classify: names of the model's classes, in its order; None: those of the data. Other tasks ignore it.
 
     Raises:
         UnknownNameError: If there is no split of that name.
@@ -114,7 +114,7 @@ def observe_dynamics(
             warm_up=min(longest // 4, MAX_WARM_UP),
             lengths=layers.lengths.tolist(),
         ),
-        gradients=gradients(model, layers, samples, samples.y),
+        gradients=gradients(model, layers, samples),
         sequences=len(samples.lengths),
         steps=int(layers.lengths.sum()),
     )
@@ -127,4 +127,4 @@ def select_samples(data: Data, split: str, max_length: int, labels: Sequence[str
         UnknownNameError: If there is no split of that name.
         DataError: If the split is empty, or has a class that is not among ``labels``.
     """
-    return task_for(data).samples_to_observe(split, count=MAX_SEQUENCES, max_length=max_length, outputs=labels)
+    return task_for(data).select_observed_samples(split, count=MAX_SEQUENCES, max_length=max_length, outputs=labels)

@@ -23,8 +23,8 @@ from stablernn.data.arrays import Samples
 from stablernn.dynamics.lyapunov import tangent_map
 from stablernn.errors import CertificateError
 from stablernn.nn.ensemble import Ensemble
-from stablernn.nn.layers import StableRNN, valid_steps
-from stablernn.nn.models import SequenceModel, SequencePredictor
+from stablernn.nn.layers import StableRNN
+from stablernn.nn.models import SequenceModel
 from stablernn.nn.models._base import States
 
 Array = npt.NDArray[Any]
@@ -295,18 +295,11 @@ def _norms(jacobians: Array, bound: StepBound) -> Array:
 
 def _layer_inputs(model: SequenceModel, samples: Samples) -> tuple[Tensor, Tensor | None, States, Tensor | None]:
     """Return the layers' input, its number of steps, the state of scaling and patches after these, and their times."""
-    x, lengths = torch.from_numpy(samples.x), torch.from_numpy(samples.lengths)
-    valid = valid_steps(x, lengths)
-    state: States = tuple(model.scaling.mean.new_zeros(len(x), size) for _, size in model.patches.state_roles())
-    dt = None
+    x, dt = torch.from_numpy(samples.x), None
     if model.max_dt is not None:
         dt = torch.ones(x.shape[:2]) if samples.dt is None else torch.from_numpy(samples.dt)
     with torch.no_grad():
-        if isinstance(model, SequencePredictor):
-            features, state = model.scaling.sequence(x, state, valid)
-            return features, None if valid is None else lengths, state, dt
-        features, patch_counts, state = model.patches.sequence(x, valid, state)
-        return features, patch_counts, state, None if dt is None else model.patches.time(dt, valid)
+        return model.layer_inputs(x, torch.from_numpy(samples.lengths), dt)
 
 
 def _to_float64(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from stablernn.nn.models import SequenceModel, SequencePredictor
+from stablernn.nn.models import SequenceModel
 from stablernn.nn.preprocessing import Scaling
 
 _BOOL = TensorProto.BOOL
@@ -82,8 +82,7 @@ class InputStage:
         at every step is relative to the last observed value.
         """
         scaling, patches = model.scaling, model.patches
-        predicts_change = isinstance(model, SequencePredictor) and model.predict_change
-        if type(scaling) is not Scaling or patches.size != patches.stride or predicts_change:
+        if type(scaling) is not Scaling or patches.size != patches.stride or model.predict_change:
             return None
         # Copies, because the arrays would share memory with the buffers of the model.
         stride = 0 if patches.size == 1 else patches.stride

@@ -37,7 +37,7 @@ def load_run_data(
         DataError: If the content cannot be used.
     """
     options = data_options(config)
-    if source and source != config.data.source:
+    if source is not None and source != config.data.source:
         # Options of one named dataset mean nothing to another.
         options = options.with_options(source=source).reset(("test", *NAMED_OPTIONS))
         if not is_table(source):

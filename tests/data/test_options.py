@@ -6,8 +6,10 @@ import inspect
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from stablernn.data import load_data
+from stablernn.data.check import check_data
 from stablernn.data.options import NAMED_OPTIONS, TASK_OPTIONS, DataOptions, LoadOptions
 from stablernn.training.settings.config import DataConfig, TaskConfig
 
@@ -39,6 +41,21 @@ def test_options_that_differ_from_their_defaults_are_named() -> None:
 def test_defaults_of_a_dataset_give_way_to_options() -> None:
     options = LoadOptions.unchecked("co2", horizon=3).with_defaults({"horizon": 52, "season": 52})
     assert (options.horizon, options.season, options.context_length) == (3, 52, None)
+
+
+def test_reset_options_are_at_their_defaults() -> None:
+    options = LoadOptions.unchecked("co2", test="t.csv", variant="released", horizon=3, future=["x"])
+    assert options.reset(("test", "variant", "future")) == LoadOptions.unchecked("co2", horizon=3)
+
+
+def test_an_unknown_option_is_a_type_error_of_the_function_that_was_called() -> None:
+    message = r"^{}\(\) got an unexpected keyword argument 'horizont'$"
+    with pytest.raises(TypeError, match=message.format("check_data")):
+        check_data("co2", horizont=3)
+    with pytest.raises(TypeError, match=message.format("load_data")):
+        load_data("co2", horizont=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=message.format("load_data")):
+        LoadOptions.unchecked("co2", horizont=3)
 
 
 def test_numbers_of_numpy_are_options(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ class TestGradients:
         model, factor = positive_scalar(0.75, readout), 0.75
         given = samples(batch=2, time=6)._replace(lengths=np.array([6, 4]))
         given = given._replace(x=np.abs(given.x).cumsum(axis=1))
-        found = gradients(model, LayerDynamics(model, given), given, given.y)
+        found = gradients(model, LayerDynamics(model, given), given)
         back = np.arange(6)
         # Inputs grow, so that the largest state is the last one.
         expected = (1 - factor ** (back + 1)) / (1 - factor) if readout == "mean" else factor**back
@@ -195,7 +195,7 @@ class TestGradients:
 
     def test_are_those_of_going_on_from_the_state_in_the_middle(self) -> None:
         model, given = classifier("lstm", num_layers=2), samples(batch=2)
-        found = gradients(model, LayerDynamics(model, given), given, given.y)
+        found = gradients(model, LayerDynamics(model, given), given)
         exactly, x = classifier("lstm", num_layers=2).double(), torch.from_numpy(given.x).double()
         first = len(exactly.patches.state_roles())
         norms = []
@@ -215,7 +215,7 @@ class TestGradients:
         y = np.zeros((2, 7), dtype=np.int64)
         y[1, -1] = -1
         given = given._replace(y=y)
-        assert gradients(model, LayerDynamics(model, given), given, y).document()["sequences"] == 1
+        assert gradients(model, LayerDynamics(model, given), given).document()["sequences"] == 1
 
 
 class TestObserve:

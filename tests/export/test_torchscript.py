@@ -41,12 +41,12 @@ def refuse(*arguments: object, **options: object) -> NoReturn:
     raise AssertionError("torch.jit.script was called")
 
 
+@pytest.mark.filterwarnings("error")
 def test_export_neither_calls_torch_jit_script_nor_warns(
     model: SequenceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.jit, "script", refuse)
     monkeypatch.setattr(torch.jit, "script_method", refuse)
-    # pytest turns every warning into an error.
     torchscript.save(torchscript.script(model), tmp_path / "model.torchscript")
 
 

@@ -140,6 +140,7 @@ def test_outputs_share_no_memory_with_inputs() -> None:
     assert not np.shares_memory(row, feeds["x"])
 
 
+@pytest.mark.filterwarnings("error")
 def test_read_only_inputs_are_fine() -> None:
     graph = TorchGraph(lambda inputs: {"twice": 2 * inputs["x"]}, torch.device("cpu"))
     (twice,) = graph.run(["twice"], {"x": np.frombuffer(np.ones(3, np.float32).tobytes(), np.float32)})

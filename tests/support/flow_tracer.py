@@ -14,7 +14,7 @@ from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("stablernn", "registry", "runtime", "client", "server", "cli")
-#: What every flow uses and none is about: errors, settings, logs, observability.
+#: Files that every flow uses: errors, options, settings, logs, observability.
 _NOT_COUNTED = re.compile(
     r"(^|/)(errors\.py|options\.py|settings(\.py|/)|access_log\.py|stablernn_registry/(log|log_cache|authorship)\.py|observability/|_lazy\.py)"
 )
@@ -23,7 +23,7 @@ _NOT_COUNTED = re.compile(
 class FlowTracer:
     """Records in which files of the project a function runs, in the order of their first calls.
 
-    Threads are traced that start after the tracer was made, and the thread that makes it.
+    Traces the thread that enters :meth:`installed` and the threads that start in its block.
 
     Attributes:
         files: The files since the last :meth:`record`, relative to the root of the project.

@@ -176,9 +176,10 @@ def score(
         model = open_target(target, device)
         # Options that do not fit the task are rejected before the data is read.
         _check(model, extras)
+        score_extras = _score_extras(model, extras)
         attack_settings = extras.robustness.settings(model.task, model.name)
         loaded = model.load_data(data, stamps)
-        scores = task_for(loaded).score(model.predictor, split, model.names, _score_extras(model, extras))
+        scores = task_for(loaded).score(model.predictor, split, model.names, score_extras)
         results = dict(scores.results)
         if extras.stability:
             results |= eval_stability.observe_stability(output, target, model, loaded, split)
@@ -207,6 +208,11 @@ def score(
 
 
 def _score_extras(model: Target, extras: Extras) -> ScoreExtras:
+    """Return the measurements of the task's adapter.
+
+    Raises:
+        stablernn.errors.ConfigError: If the backtest is malformed.
+    """
     from stablernn.training.evaluation.backtest import parse
     from stablernn.training.tasks.task import ScoreExtras
 
@@ -220,11 +226,10 @@ def _score_extras(model: Target, extras: Extras) -> ScoreExtras:
 
 
 def _check(model: Target, extras: Extras) -> None:
-    """Reject options that do not fit the task, and a backtest that cannot be parsed.
+    """Reject options that do not fit the task.
 
     Raises:
         UsageError: If an option is for another task.
-        stablernn.errors.ConfigError: If the backtest is malformed.
     """
     forecast = {
         "--by": extras.by is not None,
@@ -237,11 +242,6 @@ def _check(model: Target, extras: Extras) -> None:
         in_use = [name for name, is_set in options.items() if is_set]
         if in_use and model.task != task:
             raise UsageError(f"{in_use[0]} is for {noun}, and {model.name} is for '{model.task}'. Leave it out.")
-    # Parsed once more where it is used; here for the error before the data is read.
-    if extras.backtest is not None:
-        from stablernn.training.evaluation.backtest import parse
-
-        parse(extras.backtest)
 
 
 def show(output: Output, document: Mapping[str, Any]) -> None:

@@ -133,8 +133,9 @@ def _draw(
     """Draw a forecast or scores, and return the facts about the plot.
 
     Raises:
-        UsageError: If an option does not fit the task.
+        UsageError: If an option does not fit the task or the data.
     """
+    from stablernn.training.plots.windows import WindowRangeError
     from stablernn.training.tasks import task_for, task_type
 
     model = open_target(target, device)
@@ -149,5 +150,9 @@ def _draw(
     if plot_kind != "forecast" and not window.is_default:
         raise UsageError(f"--series, --window and --channel are for forecasts, and {model.name} classifies.")
     data = model.load_data(*data_source)
-    facts = task_for(data).draw_figure(plot_kind, path, model.predictor, split, model.names, window)
+    try:
+        facts = task_for(data).draw_figure(plot_kind, path, model.predictor, split, model.names, window)
+    except WindowRangeError as error:
+        # The message begins with the name of the option.
+        raise UsageError(f"--{error}") from error
     return {"kind": plot_kind, "split": split, **facts}

@@ -82,7 +82,7 @@ class CancellationToken:
 
     Attributes:
         options: Options for ``InferenceSession.run``, which reads them between two nodes of the graph.
-        is_set: Whether :meth:`set` was called.
+        is_set: True once :meth:`set` was called.
     """
 
     def __init__(self) -> None:
@@ -93,8 +93,8 @@ class CancellationToken:
 
     def set(self) -> None:
         """End the run that has :attr:`options`, and every later one."""
-        self.is_set = True
         self.options.terminate = True
+        self.is_set = True
 
 
 def choose_device(device: Device) -> Placement:

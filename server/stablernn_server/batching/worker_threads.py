@@ -19,7 +19,8 @@ T = TypeVar("T")
 END_SECONDS = 1.0
 """Time to wait for runs that were cancelled; ONNX Runtime looks for that between two nodes of a graph."""
 MAX_LOOP_SECONDS = 1.0
-"""Longest run on the event loop. They are expected to take 2 ms, but take longer on a busy or suspended machine."""
+"""Time after which a run on the event loop is cancelled: far beyond the 2 ms that such runs are expected to take, since
+a busy or suspended machine takes longer."""
 
 
 class WorkerThreads(Generic[T]):

@@ -1,4 +1,4 @@
-"""Parsing and writing of JSON: objects, arrays of numbers, and large bodies on a thread.
+"""Parsing and writing of JSON: objects and arrays of numbers; and a helper that runs work on large bodies on a thread.
 
 The bare literal ``NaN`` is read as a missing number.
 """
@@ -17,6 +17,13 @@ import orjson
 from numpy.typing import NDArray
 
 from stablernn_server.errors import InputError
+
+T = TypeVar("T")
+
+MAX_LEVELS = 8
+"""Largest nesting of an array; no tensor of a model has more than four axes."""
+OFFLOAD_BYTES = 64 * 2**10
+"""Bodies above it are read and written on a thread: on the event loop they would make every other request wait."""
 
 
 def json_body(content: Any) -> bytes:
@@ -88,10 +95,6 @@ def whole_number(text: str) -> int | None:
     return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
 
 
-MAX_LEVELS = 8
-"""Largest nesting of an array; no tensor of a model has more than four axes."""
-
-
 def to_array(data: Any, label: str) -> NDArray[Any]:
     """Return a nested JSON array as an array of numbers of the same shape; ``null`` becomes NaN.
 
@@ -146,12 +149,6 @@ def _numbers(values: list[Any], types: set[type], label: str) -> NDArray[Any]:
 
 def _ragged(label: str) -> InputError:
     return InputError(f"{label} is not rectangular: every row of an array must have the same length.")
-
-
-T = TypeVar("T")
-
-OFFLOAD_BYTES = 64 * 2**10
-"""Bodies above it are read and written on a thread: on the event loop they would make every other request wait."""
 
 
 async def run_in_thread_if_large(size: int, function: Callable[[], T]) -> T:

@@ -10,8 +10,9 @@ from weakref import WeakSet
 
 from stablernn_runtime.served_model import ServedModel
 
-Key = tuple[str, int]
+VersionKey = tuple[str, int]
 """Name and number of a version."""
+
 logger = logging.getLogger(__name__)
 
 MAX_TOKEN_MODELS = 8
@@ -94,7 +95,7 @@ class MemoryBudget:
             return
         before = self._living_bytes()
         # Not the models themselves, or they would live as long as this list.
-        idle: list[tuple[float, str, Key]] = sorted(
+        idle: list[tuple[float, str, VersionKey]] = sorted(
             (model.last_used, model.digest, (model.name, model.version))
             for models in (served, token_models)
             for model in models

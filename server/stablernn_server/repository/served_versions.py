@@ -11,7 +11,10 @@ from stablernn_registry import Ref, RefError, parse_ref
 from stablernn_registry.errors import did_you_mean
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.errors import InputError, UnknownModelError, cut
-from stablernn_server.repository.eviction import Key, MemoryBudget, TokenModels, trim_memory
+from stablernn_server.repository.eviction import MemoryBudget, TokenModels, VersionKey, trim_memory
+
+CLOSED = "closed to make room; it is opened again when it is asked for"
+"""The reason why a version that is served is not open."""
 
 
 def resolve_version(
@@ -19,8 +22,8 @@ def resolve_version(
     version: str | None,
     served: Mapping[str, Collection[int]],
     targets: Mapping[Ref, int],
-    aliases: Mapping[Key, tuple[str, ...]],
-) -> Key:
+    aliases: Mapping[VersionKey, tuple[str, ...]],
+) -> VersionKey:
     """Return the name and the number of the version that answers for ``reference``.
 
     Without a version, a name answers with the version that was asked for by alias (the first, if several were), else
@@ -92,7 +95,7 @@ def format_names(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _list_versions(name: str, numbers: Iterable[int], aliases: Mapping[Key, tuple[str, ...]]) -> str:
+def _list_versions(name: str, numbers: Iterable[int], aliases: Mapping[VersionKey, tuple[str, ...]]) -> str:
     versions = (_describe_version(number, aliases[name, number]) for number in sorted(numbers))
     return f"Served: {format_names(versions)}."
 
@@ -100,10 +103,6 @@ def _list_versions(name: str, numbers: Iterable[int], aliases: Mapping[Key, tupl
 def _describe_version(number: int, aliases: Iterable[str]) -> str:
     names = ", ".join(aliases)
     return f"{number} ({names})" if names else str(number)
-
-
-CLOSED = "closed to make room; it is opened again when it is asked for"
-"""The reason why a version that is served is not open."""
 
 
 class ServedVersions:
@@ -121,14 +120,14 @@ class ServedVersions:
         """
         # None: served, but closed to make room.
         self._models: dict[str, dict[int, ServedModel | None]] = {}
-        self._digests: dict[Key, str] = {}
+        self._digests: dict[VersionKey, str] = {}
         # Why a version is served: references of the settings, and "load" for those that were loaded by hand.
-        self._purposes: dict[Key, set[str]] = {}
+        self._purposes: dict[VersionKey, set[str]] = {}
         # The aliases that are followed, and the versions that they point at.
         self._targets: dict[Ref, int] = {}
-        self._aliases: dict[Key, tuple[str, ...]] = {}
+        self._aliases: dict[VersionKey, tuple[str, ...]] = {}
         # Why a version is not open, for the index.
-        self._reasons: dict[Key, str] = {}
+        self._reasons: dict[VersionKey, str] = {}
         # Models that live, held here, by sessions, WebSockets or requests.
         self._by_digest: WeakValueDictionary[str, ServedModel] = WeakValueDictionary()
         self._budget = MemoryBudget(memory_budget_bytes)
@@ -144,7 +143,7 @@ class ServedVersions:
         """Return the names of the served models, sorted."""
         return sorted(self._models)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[VersionKey]:
         """Return name and number of every served version, those included that are closed to make room."""
         return [(name, number) for name in self.names() for number in self.versions(name)]
 
@@ -156,7 +155,7 @@ class ServedVersions:
         """Return the numbers of the served versions of a name, those included that are closed to make room."""
         return sorted(self._models.get(name, {}))
 
-    def resolve(self, reference: str, version: str | None = None) -> Key:
+    def resolve(self, reference: str, version: str | None = None) -> VersionKey:
         """Return the name and the number of the version that answers for ``reference``.
 
         Args:

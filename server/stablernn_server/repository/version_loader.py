@@ -24,7 +24,7 @@ from stablernn_server.errors import (
     SettingsError,
 )
 from stablernn_server.observability.telemetry import Telemetry
-from stablernn_server.repository.eviction import Key, trim_memory
+from stablernn_server.repository.eviction import VersionKey, trim_memory
 from stablernn_server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class _UntriedError(Exception):
 class VersionLoader:
     """Opens versions, and remembers those that could not be opened."""
 
-    def __init__(self, settings: Settings, telemetry: Telemetry, root: Path, reasons: dict[Key, str]) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry, root: Path, reasons: dict[VersionKey, str]) -> None:
         """Prepare to open versions.
 
         Args:
@@ -65,7 +65,7 @@ class VersionLoader:
         self._telemetry = telemetry
         self._root = root
         # Until when a version that could not be opened is not tried again, and why it could not.
-        self._failures: dict[Key, tuple[float, str]] = {}
+        self._failures: dict[VersionKey, tuple[float, str]] = {}
         # By digest: the versions that are being tried. Requests for the same version share a trial.
         self._trials: dict[str, asyncio.Task[ModelLoadError | NotReadyError | None]] = {}
         self._trial_limit = asyncio.Semaphore(MAX_TRIALS)

@@ -103,10 +103,10 @@ def _inspect_table(
         "static": options.static,
         "targets": options.target or (TARGET_COLUMN,),
     }
-    table = inspect_cells(path, findings, **roles)
+    inspection = inspect_cells(path, findings, **roles)
     if test_path is not None:
         inspect_cells(test_path, findings, **roles)
-    if table is None:
+    if inspection is None:
         return Inspection()
     if task == "classify":
         reader_options = {
@@ -114,16 +114,20 @@ def _inspect_table(
             "label_column": roles["label_column"],
             "channels": roles["channels"],
         }
-        content = _inspect_sequence_files(path, test_path, reader_options, findings).content if table.has_times else {}
-        return Inspection(columns=table.columns, content=content)
-    return _inspect_series_table(path, test_path, options, table, findings)
+        content = {}
+        if inspection.has_times:
+            content = _inspect_sequence_files(path, test_path, reader_options, findings).content
+        return Inspection(columns=inspection.columns, content=content)
+    return _inspect_series_table(path, test_path, options, inspection, findings)
 
 
 def _inspect_series_table(
-    path: Path, test_path: Path | None, options: LoadOptions, cells: TableInspection, findings: Findings
+    path: Path, test_path: Path | None, options: LoadOptions, inspection: TableInspection, findings: Findings
 ) -> Inspection:
     """Inspect the series as guessed settings would load them, else as they are in the file, else only the columns."""
-    assumed = {**cells.guessed_settings, **_guess_target(cells, options)} if cells.has_times else {}
+    assumed: Notes = {}
+    if inspection.has_times:
+        assumed = {**inspection.guessed_settings, **_guess_target(inspection, options)}
     settings = LoadOptions.unchecked(**{**dict(options), "source": path, "test": test_path, **assumed})
     if assumed:
         try:
@@ -134,22 +138,22 @@ def _inspect_series_table(
             columns, content = inspect_data(data, findings)
             columns = list_file_columns(path, columns, data, settings)
             return Inspection(
-                columns=_merge_columns(cells.columns, columns), content=content, assumed=assumed, data=data
+                columns=_merge_columns(inspection.columns, columns), content=content, assumed=assumed, data=data
             )
     try:
         table = open_table(path, **table_options(settings)).read(settings.channels)
     except errors.StableRNNError:
-        return Inspection(columns=cells.columns)
+        return Inspection(columns=inspection.columns)
     targets = settings.target or ((TARGET_COLUMN,) if len(table.channels) > 1 else table.channels)
     known_targets = tuple(name for name in targets if name in table.channels)
     notes = {**table.notes, **_grid_notes(table, settings.frequency)}
     columns, content = inspect_series(table.series, table.channels, known_targets, notes, findings)
-    return Inspection(columns=_merge_columns(cells.columns, columns), content=content, assumed=assumed)
+    return Inspection(columns=_merge_columns(inspection.columns, columns), content=content, assumed=assumed)
 
 
-def _guess_target(cells: TableInspection, options: LoadOptions) -> Notes:
-    channels = cells.guessed_settings.get("channels") or options.channels or cells.readable
-    other_roles = (*cells.guessed_settings.values(), *options.future)
+def _guess_target(inspection: TableInspection, options: LoadOptions) -> Notes:
+    channels = inspection.guessed_settings.get("channels") or options.channels or inspection.readable
+    other_roles = (*inspection.guessed_settings.values(), *options.future)
     candidates = [name for name in channels if name not in other_roles]
     if options.target is not None or TARGET_COLUMN in candidates or len(candidates) < 2:
         return {}
@@ -191,10 +195,10 @@ def _inspect_sequence_files(
     return Inspection(columns=columns, content=content)
 
 
-def _merge_columns(cells: tuple[Column, ...], channels: tuple[Column, ...]) -> tuple[Column, ...]:
+def _merge_columns(file_columns: tuple[Column, ...], channels: tuple[Column, ...]) -> tuple[Column, ...]:
     """Return the columns of the file; those that became channels with the statistics of their values."""
     by_name = {column.name: column for column in channels}
     return tuple(
         replace(by_name[column.name], unreadable=column.unreadable) if column.name in by_name else column
-        for column in cells
+        for column in file_columns
     )

@@ -33,8 +33,9 @@ def check_data(source: str | Path, *, test: str | Path | None = None, **options:
     Raises:
         UnknownNameError: If the source is neither a dataset nor a file.
         DataError: If it is a folder.
+        TypeError: If a name is not an option.
     """
-    return check_source(LoadOptions.unchecked(source, test=test, **options))
+    return check_source(LoadOptions.unchecked(source, caller="check_data", test=test, **options))
 
 
 def check_source(options: LoadOptions) -> DataReport:

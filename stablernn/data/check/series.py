@@ -130,8 +130,7 @@ def _warn_about_splits(data: ForecastData, findings: Findings) -> None:
         findings.warn(
             "cut_for_the_shortest",
             f"Series '{shortest['series']}' has {shortest['steps']} steps only, which shortens the defaults for all: "
-            f"{defaults}. "
-            "Leave it out, or set them.",
+            f"{defaults}. Leave it out, or set them.",
         )
     dropped = {split: count["dropped_without_target"] for split, count in data.notes["windows"].items()}
     if any(dropped.values()):

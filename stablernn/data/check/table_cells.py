@@ -378,17 +378,17 @@ def _may_name_series(column: pl.Series, repeated: int) -> bool:
     return column.n_unique() > 1 and not bool(column.is_unique().any())
 
 
-def _count_unordered(stamps: Timestamps, ids: pl.Series | None) -> tuple[int, int]:
+def _count_unordered(times: Timestamps, ids: pl.Series | None) -> tuple[int, int]:
     """Count the rows that repeat a time of their series, and those that are earlier than the previous row of it."""
-    codes = np.zeros(len(stamps), np.int64)
+    codes = np.zeros(len(times), np.int64)
     if ids is not None:
         codes = np.unique(ids.cast(pl.String).fill_null("").to_numpy().astype(str), return_inverse=True)[1]
-    times = stamps.astype(np.int64)
+    ticks = times.astype(np.int64)
     rows = np.argsort(codes, kind="stable")
     is_same_series = np.diff(codes[rows]) == 0
-    unsorted = int((is_same_series & (np.diff(times[rows]) < 0)).sum())
-    order = np.lexsort((times, codes))
-    repeated = int(((np.diff(codes[order]) == 0) & (np.diff(times[order]) == 0)).sum())
+    unsorted = int((is_same_series & (np.diff(ticks[rows]) < 0)).sum())
+    order = np.lexsort((ticks, codes))
+    repeated = int(((np.diff(codes[order]) == 0) & (np.diff(ticks[order]) == 0)).sum())
     return repeated, unsorted
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from stablernn import errors
-from stablernn.data.arrays import Part, Timestamps, fingerprint
+from stablernn.data.arrays import FingerprintPart, Timestamps, fingerprint
 from stablernn.data.forecasting.covariates import Covariates
 from stablernn.data.messages import format_names, format_timestamp, pluralize
 from stablernn.data.options import TARGET_COLUMN, LoadOptions
@@ -114,7 +114,7 @@ def read_series(table: OpenTable, options: LoadOptions) -> Table:
 
 def series_fingerprint(channels: tuple[str, ...], series: Sequence[Series]) -> str:
     """Hash timestamps, channels and values; not what is forecast from them."""
-    parts: list[Part] = ["forecast", channels, len(series)]
+    parts: list[FingerprintPart] = ["forecast", channels, len(series)]
     for each in series:
         parts += [each.unique_id, each.ds, each.values]
         parts += [each.static] if len(each.static) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import weakref
@@ -63,7 +64,7 @@ class GrowingArray:
         if self._file is None and chunk.nbytes > self._budget.available:
             self._file = _create_unnamed_file()
             # Closed with the array, whether or not it is finished; a mapping of the file lives on.
-            weakref.finalize(self, self._file.close)
+            weakref.finalize(self, _close, self._file)
             self._move_to_disk(self._file)
         if self._file is not None:
             _write(self._file, chunk)
@@ -198,6 +199,12 @@ def _create_unnamed_file() -> IO[bytes]:
             f"The table is larger than the memory and '{folder}' cannot take it: {error.strerror or error}. "
             "Set STABLERNN_CACHE to a folder with room, or read fewer columns by 'channels'."
         ) from error
+
+
+def _close(file: IO[bytes]) -> None:
+    # Flushing fails again if the disk is full; that error was reported by the write.
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 def _write(file: IO[bytes], chunk: npt.NDArray[Any]) -> None:

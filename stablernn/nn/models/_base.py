@@ -82,7 +82,9 @@ class SequenceModel(nn.Module):
     every_step: bool = False
     """True if whole sequences have an output at every step, and not only after the last."""
     end_aligned: bool = False
-    """True if patches end with the last sample, and not start with the first."""
+    """True if patches end with the last sample, instead of starting with the first."""
+    predict_change: bool = False
+    """True if outputs are changes from the last observed value of each channel."""
 
     def __init__(
         self,
@@ -254,7 +256,8 @@ class SequenceModel(nn.Module):
         Args:
             state: The flat state.
             truth: Class numbers ``(batch,)``, targets ``(batch, horizon, targets)`` in raw units, or the targets of one
-                step for a model with ``every_step``; NaN, or a class below 0, where missing.
+                step for a model with ``every_step``; NaN where missing, and for a model with ``every_step`` a class
+                below 0.
             covariates: The inputs of :meth:`run` other than the sequences.
         """
         raise NotImplementedError
@@ -308,6 +311,25 @@ class SequenceModel(nn.Module):
         if self.readout != "last":
             readout_state = self._update_readout(outputs, readout_state, valid_steps(features, patches))
         return (*patch_state, *layer_state, *readout_state)
+
+    def layer_inputs(
+        self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, States, Tensor | None]:
+        """Return what the first layer reads of whole sequences.
+
+        Args:
+            x: As :meth:`run` takes it.
+            lengths: As :meth:`run` takes it.
+            dt: ``(batch, time)``, for a model with ``max_dt``.
+
+        Returns:
+            Its channels ``(batch, steps, channels)``; the number of steps of each sequence, None if all count; the
+            state of scaling and patches after the last step; the time of each step, None without ``dt``.
+        """
+        valid = valid_steps(x, lengths)
+        state, *_ = self._split(self.initial_state(len(x)))
+        features, patch_counts, state = self.patches.sequence(x, valid, state)
+        return features, patch_counts, state, None if dt is None else self.patches.time(dt, valid)
 
     def penalty(self) -> Tensor | None:
         """Return the sum of the cells' penalties for the training loss, or None."""

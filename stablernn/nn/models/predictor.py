@@ -243,6 +243,14 @@ class SequencePredictor(SequenceModel):
     ) -> States:
         return self.answers(x, lengths, state, dt)[1]
 
+    def layer_inputs(
+        self, x: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, States, Tensor | None]:
+        valid = valid_steps(x, lengths)
+        state, *_ = self._split(self.initial_state(len(x)))
+        features, state = self.scaling.sequence(x, state, valid)
+        return features, None if valid is None else lengths, state, dt
+
     def config(self) -> dict[str, Any]:
         return super().config() | {
             "scaling": "standard",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Direction = Literal["higher", "lower"]
+# A copy of `stablernn.data.options.TaskName`, whose module imports numpy.
 Task = Literal["classify", "forecast", "predict-next"]
 TASKS: tuple[Task, ...] = get_args(Task)
 

@@ -135,6 +135,9 @@ class ForecastScorer(SampleScorer):
         quantiles: Levels of the quantiles that predictions have; None where they have none.
         windows: Increasing numbers of the windows to score; None: all of the split.
 
+    Attributes:
+        windows_without_context: Windows that the split leaves out because no target has a value in their context.
+
     Raises:
         UnknownNameError: If there is no split of that name.
     """
@@ -152,6 +155,7 @@ class ForecastScorer(SampleScorer):
         all_windows = data.windows(split)
         numbers = np.arange(len(all_windows)) if windows is None else windows
         self.source = all_windows if windows is None else Subset(all_windows, numbers)
+        self.windows_without_context = all_windows.without_context
         self.truth = all_windows.truth(numbers)
         # (windows, 2): series and first forecast step.
         self._origins = np.array(all_windows.origins, dtype=np.int64).reshape(-1, 2)[numbers]

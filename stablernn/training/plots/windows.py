@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
+from stablernn.data.messages import format_names
 from stablernn.data.types import ForecastData
 from stablernn.errors import ConfigError, unknown
 
-_MAX_NAMES = 12
-"""Names in a message; of more names it gives the number."""
+
+class WindowRangeError(ConfigError):
+    """A series has windows, but none of the chosen number."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def select_window(data: ForecastData, split: str, choice: WindowChoice) -> Selec
 
     Raises:
         UnknownNameError: If there is no such series or target.
-        ConfigError: If the series has no such window.
+        WindowRangeError: If the series has fewer windows than the number.
+        ConfigError: If the series has no window.
     """
     target = _index_of(choice.target, data.targets, "target", f"'{data.name}' forecasts", 0)
     names = [series.unique_id for series in data.series]
@@ -69,7 +72,7 @@ def select_window(data: ForecastData, split: str, choice: WindowChoice) -> Selec
         raise ConfigError(f"The series '{series}' has no window in the split '{split}'. Choose another.")
     number = len(indices) if choice.number is None else choice.number
     if not 1 <= number <= len(indices):
-        raise ConfigError(f"--window must be from 1 to {len(indices)}, the windows of '{series}', got {number}.")
+        raise WindowRangeError(f"window must be from 1 to {len(indices)}, the windows of '{series}', got {number}.")
     return SelectedWindow(indices[number - 1], target, series, number, len(indices))
 
 
@@ -78,7 +81,5 @@ def _index_of(name: str | None, names: Sequence[str], noun: str, owner: str, def
     if name is None:
         return default
     if name not in names:
-        shown = ", ".join(names[:_MAX_NAMES])
-        more = f", ... ({len(names)})" if len(names) > _MAX_NAMES else ""
-        raise unknown(noun, name, names, f"{owner} {shown}{more}.")
+        raise unknown(noun, name, names, f"{owner} {format_names(names)}.")
     return list(names).index(name)

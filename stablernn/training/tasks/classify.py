@@ -248,10 +248,10 @@ class ClassifyTask(Task):
         draw(path, data, scorer, predict(predictor, scorer.source), split)
         return {}
 
-    def samples_to_observe(
+    def select_observed_samples(
         self, split: str, *, count: int, max_length: int, outputs: Sequence[str] | None = None
     ) -> Samples:
-        samples = super().samples_to_observe(split, count=count, max_length=max_length)
+        samples = super().select_observed_samples(split, count=count, max_length=max_length)
         labels = self.data.labels
         if outputs is None or tuple(outputs) == labels:
             return samples

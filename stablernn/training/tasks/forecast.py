@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from stablernn.cells import StableCell
-from stablernn.data.arrays import Samples
+from stablernn.data.arrays import Samples, cut_samples
 from stablernn.data.forecasting.covariates import calendar_periods
 from stablernn.data.options import LoadOptions
 from stablernn.data.types import ForecastData
@@ -53,7 +53,7 @@ from stablernn.training.settings.defaults import (
     takes_logarithms,
 )
 from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
-from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores, Task, cut_samples, network_options
+from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores, Task, network_options
 
 QUANTILES = (0.1, 0.5, 0.9)
 """Levels of a forecast's quantiles: the median and a central interval of 80 %."""
@@ -307,7 +307,7 @@ class ForecastTask(Task):
         outputs = predict(predictor, scorer.source, batch_size=batch_size)
         metrics = scorer.score(outputs)
         # Windows without any value in the context are not scored; their number is reported.
-        results: dict[str, Any] = {"windows_without_context": self.data.windows(split).without_context}
+        results: dict[str, Any] = {"windows_without_context": scorer.windows_without_context}
         if extras is None:
             return SplitScores(metrics, scorer.samples, results)
         results |= self._score_tables(scorer, outputs, extras)
@@ -343,7 +343,7 @@ class ForecastTask(Task):
         draw_forecast(path, self.data, split, selected.index, answer, names.quantiles or (), selected.target)
         return {"series": selected.series, "window": selected.number, "windows": selected.count}
 
-    def samples_to_observe(
+    def select_observed_samples(
         self, split: str, *, count: int, max_length: int, outputs: Sequence[str] | None = None
     ) -> Samples:
         return cut_samples(self._spread_samples(split, count), max_length, from_end=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from stablernn.cells import StableCell
-from stablernn.data.arrays import Samples
+from stablernn.data.arrays import Samples, cut_samples
 from stablernn.data.segments import streams
 from stablernn.data.step_data import StepData
 from stablernn.errors import ConfigError
@@ -27,7 +27,7 @@ from stablernn.training.plots.data import plot_steps
 from stablernn.training.settings.config import Config, ModelConfig, TaskConfig, TrainingConfig
 from stablernn.training.settings.defaults import TrainingDefaults
 from stablernn.training.settings.task_settings import refuse_settings_of_other_tasks, refuse_skip_settings
-from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores, Task, cut_samples
+from stablernn.training.tasks.task import FinalScores, ScoreExtras, SplitScores, Task
 
 
 class _Recommended(TypedDict, total=False):
@@ -219,7 +219,7 @@ class PredictNextTask(Task):
         metrics = evaluate_steps(predictor, self.data, split, features=names.features, outputs=names.outputs)
         return SplitScores(metrics, len(self.data.split(split)))
 
-    def samples_to_observe(
+    def select_observed_samples(
         self, split: str, *, count: int, max_length: int, outputs: Sequence[str] | None = None
     ) -> Samples:
         return cut_samples(self._spread_samples(split, count), max_length, has_step_targets=True)

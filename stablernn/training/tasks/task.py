@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from stablernn.cells import StableCell
-from stablernn.data.arrays import Samples
+from stablernn.data.arrays import Samples, cut_samples
 from stablernn.data.options import LoadOptions
 from stablernn.data.step_data import Data
 from stablernn.errors import DataError
@@ -85,9 +85,9 @@ class Task(ABC):
 
     has_optional_time: bool = False
     sample_noun: ClassVar[str] = "sequences"
-    """What the samples of a split are called in print."""
+    """Plural noun for the samples of a split in printed text."""
     figures: ClassVar[tuple[str, ...]] = ()
-    """Kinds of figures of predictions that :meth:`draw_figure` draws, the default first."""
+    """Kinds of prediction figures that :meth:`draw_figure` draws, the default first."""
 
     @abstractmethod
     def __init__(self, data: Any) -> None:
@@ -244,7 +244,7 @@ class Task(ABC):
         """
         raise NotImplementedError
 
-    def samples_to_observe(
+    def select_observed_samples(
         self, split: str, *, count: int, max_length: int, outputs: Sequence[str] | None = None
     ) -> Samples:
         """Return evenly spread samples of a split, along which the dynamics of a model are observed.
@@ -253,7 +253,8 @@ class Task(ABC):
             split: train, validation or test.
             count: Most samples.
             max_length: Steps to which samples are cut; those that remain are the first ones, of a context the last.
-            outputs: Names of the model's outputs, in its order, by which targets are numbered; None: those of the data.
+            outputs: Classify: names of the model's classes, in its order; None: those of the data. Other tasks ignore
+                it.
 
         Raises:
             UnknownNameError: If there is no split of that name.
@@ -284,30 +285,6 @@ class Task(ABC):
         Raises:
             CheckpointError: If the file cannot be written.
         """
-
-
-def cut_samples(
-    samples: Samples, max_length: int, *, from_end: bool = False, has_step_targets: bool = False
-) -> Samples:
-    """Return samples cut to a length.
-
-    Args:
-        samples: The samples, with targets ``y``.
-        max_length: Steps to keep of each.
-        from_end: True to keep the last steps, and not the first.
-        has_step_targets: True if targets are those of each step.
-    """
-    longest = min(max_length, int(samples.lengths.max()))
-    starts = np.maximum(samples.lengths - longest, 0) if from_end else np.zeros_like(samples.lengths)
-    # (batch, longest): the steps that stay, of each row.
-    columns = starts[:, None] + np.arange(longest)
-    rows = np.arange(len(columns))[:, None]
-    return samples._replace(
-        x=samples.x[rows, columns],
-        lengths=np.minimum(samples.lengths, longest),
-        y=samples.y[rows, columns] if has_step_targets else samples.y,
-        dt=None if samples.dt is None else samples.dt[rows, columns],
-    )
 
 
 def network_options(model: ModelConfig) -> NetworkOptions:

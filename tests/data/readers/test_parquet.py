@@ -188,6 +188,27 @@ def test_a_cache_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest
     )
 
 
+FULL_DISK = """
+import numpy as np
+from stablernn.data.readers import spilling_array
+from stablernn.errors import DataError
+
+spilling_array._create_unnamed_file = lambda: open("/dev/full", "r+b")
+array = spilling_array.GrowingArray(np.float32, None, spilling_array.MemoryBudget(0))
+try:
+    for _ in range(100):
+        array.append(np.zeros(1000, np.float32))
+except DataError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_reported_once() -> None:
+    result = subprocess.run([sys.executable, "-c", FULL_DISK], capture_output=True, text=True, check=True)
+    assert "does not fit on the disk of STABLERNN_CACHE: No space left on device." in result.stdout
+    assert result.stderr == ""
+
+
 def test_windows_of_a_table_on_disk_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stablernn.data.readers.tables.MemoryBudget", lambda: MemoryBudget(0))
     monkeypatch.setenv("STABLERNN_CACHE", str(tmp_path))
