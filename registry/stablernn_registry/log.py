@@ -31,7 +31,7 @@ _HASH_MEMBER_BYTES = len(',"sha256":""}') + 64
 class CheckLine(BaseModel):
     """The result of a check that ran before an alias moved."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     name: str
     ok: bool
@@ -42,7 +42,13 @@ class Line(BaseModel):
     """Fields of every line of a log or of the policy; subclasses add theirs, with ``previous`` last."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        defer_build=True,
     )
 
     seq: int = Field(ge=1)
@@ -116,7 +122,10 @@ class RecordEntry(Line):
 
 
 LogEntry = PublishEntry | AliasEntry | RecordEntry
-_ENTRY_ADAPTER: TypeAdapter[LogEntry] = TypeAdapter(Annotated[LogEntry, Field(discriminator="action")])
+# Validators are built on first use, here and in the models: most commands need few of them.
+_ENTRY_ADAPTER: TypeAdapter[LogEntry] = TypeAdapter(
+    Annotated[LogEntry, Field(discriminator="action")], config=ConfigDict(defer_build=True)
+)
 
 
 @dataclass

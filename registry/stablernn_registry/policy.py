@@ -65,7 +65,7 @@ _NonEmptyText = Annotated[str, AfterValidator(check_text), Field(min_length=1)]
 
 
 class _FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class MetricRule(_FrozenModel):

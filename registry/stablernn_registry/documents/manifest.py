@@ -126,7 +126,7 @@ class FileEntry(BaseModel):
         sha256: 64 hex digits; the name of the blob.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -144,7 +144,7 @@ class CalendarPeriod(BaseModel):
         phase: Start of one such period, in seconds since 1970-01-01T00:00Z.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     name: str = Field(min_length=1)
     period: float = Field(gt=0, allow_inf_nan=False)
@@ -186,7 +186,13 @@ class ManifestFields(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        defer_build=True,
     )
 
     task: Literal["classify", "forecast", "predict-next"]

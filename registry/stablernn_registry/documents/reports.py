@@ -16,7 +16,7 @@ _ATTACK_NAMES = {"pgd": "PGD", "deepfool": "DeepFool"}
 
 class _FrozenModel(BaseModel):
     # Reports have more fields than are read here, and newer ones may have further fields.
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, defer_build=True)
 
 
 class Attack(_FrozenModel):

@@ -14,7 +14,7 @@ Size = Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)]
 
 
 class _FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class TensorSignature(_FrozenModel):
