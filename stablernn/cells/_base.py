@@ -16,6 +16,7 @@ from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import StepBound, irregular_step_bound
 from stablernn.cells._cached_weights import WeightCache
+from stablernn.cells._step_form import StepForm
 from stablernn.errors import ConfigError
 
 State = tuple[Tensor, ...]
@@ -163,6 +164,20 @@ class StableCell(nn.Module):
 
     def _note_backward(self, gradient: Tensor) -> None:
         self._passes_since_schedule += 1
+
+    @property
+    def has_step_form(self) -> bool:
+        """True if :meth:`step_form` describes the regular step."""
+        return type(self).step_form is not StableCell.step_form
+
+    @property
+    def has_timed_step_form(self) -> bool:
+        """True if :meth:`step_form` describes steps with ``dt``, too, which :meth:`advance` takes in equal substeps."""
+        return self.has_step_form and self.takes_dt and type(self).advance is StableCell.advance
+
+    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm | None:
+        """Return the step as data, with the matrices of ``weights``; None for a cell of no family."""
+        return None
 
     def recurrent_matrix(self) -> Tensor:
         """Return the matrix K of the recurrent product ``K @ h``, column convention."""

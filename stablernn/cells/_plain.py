@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
+from stablernn.cells._step_form import StepForm
 from stablernn.parametrizations import modrelu
 
 Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]
@@ -82,6 +83,16 @@ class PlainCell(StableCell):
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih)
+
+    @property
+    def has_timed_step_form(self) -> bool:
+        return False
+
+    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+        recurrent, bias = weights
+        # softshrink differs from modReLU in the bias alone, see used_bias().
+        nonlinearity = "modrelu" if self.nonlinearity == "softshrink" else self.nonlinearity
+        return StepForm("plain", recurrent, nonlinearity=nonlinearity, bias=bias)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

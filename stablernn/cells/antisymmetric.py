@@ -17,6 +17,7 @@ from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, float64, step_length
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._step_form import StepForm
 from stablernn.parametrizations import skew, skew_size
 
 _PAPER = "Chang, Chen, Haber, Chi: AntisymmetricRNN (ICLR 2019)"
@@ -177,6 +178,9 @@ class AntisymmetricRNNCell(StableCell):
                 "largest_euler_step": largest_euler_step(step, bound) * self.step_size,
             },
         )
+
+    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+        return StepForm("residual" if self.gates == 1 else "shared gate", weights[0], step_size=self.step_size)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stablernn.bounds.lure import LureSystem
 from stablernn.cells._base import StableCell, State, float64
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._step_form import StepForm
 
 
 class ElmanWeights(NamedTuple):
@@ -88,6 +89,9 @@ class ElmanRNNCell(StableCell):
 
     def drive(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+        return StepForm("plain", weights[0])
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

@@ -23,6 +23,7 @@ from stablernn.cells._base import (
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._step_form import StepForm
 from stablernn.parametrizations import symmetric_skew
 
 _PAPER = "Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks (ICLR 2021)"
@@ -232,6 +233,11 @@ class LipschitzRNNCell(SymmetricSkewCell):
         longest = largest_euler_step(step, bound) * self.step_size
         return replace(bound, figures={**bound.figures, "largest_euler_step": longest})
 
+    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+        linear, recurrent = weights[0].chunk(2)
+        scaled = linear if self.linear_scale == 1 else self.linear_scale * linear
+        return StepForm("residual", recurrent, linear=scaled, step_size=self.step_size)
+
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state
         (stacked,) = weights
@@ -311,6 +317,10 @@ class LipschitzRK2RNNCell(SymmetricSkewCell):
             largest_step(self._lure_system_of_step, self.step_size) if bound.figures["continuous_rate"] > 0 else 0.0
         )
         return replace(bound, figures={**bound.figures, "largest_midpoint_step": longest})
+
+    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+        linear, recurrent = weights[0].chunk(2)
+        return StepForm("two-stage", recurrent, linear=linear, step_size=self.step_size)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

@@ -16,6 +16,7 @@ from stablernn.bounds.lure import LureSystem, cholesky_factors, dominance_bound,
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_positive, float64, pass_through, step_length, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._step_form import StepForm
 
 _PROJECTION_TOLERANCE = 1e-5
 """Relative excess of ||R^T R||_F over its bound up to which R counts as projected: the rounding of a projection."""
@@ -158,6 +159,9 @@ class NAISNetCell(StableCell):
             conditions=conditions,
             figures={"largest_euler_step": largest_euler_step(step, bound) * self.step_size},
         )
+
+    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+        return StepForm("residual", weights[0], step_size=self.step_size)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

@@ -26,6 +26,7 @@ from stablernn.cells._base import (
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import SOLVERS, Solver, solver_step
 from stablernn.cells._flow_cell import FlowCell, network_velocity
+from stablernn.cells._step_form import StepForm
 
 
 class NeuralODEWeights(NamedTuple):
@@ -135,6 +136,9 @@ class NeuralODERNNCell(StableCell):
         bound = dominance_bound(step, lure_bound(step))
         # largest_euler_step counts in steps of this length.
         return replace(bound, figures={"largest_euler_step": largest_euler_step(step, bound) * self.step_size})
+
+    def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
+        return StepForm("residual", weights[0], step_size=self.step_size)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

@@ -14,8 +14,14 @@ class Engine(Protocol):
 
     name: str
 
-    def supports(self, cell: StableCell, drive: Tensor) -> bool:
-        """Return whether this engine can run this cell on this drive (its device, dtype and shape)."""
+    def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
+        """Return whether this engine can run this cell.
+
+        Args:
+            cell: The cell.
+            drive: Its device, dtype and shape count.
+            timed: Whether the steps take ``dt``.
+        """
         ...
 
     def run(
@@ -27,19 +33,24 @@ class Engine(Protocol):
         valid: Tensor | None,
         dt: Tensor | None = None,
         substeps: int = 1,
-    ) -> tuple[Tensor, State]:
+        *,
+        every_output: bool = True,
+    ) -> tuple[Tensor | None, State]:
         """Run every step, and return all outputs and the last state.
 
         Args:
             cell: The cell whose step to run.
             weights: As ``cell.materialize()`` returned them, with a ``dt`` as ``cell.materialize_timed()`` did.
-            drive: ``(batch, time, d)``, as ``cell.drive`` returned it; time is 1 or more.
+            drive: ``(batch, time, d)``, as ``cell.drive`` returned it; time is 1 or more. In memory it is time first.
             state: The state before the first step.
-            valid: ``(batch, time)`` booleans; at a false one the state is held. None if every step counts.
+            valid: ``(batch, time)`` booleans, true up to the length of each sequence; from there on the state is held.
+                None if every step counts.
             dt: ``(batch, time)``, the length of each step in units of the regular one; None if all are regular.
             substeps: In how many equal parts ``cell.advance`` takes each step when there is a ``dt``.
+            every_output: Whether the outputs of all steps are needed; an engine may return them in any case.
 
         Returns:
-            The first state tensor after every step, ``(batch, time, hidden)``, and the state after the last.
+            The first state tensor after every step, ``(batch, time, hidden)``, None if they are not needed; and the
+            state after the last.
         """
         ...

@@ -15,7 +15,7 @@ class LoopEngine:
 
     name = "loop"
 
-    def supports(self, cell: StableCell, drive: Tensor) -> bool:
+    def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
         return True
 
     def run(
@@ -27,7 +27,9 @@ class LoopEngine:
         valid: Tensor | None,
         dt: Tensor | None = None,
         substeps: int = 1,
-    ) -> tuple[Tensor, State]:
+        *,
+        every_output: bool = True,
+    ) -> tuple[Tensor | None, State]:
         outputs = []
         # unbind, not drive[:, t]: the backward of indexing writes a full-size gradient a step, 10 to 30 times slower.
         steps = drive.unbind(dim=1)
@@ -43,5 +45,6 @@ class LoopEngine:
             if is_valid is not None:
                 next_state = tuple(torch.where(is_valid, new, old) for new, old in zip(next_state, state, strict=True))
             state = next_state
-            outputs.append(state[0])
-        return torch.stack(outputs, dim=1), state
+            if every_output:
+                outputs.append(state[0])
+        return torch.stack(outputs, dim=1) if every_output else None, state

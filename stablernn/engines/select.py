@@ -34,7 +34,7 @@ def check_engine(name: str) -> None:
         raise unknown("engine", name, [*_ENGINES, "auto"], f"It is auto or one of {', '.join(list_engines())}.")
 
 
-def select_engine(name: str, cell: StableCell, drive: Tensor) -> Engine:
+def select_engine(name: str, cell: StableCell, drive: Tensor, *, timed: bool = False) -> Engine:
     """Return the engine called ``name``, or with ``auto`` the best that supports the cell.
 
     Raises:
@@ -43,10 +43,10 @@ def select_engine(name: str, cell: StableCell, drive: Tensor) -> Engine:
     """
     if name == "auto":
         # The loop is registered first and runs any cell, so that there always is one.
-        return next(engine for engine in reversed(_ENGINES.values()) if engine.supports(cell, drive))
+        return next(engine for engine in reversed(_ENGINES.values()) if engine.supports(cell, drive, timed=timed))
     check_engine(name)
     engine = _ENGINES[name]
-    if not engine.supports(cell, drive):
+    if not engine.supports(cell, drive, timed=timed):
         raise ConfigError(
             f"The engine '{name}' cannot run the cell '{cell.key}' on {drive.device.type} in {drive.dtype}; "
             "take engine='auto' or 'loop'."

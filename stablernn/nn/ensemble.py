@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.cells import StableCell, State
+from stablernn.engines import check_engine
 from stablernn.nn.layers import StableRNN
 
 
@@ -66,24 +67,45 @@ class Ensemble(nn.Module):
         """The layers' cells, member after member."""
         return [cell for stack in self._members() for cell in stack.cells]
 
+    def use_engine(self, name: str) -> None:
+        """Let the steps run by an engine, see :class:`stablernn.StableRNN`.
+
+        Raises:
+            UnknownNameError: If there is no engine of that name.
+        """
+        check_engine(name)
+        for stack in self._members():
+            stack.engine = name
+
     @property
     def output_size(self) -> int:
         """Length of the concatenated outputs of one step."""
         return len(self) * self.first.output_size
 
     def run(
-        self, x: Tensor, state: State, lengths: Tensor | None = None, dt: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Return outputs ``(batch, time, output_size)`` and the flat state after the last valid step, by member."""
+        self,
+        x: Tensor,
+        state: State,
+        lengths: Tensor | None = None,
+        dt: Tensor | None = None,
+        *,
+        every_output: bool = True,
+    ) -> tuple[Tensor | None, State]:
+        """Return outputs ``(batch, time, output_size)`` and the flat state after the last valid step, by member.
+
+        Without ``every_output`` the outputs are None.
+        """
         results = [
-            stack.run(self._embedded(x, number), member_state, lengths, dt)
+            stack.run(self._embedded(x, number), member_state, lengths, dt, every_output=every_output)
             for number, (stack, member_state) in enumerate(
                 zip(self._members(), self._member_states(state), strict=True)
             )
         ]
-        outputs = [output for output, _ in results]
-        # The outputs of a single member need no copy.
-        concatenated = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+        outputs = [output for output, _ in results if output is not None]
+        concatenated = None
+        if every_output:
+            # The outputs of a single member need no copy.
+            concatenated = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         return concatenated, tuple(tensor for _, member_state in results for tensor in member_state)
 
     def advance(

@@ -134,6 +134,7 @@ class StableRNN(nn.Module):
             raise ValueError("lengths are for batches, got an input of one sequence; cut it to its length instead.")
         initial = self.initial_state(len(x)) if state is None else self._unstacked(state, len(x), single)
         output, final = self.run(x, initial, lengths, steps)
+        assert output is not None
         if not self.batch_first and not single:
             output = output.transpose(0, 1)
         names = self.cells[0].state_names
@@ -147,9 +148,18 @@ class StableRNN(nn.Module):
         return output, stacked[0] if len(names) == 1 else self.cells[0].state_type()(*stacked)
 
     def run(
-        self, x: Tensor, state: State, lengths: Tensor | None = None, dt: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Run :meth:`forward` on ``(batch, time, input_size)`` with the state as one flat tuple, layer after layer."""
+        self,
+        x: Tensor,
+        state: State,
+        lengths: Tensor | None = None,
+        dt: Tensor | None = None,
+        *,
+        every_output: bool = True,
+    ) -> tuple[Tensor | None, State]:
+        """Run :meth:`forward` on ``(batch, time, input_size)`` with the state as one flat tuple, layer after layer.
+
+        Without ``every_output`` the outputs of the last layer are None.
+        """
         valid = valid_steps(x, lengths)
         if valid is not None:
             # Padding must not reach a gradient: even a weight of zero gives NaN for NaN.
@@ -161,18 +171,29 @@ class StableRNN(nn.Module):
             longest = self.max_dt or longest_step(dt)
         final: list[Tensor] = []
         start = 0
+        outputs: Tensor | None = x
         for depth, cell in enumerate(self.cells):
+            assert outputs is not None
             if depth and self.dropout:
-                x = nn.functional.dropout(x, self.dropout, self.training)
+                outputs = nn.functional.dropout(outputs, self.dropout, self.training)
             end = start + len(cell.state_names)
-            # One product over all steps, outside of the recurrence.
-            drive = cell.drive(x)
-            engine = select_engine(self.engine, cell, drive)
-            weights = cell.weights(timed=dt is not None)
-            x, last = engine.run(cell, weights, drive, state[start:end], valid, dt, cell.substeps(longest))
+            # One product over all steps, outside of the recurrence. Time comes first in memory, so that each step
+            # reads one block.
+            drive = cell.drive(outputs.transpose(0, 1)).transpose(0, 1)
+            engine = select_engine(self.engine, cell, drive, timed=dt is not None)
+            outputs, last = engine.run(
+                cell,
+                cell.weights(timed=dt is not None),
+                drive,
+                state[start:end],
+                valid,
+                dt,
+                cell.substeps(longest),
+                every_output=every_output or depth < self.num_layers - 1,
+            )
             final.extend(last)
             start = end
-        return x, tuple(final)
+        return outputs, tuple(final)
 
     def advance(
         self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: State, dt: Tensor | None = None

@@ -41,12 +41,13 @@ def filled(x: Tensor, start: float) -> Tensor:
 
 
 def seen(model: SequenceModel, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """What the first layer's cell is given."""
+    """What the first layer's cell is given, ``(batch, time, features)``."""
     cell, given = model.rnn.cells[0], []
     original = cell.drive
     monkeypatch.setattr(cell, "drive", lambda value: given.append(value) or original(value))
     model.run(x)
-    return given[0]
+    # Layers put time first.
+    return given[0].transpose(0, 1)
 
 
 def test_gru_d_takes_missing_values() -> None:

@@ -307,8 +307,8 @@ class SequenceModel(nn.Module):
             # Checked before patches take means, which would hide a negative or a long one.
             dt = x.new_ones(x.shape[:2]) if dt is None else self.rnn.first.checked_dt(dt, x, valid)
             dt = self.patches.time(dt, valid)
-        outputs, layer_state = self.rnn.run(features, layer_state, patches, dt)
-        if self.readout != "last":
+        outputs, layer_state = self.rnn.run(features, layer_state, patches, dt, every_output=self.readout != "last")
+        if outputs is not None:
             readout_state = self._update_readout(outputs, readout_state, valid_steps(features, patches))
         return (*patch_state, *layer_state, *readout_state)
 

@@ -22,7 +22,7 @@ class OnlyRNN(LoopEngine):
     def __init__(self) -> None:
         self.runs = 0
 
-    def supports(self, cell: StableCell, drive: Tensor) -> bool:
+    def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
         return cell.key == "rnn"
 
     def run(
@@ -34,9 +34,11 @@ class OnlyRNN(LoopEngine):
         valid: Tensor | None,
         dt: Tensor | None = None,
         substeps: int = 1,
-    ) -> tuple[Tensor, State]:
+        *,
+        every_output: bool = True,
+    ) -> tuple[Tensor | None, State]:
         self.runs += 1
-        return super().run(cell, weights, drive, state, valid, dt, substeps)
+        return super().run(cell, weights, drive, state, valid, dt, substeps, every_output=every_output)
 
 
 @pytest.fixture

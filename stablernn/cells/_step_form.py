@@ -1,0 +1,73 @@
+"""The step of a cell as data, for engines that run it by other means than the cell's own code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stablernn.parametrizations import modrelu
+
+Family = Literal["plain", "residual", "two-stage", "shared gate"]
+
+
+@dataclass(frozen=True, eq=False)
+class StepForm:
+    """A step of one of four families, with the state h, the drive d, the matrices K and A, and a nonlinearity f.
+
+    =============  =============================================================================================
+    family         step
+    =============  =============================================================================================
+    plain          ``h <- f(K h + d)``
+    residual       ``h <- h + e (A h + f(K h + d))``
+    two-stage      ``h <- h + e v(h + (e / 2) v(h))`` with ``v(h) = A h + f(K h + d)``
+    shared gate    ``h <- h + e sigmoid(K h + d_z) f(K h + d_h)``, where d is d_z followed by d_h
+    =============  =============================================================================================
+
+    Attributes:
+        family: The family; its name is that of the catalog.
+        recurrent: K, ``(hidden, hidden)``.
+        linear: A, ``(hidden, hidden)``; None for 0.
+        step_size: e, which a plain step does not have; an irregular step has ``step_size * dt``.
+        nonlinearity: f. ``modrelu`` is ``sign(z) max(|z| + bias, 0)``, the others take ``z + bias``.
+        bias: ``(hidden,)``; None for 0, or where the drive contains it.
+    """
+
+    family: Family
+    recurrent: Tensor
+    linear: Tensor | None = None
+    step_size: float = 1.0
+    nonlinearity: Literal["tanh", "relu", "modrelu"] = "tanh"
+    bias: Tensor | None = None
+
+    def step(self, h: Tensor, drive: Tensor, dt: Tensor | None = None) -> Tensor:
+        """Return the next state: the definition that engines and tests compare with.
+
+        Args:
+            h: ``(batch, hidden)``.
+            drive: ``(batch, hidden)``, with a shared gate ``(batch, 2 hidden)``.
+            dt: ``(batch, 1)``; None for a regular step. A plain step takes none.
+        """
+        if self.family == "plain":
+            return self._activate(nn.functional.linear(h, self.recurrent) + drive)
+        length = self.step_size if dt is None else self.step_size * dt
+        if self.family == "shared gate":
+            recurrent = nn.functional.linear(h, self.recurrent)
+            gate, candidate = drive.chunk(2, dim=-1)
+            return h + length * torch.sigmoid(recurrent + gate) * self._activate(recurrent + candidate)
+        if self.family == "two-stage":
+            return h + length * self._velocity(h + (length / 2) * self._velocity(h, drive), drive)
+        return h + length * self._velocity(h, drive)
+
+    def _velocity(self, h: Tensor, drive: Tensor) -> Tensor:
+        velocity = self._activate(nn.functional.linear(h, self.recurrent) + drive)
+        return velocity if self.linear is None else velocity + nn.functional.linear(h, self.linear)
+
+    def _activate(self, z: Tensor) -> Tensor:
+        if self.nonlinearity == "modrelu":
+            assert self.bias is not None
+            return modrelu(z, self.bias)
+        shifted = z if self.bias is None else z + self.bias
+        return torch.tanh(shifted) if self.nonlinearity == "tanh" else torch.relu(shifted)
