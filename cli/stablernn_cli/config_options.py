@@ -25,6 +25,7 @@ KEYS = {
     "season": "task.season",
     "cell": "model.cell",
     "preset": "model.preset",
+    "engine": "model.engine",
     "hidden_size": "model.hidden_size",
     "num_layers": "model.num_layers",
     "dropout": "model.dropout",

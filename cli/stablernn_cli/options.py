@@ -71,6 +71,14 @@ PolicyRequireOption = Annotated[
 ]
 
 DeviceOption = Annotated[Device, typer.Option(help="Device to compute on; auto uses a GPU if one is available.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Engine that runs the steps of a run, such as loop; default: the fastest for the cell. A version runs its "
+        "graphs.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 
 TargetArgument = Annotated[

@@ -124,15 +124,21 @@ class Target:
             )
 
 
-def open_target(text: str, device: Device) -> Target:
+def open_target(text: str, device: Device, engine: str | None = None) -> Target:
     """Load the model that a TARGET names: a directory with a run is that run, anything else a reference.
 
     Raises:
-        UsageError: If it is neither.
+        UsageError: If it is neither, or an engine is named for a version.
+        stablernn.errors.UnknownNameError: If there is no engine of that name.
         stablernn_registry.RegistryError: If the registry has no such version, or it is damaged.
         stablernn.errors.CheckpointError: If the run cannot be read.
     """
-    return _open_run(Path(text), device) if is_run(text) else _open_version(find_version(text), device)
+    if is_run(text):
+        return _open_run(Path(text), device, engine)
+    version = find_version(text)
+    if engine is not None:
+        raise UsageError(f"--engine is for runs: the version '{version.ref}' runs its graphs. Leave it out.")
+    return _open_version(version, device)
 
 
 def find_version(text: str) -> Version:
@@ -188,13 +194,13 @@ def is_run(text: str | Path) -> bool:
     return (Path(text) / "config.yaml").is_file()
 
 
-def _open_run(path: Path, device: Device) -> Target:
+def _open_run(path: Path, device: Device, engine: str | None) -> Target:
     """Load the best checkpoint of a run on a device."""
     from stablernn.training import load_run
     from stablernn.training.loop.device import pick_device
 
     run = load_run(path)
-    run.model.to(pick_device(device))
+    run.model.to(pick_device(device)).rnn.use_engine(engine or "auto")
     return _target(str(path), run.predictor(), run.data, run.located)
 
 

@@ -73,6 +73,7 @@ def _summarize(
         "run": str(directory.path),
         "task": data.task,
         "cell": config.model.cell,
+        "engine": config.model.engine,
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad),
         "epochs": trainer.epochs_begun,
         "steps": position.step,

@@ -12,7 +12,7 @@ from stablernn.atomic_files import read_json, write_bytes, write_json
 from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError, DataError, InterruptedRun
 from stablernn.nn.models import SequenceModel
-from stablernn.training.build_model import create_model
+from stablernn.training.build_model import create_model, with_engine
 from stablernn.training.describe import describe_data
 from stablernn.training.finish import finish
 from stablernn.training.loaded_run import Summary, stored_settings
@@ -45,7 +45,7 @@ def train(
         progress: Called after each step and each validation, for a progress bar.
 
     Returns:
-        The content of ``summary.json``: ``run``, ``task``, ``cell``, ``parameters``, ``epochs``, ``steps``,
+        The content of ``summary.json``: ``run``, ``task``, ``cell``, ``engine``, ``parameters``, ``epochs``, ``steps``,
         ``seconds``, ``best_epoch``, ``metrics`` of the best weights on ``validation`` and, where there is one,
         ``test``, ``baselines``, notes on how those of a classification were fitted, ``data_notes``, which files of the
         data were missing (``partial``) or had no published checksum (``unchecked``), ``diverged`` and ``warnings``,
@@ -79,6 +79,7 @@ def train(
     with torch_settings(device, seed=settings.training.seed, threads=settings.training.threads):
         # The model is created on the CPU, so that a seed gives the same first weights on every device.
         model = create_model(settings, data)
+        settings = with_engine(settings, model, device)
         directory = _open_directory(run_dir, settings, data, model, device, resume=resume)
         return _fit(directory, settings, task_for(data), model.to(device), progress)
 

@@ -81,6 +81,7 @@ def test_the_summary(task: str, runs: dict[str, tuple[Path, dict[str, Any]]]) ->
         "run",
         "task",
         "cell",
+        "engine",
         "parameters",
         "epochs",
         "steps",

@@ -15,6 +15,7 @@ from stablernn_cli.metric_tables import data_notes, scalar_metrics, show_metrics
 from stablernn_cli.options import (
     Device,
     DeviceOption,
+    EngineOption,
     JsonOption,
     ScoredDataOption,
     ScoredStampsOption,
@@ -129,6 +130,7 @@ def evaluate(
         ),
     ] = False,
     device: DeviceOption = "auto",
+    engine: EngineOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Score a run or a registry version
@@ -150,7 +152,7 @@ def evaluate(
         attack_random_start,
     )
     extras = Extras(by, tables, backtest, soak, early, stability, attacks)
-    document = score(output, target, data=data, stamps=stamps, split=split, device=device, extras=extras)
+    document = score(output, target, data=data, stamps=stamps, split=split, device=device, engine=engine, extras=extras)
     if as_json:
         output.document(document)
     else:
@@ -165,6 +167,7 @@ def score(
     stamps: Stamps | None = None,
     split: Split = "test",
     device: Device = "auto",
+    engine: str | None = None,
     extras: Extras | None = None,
 ) -> dict[str, Any]:
     """Return the document that ``eval --json`` prints."""
@@ -173,7 +176,7 @@ def score(
         from stablernn.data.types import score_notes
         from stablernn.training.tasks import task_for
 
-        model = open_target(target, device)
+        model = open_target(target, device, engine)
         # Options that do not fit the task are rejected before the data is read.
         _check(model, extras)
         score_extras = _score_extras(model, extras)

@@ -13,7 +13,7 @@ import typer
 from stablernn_cli.commands.predict_steps import Rows, read_step_file, step_rows
 from stablernn_cli.config_options import flag
 from stablernn_cli.errors import UsageError
-from stablernn_cli.options import DeviceOption, JsonOption, Stamps, TargetArgument
+from stablernn_cli.options import DeviceOption, EngineOption, JsonOption, Stamps, TargetArgument
 from stablernn_cli.output import Output, drop_none, plain
 from stablernn_cli.prediction_files import check_format, csv_text, write_predictions
 from stablernn_cli.targets import Target, open_target
@@ -94,6 +94,7 @@ def predict(
         typer.Option(help="Meaning of whole numbers as times; default: that of the training data.", show_default=False),
     ] = None,
     device: DeviceOption = "auto",
+    engine: EngineOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Classify or forecast a file
@@ -119,7 +120,7 @@ def predict(
         check_format(file)
     table_options = {"id_column": id_column, "time_column": time_column, "stamps": stamps}
     with output.status(f"Running {target} on {source} ..."):
-        model = open_target(target, device)
+        model = open_target(target, device, engine)
         predictions = predict_file(model, source, horizon, table_options)
     for name, count in predictions.notes.items():
         if name in _REPORTED_NOTES and count:

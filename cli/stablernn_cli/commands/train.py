@@ -38,6 +38,9 @@ def train(
     preset: Annotated[
         Literal["practical", "paper"] | None, model_option("Source of the cell's defaults; default: practical.")
     ] = None,
+    engine: Annotated[
+        str | None, model_option("Engine that runs the steps, such as loop; default: the fastest for the cell.")
+    ] = None,
     hidden_size: Annotated[int | None, model_option("Length of each layer's state; default: 64.")] = None,
     num_layers: Annotated[int | None, model_option("Number of stacked recurrent layers; default: 1.")] = None,
     dropout: Annotated[float | None, model_option("Dropout probability between layers, 0 to 1; default: 0.")] = None,

@@ -70,6 +70,8 @@ class ModelConfig(Section):
     """Key of the catalog, such as 'lipschitz'."""
     preset: Literal["practical", "paper"] = "practical"
     """Source of the defaults of the cell's options and of the training settings."""
+    engine: str | None = None
+    """Engine that runs the steps in training, such as 'loop'; None: the fastest that supports the cell."""
     hidden_size: Count = 64
     """Length of the state of each layer."""
     num_layers: Count = 1

@@ -54,7 +54,7 @@ CLIP_NORM = 1.0
 LARGEST_ONE_HOT = 256
 """Different tokens up to which each is a channel of its own."""
 
-_USED = ("cell", "preset", "hidden_size", "num_layers", "dropout", "mask_channel", "cell_options")
+_USED = ("cell", "preset", "engine", "hidden_size", "num_layers", "dropout", "mask_channel", "cell_options")
 _RESOLVED = (*_USED, "embedding_size", "predict_change", "time", "time_step", "max_dt")
 # The other settings of a model, which have one value each when they are resolved.
 _FIXED: dict[str, str | int | float] = {

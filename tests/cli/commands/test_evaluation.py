@@ -167,3 +167,19 @@ def test_what_cannot_be_measured(trained: Workplace, case: str) -> None:
     result = trained("eval", *arguments)
     assert result.sentence == sentence
     assert result.code == code
+
+
+def test_the_engine_of_a_run_is_chosen(trained: Workplace, tmp_path: Path) -> None:
+    scores = {
+        engine: trained.ok("-q", "eval", "digits-run", "--engine", engine, "--json").json["metrics"]["log_loss"]
+        for engine in ("loop", "fused")
+    }
+    assert scores["fused"] == pytest.approx(scores["loop"], rel=1e-5)
+    trained.ok("-q", "predict", "load-run", "--engine", "loop", "--input", "load.csv", "--output", tmp_path / "a.csv")
+    for arguments in (("eval", "digits:1"), ("predict", "load:1", "--input", "load.csv")):
+        result = trained(*arguments, "--engine", "loop")
+        assert result.code == 2
+        assert "--engine is for runs" in result.err
+    result = trained("eval", "digits-run", "--engine", "fuesd")
+    assert result.code == 2
+    assert "Unknown engine 'fuesd'" in result.err

@@ -1,0 +1,66 @@
+"""The engine of a run: chosen, stored, and changed where it is resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stablernn.errors import ConfigError, UnknownNameError
+from stablernn.training import load_config, train
+
+TINY = [
+    "data.source=digits",
+    "model.hidden_size=6",
+    "training.max_steps=2",
+    "training.threads=1",
+    "training.device=cpu",
+    "training.plots=false",
+]
+
+
+def engine_of(run_dir: Path) -> str:
+    """The engine that both the settings and the summary of a run name."""
+    engine: str = yaml.safe_load((run_dir / "config.yaml").read_text())["model"]["engine"]
+    assert json.loads((run_dir / "summary.json").read_text())["engine"] == engine
+    return engine
+
+
+@pytest.mark.parametrize(("cell", "engine"), [("lipschitz", "fused"), ("gru", "loop")])
+def test_a_run_stores_the_engine_that_ran(tmp_path: Path, cell: str, engine: str) -> None:
+    summary = train(load_config(None, [*TINY, f"model.cell={cell}"]), tmp_path / "run")
+    assert summary["engine"] == engine
+    assert engine_of(tmp_path / "run") == engine
+
+
+def test_engines_agree(tmp_path: Path) -> None:
+    metrics = {}
+    for engine in ("loop", "fused"):
+        settings = [*TINY, "model.cell=lipschitz", f"model.engine={engine}"]
+        metrics[engine] = train(load_config(None, settings), tmp_path / engine)["metrics"]["test"]["log_loss"]
+        assert engine_of(tmp_path / engine) == engine
+    assert metrics["fused"] == pytest.approx(metrics["loop"], rel=1e-4)
+
+
+def test_a_resumed_run_keeps_its_engine_or_changes_it(tmp_path: Path) -> None:
+    settings = [*TINY, "model.cell=lipschitz", "training.schedule=constant", "model.engine=loop"]
+    train(load_config(None, settings), tmp_path / "run")
+    longer = [*settings[:-1], "training.max_steps=4"]
+    train(load_config(None, [*longer, "model.engine=loop"]), tmp_path / "run", resume=True)
+    assert engine_of(tmp_path / "run") == "loop"
+    train(load_config(None, [*longer, "training.max_steps=6", "model.engine=fused"]), tmp_path / "run", resume=True)
+    assert engine_of(tmp_path / "run") == "fused"
+
+
+def test_an_engine_that_cannot_run_the_cell(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="The engine 'fused' cannot run the cell 'gru' on cpu"):
+        train(load_config(None, [*TINY, "model.cell=gru", "model.engine=fused"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_engine(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="Unknown engine 'fuesd'"):
+        train(load_config(None, [*TINY, "model.cell=gru", "model.engine=fuesd"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
