@@ -106,7 +106,7 @@ def rows_by_end(lengths: Tensor) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Sequence:
-    """What the steps of a batch of sequences have in common, apart from tensors.
+    """A batch of sequences without its tensors: the form of the step, sub-steps, and where rows end.
 
     Attributes:
         form: The step; its tensors are replaced by the arguments of :class:`FusedSequence`.
@@ -351,8 +351,8 @@ def differentiable_gradients(
         results.append(torch.stack(outputs))
         gradients.append(grad_outputs)
     arguments = [tensor for tensor in inputs[:5] if tensor is not None and tensor.requires_grad]
-    found = iter(torch.autograd.grad(results, arguments, gradients, create_graph=True, allow_unused=True))
-    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs[:5])
+    remaining = iter(torch.autograd.grad(results, arguments, gradients, create_graph=True, allow_unused=True))
+    return tuple(next(remaining) if tensor is not None and tensor.requires_grad else None for tensor in inputs[:5])
 
 
 register_engine(FusedEngine())
