@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
-from stablernn.cells._step_form import StepForm
+from stablernn.cells._step_form import Nonlinearity, StepForm
 from stablernn.parametrizations import modrelu
-
-Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]
 
 
 class PlainWeights(NamedTuple):
@@ -46,7 +44,7 @@ class PlainCell(StableCell):
     def __init__(self, input_size: int, hidden_size: int, *, nonlinearity: Nonlinearity) -> None:
         super().__init__(input_size, hidden_size)
         check_choice(self, "nonlinearity", nonlinearity, self.nonlinearities)
-        self.nonlinearity = nonlinearity
+        self.nonlinearity: Nonlinearity = nonlinearity
         self.weight_ih = nn.Parameter(torch.empty(hidden_size, input_size))
         self.bias = nn.Parameter(torch.empty(hidden_size))
 
@@ -90,9 +88,7 @@ class PlainCell(StableCell):
 
     def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
         recurrent, bias = weights
-        # softshrink differs from modReLU in the bias alone, see used_bias().
-        nonlinearity = "modrelu" if self.nonlinearity == "softshrink" else self.nonlinearity
-        return StepForm("plain", recurrent, nonlinearity=nonlinearity, bias=bias)
+        return StepForm("plain", recurrent, nonlinearity=self.nonlinearity, bias=bias)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

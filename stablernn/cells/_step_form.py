@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stablernn.parametrizations import modrelu
 
 Family = Literal["plain", "residual", "two-stage", "shared gate"]
+Nonlinearity = Literal["tanh", "relu", "modrelu", "softshrink"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,8 @@ class StepForm:
         recurrent: K, ``(hidden, hidden)``.
         linear: A, ``(hidden, hidden)``; None for 0.
         step_size: e, which a plain step does not have; an irregular step has ``step_size * dt``.
-        nonlinearity: f. ``modrelu`` is ``sign(z) max(|z| + bias, 0)``, the others take ``z + bias``.
+        nonlinearity: f. ``modrelu`` is ``sign(z) max(|z| + bias, 0)``, ``softshrink`` the same with
+            a bias of at most 0; the others take ``z + bias``.
         bias: ``(hidden,)``; None for 0, or where the drive contains it.
     """
 
@@ -39,7 +41,7 @@ class StepForm:
     recurrent: Tensor
     linear: Tensor | None = None
     step_size: float = 1.0
-    nonlinearity: Literal["tanh", "relu", "modrelu"] = "tanh"
+    nonlinearity: Nonlinearity = "tanh"
     bias: Tensor | None = None
 
     def step(self, h: Tensor, drive: Tensor, dt: Tensor | None = None) -> Tensor:
@@ -66,7 +68,7 @@ class StepForm:
         return velocity if self.linear is None else velocity + nn.functional.linear(h, self.linear)
 
     def _activate(self, z: Tensor) -> Tensor:
-        if self.nonlinearity == "modrelu":
+        if self.nonlinearity in ("modrelu", "softshrink"):
             assert self.bias is not None
             return modrelu(z, self.bias)
         shifted = z if self.bias is None else z + self.bias

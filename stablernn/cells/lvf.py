@@ -12,7 +12,8 @@ from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound, irregular_step_bound
 from stablernn.cells._base import State, check_choice, check_not_negative, check_positive, float64
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._plain import Nonlinearity, PlainCell
+from stablernn.cells._plain import PlainCell
+from stablernn.cells._step_form import Nonlinearity
 from stablernn.errors import ConfigError
 from stablernn.parametrizations import (
     cayley_propagator,

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from stablernn.cells._base import check_choice
 from stablernn.cells._catalog import register_cell
-from stablernn.cells._plain import Nonlinearity, PlainCell
+from stablernn.cells._plain import PlainCell
+from stablernn.cells._step_form import Nonlinearity
 from stablernn.parametrizations import SKEW_INITS, SkewInit, exponential, initial_skew, skew
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from stablernn.cells import StableCell, State
@@ -87,7 +88,7 @@ def _is_transformed() -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
     )
 
@@ -179,7 +180,8 @@ class FusedSequence(torch.autograd.Function):
         return (states[every::every] if sequence.every_output else h.new_empty(0)), last
 
     @staticmethod
-    def backward(ctx: Any, grad_outputs: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        grad_outputs, grad_last = gradients
         sequence: Sequence = ctx.sequence
         *inputs, states = ctx.saved_tensors[:7]
         saved = list(ctx.saved_tensors[7:])
@@ -319,7 +321,7 @@ def grad_of_bias(sequence: Sequence, arguments: list[Tensor], values: list[Tenso
     """Return the gradient by the bias inside of the nonlinearity."""
     if sequence.form.bias is None:
         return None
-    is_modrelu = sequence.form.nonlinearity == "modrelu"
+    is_modrelu = sequence.form.nonlinearity in ("modrelu", "softshrink")
     sums = [
         (gradient * value.sign() if is_modrelu else gradient).sum(dim=(0, 1))
         for gradient, value in zip(arguments, values, strict=False)

@@ -116,10 +116,10 @@ class ResidualSteps(FusedSteps):
             torch.addmm(drive, old, transposed, out=activation)
             activate(activation)
             velocity = activation if linear is None else torch.addmm(activation, old, linear)
-            if isinstance(lengths, float):
-                torch.add(old, velocity, alpha=lengths, out=new)
-            else:
+            if isinstance(lengths, Sequence):
                 torch.addcmul(old, velocity, lengths[index], out=new)
+            else:
+                torch.add(old, velocity, alpha=lengths, out=new)
 
     def backward(
         self,
@@ -136,7 +136,7 @@ class ResidualSteps(FusedSteps):
             if outputs is not None:
                 add_output(g, outputs[index], lengths)
             velocity, scale = g, 1.0
-            if not isinstance(lengths, float):
+            if isinstance(lengths, Sequence):
                 velocity = torch.mul(g, lengths[index], out=by_velocity[index if linear is not None else 0])
             elif linear is not None:
                 # The product below changes g, and the gradient of A needs it as it is.
@@ -160,7 +160,7 @@ class TwoStageSteps(FusedSteps):
     def forward(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
         first, second, middles = saved
         for index, drive in enumerate(drives):
-            length = lengths if isinstance(lengths, float) else lengths[index]
+            length = lengths[index] if isinstance(lengths, Sequence) else lengths
             old, middle = states[index], middles[index]
             self._stage(old, old, drive, length / 2, first[index], middle)
             self._stage(old, middle, drive, length, second[index], states[index + 1])
@@ -172,10 +172,10 @@ class TwoStageSteps(FusedSteps):
         self.activate(activation)
         linear = self.transposed_linear
         velocity = activation if linear is None else torch.addmm(activation, state, linear)
-        if isinstance(length, float):
-            torch.add(base, velocity, alpha=length, out=out)
-        else:
+        if isinstance(length, Tensor):
             torch.addcmul(base, velocity, length, out=out)
+        else:
+            torch.add(base, velocity, alpha=length, out=out)
 
     def backward(
         self,
@@ -190,13 +190,14 @@ class TwoStageSteps(FusedSteps):
         for index in range(len(saved[0]) - 1, -1, -1):
             if outputs is not None:
                 add_output(g, outputs[index], lengths)
-            length, scale = (lengths, lengths) if isinstance(lengths, float) else (lengths[index], 1.0)
+            length = lengths[index] if isinstance(lengths, Sequence) else lengths
+            scale = 1.0 if isinstance(length, Tensor) else length
             first, second = (part[index] for part in arguments)
             first_velocity, velocity = (part[index if linear is not None else 0] for part in velocities)
-            if isinstance(length, float):
-                velocity.copy_(g)
-            else:
+            if isinstance(length, Tensor):
                 torch.mul(g, length, out=velocity)
+            else:
+                velocity.copy_(g)
             self.activate_backward(velocity, saved[1][index], second)
             by_state = torch.mm(second, recurrent)
             if linear is not None:
@@ -224,10 +225,10 @@ class SharedGateSteps(FusedSteps):
             recurrent = torch.mm(states[index], self.transposed)
             torch.sigmoid(torch.add(recurrent, gate_drive, out=gate), out=gate)
             self.activate(torch.add(recurrent, candidate_drive, out=candidate))
-            if isinstance(lengths, float):
-                torch.addcmul(states[index], gate, candidate, value=lengths, out=states[index + 1])
-            else:
+            if isinstance(lengths, Sequence):
                 torch.addcmul(states[index], gate * candidate, lengths[index], out=states[index + 1])
+            else:
+                torch.addcmul(states[index], gate, candidate, value=lengths, out=states[index + 1])
 
     def backward(
         self,
@@ -243,7 +244,7 @@ class SharedGateSteps(FusedSteps):
                 add_output(g, outputs[index], lengths)
             gate, candidate = (part[index] for part in saved)
             by_gate, by_candidate = (part[index] for part in arguments)
-            velocity, scale = (g, lengths) if isinstance(lengths, float) else (g * lengths[index], 1.0)
+            velocity, scale = (g * lengths[index], 1.0) if isinstance(lengths, Sequence) else (g, lengths)
             _sigmoid_backward(velocity * candidate, gate, grad_input=by_gate)
             self.activate_backward(velocity * gate, candidate, by_candidate)
             g.addmm_(by_gate + by_candidate, self.recurrent, alpha=scale)
@@ -252,7 +253,7 @@ class SharedGateSteps(FusedSteps):
 def add_output(g: Tensor, gradient: Tensor | None, lengths: Lengths = 1.0) -> None:
     """Add the gradient by an output to ``g``, times the step size where ``g`` is multiplied by it."""
     if gradient is not None:
-        g.add_(gradient, alpha=lengths if isinstance(lengths, float) else 1.0)
+        g.add_(gradient, alpha=1.0 if isinstance(lengths, Sequence) else lengths)
 
 
 FAMILIES: dict[Family, type[FusedSteps]] = {
@@ -266,12 +267,12 @@ FAMILIES: dict[Family, type[FusedSteps]] = {
 def _activation(form: StepForm) -> Callable[[Tensor], object]:
     """Return the function that replaces its argument by the nonlinearity of it."""
     bias = form.bias
-    if form.nonlinearity == "modrelu":
+    if form.nonlinearity == "softshrink":
         assert bias is not None
         threshold = -bias
-        if bool((bias <= 0).all()):
-            # softshrink, for which two operations do.
-            return lambda z: z.sub_(z.clamp(bias, threshold))
+        return lambda z: z.sub_(z.clamp(bias, threshold))
+    if form.nonlinearity == "modrelu":
+        assert bias is not None
         return lambda z: z.copy_(torch.relu(z.abs() + bias).mul_(z.sign()))
     function = torch.tanh_ if form.nonlinearity == "tanh" else torch.relu_
     return function if bias is None else lambda z: function(z.add_(bias))

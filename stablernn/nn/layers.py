@@ -179,7 +179,7 @@ class StableRNN(nn.Module):
             end = start + len(cell.state_names)
             # One product over all steps, outside of the recurrence. Time comes first in memory, so that each step
             # reads one block.
-            drive = cell.drive(outputs.transpose(0, 1)).transpose(0, 1)
+            drive = cell.drive(outputs.transpose(0, 1).contiguous()).transpose(0, 1)
             engine = select_engine(self.engine, cell, drive, timed=dt is not None)
             outputs, last = engine.run(
                 cell,

@@ -92,6 +92,13 @@ def test_every_nonlinearity(nonlinearity: str) -> None:
     assert_equal(run(rnn, "fused", x, state, [3, 7, 0, 5, 1], None), run(rnn, "loop", x, state, [3, 7, 0, 5, 1], None))
 
 
+@pytest.mark.parametrize("key", ["antisymmetric", "antisymmetric_g", "lipschitz", "lipschitz_rk2"])
+def test_a_step_size_that_is_a_whole_number(key: str) -> None:
+    rnn = create_rnn(key, step_size=1)
+    x, state = torch.randn(5, 7, 3, dtype=torch.float64), torch.randn(2, 5, 9, dtype=torch.float64)
+    assert_equal(run(rnn, "fused", x, state, None, None), run(rnn, "loop", x, state, None, None))
+
+
 @pytest.mark.parametrize("lengths", [None, [3, 7, 0, 5, 1], [7, 7, 6, 4, 4]])
 @pytest.mark.parametrize("key", CELLS)
 def test_without_gradients_or_outputs(key: str, lengths: list[int] | None) -> None:
