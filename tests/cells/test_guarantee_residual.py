@@ -650,7 +650,8 @@ class TestNoisy:
         torch.manual_seed(7)
         output = layer(x)[0]
         torch.manual_seed(7)
-        _, factors, noise = cell.drive(x).chunk(3, dim=-1)
+        # Layers put time first, and so draw in that order.
+        _, factors, noise = cell.drive(x.transpose(0, 1)).transpose(0, 1).chunk(3, dim=-1)
         expected = noisy_reference.sequence(
             MAPPING["noisy_rnn"].params(cell),
             x,
