@@ -7,14 +7,35 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from stablernn_registry import GraphSignature, StateSignature
-from stablernn_runtime.engines.session import RUNTIME_ERRORS, CancellationToken, Session
+from stablernn_runtime.engines.session import RUNTIME_ERRORS, Session
 from stablernn_runtime.errors import NotReadyError
 from stablernn_runtime.state_guard import StateGuard
 
 Array = NDArray[Any]
+
+
+class CancellationToken:
+    """Ends an inference from another thread; each request needs its own.
+
+    Attributes:
+        options: Options for ``InferenceSession.run``, which reads them between two nodes of the graph.
+        is_set: True once :meth:`set` was called.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.options = ort.RunOptions()
+        # ONNX Runtime would log every run that is ended as an error.
+        self.options.log_severity_level = 4
+
+    def set(self) -> None:
+        """End the run that has :attr:`options`, and every later one."""
+        self.options.terminate = True
+        self.is_set = True
 
 
 class Graph:

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import TensorSignature
-from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.errors import InputError
-from stablernn_runtime.graph import Graph
+from stablernn_runtime.graph import CancellationToken, Graph
 from stablernn_runtime.validation import COVARIATES
 
 Array = NDArray[Any]

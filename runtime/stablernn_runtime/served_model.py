@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from stablernn_registry import Manifest, RegistryError, Signature, StateSignature, Version
 from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.engines.select import open_version
-from stablernn_runtime.engines.session import CancellationToken, Device, Placement
+from stablernn_runtime.engines.session import Device, Placement
 from stablernn_runtime.errors import InputError, ModelLoadError
-from stablernn_runtime.graph import Graph, count_row_elements
+from stablernn_runtime.graph import CancellationToken, Graph, count_row_elements
 from stablernn_runtime.rollout import Rollout
 from stablernn_runtime.run_batch import BatchItem, run_items
 from stablernn_runtime.self_test import SelfTestError, check_model

@@ -23,8 +23,7 @@ from stablernn_server.errors import (
 )
 from stablernn_server.http.access_log import redact_path
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.asgi import Receive, Scope, Send
-from stablernn_server.http.middleware import RequestMiddleware
+from stablernn_server.http.middleware import Application, RequestMiddleware
 from stablernn_server.http.request import get_request
 from stablernn_server.http.responses import JSON, error_response
 from stablernn_server.openapi import build_document
@@ -49,19 +48,6 @@ ROUTERS = (
     stream.router,
     page.router,
 )
-
-
-class Application(FastAPI):
-    """The framework's application behind the middleware, which every request passes first."""
-
-    request_middleware: RequestMiddleware
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.request_middleware(scope, receive, send)
-
-    async def framework(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what the middleware passes on."""
-        await super().__call__(scope, receive, send)
 
 
 def create_app(settings: Settings) -> FastAPI:

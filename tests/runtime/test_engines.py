@@ -22,8 +22,8 @@ from stablernn_registry import Registry, Signature
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.benchmark import BATCH
 from stablernn_runtime.engines.select import _open_auto, open_faster, open_version, select_faster
-from stablernn_runtime.engines.session import CancellationToken
 from stablernn_runtime.errors import DeviceError, ModelLoadError, NotReadyError, SettingsError
+from stablernn_runtime.graph import CancellationToken
 
 ROOT = Path(__file__).parents[2]
 ONNX_RUNTIME = f"ONNX Runtime {ort.__version__}"

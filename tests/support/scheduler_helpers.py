@@ -15,7 +15,7 @@ import pytest
 
 from server_helpers import Running
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import NotReadyError, Settings
 from stablernn_server.batching import dispatch

@@ -77,26 +77,6 @@ class Placement:
     reason: str = ""
 
 
-class CancellationToken:
-    """Ends an inference from another thread; each request needs its own.
-
-    Attributes:
-        options: Options for ``InferenceSession.run``, which reads them between two nodes of the graph.
-        is_set: True once :meth:`set` was called.
-    """
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self.options = ort.RunOptions()
-        # ONNX Runtime would log every run that is ended as an error.
-        self.options.log_severity_level = 4
-
-    def set(self) -> None:
-        """End the run that has :attr:`options`, and every later one."""
-        self.options.terminate = True
-        self.is_set = True
-
-
 def choose_device(device: Device) -> Placement:
     """Return the device to try, from what this machine has.
 

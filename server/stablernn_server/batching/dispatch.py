@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from stablernn_runtime.cpus import available_cpus
-from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult, run_items, run_steps
 from stablernn_server.batching.cost_model import OFF_LOOP_SECONDS, CostModel
 from stablernn_server.batching.job_queues import JobQueue, JobQueues

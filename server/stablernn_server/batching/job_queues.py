@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.graph import CancellationToken
 from stablernn_server.batching.types import Batch, InferenceResult, Job, QueueKey, fail_jobs
 from stablernn_server.errors import ClientGoneError, DeadlineError, ServerError
 from stablernn_server.settings import Settings

@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchItem, BatchResult
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.arrays import Array

@@ -12,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.graph import CancellationToken
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from stablernn_runtime.calendar import advance, check_frequency, step_frequency
 from stablernn_runtime.covariates import Covariates
-from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.arrays import Array

@@ -15,20 +15,19 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from fastapi import FastAPI
 from starlette.routing import BaseRoute, Match
 
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
 from stablernn_server.http.access_log import AccessLog, redact_path
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.asgi import Message, Receive, Scope, Send
+from stablernn_server.http.asgi import ASGIApplication, Message, Receive, Scope, Send
 from stablernn_server.http.origin_policy import OriginPolicy
 from stablernn_server.http.request import SCOPE_KEY, ActiveRequest
 from stablernn_server.http.responses import RawResponse, error_response, refuse_websocket
 from stablernn_server.observability.tracing import RequestSpan
 
 logger = logging.getLogger(__name__)
-
-Application = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _METHODS_WITH_BODY = frozenset({"DELETE", "PATCH", "POST", "PUT"})
@@ -56,7 +55,7 @@ class RequestMiddleware:
     """The ASGI application that wraps the framework's."""
 
     def __init__(
-        self, context: AppContext, framework: Application, routes: Sequence[BaseRoute], direct: DirectRoute
+        self, context: AppContext, framework: ASGIApplication, routes: Sequence[BaseRoute], direct: DirectRoute
     ) -> None:
         """Create the middleware.
 
@@ -204,6 +203,19 @@ class RequestMiddleware:
         response = error_response(error, is_read=request.is_read)
         request.error_code = response.code
         return response
+
+
+class Application(FastAPI):
+    """A FastAPI application whose requests all pass the middleware first."""
+
+    request_middleware: RequestMiddleware
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.request_middleware(scope, receive, send)
+
+    async def framework(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what the middleware passes on."""
+        await super().__call__(scope, receive, send)
 
 
 class ResponseSender:

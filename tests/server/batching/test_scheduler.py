@@ -19,7 +19,7 @@ from scheduler_helpers import PATIENT, Blocker, Desk, scheduling, turns, until
 from server_helpers import Published
 from stablernn_runtime import ServedModel
 from stablernn_runtime.cpus import available_cpus
-from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import InputError, NotReadyError, TooLargeError
 from stablernn_server.batching import dispatch

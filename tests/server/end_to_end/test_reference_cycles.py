@@ -15,7 +15,7 @@ import pytest
 from scheduler_helpers import scheduling
 from server_helpers import Published, json_tensor
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import NotReadyError, Settings, create_app
 from stablernn_server.batching.types import Caller

@@ -19,7 +19,7 @@ from fastapi import Request
 from scheduler_helpers import PATIENT, busy, on_loop, wait
 from server_helpers import Published, Running, json_tensor, serve
 from stablernn_runtime import ServedModel
-from stablernn_runtime.engines.session import CancellationToken
+from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchResult
 from stablernn_server import InputError, NotReadyError, Settings, create_app
 from stablernn_server.batching.types import Caller
