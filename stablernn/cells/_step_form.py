@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stablernn.parametrizations import modrelu
 
@@ -44,6 +45,25 @@ class StepForm:
     nonlinearity: Nonlinearity = "tanh"
     bias: Tensor | None = None
 
+    @classmethod
+    def stack(cls, forms: Sequence[StepForm]) -> StepForm:
+        """Return the step of several cells at once, the members of an ensemble.
+
+        Its states and drives are ``(members, batch, d)``, its matrices ``(members, hidden, hidden)``, its bias is
+        ``(members, 1, hidden)``.
+
+        Args:
+            forms: One of each member; they differ in their tensors only.
+        """
+        linear = [form.linear for form in forms if form.linear is not None]
+        bias = [form.bias for form in forms if form.bias is not None]
+        return replace(
+            forms[0],
+            recurrent=torch.stack([form.recurrent for form in forms]),
+            linear=torch.stack(linear) if linear else None,
+            bias=torch.stack(bias)[:, None] if bias else None,
+        )
+
     def step(self, h: Tensor, drive: Tensor, dt: Tensor | None = None) -> Tensor:
         """Return the next state: the definition that engines and tests compare with.
 
@@ -53,10 +73,10 @@ class StepForm:
             dt: ``(batch, 1)``; None for a regular step. A plain step takes none.
         """
         if self.family == "plain":
-            return self._activate(nn.functional.linear(h, self.recurrent) + drive)
+            return self._activate(h @ self.recurrent.mT + drive)
         length = self.step_size if dt is None else self.step_size * dt
         if self.family == "shared gate":
-            recurrent = nn.functional.linear(h, self.recurrent)
+            recurrent = h @ self.recurrent.mT
             gate, candidate = drive.chunk(2, dim=-1)
             return h + length * torch.sigmoid(recurrent + gate) * self._activate(recurrent + candidate)
         if self.family == "two-stage":
@@ -64,8 +84,8 @@ class StepForm:
         return h + length * self._velocity(h, drive)
 
     def _velocity(self, h: Tensor, drive: Tensor) -> Tensor:
-        velocity = self._activate(nn.functional.linear(h, self.recurrent) + drive)
-        return velocity if self.linear is None else velocity + nn.functional.linear(h, self.linear)
+        velocity = self._activate(h @ self.recurrent.mT + drive)
+        return velocity if self.linear is None else velocity + h @ self.linear.mT
 
     def _activate(self, z: Tensor) -> Tensor:
         if self.nonlinearity in ("modrelu", "softshrink"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -52,5 +52,36 @@ class Engine(Protocol):
         Returns:
             The first state tensor after every step, ``(batch, time, hidden)``, None if they are not needed; and the
             state after the last.
+        """
+        ...
+
+
+@runtime_checkable
+class EnsembleEngine(Engine, Protocol):
+    """An engine that can run the members of an ensemble at once."""
+
+    def run_ensemble(
+        self,
+        cells: list[StableCell],
+        weights: list[tuple[Tensor, ...]],
+        drives: list[Tensor],
+        states: list[State],
+        valid: Tensor | None,
+        dt: Tensor | None = None,
+        substeps: int = 1,
+        *,
+        every_output: bool = True,
+    ) -> list[tuple[Tensor | None, State]]:
+        """Return what :meth:`run` returns for each member.
+
+        Args:
+            cells: The members' cells of one layer, which differ in their parameters only.
+            weights: As for :meth:`run`, of each member.
+            drives: Likewise.
+            states: Likewise.
+            valid: As for :meth:`run`; the same for all members, as ``dt`` and ``substeps`` are.
+            dt: Likewise.
+            substeps: Likewise.
+            every_output: Likewise.
         """
         ...

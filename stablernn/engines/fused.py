@@ -23,6 +23,9 @@ from stablernn.engines.fused_families import FAMILIES, FusedSteps, Lengths
 from stablernn.engines.loop import LoopEngine
 from stablernn.engines.select import register_engine
 
+MAX_STACKED = 1 << 11
+"""Numbers in the state of one member up to which an ensemble runs as one: larger ones gain nothing from it."""
+
 
 class FusedEngine:
     """Runs cells of the families ``plain``, ``residual``, ``two-stage`` and ``shared gate`` on the CPU.
@@ -56,31 +59,107 @@ class FusedEngine:
         form = cell.step_form(weights)
         assert form is not None
         (h,) = state
-        order, ends = None, [(len(h), drive.shape[1])]
-        if valid is not None:
-            # Sorted by length, the sequences that still run are the first rows.
-            lengths = valid.sum(dim=1)
-            order = lengths.argsort(descending=True, stable=True)
-            ends = rows_by_end(lengths[order])
-            drive, h = drive[order], h[order]
-            dt = None if dt is None else dt[order]
-        step_lengths = None
-        if dt is not None:
-            step_lengths = (dt.t() * (form.step_size / substeps))[..., None].contiguous()
-        sequence = Sequence(form, substeps if dt is not None else 1, ends, every_output, pool_of(cell))
         # (time, batch, d): each step reads one block of memory.
-        drives = drive.transpose(0, 1).contiguous()
-        outputs, last = cast(
-            "tuple[Tensor, Tensor]",
-            FusedSequence.apply(  # type: ignore[no-untyped-call]
-                sequence, drives, h, form.recurrent, form.linear, form.bias, step_lengths
-            ),
+        outputs, last = run_form(
+            form, drive.transpose(0, 1), h, valid, dt, substeps, every_output=every_output, pool=pool_of(cell)
         )
-        if order is not None:
-            inverse = order.argsort()
-            last = last[inverse]
-            outputs = outputs[:, inverse] if every_output else outputs
-        return outputs.transpose(0, 1) if every_output else None, (last,)
+        return None if outputs is None else outputs.transpose(0, 1), (last,)
+
+    def run_ensemble(
+        self,
+        cells: list[StableCell],
+        weights: list[tuple[Tensor, ...]],
+        drives: list[Tensor],
+        states: list[State],
+        valid: Tensor | None,
+        dt: Tensor | None = None,
+        substeps: int = 1,
+        *,
+        every_output: bool = True,
+    ) -> list[tuple[Tensor | None, State]]:
+        batch, hidden = states[0][0].shape
+        if batch * hidden > MAX_STACKED or (dt is not None and dt.requires_grad):
+            return [
+                self.run(cell, matrices, drive, state, valid, dt, substeps, every_output=every_output)
+                for cell, matrices, drive, state in zip(cells, weights, drives, states, strict=True)
+            ]
+        forms = [cell.step_form(matrices) for cell, matrices in zip(cells, weights, strict=True)]
+        outputs, last = run_form(
+            StepForm.stack([form for form in forms if form is not None]),
+            StackedDrives.apply(pool_of(cells[0]), *[drive.transpose(0, 1) for drive in drives]),  # type: ignore[no-untyped-call]
+            torch.stack([h for (h,) in states]),
+            valid,
+            dt,
+            substeps,
+            every_output=every_output,
+            pool=pool_of(cells[0]),
+        )
+        by_member = [None] * len(cells) if outputs is None else [part.transpose(0, 1) for part in outputs.unbind(1)]
+        return [(output, (h,)) for output, h in zip(by_member, last.unbind(), strict=True)]
+
+
+class StackedDrives(torch.autograd.Function):
+    """The drives of all members, ``(time, members, batch, d)``, in a buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, pool: BufferPool, *drives: Tensor) -> Tensor:
+        time, *shape = drives[0].shape
+        return torch.stack(drives, dim=1, out=pool.take(drives[0], time, len(drives), *shape))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *gradients[0].unbind(1)
+
+
+def run_form(
+    form: StepForm,
+    drives: Tensor,
+    h: Tensor,
+    valid: Tensor | None,
+    dt: Tensor | None,
+    substeps: int,
+    *,
+    every_output: bool,
+    pool: BufferPool,
+) -> tuple[Tensor | None, Tensor]:
+    """Run every step of a cell, or of the members of an ensemble at once.
+
+    Args:
+        form: The step.
+        drives: ``(time, batch, d)`` or ``(time, members, batch, d)``.
+        h: The first state, ``(batch, hidden)`` or ``(members, batch, hidden)``.
+        valid: As for :meth:`Engine.run`.
+        dt: Likewise.
+        substeps: Likewise.
+        every_output: Likewise.
+        pool: Where buffers come from.
+
+    Returns:
+        The states after every step in the shape of the drives, None if they are not needed; and the last state.
+    """
+    order, ends = None, [(h.shape[-2], len(drives))]
+    if valid is not None:
+        # Sorted by length, the sequences that still run are the first rows.
+        lengths = valid.sum(dim=1)
+        order = lengths.argsort(descending=True, stable=True)
+        ends = rows_by_end(lengths[order])
+        drives, h = drives[..., order, :], h[..., order, :]
+        dt = None if dt is None else dt[order]
+    step_lengths = None
+    if dt is not None:
+        step_lengths = (dt.t() * (form.step_size / substeps))[..., None].contiguous()
+    sequence = Sequence(form, substeps if dt is not None else 1, ends, every_output, pool)
+    outputs, last = cast(
+        "tuple[Tensor, Tensor]",
+        FusedSequence.apply(  # type: ignore[no-untyped-call]
+            sequence, drives.contiguous(), h, form.recurrent, form.linear, form.bias, step_lengths
+        ),
+    )
+    if order is not None:
+        inverse = order.argsort()
+        last = last[..., inverse, :]
+        outputs = outputs[..., inverse, :] if every_output else outputs
+    return outputs if every_output else None, last
 
 
 def _is_transformed() -> bool:
@@ -208,36 +287,38 @@ def run_forward(
         The states before the first and after each sub-step, ``(n + 1, batch, hidden)``, or two if they are not kept;
         activations and states halfway, ``(n, batch, hidden)``, or one of each; and the last state of each sequence.
     """
-    repeats, (batch, hidden), take = sequence.substeps, h.shape, sequence.pool.take
+    repeats, take = sequence.substeps, sequence.pool.take
     total = len(drives) * repeats
-    states = take(h, total + 1 if keeps_states else 2, batch, hidden)
-    saved = [take(h, total if keeps_activations else 1, batch, hidden) for _ in range(steps.saved)]
+    states = take(h, total + 1 if keeps_states else 2, *h.shape)
+    saved = [take(h, total if keeps_activations else 1, *h.shape) for _ in range(steps.saved)]
     states[0] = h
     last = h.clone()
     for rows, start, end in sequence.segments():
         # Without a backward pass one slot of each kind is used again and again.
-        state_views = states[start : end + 1, :rows].unbind() if keeps_states else states[:, :rows].unbind()
+        state_views = (states[start : end + 1] if keeps_states else states)[..., :rows, :].unbind()
         if not keeps_states:
             state_views = tuple(state_views[index % 2] for index in range(start, end + 1))
         saved_views = [
-            buffer[start:end, :rows].unbind() if keeps_activations else (buffer[0, :rows],) * (end - start)
+            buffer[start:end, ..., :rows, :].unbind()
+            if keeps_activations
+            else (buffer[0, ..., :rows, :],) * (end - start)
             for buffer in saved
         ]
-        drive_views = drives[start // repeats : end // repeats, :rows].unbind()
+        drive_views = drives[start // repeats : end // repeats, ..., :rows, :].unbind()
         if repeats > 1:
             drive_views = tuple(drive for drive in drive_views for _ in range(repeats))
         steps.forward(state_views, drive_views, sequence.lengths(step_lengths, rows, start, end), saved_views)
-        last[:rows] = state_views[-1]
-    for ended, end in sequence.ended(batch):
+        last[..., :rows, :] = state_views[-1]
+    for ended, end in sequence.ended(h.shape[-2]):
         if sequence.every_output:
             # Sequences that have ended keep their state.
-            states[end + 1 :, ended] = last[ended]
+            states[end + 1 :, ..., ended, :] = last[..., ended, :]
         elif keeps_activations:
             # Their gradients are 0, and 0 times whatever was in the buffer may be NaN.
-            states[end + 1 :, ended].zero_()
+            states[end + 1 :, ..., ended, :].zero_()
         if keeps_activations:
             for buffer in saved:
-                buffer[end:, ended].zero_()
+                buffer[end:, ..., ended, :].zero_()
     return states, saved, last
 
 
@@ -251,30 +332,30 @@ def run_backward(
     grad_last: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients by drives, first state, K, A and bias."""
-    repeats, (total, batch, hidden) = sequence.substeps, (len(states) - 1, *states.shape[1:])
+    repeats, total, shape = sequence.substeps, len(states) - 1, states.shape[1:]
     take = sequence.pool.take
-    arguments = [take(states, total, batch, hidden) for _ in range(steps.arguments)]
+    arguments = [take(states, total, *shape) for _ in range(steps.arguments)]
     # The gradients by A h are kept where there is an A, whose gradient is their product with the states.
     depth = total if steps.linear is not None else 1
-    velocities = [take(states, depth, batch, hidden) for _ in range(steps.stages)]
+    velocities = [take(states, depth, *shape) for _ in range(steps.stages)]
     values = saved or [states[1:]]
     is_scaled = steps.saved > 0 and step_lengths is None
     scale = sequence.form.step_size if is_scaled else 1.0
     g = grad_last * scale
-    for rows, end in sequence.ended(batch):
+    for rows, end in sequence.ended(shape[-2]):
         # Sequences that have ended give nothing to the matrices, and pass on what their outputs get.
         for buffer in (*arguments, *(velocities if depth == total else ())):
-            buffer[end:, rows].zero_()
+            buffer[end:, ..., rows, :].zero_()
         if grad_outputs is not None:
-            g[rows] += scale * grad_outputs[end // repeats :, rows].sum(dim=0)
+            g[..., rows, :] += scale * grad_outputs[end // repeats :, ..., rows, :].sum(dim=0)
     for count, start, end in reversed(sequence.segments()):
         velocity_part = slice(start, end) if depth == total else slice(0, 1)
         steps.backward(
-            g[:count],
+            g[..., :count, :],
             sequence.lengths(step_lengths, count, start, end),
-            [buffer[start:end, :count].unbind() for buffer in values],
-            [buffer[start:end, :count].unbind() for buffer in arguments],
-            [buffer[velocity_part, :count].unbind() for buffer in velocities],
+            [buffer[start:end, ..., :count, :].unbind() for buffer in values],
+            [buffer[start:end, ..., :count, :].unbind() for buffer in arguments],
+            [buffer[velocity_part, ..., :count, :].unbind() for buffer in velocities],
             None if grad_outputs is None else output_gradients(sequence, grad_outputs, count, start, end),
         )
     # The states that the products with K and A read.
@@ -282,8 +363,8 @@ def run_backward(
     return (
         grad_of_drives(sequence, arguments),
         g / scale if scale != 1 else g,
-        sum_of_products(arguments, read),
-        None if steps.linear is None else sum_of_products(velocities, read),
+        sum_of_products(arguments, read, sequence.pool),
+        None if steps.linear is None else sum_of_products(velocities, read, sequence.pool),
         grad_of_bias(sequence, arguments, values),
     )
 
@@ -291,20 +372,25 @@ def run_backward(
 def output_gradients(sequence: Sequence, grad_outputs: Tensor, rows: int, start: int, end: int) -> list[Tensor | None]:
     """Return the gradient by the output of each sub-step of a segment; only the last of a time step has one."""
     repeats = sequence.substeps
-    times = grad_outputs[start // repeats : end // repeats, :rows].unbind()
+    times = grad_outputs[start // repeats : end // repeats, ..., :rows, :].unbind()
     return [times[index // repeats] if (index + 1) % repeats == 0 else None for index in range(end - start)]
 
 
-def sum_of_products(gradients: list[Tensor], inputs: list[Tensor]) -> Tensor:
-    """Return the sum over all steps and rows of ``gradient input^T``: the gradient of a matrix."""
-    hidden = gradients[0].shape[-1]
-    flat = [
-        (left.reshape(-1, hidden).t(), right.reshape(-1, hidden)) for left, right in zip(gradients, inputs, strict=True)
-    ]
+def sum_of_products(gradients: list[Tensor], inputs: list[Tensor], pool: BufferPool) -> Tensor:
+    """Return the sum over all steps and rows of ``gradient input^T``: the gradient of a matrix, or of each member's."""
+    flat = [(rows_of(left, pool).mT, rows_of(right, pool)) for left, right in zip(gradients, inputs, strict=True)]
     total = flat[0][0] @ flat[0][1]
     for left, right in flat[1:]:
-        total.addmm_(left, right)
+        total += left @ right
     return total
+
+
+def rows_of(buffer: Tensor, pool: BufferPool) -> Tensor:
+    """Return the rows of all steps, ``(time * batch, d)`` or ``(members, time * batch, d)``."""
+    if buffer.dim() == 3:
+        return buffer.flatten(0, 1)
+    by_member = buffer.movedim(1, 0)
+    return pool.take(buffer, *by_member.shape).copy_(by_member).flatten(1, 2)
 
 
 def grad_of_drives(sequence: Sequence, arguments: list[Tensor]) -> Tensor:
@@ -319,11 +405,12 @@ def grad_of_drives(sequence: Sequence, arguments: list[Tensor]) -> Tensor:
 
 def grad_of_bias(sequence: Sequence, arguments: list[Tensor], values: list[Tensor]) -> Tensor | None:
     """Return the gradient by the bias inside of the nonlinearity."""
-    if sequence.form.bias is None:
+    bias = sequence.form.bias
+    if bias is None:
         return None
     is_modrelu = sequence.form.nonlinearity in ("modrelu", "softshrink")
     sums = [
-        (gradient * value.sign() if is_modrelu else gradient).sum(dim=(0, 1))
+        (gradient * value.sign() if is_modrelu else gradient).sum(dim=(0, -2)).view_as(bias)
         for gradient, value in zip(arguments, values, strict=False)
     ]
     return sums[0] if len(sums) == 1 else sums[0] + sums[1]
@@ -343,10 +430,12 @@ def differentiable_gradients(
     outputs, state = [], h
     for time, drive in enumerate(drives.unbind()):
         active = next((rows for rows, end in sequence.ends if time < end), 0)
-        moving, ended = state[:active], state[active:]
+        moving, ended, length = state[..., :active, :], state[..., active:, :], None
+        if step_lengths is not None:
+            length = step_lengths[time, :active]
         for _ in range(sequence.substeps):
-            moving = form.step(moving, drive[:active], None if step_lengths is None else step_lengths[time, :active])
-        state = torch.cat([moving, ended])
+            moving = form.step(moving, drive[..., :active, :], length)
+        state = torch.cat([moving, ended], dim=-2)
         outputs.append(state)
     results, gradients = [state], [grad_last]
     if sequence.every_output:

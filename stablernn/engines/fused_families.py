@@ -1,7 +1,8 @@
 """The steps of each family of :class:`StepForm`, forward and back over buffers, in place.
 
-A pass works on lists with one tensor for each step, ``(rows, hidden)``: the states before and after the steps, the
-drives, and the activations that the backward pass needs. The lengths of irregular steps are a list of ``(rows, 1)``,
+A pass works on lists with one tensor for each step, ``(rows, hidden)``, or ``(members, rows, hidden)`` where the
+matrices are those of an ensemble: the states before and after the steps, the drives, and the activations that the
+backward pass needs. The lengths of irregular steps are a list of ``(rows, 1)``,
 that of regular ones is one number.
 
 Going back, ``g`` is the gradient of the loss by the state after a step, and becomes that by the state before. In
@@ -31,7 +32,8 @@ class FusedSteps:
     """The steps of one family, with its matrices.
 
     Args:
-        form: The step.
+        form: The step; in an ensemble its matrices are ``(members, hidden, hidden)`` and its bias
+            ``(members, 1, hidden)``.
     """
 
     stages: ClassVar[int] = 1
@@ -45,8 +47,13 @@ class FusedSteps:
         self.form = form
         self.recurrent = form.recurrent
         self.linear = form.linear
-        self.transposed = form.recurrent.t()
-        self.transposed_linear = None if form.linear is None else form.linear.t()
+        self.transposed = form.recurrent.mT
+        self.transposed_linear = None if form.linear is None else form.linear.mT
+        # Of one cell, or of the members of an ensemble.
+        is_ensemble = form.recurrent.dim() == 3
+        self.mm = torch.bmm if is_ensemble else torch.mm
+        self.addmm = torch.baddbmm if is_ensemble else torch.addmm
+        self.addmm_ = Tensor.baddbmm_ if is_ensemble else Tensor.addmm_
         self.activate = _activation(form)
         self.activate_backward = _activation_backward(form)
 
@@ -82,9 +89,9 @@ class PlainSteps(FusedSteps):
     saved = 0
 
     def forward(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
-        transposed, activate = self.transposed, self.activate
+        transposed, activate, addmm = self.transposed, self.activate, self.addmm
         for drive, old, new in zip(drives, states[:-1], states[1:], strict=True):
-            torch.addmm(drive, old, transposed, out=new)
+            addmm(drive, old, transposed, out=new)
             activate(new)
 
     def backward(
@@ -101,21 +108,21 @@ class PlainSteps(FusedSteps):
             if outputs is not None:
                 add_output(g, outputs[index])
             self.activate_backward(g, values[index], gradients[index])
-            torch.mm(gradients[index], self.recurrent, out=g)
+            self.mm(gradients[index], self.recurrent, out=g)
 
 
 class ResidualSteps(FusedSteps):
     """``h <- h + e (A h + f(K h + d))``."""
 
     def forward(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
-        transposed, linear, activate = self.transposed, self.transposed_linear, self.activate
+        transposed, linear, activate, addmm = self.transposed, self.transposed_linear, self.activate, self.addmm
         (activations,) = saved
         for index, (drive, old, new, activation) in enumerate(
             zip(drives, states[:-1], states[1:], activations, strict=True)
         ):
-            torch.addmm(drive, old, transposed, out=activation)
+            addmm(drive, old, transposed, out=activation)
             activate(activation)
-            velocity = activation if linear is None else torch.addmm(activation, old, linear)
+            velocity = activation if linear is None else addmm(activation, old, linear)
             if isinstance(lengths, Sequence):
                 torch.addcmul(old, velocity, lengths[index], out=new)
             else:
@@ -131,7 +138,7 @@ class ResidualSteps(FusedSteps):
         outputs: Sequence[Tensor | None] | None,
     ) -> None:
         (activations,), (gradients,), (by_velocity,) = saved, arguments, velocities
-        activate_backward, recurrent, linear = self.activate_backward, self.recurrent, self.linear
+        activate_backward, recurrent, linear, addmm_ = self.activate_backward, self.recurrent, self.linear, self.addmm_
         for index in range(len(activations) - 1, -1, -1):
             if outputs is not None:
                 add_output(g, outputs[index], lengths)
@@ -146,8 +153,8 @@ class ResidualSteps(FusedSteps):
             argument = gradients[index]
             activate_backward(velocity, activations[index], argument)
             if linear is not None:
-                g.addmm_(velocity, linear, alpha=scale)
-            g.addmm_(argument, recurrent, alpha=scale)
+                addmm_(g, velocity, linear, alpha=scale)
+            addmm_(g, argument, recurrent, alpha=scale)
 
 
 class TwoStageSteps(FusedSteps):
@@ -168,10 +175,10 @@ class TwoStageSteps(FusedSteps):
     def _stage(
         self, base: Tensor, state: Tensor, drive: Tensor, length: float | Tensor, activation: Tensor, out: Tensor
     ) -> None:
-        torch.addmm(drive, state, self.transposed, out=activation)
+        self.addmm(drive, state, self.transposed, out=activation)
         self.activate(activation)
         linear = self.transposed_linear
-        velocity = activation if linear is None else torch.addmm(activation, state, linear)
+        velocity = activation if linear is None else self.addmm(activation, state, linear)
         if isinstance(length, Tensor):
             torch.addcmul(base, velocity, length, out=out)
         else:
@@ -186,7 +193,7 @@ class TwoStageSteps(FusedSteps):
         velocities: Sequence[Views],
         outputs: Sequence[Tensor | None] | None,
     ) -> None:
-        recurrent, linear = self.recurrent, self.linear
+        recurrent, linear, addmm_ = self.recurrent, self.linear, self.addmm_
         for index in range(len(saved[0]) - 1, -1, -1):
             if outputs is not None:
                 add_output(g, outputs[index], lengths)
@@ -199,15 +206,15 @@ class TwoStageSteps(FusedSteps):
             else:
                 velocity.copy_(g)
             self.activate_backward(velocity, saved[1][index], second)
-            by_state = torch.mm(second, recurrent)
+            by_state = self.mm(second, recurrent)
             if linear is not None:
-                by_state.addmm_(velocity, linear)
+                addmm_(by_state, velocity, linear)
             # by_state is the gradient by the state halfway, and with the first stage that by the state before.
             torch.mul(by_state, length / 2, out=first_velocity)
             self.activate_backward(first_velocity, saved[0][index], first)
-            by_state.addmm_(first, recurrent)
+            addmm_(by_state, first, recurrent)
             if linear is not None:
-                by_state.addmm_(first_velocity, linear)
+                addmm_(by_state, first_velocity, linear)
             g.add_(by_state, alpha=scale)
 
 
@@ -222,7 +229,7 @@ class SharedGateSteps(FusedSteps):
         for index, drive in enumerate(drives):
             gate, candidate = gates[index], candidates[index]
             gate_drive, candidate_drive = drive.chunk(2, dim=-1)
-            recurrent = torch.mm(states[index], self.transposed)
+            recurrent = self.mm(states[index], self.transposed)
             torch.sigmoid(torch.add(recurrent, gate_drive, out=gate), out=gate)
             self.activate(torch.add(recurrent, candidate_drive, out=candidate))
             if isinstance(lengths, Sequence):
@@ -247,7 +254,7 @@ class SharedGateSteps(FusedSteps):
             velocity, scale = (g * lengths[index], 1.0) if isinstance(lengths, Sequence) else (g, lengths)
             _sigmoid_backward(velocity * candidate, gate, grad_input=by_gate)
             self.activate_backward(velocity * gate, candidate, by_candidate)
-            g.addmm_(by_gate + by_candidate, self.recurrent, alpha=scale)
+            self.addmm_(g, by_gate + by_candidate, self.recurrent, alpha=scale)
 
 
 def add_output(g: Tensor, gradient: Tensor | None, lengths: Lengths = 1.0) -> None:

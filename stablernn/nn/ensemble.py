@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stablernn.cells import StableCell, State
 from stablernn.engines import check_engine
-from stablernn.nn.layers import StableRNN
+from stablernn.nn.layers import StableRNN, run_stacks
 
 
 class Ensemble(nn.Module):
@@ -95,12 +95,10 @@ class Ensemble(nn.Module):
 
         Without ``every_output`` the outputs are None.
         """
-        results = [
-            stack.run(self._embedded(x, number), member_state, lengths, dt, every_output=every_output)
-            for number, (stack, member_state) in enumerate(
-                zip(self._members(), self._member_states(state), strict=True)
-            )
-        ]
+        inputs = [self._embedded(x, number) for number in range(len(self))]
+        results = run_stacks(
+            self._members(), inputs, self._member_states(state), lengths, dt, every_output=every_output
+        )
         outputs = [output for output, _ in results if output is not None]
         concatenated = None
         if every_output:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stablernn.cells import StableCell, State, cell_info, create_cell
 from stablernn.cells._base import check_dt, longest_step
-from stablernn.engines import check_engine, select_engine
+from stablernn.engines import EnsembleEngine, check_engine, select_engine
 from stablernn.errors import ConfigError
 
 
@@ -160,40 +160,8 @@ class StableRNN(nn.Module):
 
         Without ``every_output`` the outputs of the last layer are None.
         """
-        valid = valid_steps(x, lengths)
-        if valid is not None:
-            # Padding must not reach a gradient: even a weight of zero gives NaN for NaN.
-            x = x.masked_fill(~valid[..., None], 0)
-        longest = 1.0
-        if dt is not None:
-            dt = self.checked_dt(dt, x, valid)
-            # With max_dt the number of sub-steps does not depend on the batch.
-            longest = self.max_dt or longest_step(dt)
-        final: list[Tensor] = []
-        start = 0
-        outputs: Tensor | None = x
-        for depth, cell in enumerate(self.cells):
-            assert outputs is not None
-            if depth and self.dropout:
-                outputs = nn.functional.dropout(outputs, self.dropout, self.training)
-            end = start + len(cell.state_names)
-            # One product over all steps, outside of the recurrence. Time comes first in memory, so that each step
-            # reads one block.
-            drive = cell.drive(outputs.transpose(0, 1).contiguous()).transpose(0, 1)
-            engine = select_engine(self.engine, cell, drive, timed=dt is not None)
-            outputs, last = engine.run(
-                cell,
-                cell.weights(timed=dt is not None),
-                drive,
-                state[start:end],
-                valid,
-                dt,
-                cell.substeps(longest),
-                every_output=every_output or depth < self.num_layers - 1,
-            )
-            final.extend(last)
-            start = end
-        return outputs, tuple(final)
+        ((outputs, final),) = run_stacks([self], [x], [state], lengths, dt, every_output=every_output)
+        return outputs, final
 
     def advance(
         self, weights: Sequence[tuple[Tensor, ...]], x: Tensor, state: State, dt: Tensor | None = None
@@ -298,6 +266,72 @@ class StableRNN(nn.Module):
             f"{self.cell!r}, {self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, "
             f"batch_first={self.batch_first}, dropout={self.dropout}, engine={self.engine!r}, max_dt={self.max_dt}"
         )
+
+
+def run_stacks(
+    stacks: Sequence[StableRNN],
+    inputs: Sequence[Tensor],
+    states: Sequence[State],
+    lengths: Tensor | None = None,
+    dt: Tensor | None = None,
+    *,
+    every_output: bool = True,
+) -> list[tuple[Tensor | None, State]]:
+    """Run stacks that differ in their parameters only, the members of an ensemble, layer after layer.
+
+    Args:
+        stacks: The members.
+        inputs: ``(batch, time, input_size)`` for each member.
+        states: The flat state of each.
+        lengths: As for :meth:`StableRNN.forward`, the same for all.
+        dt: Likewise.
+        every_output: Whether the outputs of the last layer are needed.
+
+    Returns:
+        For each member the outputs of the last layer, None unless needed, and the flat state after the last valid step.
+    """
+    first, timed = stacks[0], dt is not None
+    valid = valid_steps(inputs[0], lengths)
+    if valid is not None:
+        # Padding must not reach a gradient: even a weight of zero gives NaN for NaN.
+        inputs = [x.masked_fill(~valid[..., None], 0) for x in inputs]
+    longest = 1.0
+    if dt is not None:
+        dt = first.checked_dt(dt, inputs[0], valid)
+        # With max_dt the number of sub-steps does not depend on the batch.
+        longest = first.max_dt or longest_step(dt)
+    final: list[list[Tensor]] = [[] for _ in stacks]
+    start = 0
+    outputs: list[Tensor | None] = list(inputs)
+    for depth, cell in enumerate(first.cells):
+        end = start + len(cell.state_names)
+        cells = [stack.cells[depth] for stack in stacks]
+        drives = []
+        for member, x in zip(cells, outputs, strict=True):
+            assert x is not None
+            if depth and first.dropout:
+                x = nn.functional.dropout(x, first.dropout, first.training)
+            # One product over all steps, outside of the recurrence. Time comes first in memory, so that each step
+            # reads one block.
+            drives.append(member.drive(x.transpose(0, 1).contiguous()).transpose(0, 1))
+        engine = select_engine(first.engine, cell, drives[0], timed=timed)
+        weights = [member.weights(timed=timed) for member in cells]
+        parts = [state[start:end] for state in states]
+        substeps, needs_outputs = cell.substeps(longest), every_output or depth < first.num_layers - 1
+        if len(stacks) > 1 and isinstance(engine, EnsembleEngine):
+            results = engine.run_ensemble(
+                cells, weights, drives, parts, valid, dt, substeps, every_output=needs_outputs
+            )
+        else:
+            results = [
+                engine.run(*member, valid, dt, substeps, every_output=needs_outputs)
+                for member in zip(cells, weights, drives, parts, strict=True)
+            ]
+        outputs = [output for output, _ in results]
+        for member_final, (_, last) in zip(final, results, strict=True):
+            member_final.extend(last)
+        start = end
+    return [(output, tuple(tensors)) for output, tensors in zip(outputs, final, strict=True)]
 
 
 def group_parameters(module: nn.Module) -> dict[str, list[nn.Parameter]]:
