@@ -14,6 +14,7 @@ from stablernn_server.schemas.open_inference import InferBody
 from stablernn_server.schemas.repository import ControlRequest, IndexRequest
 from stablernn_server.schemas.sessions import OpenSession, Samples, TokenStep
 from stablernn_server.schemas.timeseries import ClassifyRequest, ForecastRequest
+from stablernn_server.security.auth import required_access
 
 Node = dict[str, Any]
 
@@ -28,8 +29,6 @@ BODIES: tuple[type[BaseModel], ...] = (
     TokenStep,
 )
 """Bodies that routes parse themselves."""
-OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
-"""Documented paths that need no token, as in :data:`stablernn_server.security.auth.ACCESS_BY_PATH`."""
 RETRY_AFTER = {"description": "Seconds to wait before the next attempt", "schema": {"type": "string"}}
 
 
@@ -62,7 +61,7 @@ def build_document(app: FastAPI, *, needs_token: bool) -> Node:
         for operation in operations.values():
             operation["responses"].pop("422", None)
             operation["responses"]["503"]["headers"] = {"Retry-After": RETRY_AFTER}
-            if needs_token and path in OPEN_PATHS:
+            if needs_token and required_access(path) == "open":
                 # An empty list overrides the document's default.
                 operation["security"] = []
     return document

@@ -52,6 +52,13 @@ def test_a_form_is_the_step_of_its_cell(key: str, is_timed: bool) -> None:
         torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("key", TIMED)
+def test_an_euler_step_says_that_it_is_one(key: str) -> None:
+    # Certificates for irregular time rest on it.
+    cell = create_cell(key, 1, 2)
+    assert cell.is_euler == (cell_info(key).family in ("residual", "shared gate"))
+
+
 @pytest.mark.parametrize("nonlinearity", ["tanh", "relu", "modrelu", "softshrink"])
 def test_every_nonlinearity(nonlinearity: str) -> None:
     cell = perturbed("rnn_orth", nonlinearity=nonlinearity)

@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+import stablernn_server
 from server_helpers import Published, Running
 from stablernn_registry import UnknownRefError
 from stablernn_runtime import ServedModel
 from stablernn_runtime.cpus import available_cpus
-from stablernn_server import Settings, SettingsError, create_app
+from stablernn_server import Settings, SettingsError, create_app, errors
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.repository.model_repository import ModelRepository
@@ -73,6 +74,11 @@ def test_only_what_routes_raise_has_a_status() -> None:
         "DeadlineError": (504, "deadline"),
     }
     assert all(issubclass(kind, ServerError) for kind in STATUS_AND_CODE)
+    tree = errors.__doc__ or ""
+    assert all(f" {kind.__name__} " in tree for kind in STATUS_AND_CODE)
+    # Only the connection raises it, before there is a request.
+    private = {"HeadTooLargeError"}
+    assert {kind.__name__ for kind in STATUS_AND_CODE} - private <= set(stablernn_server.__all__)
 
 
 async def _get(app: Any, path: str) -> httpx.Response:

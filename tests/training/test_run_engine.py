@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from stablernn.cells import create_cell
+from stablernn.engines import select_engine
 from stablernn.errors import ConfigError, UnknownNameError
 from stablernn.training import load_config, train
 
@@ -28,8 +31,10 @@ def engine_of(run_dir: Path) -> str:
     return engine
 
 
-@pytest.mark.parametrize(("cell", "engine"), [("lipschitz", "fused"), ("gru", "loop")])
-def test_a_run_stores_the_engine_that_ran(tmp_path: Path, cell: str, engine: str) -> None:
+@pytest.mark.parametrize("cell", ["lipschitz", "gru"])
+def test_a_run_stores_the_engine_that_ran(tmp_path: Path, cell: str) -> None:
+    layer = create_cell(cell, 1, 6)
+    engine = select_engine("auto", layer, layer.drive(torch.zeros(1, 4, 1))).name
     summary = train(load_config(None, [*TINY, f"model.cell={cell}"]), tmp_path / "run")
     assert summary["engine"] == engine
     assert engine_of(tmp_path / "run") == engine

@@ -299,6 +299,10 @@ def test_every_route_for_every_role(guarded: Running, role: str) -> None:
     assert walked >= SOME_PATHS | ADMIN_PATHS | OPEN_PATHS
     documented = httpx.get(f"{guarded.url}/openapi.json", headers=headers_of("infer")).json()["paths"]
     assert walked | INFER_PATHS >= documented.keys()
+    for path, operations in documented.items():
+        for operation in operations.values():
+            # An empty list says that no token is needed.
+            assert (operation.get("security") == []) == (path in OPEN_PATHS), path
 
 
 def websocket_paths(guarded: Running) -> list[str]:

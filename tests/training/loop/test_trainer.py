@@ -14,6 +14,7 @@ from stablernn.errors import ConfigError, TrainingError
 from stablernn.nn.models import Classifier
 from stablernn.training.batches.losses import Batch, ClassifyObjective
 from stablernn.training.batches.sample_minibatches import SampleMinibatches, TensorBatches
+from stablernn.training.evaluation.metric_catalog import metrics_of
 from stablernn.training.evaluation.scorers import ClassificationScorer
 from stablernn.training.loop.checkpoint import Checkpoint
 from stablernn.training.loop.trainer import Progress, Trainer
@@ -96,7 +97,7 @@ def test_a_line_an_epoch() -> None:
     ours.fit()
     assert [(line["epoch"], line["step"], line["lr"]) for line in recorder.lines] == [(1, 3, 0.01), (2, 6, 0.01)]
     assert set(recorder.lines[0]) == {"epoch", "step", "lr", "train_loss", "validation", "seconds", "stability"}
-    assert set(recorder.lines[0]["validation"]) == {"accuracy", "macro_f1", "log_loss", "ece", "roc_auc"}
+    assert set(recorder.lines[0]["validation"]) == {metric.name for metric in metrics_of("classify")}
 
 
 def test_the_training_loss_is_the_mean_over_the_samples() -> None:
