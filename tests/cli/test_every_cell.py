@@ -61,7 +61,7 @@ def test_the_main_job(empty: Workplace, cell: str, task: str) -> None:
 @pytest.mark.parametrize("cell", list_cells())
 def test_a_text_is_followed(empty: Workplace, cell: str) -> None:
     empty.path("text.txt").write_text("abcacb" * 80)
-    small = ("--hidden-size", 16, "--max-steps", 20, "--set", "training.bptt_steps=15")
+    small = ("--hidden-size", 16, "--max-steps", 60, "--set", "training.bptt_steps=15")
     empty.ok("-q", "train", *NO_PLOTS, "--data", "text.txt", "--cell", cell, *small, "--run-dir", "run")
     formats = ("--format", "onnx", "--format", "torchscript")
     document = empty.ok("-q", "export", "run", "--name", "model", *formats, "--json").json
