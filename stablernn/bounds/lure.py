@@ -199,7 +199,9 @@ def _candidate_metrics(step: LureSystem) -> list[Matrix]:
     radius = float(np.abs(np.linalg.eigvals(middle)).max())
     with warnings.catch_warnings():
         # An inaccurate solution is only a worse candidate: `lure_bound` verifies whichever matrix it gets.
+        # scipy says so by a LinAlgWarning or, of a nearly singular equation, by a RuntimeWarning.
         warnings.simplefilter("ignore", linalg.LinAlgWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
         for margin in (0.1, 0.5):
             # The Lyapunov equation has a positive solution only for a spectral radius below 1.
             scaled = middle / (radius + margin * max(1 - radius, 0.05))
