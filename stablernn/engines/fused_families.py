@@ -1,9 +1,9 @@
 """The steps of each family of :class:`StepForm`, forward and back over buffers, in place.
 
-A pass works on lists with one tensor for each step, ``(rows, hidden)``, or ``(members, rows, hidden)`` where the
+A pass gets buffers of consecutive steps, ``(steps, rows, hidden)``, or ``(steps, members, rows, hidden)`` where the
 matrices are those of an ensemble: the states before and after the steps, the drives, and the activations that the
-backward pass needs. The lengths of irregular steps are a list of ``(rows, 1)``,
-that of regular ones is one number.
+backward pass needs. The steps here work on views of one step each; an engine with kernels for whole buffers overrides
+``forward`` and ``backward``.
 
 Going back, ``g`` is the gradient of the loss by the state after a step, and becomes that by the state before. In
 families with a step size and regular steps it is multiplied by the step size once, before the first step back, so that
@@ -22,6 +22,7 @@ from stablernn.cells._step_form import Family, StepForm
 
 Views = Sequence[Tensor]
 Lengths = float | Views
+"""The length of regular steps, or that of each step, ``(rows, 1)``."""
 
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -57,11 +58,62 @@ class FusedSteps:
         self.activate = _activation(form)
         self.activate_backward = _activation_backward(form)
 
-    def forward(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
-        """Write the states after the steps into ``states``, from the first of them."""
-        raise NotImplementedError
+    def forward(
+        self, states: Tensor, drives: Tensor, lengths: float | Tensor, saved: Sequence[Tensor], substeps: int
+    ) -> None:
+        """Write the states after the steps into ``states``, from the first of them.
+
+        Args:
+            states: ``(steps + 1, rows, hidden)``, of which the first is read; or two slots that are used in turn.
+            drives: ``(time, rows, d)``, contiguous; there are ``time * substeps`` steps.
+            lengths: The length of regular steps, or those of the sub-steps of each time step, ``(time, rows, 1)``.
+            saved: Buffers ``(steps, rows, hidden)`` for what the backward pass needs, or one slot each.
+            substeps: Steps of a time step.
+        """
+        count = len(drives) * substeps
+        self.forward_steps(
+            slots(states, count + 1),
+            repeated(drives, substeps),
+            repeated(lengths, substeps) if isinstance(lengths, Tensor) else lengths,
+            [slots(buffer, count) for buffer in saved],
+        )
 
     def backward(
+        self,
+        g: Tensor,
+        lengths: float | Tensor,
+        saved: Sequence[Tensor],
+        arguments: Sequence[Tensor],
+        velocities: Sequence[Tensor],
+        outputs: Tensor | None,
+        substeps: int,
+    ) -> None:
+        """Go back over the steps, and leave in ``g`` the gradient by the state before the first.
+
+        Args:
+            g: The gradient by the state after the last step; multiplied by the step size as the module says.
+            lengths: As for :meth:`forward`.
+            saved: As it left them; of a plain step the states after the steps.
+            arguments: Buffers for the gradients by the arguments of nonlinearities and gates; they may be those of the
+                saved activations.
+            velocities: Buffers for the gradients by A h, one of each stage; of any length where there is no A.
+            outputs: The gradients by the states after the time steps as outputs, ``(time, rows, hidden)``.
+            substeps: Steps of a time step.
+        """
+        self.backward_steps(
+            g,
+            repeated(lengths, substeps) if isinstance(lengths, Tensor) else lengths,
+            [buffer.unbind() for buffer in saved],
+            [buffer.unbind() for buffer in arguments],
+            [buffer.unbind() for buffer in velocities],
+            None if outputs is None else output_gradients(outputs, substeps),
+        )
+
+    def forward_steps(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
+        """Do what :meth:`forward` says, on views of each step."""
+        raise NotImplementedError
+
+    def backward_steps(
         self,
         g: Tensor,
         lengths: Lengths,
@@ -70,16 +122,7 @@ class FusedSteps:
         velocities: Sequence[Views],
         outputs: Sequence[Tensor | None] | None,
     ) -> None:
-        """Go back over the steps, and leave in ``g`` the gradient by the state before the first.
-
-        Args:
-            g: The gradient by the state after the last step; multiplied by the step size as the module says.
-            lengths: As for :meth:`forward`.
-            saved: As it left them; of a plain step the states after the steps.
-            arguments: Buffers for the gradients by the arguments of nonlinearities and gates.
-            velocities: Buffers for the gradients by A h, one of each stage; of any length where there is no A.
-            outputs: The gradients by the states after the steps as outputs, None where there is none.
-        """
+        """Do what :meth:`backward` says, on views of each step."""
         raise NotImplementedError
 
 
@@ -88,13 +131,13 @@ class PlainSteps(FusedSteps):
 
     saved = 0
 
-    def forward(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
+    def forward_steps(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
         transposed, activate, addmm = self.transposed, self.activate, self.addmm
         for drive, old, new in zip(drives, states[:-1], states[1:], strict=True):
             addmm(drive, old, transposed, out=new)
             activate(new)
 
-    def backward(
+    def backward_steps(
         self,
         g: Tensor,
         lengths: Lengths,
@@ -114,7 +157,7 @@ class PlainSteps(FusedSteps):
 class ResidualSteps(FusedSteps):
     """``h <- h + e (A h + f(K h + d))``."""
 
-    def forward(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
+    def forward_steps(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
         transposed, linear, activate, addmm = self.transposed, self.transposed_linear, self.activate, self.addmm
         (activations,) = saved
         for index, (drive, old, new, activation) in enumerate(
@@ -128,7 +171,7 @@ class ResidualSteps(FusedSteps):
             else:
                 torch.add(old, velocity, alpha=lengths, out=new)
 
-    def backward(
+    def backward_steps(
         self,
         g: Tensor,
         lengths: Lengths,
@@ -164,7 +207,7 @@ class TwoStageSteps(FusedSteps):
     arguments = 2
     saved = 3
 
-    def forward(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
+    def forward_steps(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
         first, second, middles = saved
         for index, drive in enumerate(drives):
             length = lengths[index] if isinstance(lengths, Sequence) else lengths
@@ -184,7 +227,7 @@ class TwoStageSteps(FusedSteps):
         else:
             torch.add(base, velocity, alpha=length, out=out)
 
-    def backward(
+    def backward_steps(
         self,
         g: Tensor,
         lengths: Lengths,
@@ -224,7 +267,7 @@ class SharedGateSteps(FusedSteps):
     arguments = 2
     saved = 2
 
-    def forward(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
+    def forward_steps(self, states: Views, drives: Views, lengths: Lengths, saved: Sequence[Views]) -> None:
         gates, candidates = saved
         for index, drive in enumerate(drives):
             gate, candidate = gates[index], candidates[index]
@@ -237,7 +280,7 @@ class SharedGateSteps(FusedSteps):
             else:
                 torch.addcmul(states[index], gate, candidate, value=lengths, out=states[index + 1])
 
-    def backward(
+    def backward_steps(
         self,
         g: Tensor,
         lengths: Lengths,
@@ -252,9 +295,29 @@ class SharedGateSteps(FusedSteps):
             gate, candidate = (part[index] for part in saved)
             by_gate, by_candidate = (part[index] for part in arguments)
             velocity, scale = (g * lengths[index], 1.0) if isinstance(lengths, Sequence) else (g, lengths)
+            # The gradients may take the place of gate and candidate.
+            by_value = velocity * gate
             _sigmoid_backward(velocity * candidate, gate, grad_input=by_gate)
-            self.activate_backward(velocity * gate, candidate, by_candidate)
+            self.activate_backward(by_value, candidate, by_candidate)
             self.addmm_(g, by_gate + by_candidate, self.recurrent, alpha=scale)
+
+
+def slots(buffer: Tensor, count: int) -> Views:
+    """Return a view of each step; a buffer with fewer slots is used in turn."""
+    views = buffer.unbind()
+    return views if len(views) == count else [views[index % len(views)] for index in range(count)]
+
+
+def repeated(times: Tensor, substeps: int) -> Views:
+    """Return a view of what each step reads of the tensor of the time steps."""
+    views = times.unbind()
+    return views if substeps == 1 else [view for view in views for _ in range(substeps)]
+
+
+def output_gradients(outputs: Tensor, substeps: int) -> list[Tensor | None]:
+    """Return the gradient by the output of each step; only the last of a time step has one."""
+    times = outputs.unbind()
+    return [times[index // substeps] if (index + 1) % substeps == 0 else None for index in range(len(times) * substeps)]
 
 
 def add_output(g: Tensor, gradient: Tensor | None, lengths: Lengths = 1.0) -> None:

@@ -1,0 +1,259 @@
+"""All steps of a batch of sequences over buffers: forward, back, and once more for second derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from stablernn.cells._step_form import Family, StepForm
+from stablernn.engines.buffers import BufferPool
+from stablernn.engines.fused_families import FusedSteps
+
+CHUNK_ROWS = 1 << 12
+"""States, over steps and sequences, of which the backward pass adds the products to the gradients of the matrices."""
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A batch of sequences without its tensors: the form of the step, sub-steps, and where rows end.
+
+    Attributes:
+        form: The step; its tensors are replaced by the arguments of :class:`FusedSequence`.
+        families: The steps of each family.
+        substeps: Equal parts of each time step.
+        ends: Number of rows that run up to each time at which some end, the earliest first.
+        every_output: Whether the outputs of all time steps are needed.
+        pool: Buffers of the cell.
+    """
+
+    form: StepForm
+    families: Mapping[Family, type[FusedSteps]]
+    substeps: int
+    ends: list[tuple[int, int]]
+    every_output: bool
+    pool: BufferPool
+
+    def steps(self, recurrent: Tensor, linear: Tensor | None, bias: Tensor | None) -> FusedSteps:
+        """Return the steps with these matrices."""
+        form = replace(self.form, recurrent=recurrent, linear=linear, bias=bias)
+        return self.families[form.family](form)
+
+    def segments(self) -> list[tuple[int, int, int]]:
+        """Return the sub-steps between which no row ends, as ``(rows, first, end)``."""
+        times = [0, *(end for _, end in self.ends)]
+        return [
+            (rows, start * self.substeps, end * self.substeps)
+            for (rows, _), (start, end) in zip(self.ends, pairwise(times), strict=True)
+        ]
+
+    def chunks(self, depth: int) -> list[tuple[int, int, int]]:
+        """Return the segments, cut into parts of up to ``depth`` sub-steps."""
+        return [
+            (rows, part, min(part + depth, end))
+            for rows, start, end in self.segments()
+            for part in range(start, end, depth)
+        ]
+
+    def ended(self, batch: int) -> list[tuple[slice, int]]:
+        """Return which rows end before the last sub-step, and the sub-steps that they have."""
+        counts = [batch, *(rows for rows, _ in self.ends), 0]
+        ends = [0, *(end * self.substeps for _, end in self.ends)]
+        return [(slice(after, before), end) for (before, after), end in zip(pairwise(counts), ends, strict=True)]
+
+    def lengths(self, step_lengths: Tensor | None, rows: int, times: slice) -> float | Tensor:
+        """Return the lengths of the sub-steps of some time steps."""
+        # The step size may be a whole number.
+        return float(self.form.step_size) if step_lengths is None else step_lengths[times, :rows]
+
+
+def run_forward(
+    sequence: Sequence,
+    steps: FusedSteps,
+    drives: Tensor,
+    h: Tensor,
+    step_lengths: Tensor | None,
+    keeps_states: bool,
+    keeps_activations: bool,
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Run all steps.
+
+    Returns:
+        The states before the first and after each sub-step, ``(n + 1, batch, hidden)``, or two if they are not kept;
+        activations and states halfway, ``(n, batch, hidden)``, or one of each; and the last state of each sequence.
+    """
+    repeats, take = sequence.substeps, sequence.pool.take
+    total = len(drives) * repeats
+    states = take(h, total + 1 if keeps_states else 2, *h.shape)
+    saved = [take(h, total if keeps_activations else 1, *h.shape) for _ in range(steps.saved)]
+    states[0] = h
+    last = h.clone()
+    for rows, start, end in sequence.segments():
+        times = slice(start // repeats, end // repeats)
+        # Without a backward pass one slot of each kind is used again and again.
+        segment_states = states[start : end + 1, ..., :rows, :] if keeps_states else states[..., :rows, :]
+        segment_saved = [
+            buffer[start:end, ..., :rows, :] if keeps_activations else buffer[..., :rows, :] for buffer in saved
+        ]
+        lengths = sequence.lengths(step_lengths, rows, times)
+        steps.forward(segment_states, drives[times, ..., :rows, :], lengths, segment_saved, repeats)
+        last[..., :rows, :] = segment_states[(end - start) % len(segment_states)]
+        if not keeps_states:
+            # The next segment begins in the first slot.
+            states[0] = last
+    if sequence.every_output:
+        for ended, end in sequence.ended(h.shape[-2]):
+            # Sequences that have ended keep their state.
+            states[end + 1 :, ..., ended, :] = last[..., ended, :]
+    return states, saved, last
+
+
+def run_backward(
+    sequence: Sequence,
+    steps: FusedSteps,
+    states: Tensor,
+    saved: list[Tensor],
+    step_lengths: Tensor | None,
+    grad_outputs: Tensor | None,
+    grad_last: Tensor,
+    overwrite: bool,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients by drives, first state, K, A and bias.
+
+    With ``overwrite`` the gradients by the arguments of nonlinearities take the place of the saved activations.
+    """
+    repeats, total, shape = sequence.substeps, len(states) - 1, states.shape[1:]
+    take = sequence.pool.take
+    values = saved[: steps.arguments] or [states[1:]]
+    # The states, which the activations of a plain step are, are still needed.
+    overwrites = overwrite and len(saved) > 0
+    arguments = values if overwrites else [take(states, total, *shape) for _ in range(steps.arguments)]
+    # The gradient of A is the product of these with the states, taken chunk by chunk.
+    depth = max(1, CHUNK_ROWS * shape[-1] // shape.numel()) * repeats
+    velocities = [take(states, depth if steps.linear is not None else 1, *shape) for _ in range(steps.stages)]
+    is_scaled = steps.saved > 0 and step_lengths is None
+    scale = sequence.form.step_size if is_scaled else 1.0
+    g = grad_last * scale
+    for ended, end in sequence.ended(shape[-2]):
+        # Sequences that have ended pass on what their outputs get.
+        for buffer in arguments:
+            buffer[end:, ..., ended, :].zero_()
+        if grad_outputs is not None:
+            g[..., ended, :] += scale * grad_outputs[end // repeats :, ..., ended, :].sum(dim=0)
+    sums = MatrixGradients(steps)
+    for rows, start, end in reversed(sequence.chunks(depth)):
+        times, part = slice(start // repeats, end // repeats), (slice(start, end), ..., slice(rows), slice(None))
+        chunk_velocities = [buffer[: end - start, ..., :rows, :] for buffer in velocities]
+        chunk_values, chunk_arguments = [buffer[part] for buffer in values], [buffer[part] for buffer in arguments]
+        signs = sums.bias_signs(chunk_values)
+        steps.backward(
+            g[..., :rows, :],
+            sequence.lengths(step_lengths, rows, times),
+            chunk_values,
+            chunk_arguments,
+            chunk_velocities,
+            None if grad_outputs is None else grad_outputs[times, ..., :rows, :],
+            repeats,
+        )
+        read = [states[part], saved[2][part]] if steps.stages == 2 else [states[part]] * steps.arguments
+        sums.add(chunk_arguments, chunk_velocities, read, signs)
+    return (
+        grad_of_drives(sequence, arguments),
+        g / scale if scale != 1 else g,
+        sums.recurrent,
+        sums.linear,
+        sums.bias,
+    )
+
+
+class MatrixGradients:
+    """The gradients of K, A and bias, added up over chunks of steps that still are in the caches.
+
+    Args:
+        steps: The steps with their matrices.
+    """
+
+    def __init__(self, steps: FusedSteps) -> None:
+        form = steps.form
+        self.recurrent = torch.zeros_like(form.recurrent)
+        self.linear = None if form.linear is None else torch.zeros_like(form.linear)
+        self.bias = None if form.bias is None else torch.zeros_like(form.bias)
+        self._add = Tensor.baddbmm_ if form.recurrent.dim() == 3 else Tensor.addmm_
+        # The first argument of a shared gate is that of the gate, which has no bias.
+        self._stages = steps.stages
+        self._has_signs = form.nonlinearity in ("modrelu", "softshrink")
+
+    def bias_signs(self, values: list[Tensor]) -> list[Tensor] | None:
+        """Return the signs of the values, by which the bias of modReLU acts; None where it is added."""
+        if self.bias is None or not self._has_signs:
+            return None
+        return [value.sign() for value in values[-self._stages :]]
+
+    def add(
+        self, arguments: list[Tensor], velocities: list[Tensor], read: list[Tensor], signs: list[Tensor] | None
+    ) -> None:
+        """Add what a chunk gives.
+
+        Args:
+            arguments: The gradients by the arguments of nonlinearities and gates, ``(steps, rows, hidden)``.
+            velocities: Those by A h.
+            read: The states that each product with K read.
+            signs: From :meth:`bias_signs`.
+        """
+        for gradient, state in zip(arguments, read, strict=True):
+            self._add(self.recurrent, rows_of(gradient).mT, rows_of(state))
+        if self.linear is not None:
+            for gradient, state in zip(velocities, read, strict=False):
+                self._add(self.linear, rows_of(gradient).mT, rows_of(state))
+        if self.bias is not None:
+            for number, gradient in enumerate(arguments[-self._stages :]):
+                by_bias = gradient if signs is None else gradient * signs[number]
+                self.bias += by_bias.sum(dim=(0, -2)).view_as(self.bias)
+
+
+def rows_of(buffer: Tensor) -> Tensor:
+    """Return the rows of all steps, ``(steps * batch, d)`` or ``(members, steps * batch, d)``."""
+    return buffer.reshape(-1, buffer.shape[-1]) if buffer.dim() == 3 else buffer.movedim(1, 0).flatten(1, 2)
+
+
+def grad_of_drives(sequence: Sequence, arguments: list[Tensor]) -> Tensor:
+    """Return the gradient by the drives, which each sub-step and stage of a time step reads."""
+    repeats = sequence.substeps
+    if sequence.form.family == "shared gate":
+        gradient = torch.cat(arguments, dim=-1)
+    else:
+        gradient = arguments[0] if len(arguments) == 1 else arguments[0] + arguments[1]
+    return gradient if repeats == 1 else gradient.view(-1, repeats, *gradient.shape[1:]).sum(dim=1)
+
+
+def differentiable_gradients(
+    sequence: Sequence, inputs: tuple[Tensor | None, ...], grad_outputs: Tensor, grad_last: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients by drives, first state, K, A and bias as functions that autograd can differentiate."""
+    drives, h, recurrent, linear, bias, step_lengths = inputs
+    assert drives is not None
+    assert h is not None
+    assert recurrent is not None
+    # The lengths of the sub-steps contain the step size.
+    size = sequence.form.step_size if step_lengths is None else 1.0
+    form = replace(sequence.form, recurrent=recurrent, linear=linear, bias=bias, step_size=size)
+    outputs, state = [], h
+    for time, drive in enumerate(drives.unbind()):
+        active = next((rows for rows, end in sequence.ends if time < end), 0)
+        moving, ended, length = state[..., :active, :], state[..., active:, :], None
+        if step_lengths is not None:
+            length = step_lengths[time, :active]
+        for _ in range(sequence.substeps):
+            moving = form.step(moving, drive[..., :active, :], length)
+        state = torch.cat([moving, ended], dim=-2)
+        outputs.append(state)
+    results, gradients = [state], [grad_last]
+    if sequence.every_output:
+        results.append(torch.stack(outputs))
+        gradients.append(grad_outputs)
+    arguments = [tensor for tensor in inputs[:5] if tensor is not None and tensor.requires_grad]
+    remaining = iter(torch.autograd.grad(results, arguments, gradients, create_graph=True, allow_unused=True))
+    return tuple(next(remaining) if tensor is not None and tensor.requires_grad else None for tensor in inputs[:5])
