@@ -331,7 +331,7 @@ def _state_type(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     return namedtuple(f"{name}State", fields)
 
 
-def check_at_least(cell: StableCell, minimum: int, **counts: int) -> None:
+def check_at_least(module: nn.Module, minimum: int, **counts: int) -> None:
     """Check that options are ``minimum`` or more.
 
     Raises:
@@ -339,7 +339,7 @@ def check_at_least(cell: StableCell, minimum: int, **counts: int) -> None:
     """
     for name, count in counts.items():
         if count < minimum:
-            raise ValueError(f"{name} must be {minimum} or more for {type(cell).__name__}, got {count}.")
+            raise ValueError(f"{name} must be {minimum} or more for {type(module).__name__}, got {count}.")
 
 
 def check_whole_number(cell: StableCell, name: str, value: float | None) -> None:

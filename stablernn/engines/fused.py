@@ -234,11 +234,12 @@ class FusedSequence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_outputs, grad_last = grads
         sequence: Sequence = ctx.sequence
-        *inputs, states = ctx.saved_tensors[:7]
-        saved = list(ctx.saved_tensors[7:])
+        # Checkpointed tensors can be taken only once.
+        tensors = ctx.saved_tensors
+        inputs, states, saved = tensors[:6], tensors[6], list(tensors[7:])
         if torch.is_grad_enabled():
             # create_graph=True: a second derivative is taken of what the plain steps compute.
-            return None, *differentiable_gradients(sequence, tuple(inputs), grad_outputs, grad_last), None
+            return None, *differentiable_gradients(sequence, inputs, grad_outputs, grad_last), None
         steps, step_lengths = sequence.steps(*inputs[2:5]), inputs[5]
         outputs = grad_outputs if sequence.every_output else None
         # After this pass nobody reads what was saved, unless the graph is retained.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.cells import StableCell, State
+from stablernn.cells._base import check_at_least
 from stablernn.engines import check_engine
 from stablernn.nn.layers import StableRNN, run_stacks
 
@@ -76,6 +77,17 @@ class Ensemble(nn.Module):
         check_engine(name)
         for stack in self._members():
             stack.engine = name
+
+    def recompute_every(self, steps: int | None) -> None:
+        """Let the backward pass compute states again, see :class:`stablernn.StableRNN`.
+
+        Raises:
+            ValueError: If ``steps`` is less than 1.
+        """
+        if steps is not None:
+            check_at_least(self, 1, recompute_every=steps)
+        for stack in self._members():
+            stack.recompute_every = steps
 
     @property
     def output_size(self) -> int:

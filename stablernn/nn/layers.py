@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from stablernn.cells import StableCell, State, cell_info, create_cell
-from stablernn.cells._base import check_dt, longest_step
+from stablernn.cells._base import check_at_least, check_dt, longest_step
 from stablernn.engines import EnsembleEngine, check_engine, select_engine
 from stablernn.errors import ConfigError
 
@@ -28,6 +30,9 @@ class StableRNN(nn.Module):
         preset: ``practical`` (ours) or ``paper``, the cell's defaults.
         max_dt: Longest step to be passed as ``dt``, 1 or more, which fixes the number of sub-steps of each step. When
             omitted, each call divides by its own longest step.
+        recompute_every: Time steps after which a state is kept for the backward pass, which computes again what lies
+            between them: memory for ``time / recompute_every + recompute_every`` steps in place of all, for a second
+            forward pass. None keeps everything.
         options: Options of the cell, which override the preset.
 
     Shape:
@@ -42,7 +47,7 @@ class StableRNN(nn.Module):
           valid step. Over padding the output repeats the last valid one.
 
     Raises:
-        ValueError: If a size or ``dropout`` is out of range, or an input has another shape.
+        ValueError: If a size, ``dropout`` or ``recompute_every`` is out of range, or an input has another shape.
         ConfigError: If ``dt`` or ``max_dt`` is given and the cell takes none, or a ``dt`` is longer than ``max_dt``.
         UnknownNameError: If there is no such cell or engine.
 
@@ -68,6 +73,7 @@ class StableRNN(nn.Module):
         engine: str = "auto",
         preset: str = "practical",
         max_dt: float | None = None,
+        recompute_every: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -80,6 +86,8 @@ class StableRNN(nn.Module):
                 f"dropout acts between layers and needs num_layers of 2 or more, got dropout={dropout} with 1 layer."
             )
         check_engine(engine)
+        if recompute_every is not None:
+            check_at_least(self, 1, recompute_every=recompute_every)
         if max_dt is not None and not 1 <= max_dt < float("inf"):
             raise ValueError(f"max_dt must be a finite number of 1, the regular step, or more, got {max_dt}.")
         info = cell_info(cell)
@@ -91,6 +99,7 @@ class StableRNN(nn.Module):
         self.dropout = dropout
         self.engine = engine
         self.max_dt = max_dt
+        self.recompute_every = recompute_every
         layers = [create_cell(cell, input_size, hidden_size, preset=preset, **options)]
         if max_dt is not None:
             layers[0].check_takes_dt()
@@ -300,6 +309,54 @@ def run_stacks(
         dt = first.checked_dt(dt, inputs[0], valid)
         # With max_dt the number of sub-steps does not depend on the batch.
         longest = first.max_dt or longest_step(dt)
+    weights = [[cell.weights(timed=timed) for cell in stack.cells] for stack in stacks]
+    run = functools.partial(_run_layers, stacks, weights, longest, every_output)
+    every, time = first.recompute_every, inputs[0].shape[1]
+    if every is None or every >= time or not torch.is_grad_enabled():
+        return run(inputs, states, valid, dt)
+    outputs: list[list[Tensor | None]] = [[] for _ in stacks]
+    for start in range(0, time, every):
+        part = slice(start, start + every)
+        results = checkpoint(
+            run,
+            [x[:, part] for x in inputs],
+            states,
+            None if valid is None else valid[:, part],
+            None if dt is None else dt[:, part],
+            use_reentrant=False,
+        )
+        states = [state for _, state in results]
+        for member_outputs, (output, _) in zip(outputs, results, strict=True):
+            member_outputs.append(output)
+    joined = (
+        [torch.cat([part for part in parts if part is not None], dim=1) for parts in outputs] if every_output else None
+    )
+    return [(None if joined is None else joined[number], state) for number, state in enumerate(states)]
+
+
+def _run_layers(
+    stacks: Sequence[StableRNN],
+    weights: Sequence[Sequence[tuple[Tensor, ...]]],
+    longest: float,
+    every_output: bool,
+    inputs: Sequence[Tensor],
+    states: Sequence[State],
+    valid: Tensor | None,
+    dt: Tensor | None,
+) -> list[tuple[Tensor | None, State]]:
+    """Run all layers over some time steps; see :func:`run_stacks`.
+
+    Args:
+        stacks: The members.
+        weights: The matrices of each layer, by member.
+        longest: The longest step that sub-steps are for.
+        every_output: Whether the outputs of the last layer are needed.
+        inputs: ``(batch, time, input_size)`` for each member.
+        states: The flat state of each.
+        valid: ``(batch, time)``, False for padding; None without.
+        dt: ``(batch, time)``, or None.
+    """
+    first = stacks[0]
     final: list[list[Tensor]] = [[] for _ in stacks]
     start = 0
     outputs: list[Tensor | None] = list(inputs)
@@ -314,18 +371,18 @@ def run_stacks(
             # One product over all steps, outside of the recurrence. Time comes first in memory, so that each step
             # reads one block.
             drives.append(member.drive(x.transpose(0, 1).contiguous()).transpose(0, 1))
-        engine = select_engine(first.engine, cell, drives[0], timed=timed)
-        weights = [member.weights(timed=timed) for member in cells]
+        engine = select_engine(first.engine, cell, drives[0], timed=dt is not None)
+        matrices = [member_weights[depth] for member_weights in weights]
         parts = [state[start:end] for state in states]
         substeps, needs_outputs = cell.substeps(longest), every_output or depth < first.num_layers - 1
         if len(stacks) > 1 and isinstance(engine, EnsembleEngine):
             results = engine.run_ensemble(
-                cells, weights, drives, parts, valid, dt, substeps, every_output=needs_outputs
+                cells, matrices, drives, parts, valid, dt, substeps, every_output=needs_outputs
             )
         else:
             results = [
                 engine.run(*member, valid, dt, substeps, every_output=needs_outputs)
-                for member in zip(cells, weights, drives, parts, strict=True)
+                for member in zip(cells, matrices, drives, parts, strict=True)
             ]
         outputs = [output for output, _ in results]
         for member_final, (_, last) in zip(final, results, strict=True):

@@ -85,7 +85,9 @@ def plan_training(config: Config, data: Data) -> dict[str, Any]:
     memory = {
         "data_bytes": data.held_bytes,
         "model_bytes": sum(sizes) * _FLOAT_BYTES * _COPIES[str(training.optimizer)],
-        "batch_bytes": _batch_bytes(model, sample, steps, min(training.batch_size, samples["train"])),
+        "batch_bytes": _batch_bytes(
+            model, sample, steps, min(training.batch_size, samples["train"]), training.recompute_every
+        ),
     }
     return {
         "task": settings.task.name,
@@ -110,7 +112,9 @@ def plan_training(config: Config, data: Data) -> dict[str, Any]:
     }
 
 
-def _batch_bytes(model: SequenceModel, sample: Samples, steps: int, batch_size: int) -> int:
+def _batch_bytes(
+    model: SequenceModel, sample: Samples, steps: int, batch_size: int, recompute_every: int | None
+) -> int:
     """Return the memory of a batch at its peak.
 
     What autograd keeps is measured for one and two sequences at two lengths and extrapolated to the whole batch.
@@ -120,13 +124,17 @@ def _batch_bytes(model: SequenceModel, sample: Samples, steps: int, batch_size: 
         sample: The largest sample.
         steps: Its steps that autograd keeps.
         batch_size: Samples of a batch.
+        recompute_every: Steps of the model between the states that are kept; None: all are.
     """
-    short, long = min(steps, _SHORT), min(steps, _LONG)
+    segment = steps if recompute_every is None else min(steps, recompute_every * model.patches.stride)
+    short, long = min(segment, _SHORT), min(segment, _LONG)
     single = _kept_bytes(model, sample, 1, long)
     # What a second sequence adds, at either length; the rest of a single one does not depend on the batch.
     added = [_kept_bytes(model, sample, 2, length) - _kept_bytes(model, sample, 1, length) for length in (short, long)]
     # The difference of the lengths is what their further steps add; short sequences have none.
-    sequence = added[1] + (added[1] - added[0]) * (steps - long) / max(long - short, 1)
+    sequence = added[1] + (added[1] - added[0]) * (segment - long) / max(long - short, 1)
+    if segment < steps:
+        sequence += _FLOAT_BYTES * sum(size for _, size in model.rnn.state_roles()) * steps / segment
     return int(_PEAK * (single - added[1] + batch_size * (sequence + sample.x[0, :steps].nbytes)))
 
 

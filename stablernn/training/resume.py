@@ -14,7 +14,7 @@ _LENGTH = ("training.epochs", "training.max_steps", "training.patience")
 """Settings that a resumed run may change where the learning rate does not depend on the length of the run."""
 _ADDABLE = ("data.stamps",)
 """Settings that a resumed run may set if they were not set when it began."""
-_MACHINE = ("training.device", "training.threads", "model.engine")
+_MACHINE = ("training.device", "training.threads", "training.recompute_every", "model.engine")
 """Settings that a resumed run may always change."""
 
 

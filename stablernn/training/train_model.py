@@ -80,6 +80,7 @@ def train(
         # The model is created on the CPU, so that a seed gives the same first weights on every device.
         model = create_model(settings, data)
         settings = with_engine(settings, model, device)
+        model.rnn.recompute_every(settings.training.recompute_every)
         directory = _open_directory(run_dir, settings, data, model, device, resume=resume)
         return _fit(directory, settings, task_for(data), model.to(device), progress)
 

@@ -70,6 +70,15 @@ def test_the_memory_of_a_batch_is_in_step_with_what_autograd_keeps_of_it(source:
     assert estimate == pytest.approx(_PEAK * kept, rel=0.25)
 
 
+def test_states_that_are_computed_again_take_less_memory() -> None:
+    estimates = []
+    for every in ("null", "8"):
+        settings = config("digits", f"training.recompute_every={every}", "model.patch_size=1", cell="lipschitz")
+        estimates.append(plan_training(settings, load_run_data(settings))["memory"]["batch_bytes"])
+    # Of 64 steps 8 are kept at a time, and 8 states.
+    assert estimates[1] < 0.4 * estimates[0]
+
+
 def test_generated_sequences_take_no_memory_until_they_are_wanted() -> None:
     settings = config("copy")
     plan = plan_training(settings, load_run_data(settings))

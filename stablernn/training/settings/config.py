@@ -224,6 +224,9 @@ class TrainingConfig(Section):
     threads: Count = 1
     """CPU threads of torch. One is fastest for states up to some hundred units, most of all where cores are shared, and
     gives the same numbers on every machine size."""
+    recompute_every: Count | None = None
+    """Steps of the model after which a state is kept for the backward pass, which computes those between again: less
+    memory for long sequences, at the price of a second forward pass; None: all are kept."""
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:
