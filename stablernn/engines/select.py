@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
+from importlib.metadata import EntryPoint, entry_points
+
 from torch import Tensor
 
 from stablernn.cells import StableCell
@@ -9,7 +13,14 @@ from stablernn.engines.base import Engine
 from stablernn.engines.loop import LoopEngine
 from stablernn.errors import ConfigError, unknown
 
+GROUP = "stablernn.training_engines"
+"""Entry points of other distributions: callables without arguments that return an :class:`Engine` of their name."""
+
 _ENGINES: dict[str, Engine] = {}
+_BROKEN: dict[str, str] = {}
+"""Engines of other distributions that could not be loaded, and why."""
+_lock = threading.RLock()
+_is_loaded = False
 
 
 def register_engine(engine: Engine) -> None:
@@ -19,8 +30,37 @@ def register_engine(engine: Engine) -> None:
     _ENGINES[engine.name] = engine
 
 
+def load_plugins() -> None:
+    """Register the engines of other distributions, once; selecting and listing engines does this.
+
+    An engine that cannot be loaded gives a warning, and an error when it is asked for by name.
+    """
+    global _is_loaded
+    with _lock:
+        if _is_loaded:
+            return
+        # Set first, since a plugin may list the engines while it is imported.
+        _is_loaded = True
+        for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+            _load(point)
+
+
+def _load(point: EntryPoint) -> None:
+    try:
+        engine = point.load()()
+        if engine.name != point.name:
+            raise ValueError(f"it calls itself '{engine.name}'")
+        register_engine(engine)
+    # Code of another distribution, which may raise anything.
+    except Exception as error:
+        source = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
+        _BROKEN[point.name] = f"The engine '{point.name}'{source} could not be loaded: {error}"
+        warnings.warn(f"{_BROKEN[point.name]} It is left out.", stacklevel=5)
+
+
 def list_engines() -> list[str]:
     """Return the names that ``engine=`` takes besides ``auto``, sorted."""
+    load_plugins()
     return sorted(_ENGINES)
 
 
@@ -29,8 +69,14 @@ def check_engine(name: str) -> None:
 
     Raises:
         UnknownNameError: If it is neither.
+        ConfigError: If it is an engine of another distribution that could not be loaded.
     """
-    if name != "auto" and name not in _ENGINES:
+    if name == "auto" or name in _ENGINES:
+        return
+    load_plugins()
+    if name in _BROKEN:
+        raise ConfigError(f"{_BROKEN[name]} Repair or remove that distribution, or take engine='auto'.")
+    if name not in _ENGINES:
         raise unknown("engine", name, [*_ENGINES, "auto"], f"It is auto or one of {', '.join(list_engines())}.")
 
 
@@ -39,9 +85,10 @@ def select_engine(name: str, cell: StableCell, drive: Tensor, *, timed: bool = F
 
     Raises:
         UnknownNameError: If there is no engine of that name.
-        ConfigError: If it was named and cannot run this cell.
+        ConfigError: If it was named, and could not be loaded or cannot run this cell.
     """
     if name == "auto":
+        load_plugins()
         # The loop is registered first and runs any cell, so that there always is one.
         return next(engine for engine in reversed(_ENGINES.values()) if engine.supports(cell, drive, timed=timed))
     check_engine(name)

@@ -1,0 +1,29 @@
+/* AVX2 with FMA: 16 registers hold 4 rows times 3 vectors of sums. */
+
+#include <immintrin.h>
+
+#define VECTOR_BYTES 32
+#define TILE_ROWS 4
+#define PANEL_VECTORS 3
+#ifndef BLOCK_TILES
+#define BLOCK_TILES 2
+#endif
+
+#include "dtype_float.h"
+#define NAME(x) avx2_float_##x
+#define FMA(a, b, c) ((VEC)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#define MIN(a, b) ((VEC)_mm256_min_ps((__m256)(a), (__m256)(b)))
+#define MAX(a, b) ((VEC)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#include "kernels.h"
+#include "next_dtype.h"
+
+#include "dtype_double.h"
+#define NAME(x) avx2_double_##x
+#define FMA(a, b, c) ((VEC)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
+#define MIN(a, b) ((VEC)_mm256_min_pd((__m256d)(a), (__m256d)(b)))
+#define MAX(a, b) ((VEC)_mm256_max_pd((__m256d)(a), (__m256d)(b)))
+#include "kernels.h"
+
+#define KERNELS srnn_avx2
+#define PREFIX(dtype, x) avx2_##dtype##_##x
+#include "table.h"

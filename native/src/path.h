@@ -1,0 +1,22 @@
+/* What a path provides, by dtype. */
+
+#ifndef STABLERNN_PATH_H
+#define STABLERNN_PATH_H
+
+#include "stablernn_native.h"
+
+typedef struct {
+    int64_t (*packed_size)(int64_t hidden);
+    void (*pack)(int64_t hidden, const void *matrix, int64_t row_stride, int64_t column_stride, void *packed);
+    int32_t (*forward)(const srnn_call *call);
+    int32_t (*backward)(const srnn_call *call);
+    void (*tanh)(int64_t count, const void *x, void *out);
+} srnn_kernels;
+
+/* By dtype. A path that this machine's compiler cannot build is not linked. */
+extern const srnn_kernels srnn_plain_c[2];
+extern const srnn_kernels srnn_neon[2];
+extern const srnn_kernels srnn_avx2[2];
+extern const srnn_kernels srnn_avx512[2];
+
+#endif

@@ -1,0 +1,27 @@
+/* Plain C for any machine: the compiler splits the vectors into whatever there is. */
+
+#define VECTOR_BYTES 16
+#define TILE_ROWS 4
+#define PANEL_VECTORS 2
+#define BLOCK_TILES 2
+/* Not fma(), which is a function call where the machine has no such instruction. */
+#define FMA(a, b, c) ((a) * (b) + (c))
+#define MIN(a, b) NAME(select)((IVEC)((VEC)(a) < (VEC)(b)), (a), (b))
+#define MAX(a, b) NAME(select)((IVEC)((VEC)(a) > (VEC)(b)), (a), (b))
+
+#include "dtype_float.h"
+#define NAME(x) plain_c_float_##x
+#include "kernels.h"
+#include "next_dtype.h"
+
+#define FMA(a, b, c) ((a) * (b) + (c))
+#define MIN(a, b) NAME(select)((IVEC)((VEC)(a) < (VEC)(b)), (a), (b))
+#define MAX(a, b) NAME(select)((IVEC)((VEC)(a) > (VEC)(b)), (a), (b))
+
+#include "dtype_double.h"
+#define NAME(x) plain_c_double_##x
+#include "kernels.h"
+
+#define KERNELS srnn_plain_c
+#define PREFIX(dtype, x) plain_c_##dtype##_##x
+#include "table.h"

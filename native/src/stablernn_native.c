@@ -1,0 +1,105 @@
+/* The functions of stablernn_native.h: the choice of a path, and checks of what a call says. */
+
+#include "path.h"
+
+#if defined(__x86_64__) && defined(SRNN_WITH_X86)
+#include <xmmintrin.h>
+#endif
+
+static const srnn_kernels *kernels_of(int32_t path) {
+    switch (path) {
+    case SRNN_PLAIN_C:
+        return srnn_plain_c;
+#if defined(SRNN_WITH_NEON)
+    case SRNN_NEON:
+        return srnn_neon;
+#endif
+#if defined(SRNN_WITH_X86)
+    case SRNN_AVX2:
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? srnn_avx2 : 0;
+    case SRNN_AVX512:
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") ? srnn_avx512 : 0;
+#endif
+    default:
+        return 0;
+    }
+}
+
+static const srnn_kernels *find(int32_t path, int32_t dtype) {
+    if (dtype != SRNN_FLOAT32 && dtype != SRNN_FLOAT64) return 0;
+    const srnn_kernels *kernels = kernels_of(path == SRNN_BEST ? srnn_best_path() : path);
+    return kernels ? kernels + dtype : 0;
+}
+
+int32_t srnn_abi_version(void) { return SRNN_ABI_VERSION; }
+
+int32_t srnn_has_path(int32_t path) { return kernels_of(path) != 0; }
+
+int32_t srnn_best_path(void) {
+    int32_t path = SRNN_PATHS - 1;
+    while (!srnn_has_path(path)) path--;
+    return path;
+}
+
+const char *srnn_path_name(int32_t path) {
+    static const char *const names[SRNN_PATHS] = {"plain", "neon", "avx2", "avx512"};
+    return path >= 0 && path < SRNN_PATHS ? names[path] : 0;
+}
+
+int64_t srnn_packed_size(int32_t path, int32_t dtype, int64_t hidden) {
+    const srnn_kernels *kernels = find(path, dtype);
+    return kernels ? kernels->packed_size(hidden) : 0;
+}
+
+int32_t srnn_pack(int32_t path, int32_t dtype, int64_t hidden, const void *matrix, int64_t row_stride,
+                  int64_t column_stride, void *packed) {
+    const srnn_kernels *kernels = find(path, dtype);
+    if (!kernels) return SRNN_NO_PATH;
+    kernels->pack(hidden, matrix, row_stride, column_stride, packed);
+    return SRNN_OK;
+}
+
+/* Whether the parts that every pass reads are there. */
+static int is_complete(const srnn_call *call) {
+    return call->hidden > 0 && call->rows >= 0 && call->steps >= 0 && call->substeps > 0 && call->recurrent &&
+           call->first.data && call->last.data && call->family >= SRNN_PLAIN && call->family <= SRNN_SHARED_GATE &&
+           call->nonlinearity >= SRNN_TANH && call->nonlinearity <= SRNN_MODRELU &&
+           (call->nonlinearity != SRNN_MODRELU || call->bias);
+}
+
+int32_t srnn_forward(const srnn_call *call) {
+    const srnn_kernels *kernels = find(call->path, call->dtype);
+    if (!kernels) return SRNN_NO_PATH;
+    if (!is_complete(call) || !call->drives.data) return SRNN_BAD_ARGUMENT;
+    return kernels->forward(call);
+}
+
+int32_t srnn_backward(const srnn_call *call) {
+    const srnn_kernels *kernels = find(call->path, call->dtype);
+    if (!kernels) return SRNN_NO_PATH;
+    const int parts = call->family == SRNN_TWO_STAGE || call->family == SRNN_SHARED_GATE ? 2 : 1;
+    int complete = is_complete(call);
+    for (int part = 0; part < parts; part++) complete &= call->saved[part].data && call->arguments[part].data;
+    if (call->linear)
+        for (int stage = 0; stage <= (call->family == SRNN_TWO_STAGE); stage++)
+            complete &= call->velocities[stage].data != 0;
+    if (!complete) return SRNN_BAD_ARGUMENT;
+#if defined(__x86_64__) && defined(SRNN_WITH_X86)
+    /* Gradients that have become denormal slow many processors down by an order of magnitude. */
+    const unsigned int mode = _mm_getcsr();
+    _mm_setcsr(mode | 0x8040);
+    const int32_t status = kernels->backward(call);
+    /* The flags of exceptions are kept as they were, too. */
+    _mm_setcsr(mode);
+    return status;
+#else
+    return kernels->backward(call);
+#endif
+}
+
+int32_t srnn_tanh(int32_t path, int32_t dtype, int64_t count, const void *x, void *out) {
+    const srnn_kernels *kernels = find(path, dtype);
+    if (!kernels) return SRNN_NO_PATH;
+    kernels->tanh(count, x, out);
+    return SRNN_OK;
+}

@@ -1,0 +1,112 @@
+/* The recurrence of one layer over a batch of sequences, without any other library.
+ *
+ * The step is that of a `StepForm` of stablernn, with the state h, the drive d, the matrices K and A, the nonlinearity f
+ * and the step size e:
+ *
+ *   plain        h <- f(K h + d)
+ *   residual     h <- h + e (A h + f(K h + d))
+ *   two-stage    h <- h + e v(h + (e / 2) v(h)) with v(h) = A h + f(K h + d)
+ *   shared gate  h <- h + e sigmoid(K h + d_z) f(K h + d_h), where d is d_z followed by d_h
+ *
+ * Every row is computed by the same operations in the same order whatever the other rows are, so that a row alone equals
+ * the same row of a batch bit for bit, and steps one at a time equal a sequence. Bits differ between paths.
+ */
+
+#ifndef STABLERNN_NATIVE_H
+#define STABLERNN_NATIVE_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define SRNN_API __declspec(dllexport)
+#else
+#define SRNN_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Changes with the structure below and the meaning of the functions. */
+#define SRNN_ABI_VERSION 1
+
+enum srnn_path { SRNN_BEST = -1, SRNN_PLAIN_C, SRNN_NEON, SRNN_AVX2, SRNN_AVX512, SRNN_PATHS };
+enum srnn_dtype { SRNN_FLOAT32, SRNN_FLOAT64 };
+enum srnn_family { SRNN_PLAIN, SRNN_RESIDUAL, SRNN_TWO_STAGE, SRNN_SHARED_GATE };
+enum srnn_nonlinearity { SRNN_TANH, SRNN_RELU, SRNN_MODRELU };
+enum srnn_status { SRNN_OK, SRNN_NO_PATH, SRNN_NO_MEMORY, SRNN_BAD_ARGUMENT };
+
+/* Rows over time: the elements of a row are contiguous. The strides count elements. */
+typedef struct {
+    void *data;
+    int64_t time_stride;
+    int64_t row_stride;
+} srnn_rows;
+
+typedef struct {
+    int32_t path;
+    int32_t dtype;
+    int32_t family;
+    int32_t nonlinearity;
+    int64_t hidden;
+    int64_t rows;
+    int64_t steps;    /* sub-steps */
+    int64_t substeps; /* sub-steps of a time step, which read the same drive; steps is a multiple of it */
+    double step_size;
+    /* As srnn_pack wrote them for this path: K and A forward, their transposes backward. linear may be null. */
+    const void *recurrent;
+    const void *linear;
+    const void *bias;  /* (hidden), or null */
+    srnn_rows lengths; /* (time steps, rows, 1), which replace step_size; or null */
+    /* Forward: (time steps, rows, hidden), with a shared gate (time steps, rows, 2 hidden). */
+    srnn_rows drives;
+    /* (rows, hidden). Forward: the state before the first step, which is read, and that after the last one, which is
+     * written; they may be the same memory. Backward: the gradient by the state after the last step, and that by the
+     * state before the first one, both multiplied by step_size where that is used. */
+    srnn_rows first;
+    srnn_rows last;
+    /* (steps, rows, hidden). Forward: the states after the steps, or null. Unused backward. */
+    srnn_rows states;
+    /* (steps, rows, hidden) each, which the forward pass writes unless they are null, and the backward pass reads.
+     * Plain: the states after the steps, backward only. Residual: the values of f. Two-stage: the values of f at the
+     * first and second stage, and the states halfway, of which the backward pass reads none. Shared gate: gates and
+     * values of f. */
+    srnn_rows saved[3];
+    /* Backward: gradients by the states after the time steps as outputs, (time steps, rows, hidden), or null. */
+    srnn_rows outputs;
+    /* Backward, written: gradients by the arguments of f, first and second stage or gate and candidate; and by A h of each
+     * stage, or null. */
+    srnn_rows arguments[2];
+    srnn_rows velocities[2];
+} srnn_call;
+
+SRNN_API int32_t srnn_abi_version(void);
+
+/* Returns the fastest path of this machine. */
+SRNN_API int32_t srnn_best_path(void);
+
+/* Returns whether this machine has a path. */
+SRNN_API int32_t srnn_has_path(int32_t path);
+
+/* Returns the name of a path, or null. */
+SRNN_API const char *srnn_path_name(int32_t path);
+
+/* Returns the number of elements that a packed matrix of (hidden, hidden) takes, 0 if there is no such path. */
+SRNN_API int64_t srnn_packed_size(int32_t path, int32_t dtype, int64_t hidden);
+
+/* Packs the matrix M of which M[i, j] is at i * row_stride + j * column_stride; swap the strides for its transpose. */
+SRNN_API int32_t srnn_pack(int32_t path, int32_t dtype, int64_t hidden, const void *matrix, int64_t row_stride,
+                           int64_t column_stride, void *packed);
+
+/* Each call works on its rows alone: threads may share the rows of a batch out among themselves. */
+SRNN_API int32_t srnn_forward(const srnn_call *call);
+SRNN_API int32_t srnn_backward(const srnn_call *call);
+
+/* The nonlinearity of the kernels, for tests: tanh of `count` numbers, accurate to 4 ulp. */
+SRNN_API int32_t srnn_tanh(int32_t path, int32_t dtype, int64_t count, const void *x, void *out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,29 @@
+"""The training engine ``native``: the engine ``fused`` with compiled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from stablernn.cells._step_form import Family
+from stablernn.engines.fused import FusedEngine
+from stablernn.engines.fused_families import FusedSteps
+from stablernn_native.library import current_path
+from stablernn_native.steps import NATIVE_FAMILIES
+
+
+class NativeEngine(FusedEngine):
+    """Runs the cells that ``fused`` runs, a block of rows through the whole sequence at a time.
+
+    What goes beyond a first derivative is handled as ``fused`` does.
+
+    Raises:
+        NativeError: If the kernels cannot be loaded, or ``STABLERNN_NATIVE_PATH`` names a path that this machine does
+            not have.
+    """
+
+    name = "native"
+    families: ClassVar[Mapping[Family, type[FusedSteps]]] = NATIVE_FAMILIES
+
+    def __init__(self) -> None:
+        current_path()

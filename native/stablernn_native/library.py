@@ -1,0 +1,154 @@
+"""The functions of ``stablernn_native.h``, called through ctypes, which releases the GIL for each call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ABI_VERSION = 1
+"""That of the structures below; the library states its own."""
+PATH_VARIABLE = "STABLERNN_NATIVE_PATH"
+"""The environment variable that forces a path."""
+
+FLOAT32, FLOAT64 = 0, 1
+FAMILIES = {"plain": 0, "residual": 1, "two-stage": 2, "shared gate": 3}
+# The softshrink of a step form is modReLU with a bias of at most 0.
+NONLINEARITIES = {"tanh": 0, "relu": 1, "modrelu": 2, "softshrink": 2}
+
+
+class NativeError(RuntimeError):
+    """The kernels are missing, or refused a call."""
+
+
+class Rows(ctypes.Structure):
+    """``srnn_rows``: numbers over time and rows; strides count elements, and a row is contiguous."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("time_stride", ctypes.c_int64), ("row_stride", ctypes.c_int64))
+
+
+class Call(ctypes.Structure):
+    """``srnn_call``: a pass over time; ``stablernn_native.h`` says what each field means."""
+
+    _fields_ = (
+        ("path", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("family", ctypes.c_int32),
+        ("nonlinearity", ctypes.c_int32),
+        ("hidden", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("steps", ctypes.c_int64),
+        ("substeps", ctypes.c_int64),
+        ("step_size", ctypes.c_double),
+        ("recurrent", ctypes.c_void_p),
+        ("linear", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("lengths", Rows),
+        ("drives", Rows),
+        ("first", Rows),
+        ("last", Rows),
+        ("states", Rows),
+        ("saved", Rows * 3),
+        ("outputs", Rows),
+        ("arguments", Rows * 2),
+        ("velocities", Rows * 2),
+    )
+
+
+_STATUSES = {
+    1: "this machine does not have the path of the call",
+    2: "there is no memory left for the state",
+    3: "the call is incomplete or a size is negative",
+}
+
+
+@functools.cache
+def library() -> Any:
+    """Return the library, loaded.
+
+    Raises:
+        NativeError: If it was not built or is of another version than this package.
+    """
+    path = Path(__file__).with_name("kernels.so")
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeError(
+            f"The kernels of stablernn-native cannot be loaded from {path} on {sys.platform}: {error}. "
+            "Install the distribution again, on a machine with a C compiler."
+        ) from error
+    if loaded.srnn_abi_version() != ABI_VERSION:
+        raise NativeError(
+            f"The kernels in {path} have version {loaded.srnn_abi_version()} of the interface, this package needs "
+            f"{ABI_VERSION}. Install stablernn-native again."
+        )
+    int32, int64, address = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "srnn_best_path": (int32, []),
+        "srnn_has_path": (int32, [int32]),
+        "srnn_path_name": (ctypes.c_char_p, [int32]),
+        "srnn_packed_size": (int64, [int32, int32, int64]),
+        "srnn_pack": (int32, [int32, int32, int64, address, int64, int64, address]),
+        "srnn_forward": (int32, [ctypes.POINTER(Call)]),
+        "srnn_backward": (int32, [ctypes.POINTER(Call)]),
+        "srnn_tanh": (int32, [int32, int32, int64, address, address]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+@functools.cache
+def _paths() -> dict[str, int]:
+    """Return the paths that this machine has by name, the slowest first."""
+    lib, paths = library(), {}
+    number = 0
+    while (name := lib.srnn_path_name(number)) is not None:
+        if lib.srnn_has_path(number):
+            paths[name.decode()] = number
+        number += 1
+    return paths
+
+
+def available_paths() -> list[str]:
+    """Return the names of the paths that this machine has, the slowest first."""
+    return list(_paths())
+
+
+def path_number(name: str) -> int:
+    """Return the number of a path.
+
+    Raises:
+        NativeError: If this machine does not have it.
+    """
+    paths = _paths()
+    if name not in paths:
+        raise NativeError(
+            f"{PATH_VARIABLE} names the path '{name}', which this machine does not have; it has {', '.join(paths)}."
+        )
+    return paths[name]
+
+
+def current_path() -> str:
+    """Return the path that new calls take: the fastest, or the one that ``STABLERNN_NATIVE_PATH`` names.
+
+    Raises:
+        NativeError: If the variable names a path that this machine does not have.
+    """
+    name = os.environ.get(PATH_VARIABLE) or available_paths()[-1]
+    path_number(name)
+    return name
+
+
+def check(status: int) -> None:
+    """Refuse the status of a call that failed.
+
+    Raises:
+        NativeError: If the status is not 0.
+    """
+    if status:
+        raise NativeError(f"The kernels of stablernn-native refused a call: {_STATUSES.get(status, status)}.")
