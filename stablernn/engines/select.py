@@ -54,8 +54,9 @@ def _load(point: EntryPoint) -> None:
     # Code of another distribution, which may raise anything.
     except Exception as error:
         source = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
-        _BROKEN[point.name] = f"The engine '{point.name}'{source} could not be loaded: {error}"
-        warnings.warn(f"{_BROKEN[point.name]} It is left out.", stacklevel=5)
+        reason = str(error).removesuffix(".") or type(error).__name__
+        _BROKEN[point.name] = f"The engine '{point.name}'{source} could not be loaded: {reason}."
+        warnings.warn(f"{_BROKEN[point.name]} It is left out.", stacklevel=4)
 
 
 def list_engines() -> list[str]:

@@ -1,4 +1,4 @@
-"""The engine ``fused`` computes what the loop computes."""
+"""The engines ``fused`` and ``native`` compute what the loop computes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import stablernn as srn
 from stablernn.cells import StableCell
-from stablernn.engines import select, select_engine
+from stablernn.engines import select_engine
 from stablernn.engines.buffers import BufferPool
-from step_forms import CELLS
+from step_forms import CELLS, ENGINES, FASTEST
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 LENGTHS = {"equal": None, "mixed": [3, 7, 0, 5, 1], "half": [7, 7, 2, 2, 7], "none": [0, 0, 0, 0, 0]}
@@ -25,6 +25,13 @@ def _dirty_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill every buffer with NaN before it is used, as the last call may leave it."""
     take = BufferPool.take
     monkeypatch.setattr(BufferPool, "take", lambda pool, like, *shape: take(pool, like, *shape).fill_(torch.nan))
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine in turn."""
+    name: str = request.param
+    return name
 
 
 def create_rnn(key: str, dtype: torch.dtype = torch.float64, **options: Any) -> srn.StableRNN:
@@ -67,47 +74,47 @@ def run(
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=["float64", "float32"])
 @pytest.mark.parametrize("key", CELLS)
-def test_values_and_gradients_are_those_of_the_loop(key: str, dtype: torch.dtype, lengths: list[int] | None) -> None:
+def test_values_and_gradients_are_those_of_the_loop(engine: str, key: str, dtype: torch.dtype, lengths: list[int] | None) -> None:
     rnn = create_rnn(key, dtype)
     x, state = torch.randn(5, 7, 3, dtype=dtype), torch.randn(2, 5, 9, dtype=dtype)
     expected = run(rnn, "loop", x, state, lengths, None)
-    assert_equal(run(rnn, "fused", x, state, lengths, None), expected)
+    assert_equal(run(rnn, engine, x, state, lengths, None), expected)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("max_dt", [None, 3.0])
 @pytest.mark.parametrize("key", [key for key in CELLS if takes_dt(create_rnn(key))])
-def test_irregular_steps(key: str, max_dt: float | None, lengths: list[int] | None) -> None:
+def test_irregular_steps(engine: str, key: str, max_dt: float | None, lengths: list[int] | None) -> None:
     rnn = create_rnn(key, max_dt=max_dt)
     x, state = torch.randn(5, 7, 3, dtype=torch.float64), torch.randn(2, 5, 9, dtype=torch.float64)
     dt = 3 * torch.rand(5, 7, dtype=torch.float64)
     expected = run(rnn, "loop", x, state, lengths, dt)
-    assert_equal(run(rnn, "fused", x, state, lengths, dt), expected)
+    assert_equal(run(rnn, engine, x, state, lengths, dt), expected)
 
 
 @pytest.mark.parametrize("nonlinearity", ["tanh", "relu", "modrelu", "softshrink"])
-def test_every_nonlinearity(nonlinearity: str) -> None:
+def test_every_nonlinearity(engine: str, nonlinearity: str) -> None:
     rnn = create_rnn("rnn_orth", nonlinearity=nonlinearity)
     x, state = torch.randn(5, 7, 3, dtype=torch.float64), torch.randn(2, 5, 9, dtype=torch.float64)
-    assert_equal(run(rnn, "fused", x, state, [3, 7, 0, 5, 1], None), run(rnn, "loop", x, state, [3, 7, 0, 5, 1], None))
+    assert_equal(run(rnn, engine, x, state, [3, 7, 0, 5, 1], None), run(rnn, "loop", x, state, [3, 7, 0, 5, 1], None))
 
 
 @pytest.mark.parametrize("key", ["antisymmetric", "antisymmetric_g", "lipschitz", "lipschitz_rk2"])
-def test_a_step_size_that_is_a_whole_number(key: str) -> None:
+def test_a_step_size_that_is_a_whole_number(engine: str, key: str) -> None:
     rnn = create_rnn(key, step_size=1)
     x, state = torch.randn(5, 7, 3, dtype=torch.float64), torch.randn(2, 5, 9, dtype=torch.float64)
-    assert_equal(run(rnn, "fused", x, state, None, None), run(rnn, "loop", x, state, None, None))
+    assert_equal(run(rnn, engine, x, state, None, None), run(rnn, "loop", x, state, None, None))
 
 
 @pytest.mark.parametrize("lengths", [None, [3, 7, 0, 5, 1], [7, 7, 6, 4, 4]])
 @pytest.mark.parametrize("key", CELLS)
-def test_without_gradients_or_outputs(key: str, lengths: list[int] | None) -> None:
+def test_without_gradients_or_outputs(engine: str, key: str, lengths: list[int] | None) -> None:
     rnn = create_rnn(key)
     x, state = torch.randn(5, 7, 3, dtype=torch.float64), rnn.initial_state(5)
     tensor = None if lengths is None else torch.tensor(lengths)
     rnn.engine = "loop"
     outputs, expected = rnn.run(x, state, tensor)
-    rnn.engine = "fused"
+    rnn.engine = engine
     gradients = torch.autograd.grad(expected[-1].square().sum(), list(rnn.parameters()), materialize_grads=True)
     for every_output in (False, True):
         with torch.no_grad():
@@ -120,12 +127,12 @@ def test_without_gradients_or_outputs(key: str, lengths: list[int] | None) -> No
 
 
 @pytest.mark.parametrize("key", ["rnn", "antisymmetric_g", "lipschitz", "lipschitz_rk2", "scornn"])
-def test_second_derivatives(key: str) -> None:
+def test_second_derivatives(engine: str, key: str) -> None:
     rnn = create_rnn(key, num_layers=1)
     x, lengths = torch.randn(3, 5, 3, dtype=torch.float64), torch.tensor([5, 2, 4])
     results = []
-    for engine in ("loop", "fused"):
-        rnn.engine = engine
+    for name in ("loop", engine):
+        rnn.engine = name
         outputs, last = rnn(x, lengths=lengths)
         loss = outputs.square().sum() + last.sum()
         gradients = torch.autograd.grad(loss, list(rnn.parameters()), create_graph=True)
@@ -134,12 +141,12 @@ def test_second_derivatives(key: str) -> None:
     assert_equal(results[1], results[0])
 
 
-def test_a_gradient_by_the_times() -> None:
+def test_a_gradient_by_the_times(engine: str) -> None:
     rnn = create_rnn("lipschitz")
     x = torch.randn(5, 7, 3, dtype=torch.float64)
     gradients = []
-    for engine in ("loop", "fused"):
-        rnn.engine = engine
+    for name in ("loop", engine):
+        rnn.engine = name
         dt = torch.linspace(0, 2, 35, dtype=torch.float64).view(5, 7).requires_grad_()
         gradients.append(torch.autograd.grad(rnn(x, dt=dt)[1].square().sum(), dt))
     assert_equal(gradients[1], gradients[0])
@@ -149,9 +156,9 @@ def test_a_gradient_by_the_times() -> None:
 
 
 @pytest.fixture
-def large() -> srn.StableRNN:
+def large(engine: str) -> srn.StableRNN:
     """A layer whose buffers are large enough to be used again."""
-    return srn.StableRNN("antisymmetric", 2, 64, engine="fused")
+    return srn.StableRNN("antisymmetric", 2, 64, engine=engine)
 
 
 def gradients_of(rnn: nn.Module, loss: Tensor, *, retain_graph: bool = False) -> list[Tensor]:
@@ -214,11 +221,9 @@ def chosen(cell: StableCell, *, timed: bool = False) -> str:
     return select_engine("auto", cell, cell.drive(torch.zeros(1, 4, 3)), timed=timed).name
 
 
-def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without engines that were registered later.
-    monkeypatch.setattr(select, "_ENGINES", {name: select._ENGINES[name] for name in ("loop", "fused")})
-    assert chosen(srn.StableRNN("lipschitz", 3, 4).cells[0]) == "fused"
-    assert chosen(srn.StableRNN("lipschitz", 3, 4).cells[0], timed=True) == "fused"
+def test_what_auto_takes() -> None:
+    assert chosen(srn.StableRNN("lipschitz", 3, 4).cells[0]) == FASTEST
+    assert chosen(srn.StableRNN("lipschitz", 3, 4).cells[0], timed=True) == FASTEST
     assert chosen(srn.StableRNN("lvf", 3, 4).cells[0], timed=True) == "loop"
     assert chosen(srn.StableRNN("gru", 3, 4).cells[0]) == "loop"
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from importlib.metadata import Distribution
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -44,6 +49,7 @@ class OnlyRNN(LoopEngine):
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> OnlyRNN:
     # Beside the loop alone, so that the tests hold whatever other engines there are.
+    monkeypatch.setattr(_select, "_is_loaded", True)
     monkeypatch.setattr(_select, "_ENGINES", {"loop": _select._ENGINES["loop"]})
     added = OnlyRNN()
     register_engine(added)
@@ -76,3 +82,69 @@ def test_an_engine_is_registered_once(engine: OnlyRNN) -> None:
     assert list_engines() == ["loop", "only_rnn"]
     with pytest.raises(ValueError, match="The engine 'only_rnn' is registered twice."):
         register_engine(engine)
+
+
+# Engines of other distributions.
+
+
+@pytest.fixture
+def plugin(engine: OnlyRNN, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Install a distribution with one engine, as a function of the engine's name and the code of its factory."""
+
+    def install(name: str, factory: str) -> None:
+        (tmp_path / "some_engines.py").write_text(PLUGIN.format(factory=factory), encoding="utf-8")
+        metadata = tmp_path / "some_engines-1.2.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: some-engines\nVersion: 1.2\n", encoding="utf-8")
+        entry = f"[stablernn.training_engines]\n{name} = some_engines:create\n"
+        (metadata / "entry_points.txt").write_text(entry, encoding="utf-8")
+        # Without what the environment has installed.
+        points = Distribution.at(metadata).entry_points
+        monkeypatch.setattr(_select, "entry_points", lambda group: points.select(group=group))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(_select, "_is_loaded", False)
+        monkeypatch.setattr(_select, "_BROKEN", {})
+        monkeypatch.delitem(sys.modules, "some_engines", raising=False)
+
+    return install
+
+
+PLUGIN = """
+from stablernn.engines.loop import LoopEngine
+
+class Quick(LoopEngine):
+    name = "quick"
+
+def create():
+    {factory}
+"""
+
+
+def test_an_engine_of_another_distribution(plugin: Callable[[str, str], None]) -> None:
+    plugin("quick", "return Quick()")
+    cell = srn.create_cell("gru", 2, 3)
+    assert select_engine("auto", cell, torch.zeros(1, 4, 9)).name == "quick"
+    assert select_engine("quick", cell, torch.zeros(1, 4, 9)).name == "quick"
+    assert list_engines() == ["loop", "only_rnn", "quick"]
+
+
+@pytest.mark.parametrize(
+    ("name", "factory", "reason"),
+    [
+        ("quick", "raise RuntimeError('no such processor')", "no such processor"),
+        ("quick", "import not_installed_at_all", "No module named 'not_installed_at_all'"),
+        ("fast", "return Quick()", "it calls itself 'quick'"),
+    ],
+)
+def test_an_engine_that_cannot_be_loaded(
+    plugin: Callable[[str, str], None], name: str, factory: str, reason: str
+) -> None:
+    plugin(name, factory)
+    sentence = f"The engine '{name}' of some-engines 1.2 could not be loaded: {reason}"
+    with pytest.warns(UserWarning) as warned:
+        assert list_engines() == ["loop", "only_rnn"]
+    assert [str(warning.message) for warning in warned] == [f"{sentence}. It is left out."]
+    srn.StableRNN("gru", 2, 3)(torch.zeros(1, 4, 2))
+    with pytest.raises(ConfigError) as error:
+        srn.StableRNN("gru", 2, 3, engine=name)(torch.zeros(1, 4, 2))
+    assert str(error.value) == f"{sentence}. Repair or remove that distribution, or take engine='auto'."

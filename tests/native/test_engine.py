@@ -1,0 +1,155 @@
+"""The engine ``native`` computes what the loop computes, at any size and on every path of this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import stablernn as srn
+from stablernn.errors import ConfigError
+from step_forms import CELLS, needs_native
+
+pytestmark = needs_native
+
+try:
+    from stablernn_native import available_paths
+except ImportError:
+    PATHS: list[str] = []
+else:
+    PATHS = available_paths()
+
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
+FAMILIES = {"plain": "rnn", "residual": "antisymmetric", "with A": "lipschitz", "two-stage": "lipschitz_rk2"}
+FAMILIES |= {"shared gate": "antisymmetric_g", "modrelu": "scornn", "relu": "identity_rnn"}
+
+
+def create_rnn(key: str, hidden_size: int, dtype: torch.dtype, **options: Any) -> srn.StableRNN:
+    rnn = srn.StableRNN(key, 3, hidden_size, **options).to(dtype)
+    with torch.no_grad():
+        for parameter in rnn.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return rnn
+
+
+def results(
+    rnn: srn.StableRNN, engine: str, x: Tensor, state: Tensor, lengths: Tensor | None = None, dt: Tensor | None = None
+) -> list[Tensor | None]:
+    """Outputs, last state and all gradients."""
+    rnn.engine = engine
+    x, state = x.clone().requires_grad_(), state.clone().requires_grad_()
+    outputs, last = rnn(x, state, lengths=lengths, dt=dt)
+    weights = torch.linspace(-1, 1, outputs.numel(), dtype=x.dtype).view_as(outputs)
+    loss = (outputs * weights).sum() + last.square().sum()
+    return [outputs, last, *torch.autograd.grad(loss, [x, state, *rnn.parameters()], allow_unused=True)]
+
+
+def assert_same(rnn: srn.StableRNN, x: Tensor, state: Tensor, **inputs: Tensor | None) -> None:
+    """Compare both engines, relative to the largest entry of each tensor."""
+    expected = results(rnn, "loop", x, state, **inputs)
+    for value, reference in zip(results(rnn, "native", x, state, **inputs), expected, strict=True):
+        if value is None or reference is None:
+            assert value is reference
+            continue
+        largest = float(reference.detach().abs().max()) if reference.numel() else 0.0
+        tolerance = TOLERANCES[x.dtype] * max(largest, 1e-30)
+        torch.testing.assert_close(value, reference, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=["float64", "float32"])
+@pytest.mark.parametrize(("hidden", "batch", "time"), [(1, 1, 1), (3, 9, 2), (17, 5, 7), (33, 9, 7), (33, 1, 2)])
+@pytest.mark.parametrize("key", CELLS)
+def test_odd_sizes(key: str, hidden: int, batch: int, time: int, dtype: torch.dtype) -> None:
+    if hidden == 1:
+        try:
+            create_rnn(key, 1, dtype)
+        except (ValueError, ConfigError) as error:
+            pytest.skip(f"{key} has no single unit: {error}")
+    rnn = create_rnn(key, hidden, dtype)
+    state = torch.randn(1, batch, hidden, dtype=dtype)
+    assert_same(rnn, torch.randn(batch, time, 3, dtype=dtype), state)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=["float64", "float32"])
+@pytest.mark.parametrize("key", FAMILIES.values(), ids=FAMILIES)
+def test_every_path(key: str, dtype: torch.dtype, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STABLERNN_NATIVE_PATH", path)
+    lengths = torch.tensor([7, 3, 7, 0, 1, 7, 7, 2, 7, 7, 7])
+    # Several tiles of rows and panels of columns, and a part of each.
+    for batch, hidden in ((11, 101), (3, 33)):
+        rnn = create_rnn(key, hidden, dtype)
+        x, state = torch.randn(batch, 7, 3, dtype=dtype), torch.randn(1, batch, hidden, dtype=dtype)
+        assert_same(rnn, x, state)
+        assert_same(rnn, x, state, lengths=lengths[:batch])
+        if all(cell.has_timed_step_form for cell in rnn.cells):
+            assert_same(rnn, x, state, lengths=lengths[:batch], dt=3 * torch.rand(batch, 7, dtype=dtype))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("hidden", [5, 128, 200])
+@pytest.mark.parametrize("key", FAMILIES.values(), ids=FAMILIES)
+def test_a_row_alone_equals_the_row_in_a_batch(
+    key: str, hidden: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STABLERNN_NATIVE_PATH", path)
+    rnn = create_rnn(key, hidden, torch.float32, engine="native")
+    x = torch.randn(19, 6, 3)
+    together = [tensor.detach() for tensor in rnn(x)]
+    for count in (1, 2, 3, 5, 7, 11):
+        outputs, last = rnn(x[-count:].clone())
+        # The projections of the inputs are torch's, which may add in another order: only where they are the same.
+        drives = [rnn.cells[0].drive(part) for part in (x[-count:].clone(), x)]
+        if torch.equal(drives[0], drives[1][-count:]):
+            assert torch.equal(outputs, together[0][-count:])
+            assert torch.equal(last, together[1][:, -count:])
+
+
+@pytest.mark.parametrize("key", FAMILIES.values(), ids=FAMILIES)
+def test_threads_change_no_bit(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stablernn_native import steps
+
+    monkeypatch.setattr(steps, "MIN_THREAD_WORK", 1)
+    rnn = create_rnn(key, 33, torch.float32)
+    x, state = torch.randn(45, 6, 3), torch.randn(1, 45, 33)
+    expected = results(rnn, "native", x, state)
+    # Only the number that the engine reads: torch's own products may add in another order.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for value, reference in zip(results(rnn, "native", x, state), expected, strict=True):
+        assert value is reference is None or torch.equal(value, reference)  # type: ignore[arg-type]
+
+
+def test_numbers_that_are_not_finite_stay_in_their_row() -> None:
+    rnn = create_rnn("lipschitz", 33, torch.float32, engine="native")
+    x = torch.randn(9, 5, 3)
+    expected = rnn(x)[0]
+    x[4, 2, 1] = torch.nan
+    outputs = rnn(x)[0]
+    assert outputs[4, 2:].isnan().all()
+    assert torch.equal(outputs[4, :2], expected[4, :2])
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(outputs[others], expected[others])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch flushes denormal numbers on x86 alone")
+def test_a_backward_pass_leaves_the_floating_point_mode() -> None:
+    rnn = create_rnn("antisymmetric", 17, torch.float32, engine="native")
+    tiny = torch.tensor([1e-40])
+    rnn(torch.randn(3, 4, 3))[1].sum().backward()
+    assert float(tiny * 1) > 0
+
+
+def test_a_path_that_the_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stablernn_native import NativeError
+
+    monkeypatch.setenv("STABLERNN_NATIVE_PATH", "altivec")
+    rnn = create_rnn("antisymmetric", 4, torch.float32, engine="native")
+    with pytest.raises(NativeError) as error:
+        rnn(torch.randn(3, 4, 3))
+    assert str(error.value) == (
+        "STABLERNN_NATIVE_PATH names the path 'altivec', which this machine does not have; "
+        f"it has {', '.join(PATHS)}."
+    )
