@@ -5,15 +5,15 @@
 #define VECTOR_BYTES 32
 #define TILE_ROWS 4
 #define PANEL_VECTORS 3
-#ifndef BLOCK_TILES
-#define BLOCK_TILES 2
-#endif
+#define FENCE() _mm_sfence()
+#define BLOCK_TILES 8
 
 #include "dtype_float.h"
 #define NAME(x) avx2_float_##x
 #define FMA(a, b, c) ((VEC)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define MIN(a, b) ((VEC)_mm256_min_ps((__m256)(a), (__m256)(b)))
 #define MAX(a, b) ((VEC)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#define STREAM(to, x) _mm256_stream_ps(to, (__m256)(x))
 #include "kernels.h"
 #include "next_dtype.h"
 
@@ -22,6 +22,7 @@
 #define FMA(a, b, c) ((VEC)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
 #define MIN(a, b) ((VEC)_mm256_min_pd((__m256d)(a), (__m256d)(b)))
 #define MAX(a, b) ((VEC)_mm256_max_pd((__m256d)(a), (__m256d)(b)))
+#define STREAM(to, x) _mm256_stream_pd(to, (__m256d)(x))
 #include "kernels.h"
 
 #define KERNELS srnn_avx2

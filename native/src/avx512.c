@@ -5,15 +5,15 @@
 #define VECTOR_BYTES 64
 #define TILE_ROWS 8
 #define PANEL_VECTORS 2
-#ifndef BLOCK_TILES
-#define BLOCK_TILES 1
-#endif
+#define FENCE() _mm_sfence()
+#define BLOCK_TILES 4
 
 #include "dtype_float.h"
 #define NAME(x) avx512_float_##x
 #define FMA(a, b, c) ((VEC)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define MIN(a, b) ((VEC)_mm512_min_ps((__m512)(a), (__m512)(b)))
 #define MAX(a, b) ((VEC)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define STREAM(to, x) _mm512_stream_ps(to, (__m512)(x))
 #include "kernels.h"
 #include "next_dtype.h"
 
@@ -22,6 +22,7 @@
 #define FMA(a, b, c) ((VEC)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
 #define MIN(a, b) ((VEC)_mm512_min_pd((__m512d)(a), (__m512d)(b)))
 #define MAX(a, b) ((VEC)_mm512_max_pd((__m512d)(a), (__m512d)(b)))
+#define STREAM(to, x) _mm512_stream_pd(to, (__m512d)(x))
 #include "kernels.h"
 
 #define KERNELS srnn_avx512

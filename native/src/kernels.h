@@ -4,9 +4,12 @@
  *   VECTOR_BYTES      size of a vector
  *   TILE_ROWS         rows of the state that are multiplied at a time
  *   PANEL_VECTORS     vectors of columns that are multiplied at a time
+ *   BLOCK_TILES       tiles of rows that go through the sequence together if the matrix is large
  *   NAME(x)           x with the suffix of path and dtype
  *   FMA(a, b, c)      a * b + c of vectors
  *   MIN(a, b), MAX(a, b)  of vectors; b where either is NaN
+ *   STREAM(to, x)     writes a vector to aligned memory past the caches
+ *   FENCE()           orders such writes before later ones
  *
  * and the constants of its dtype, dtype_float.h or dtype_double.h.
  *
@@ -110,12 +113,18 @@ static int64_t NAME(packed_size)(int64_t hidden) { return NAME(padded)(hidden) *
 
 /* By panels of columns of the product: for each j the panel's M[i, j], zeros after the last i. */
 static void NAME(pack)(int64_t hidden, const void *from, int64_t row_stride, int64_t column_stride, void *to) {
+    /* A cache line at a time, since rows a power of two apart displace each other. */
+    enum { LINE = 64 / sizeof(REAL) };
     const REAL *matrix = from;
     REAL *packed = to;
-    for (int64_t start = 0; start < hidden; start += PANEL)
-        for (int64_t j = 0; j < hidden; j++)
-            for (int64_t i = start; i < start + PANEL; i++)
-                *packed++ = i < hidden ? matrix[i * row_stride + j * column_stride] : 0;
+    for (int64_t start = 0; start < hidden; start += PANEL, packed += PANEL * hidden)
+        for (int64_t first = 0; first < hidden; first += LINE) {
+            const int64_t end = first + LINE < hidden ? first + LINE : hidden;
+            for (int64_t i = 0; i < PANEL; i++)
+                for (int64_t j = first; j < end; j++)
+                    packed[j * PANEL + i] =
+                        start + i < hidden ? matrix[(start + i) * row_stride + j * column_stride] : 0;
+        }
 }
 
 /* out[r, i] = sum over j of M[i, j] x[r, j], to which out is added first if `adds`; j from first to last. */

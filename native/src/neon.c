@@ -5,13 +5,15 @@
 #define VECTOR_BYTES 16
 #define TILE_ROWS 8
 #define PANEL_VECTORS 2
-#define BLOCK_TILES 1
+#define BLOCK_TILES 4
+#define FENCE() ((void)0)
 
 #include "dtype_float.h"
 #define NAME(x) neon_float_##x
 #define FMA(a, b, c) ((VEC)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
 #define MIN(a, b) ((VEC)vminq_f32((float32x4_t)(a), (float32x4_t)(b)))
 #define MAX(a, b) ((VEC)vmaxq_f32((float32x4_t)(a), (float32x4_t)(b)))
+#define STREAM(to, x) NAME(store)(to, x)
 #include "kernels.h"
 #include "next_dtype.h"
 
@@ -20,6 +22,7 @@
 #define FMA(a, b, c) ((VEC)vfmaq_f64((float64x2_t)(c), (float64x2_t)(a), (float64x2_t)(b)))
 #define MIN(a, b) ((VEC)vminq_f64((float64x2_t)(a), (float64x2_t)(b)))
 #define MAX(a, b) ((VEC)vmaxq_f64((float64x2_t)(a), (float64x2_t)(b)))
+#define STREAM(to, x) NAME(store)(to, x)
 #include "kernels.h"
 
 #define KERNELS srnn_neon

@@ -6,6 +6,7 @@
 #undef FMA
 #undef MIN
 #undef MAX
+#undef STREAM
 #undef MANTISSA_BITS
 #undef EXPONENT_BIAS
 #undef TANH_LIMIT

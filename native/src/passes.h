@@ -5,9 +5,16 @@
 typedef struct {
     void *memory;
     REAL *h, *z, *y, *middle;
+    /* Whether the buffers over time are written past the caches. */
+    int streams;
 } NAME(scratch);
 
-enum { NAME(block_rows) = TILE_ROWS * BLOCK_TILES };
+/* Rows of a block. A matrix beyond the first-level cache is read once for several tiles. */
+static int64_t NAME(block_rows)(const srnn_call *call) {
+    const int64_t bytes = call->hidden * call->hidden * (int64_t)sizeof(REAL);
+    const int64_t block = TILE_ROWS * (bytes > 32768 ? BLOCK_TILES : 1);
+    return call->rows < block ? call->rows : block;
+}
 
 static int NAME(allocate)(NAME(scratch) * s, int64_t rows, int64_t hidden) {
     const int64_t size = rows * NAME(padded)(hidden);
@@ -35,6 +42,29 @@ INLINE REAL NAME(length)(const srnn_call *call, int64_t time, int64_t row) {
     return call->lengths.data ? *NAME(at)(&call->lengths, time, row) : (REAL)call->step_size;
 }
 
+/* Returns whether to write buffers past the caches: they are large, so that they are not read again before they would
+ * leave them, and their vectors are aligned. */
+static int NAME(streams)(const srnn_call *call, const srnn_rows *buffers, int count) {
+    enum { MIN_BYTES = 1 << 20 };
+    const int64_t size = sizeof(REAL);
+    if (call->steps * call->rows * call->hidden * size < MIN_BYTES) return 0;
+    for (int i = 0; i < count; i++)
+        if (buffers[i].data && ((uintptr_t)buffers[i].data % VECTOR_BYTES || buffers[i].time_stride * size % VECTOR_BYTES ||
+                                buffers[i].row_stride * size % VECTOR_BYTES))
+            return 0;
+    return 1;
+}
+
+/* Writes up to `count` numbers of a buffer over time. */
+INLINE void NAME(write)(REAL *to, VEC x, int64_t count, int streams) {
+    if (__builtin_expect(count < LANES, 0))
+        memcpy(to, &x, count * sizeof(REAL));
+    else if (streams)
+        STREAM(to, x);
+    else
+        NAME(store)(to, x);
+}
+
 static void NAME(copy_rows)(const srnn_rows *buffer, int64_t row, int64_t rows, int64_t hidden, REAL *block, int out) {
     for (int64_t r = 0; r < rows; r++) {
         REAL *inside = block + r * NAME(padded)(hidden), *outside = NAME(at)(buffer, 0, row + r);
@@ -55,25 +85,25 @@ INLINE void NAME(prefetch)(const srnn_rows *buffer, int64_t time, int64_t row, i
 
 /* From z = K h and y = A h of a row: out = base + length (y + f(z + drive)), or f(z + drive) of a plain step. */
 INLINE void NAME(forward_row)(const srnn_call *call, int plain, const REAL *z, const REAL *y, const REAL *drive,
-                              REAL length, const REAL *base, REAL *out, REAL *value_out, REAL *state_out) {
+                              REAL length, const REAL *base, REAL *out, REAL *value_out, REAL *state_out, int streams) {
     const REAL *bias = call->bias;
     for (int64_t i = 0, left = call->hidden; left > 0; i += LANES, left -= LANES) {
         VEC argument = *(VEC *)(z + i) + NAME(load_part)(drive + i, left);
         VEC shift = bias ? NAME(load_part)(bias + i, left) : (VEC){0};
         VEC value = NAME(activate)(call->nonlinearity, argument, shift);
-        if (value_out) NAME(store_part)(value_out + i, value, left);
+        if (value_out) NAME(write)(value_out + i, value, left, streams);
         if (!plain) {
             VEC velocity = y ? value + *(VEC *)(y + i) : value;
             value = FMA(SPLAT(length), velocity, *(VEC *)(base + i));
         }
         *(VEC *)(out + i) = value;
-        if (state_out) NAME(store_part)(state_out + i, value, left);
+        if (state_out) NAME(write)(state_out + i, value, left, streams);
     }
 }
 
 /* From z = K h of a row: h <- h + length sigmoid(z + gate drive) f(z + drive). */
 INLINE void NAME(forward_gated_row)(const srnn_call *call, const REAL *z, const REAL *drive, REAL length, REAL *h,
-                                    REAL *gate_out, REAL *value_out, REAL *state_out) {
+                                    REAL *gate_out, REAL *value_out, REAL *state_out, int streams) {
     const REAL *bias = call->bias;
     for (int64_t i = 0, left = call->hidden; left > 0; i += LANES, left -= LANES) {
         VEC recurrent = *(VEC *)(z + i);
@@ -83,9 +113,9 @@ INLINE void NAME(forward_gated_row)(const srnn_call *call, const REAL *z, const 
         VEC value = NAME(activate)(call->nonlinearity, argument, shift);
         VEC state = FMA(SPLAT(length), gate * value, *(VEC *)(h + i));
         *(VEC *)(h + i) = state;
-        if (gate_out) NAME(store_part)(gate_out + i, gate, left);
-        if (value_out) NAME(store_part)(value_out + i, value, left);
-        if (state_out) NAME(store_part)(state_out + i, state, left);
+        if (gate_out) NAME(write)(gate_out + i, gate, left, streams);
+        if (value_out) NAME(write)(value_out + i, value, left, streams);
+        if (state_out) NAME(write)(state_out + i, state, left, streams);
     }
 }
 
@@ -108,22 +138,23 @@ INLINE void NAME(forward_stage)(const srnn_call *call, NAME(scratch) * s, int64_
         if (call->family == SRNN_SHARED_GATE) {
             REAL *gate = value;
             value = NAME(at_or_null)(&call->saved[1], step, row + r);
-            NAME(forward_gated_row)(call, s->z + i, drive, length, s->h + i, gate, value, state);
+            NAME(forward_gated_row)(call, s->z + i, drive, length, s->h + i, gate, value, state, s->streams);
         } else if (call->family == SRNN_PLAIN)
-            NAME(forward_row)(call, 1, s->z + i, y, drive, length, s->h + i, to + i, NULL, state);
+            NAME(forward_row)(call, 1, s->z + i, y, drive, length, s->h + i, to + i, NULL, state, s->streams);
         else
             NAME(forward_row)
-        (call, 0, s->z + i, y, drive, is_last ? length : length / 2, s->h + i, to + i, value, state);
+        (call, 0, s->z + i, y, drive, is_last ? length : length / 2, s->h + i, to + i, value, state, s->streams);
     }
 }
 
 static int32_t NAME(forward)(const srnn_call *call) {
     const int64_t hidden = call->hidden, rows = call->rows;
-    const int64_t block = rows < NAME(block_rows) ? rows : NAME(block_rows);
+    const int64_t block = NAME(block_rows)(call);
     const int stages = call->family == SRNN_TWO_STAGE ? 2 : 1;
     const int64_t columns = call->family == SRNN_SHARED_GATE ? 2 * hidden : hidden;
     NAME(scratch) s;
     if (!NAME(allocate)(&s, block, hidden)) return SRNN_NO_MEMORY;
+    s.streams = NAME(streams)(call, &call->states, 1) && NAME(streams)(call, call->saved, 3);
     for (int64_t row = 0; row < rows; row += block) {
         const int64_t count = rows - row < block ? rows - row : block;
         NAME(copy_rows)(&call->first, row, count, hidden, s.h, 0);
@@ -135,6 +166,7 @@ static int32_t NAME(forward)(const srnn_call *call) {
         }
         NAME(copy_rows)(&call->last, row, count, hidden, s.h, 1);
     }
+    if (s.streams) FENCE();
     free(s.memory);
     return SRNN_OK;
 }
@@ -143,29 +175,30 @@ static int32_t NAME(forward)(const srnn_call *call) {
 
 /* From the gradient of the loss by a velocity of a row: that by the argument of f, which the products below read. */
 INLINE void NAME(backward_row)(const srnn_call *call, const REAL *by_velocity, REAL factor, const REAL *value,
-                               REAL *argument, REAL *argument_out, REAL *velocity, REAL *velocity_out) {
+                               REAL *argument, REAL *argument_out, REAL *velocity, REAL *velocity_out, int streams) {
     for (int64_t i = 0, left = call->hidden; left > 0; i += LANES, left -= LANES) {
         VEC g = SPLAT(factor) * *(VEC *)(by_velocity + i);
         VEC by_argument = NAME(activate_backward)(call->nonlinearity, g, NAME(load_part)(value + i, left));
         *(VEC *)(argument + i) = by_argument;
-        NAME(store_part)(argument_out + i, by_argument, left);
+        NAME(write)(argument_out + i, by_argument, left, streams);
         if (call->linear) {
             *(VEC *)(velocity + i) = g;
-            NAME(store_part)(velocity_out + i, g, left);
+            NAME(write)(velocity_out + i, g, left, streams);
         }
     }
 }
 
 INLINE void NAME(backward_gated_row)(const srnn_call *call, const REAL *g, REAL factor, const REAL *gates,
-                                     const REAL *values, REAL *argument, REAL *gate_out, REAL *value_out) {
+                                     const REAL *values, REAL *argument, REAL *gate_out, REAL *value_out,
+                                     int streams) {
     for (int64_t i = 0, left = call->hidden; left > 0; i += LANES, left -= LANES) {
         VEC gate = NAME(load_part)(gates + i, left), value = NAME(load_part)(values + i, left);
         VEC velocity = SPLAT(factor) * *(VEC *)(g + i);
         VEC by_gate = velocity * value * gate * (SPLAT(1) - gate);
         VEC by_value = NAME(activate_backward)(call->nonlinearity, velocity * gate, value);
         *(VEC *)(argument + i) = by_gate + by_value;
-        NAME(store_part)(gate_out + i, by_gate, left);
-        NAME(store_part)(value_out + i, by_value, left);
+        NAME(write)(gate_out + i, by_gate, left, streams);
+        NAME(write)(value_out + i, by_value, left, streams);
     }
 }
 
@@ -207,9 +240,9 @@ INLINE void NAME(backward_step)(const srnn_call *call, NAME(scratch) * s, int64_
         if (call->family == SRNN_SHARED_GATE)
             NAME(backward_gated_row)
         (call, s->h + i, length, value, NAME(at)(&call->saved[1], step, n), s->z + i, argument,
-         NAME(at)(&call->arguments[1], step, n));
+         NAME(at)(&call->arguments[1], step, n), s->streams);
         else NAME(backward_row)(call, s->h + i, length, value, s->z + i, argument, s->middle + i,
-                                NAME(at_or_null)(&call->velocities[stage], step, n));
+                                NAME(at_or_null)(&call->velocities[stage], step, n), s->streams);
     }
     NAME(backward_products)(call, s, rows, 0);
     if (is_two_stage) {
@@ -217,7 +250,7 @@ INLINE void NAME(backward_step)(const srnn_call *call, NAME(scratch) * s, int64_
             const int64_t i = r * stride, n = row + r;
             NAME(backward_row)(call, s->y + i, NAME(length)(call, time, n) / 2, NAME(at)(&call->saved[0], step, n),
                                s->z + i, NAME(at)(&call->arguments[0], step, n), s->middle + i,
-                               NAME(at_or_null)(&call->velocities[0], step, n));
+                               NAME(at_or_null)(&call->velocities[0], step, n), s->streams);
         }
         NAME(backward_products)(call, s, rows, 1);
     }
@@ -231,9 +264,10 @@ INLINE void NAME(backward_step)(const srnn_call *call, NAME(scratch) * s, int64_
 
 static int32_t NAME(backward)(const srnn_call *call) {
     const int64_t hidden = call->hidden, rows = call->rows;
-    const int64_t block = rows < NAME(block_rows) ? rows : NAME(block_rows);
+    const int64_t block = NAME(block_rows)(call);
     NAME(scratch) s;
     if (!NAME(allocate)(&s, block, hidden)) return SRNN_NO_MEMORY;
+    s.streams = NAME(streams)(call, call->arguments, 2) && NAME(streams)(call, call->velocities, 2);
     for (int64_t row = 0; row < rows; row += block) {
         const int64_t count = rows - row < block ? rows - row : block;
         NAME(copy_rows)(&call->first, row, count, hidden, s.h, 0);
@@ -245,6 +279,7 @@ static int32_t NAME(backward)(const srnn_call *call) {
         }
         NAME(copy_rows)(&call->last, row, count, hidden, s.h, 1);
     }
+    if (s.streams) FENCE();
     free(s.memory);
     return SRNN_OK;
 }

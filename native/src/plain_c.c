@@ -3,7 +3,8 @@
 #define VECTOR_BYTES 16
 #define TILE_ROWS 4
 #define PANEL_VECTORS 2
-#define BLOCK_TILES 2
+#define BLOCK_TILES 8
+#define FENCE() ((void)0)
 /* Not fma(), which is a function call where the machine has no such instruction. */
 #define FMA(a, b, c) ((a) * (b) + (c))
 #define MIN(a, b) NAME(select)((IVEC)((VEC)(a) < (VEC)(b)), (a), (b))
@@ -11,6 +12,7 @@
 
 #include "dtype_float.h"
 #define NAME(x) plain_c_float_##x
+#define STREAM(to, x) NAME(store)(to, x)
 #include "kernels.h"
 #include "next_dtype.h"
 
@@ -20,6 +22,7 @@
 
 #include "dtype_double.h"
 #define NAME(x) plain_c_double_##x
+#define STREAM(to, x) NAME(store)(to, x)
 #include "kernels.h"
 
 #define KERNELS srnn_plain_c
