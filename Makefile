@@ -4,10 +4,15 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: quickstart test test-all lint fix types docs wheel clean
+.PHONY: quickstart native test test-all lint fix types docs wheel clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/stablernn quickstart
+
+# The compiled kernels of training; needs a C compiler. Everything works without them.
+native: $(VENV)/installed
+	@command -v "$${CC:-cc}" > /dev/null || { echo "No C compiler: install gcc or clang, or set CC=; stablernn works without." >&2; exit 1; }
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --force-reinstall --no-deps ./native
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal

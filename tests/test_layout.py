@@ -19,7 +19,7 @@ LONG_FILES: dict[str, str] = {}
 
 FILES = {
     path.relative_to(ROOT).as_posix(): path
-    for folder in [*PACKAGES.values(), ROOT / "benchmarks", ROOT / "examples"]
+    for folder in [*PACKAGES.values(), ROOT / "native", ROOT / "benchmarks", ROOT / "examples"]
     for path in sorted(folder.rglob("*.py"))
 }
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
+from stablernn.cells import StableCell
 from stablernn.cells._step_form import Family
 from stablernn.engines.fused import FusedEngine
 from stablernn.engines.fused_families import FusedSteps
@@ -15,7 +19,8 @@ from stablernn_native.steps import NATIVE_FAMILIES
 class NativeEngine(FusedEngine):
     """Runs the cells that ``fused`` runs, a block of rows through the whole sequence at a time.
 
-    What goes beyond a first derivative is handled as ``fused`` does.
+    What goes beyond a first derivative is handled as ``fused`` does; under a mode that replaces torch's functions, such
+    as a counter of operations, ``auto`` takes another engine.
 
     Raises:
         NativeError: If the kernels cannot be loaded, or ``STABLERNN_NATIVE_PATH`` names a path that this machine does
@@ -27,3 +32,8 @@ class NativeEngine(FusedEngine):
 
     def __init__(self) -> None:
         current_path()
+
+    def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
+        # A mode such as FakeTensorMode replaces torch's functions, and its tensors may have no memory.
+        has_mode = torch._C._len_torch_dispatch_stack() > 0
+        return not has_mode and super().supports(cell, drive, timed=timed)

@@ -25,7 +25,7 @@ from stablernn_native.library import (
 )
 
 BLOCK_ROWS = 8
-"""Rows that go through the sequence together; threads share out multiples of it."""
+"""Threads share out multiples of this number of rows: a tile of the widest vectors."""
 MIN_THREAD_WORK = 10_000_000
 """Multiplications for which a thread is started: some two milliseconds, against 50 microseconds for the thread."""
 
@@ -38,12 +38,22 @@ class NativeSteps(FusedSteps):
 
     def __init__(self, form: StepForm) -> None:
         super().__init__(form)
+        tensors = [tensor for tensor in (form.recurrent, form.linear, form.bias) if tensor is not None]
+        if any(tensor.dtype != form.recurrent.dtype for tensor in tensors):
+            raise TypeError(f"The matrices of a step have the same dtype, got {[tensor.dtype for tensor in tensors]}.")
         self._path = path_number(current_path())
         self._packed: dict[tuple[str, bool], Tensor] = {}
+        # Kept here, as the packed matrices are: a call holds addresses alone.
+        self._bias = torch.empty(0) if form.bias is None else form.bias.contiguous()
 
     def forward(
         self, states: Tensor, drives: Tensor, lengths: float | Tensor, saved: Sequence[Tensor], substeps: int
     ) -> None:
+        if not drives.dtype == states.dtype == self.recurrent.dtype:
+            raise TypeError(
+                f"Drives, states and matrices have the same dtype, got {drives.dtype}, {states.dtype} and "
+                f"{self.recurrent.dtype}."
+            )
         count = len(drives) * substeps
         keeps_states = len(states) == count + 1
         call = self._call(states[0], count, lengths, substeps, transposed=False)
@@ -102,7 +112,6 @@ class NativeSteps(FusedSteps):
         if form.linear is not None:
             call.linear = self._pack("linear", form.linear, transposed).data_ptr()
         if form.bias is not None:
-            self._bias = form.bias.contiguous()
             call.bias = self._bias.data_ptr()
         if isinstance(lengths, Tensor):
             call.lengths = rows_of(lengths)
@@ -116,9 +125,7 @@ class NativeSteps(FusedSteps):
             hidden, dtype = len(matrix), _dtype(matrix)
             packed = matrix.new_empty(library().srnn_packed_size(self._path, dtype, hidden))
             strides = matrix.stride()[::-1] if transposed else matrix.stride()
-            check(
-                library().srnn_pack(self._path, dtype, hidden, matrix.data_ptr(), *strides, packed.data_ptr()),
-            )
+            check(library().srnn_pack(self._path, dtype, hidden, matrix.data_ptr(), *strides, packed.data_ptr()))
             self._packed[key] = packed
         return self._packed[key]
 

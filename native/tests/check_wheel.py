@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+
 from stablernn_native import available_paths, library
 
 x = np.linspace(-9, 9, 1001, dtype=np.float32)

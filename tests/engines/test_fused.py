@@ -74,7 +74,9 @@ def run(
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=["float64", "float32"])
 @pytest.mark.parametrize("key", CELLS)
-def test_values_and_gradients_are_those_of_the_loop(engine: str, key: str, dtype: torch.dtype, lengths: list[int] | None) -> None:
+def test_values_and_gradients_are_those_of_the_loop(
+    engine: str, key: str, dtype: torch.dtype, lengths: list[int] | None
+) -> None:
     rnn = create_rnn(key, dtype)
     x, state = torch.randn(5, 7, 3, dtype=dtype), torch.randn(2, 5, 9, dtype=dtype)
     expected = run(rnn, "loop", x, state, lengths, None)

@@ -95,7 +95,9 @@ def plugin(engine: OnlyRNN, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         (tmp_path / "some_engines.py").write_text(PLUGIN.format(factory=factory), encoding="utf-8")
         metadata = tmp_path / "some_engines-1.2.dist-info"
         metadata.mkdir()
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: some-engines\nVersion: 1.2\n", encoding="utf-8")
+        (metadata / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: some-engines\nVersion: 1.2\n", encoding="utf-8"
+        )
         entry = f"[stablernn.training_engines]\n{name} = some_engines:create\n"
         (metadata / "entry_points.txt").write_text(entry, encoding="utf-8")
         # Without what the environment has installed.
@@ -141,7 +143,7 @@ def test_an_engine_that_cannot_be_loaded(
 ) -> None:
     plugin(name, factory)
     sentence = f"The engine '{name}' of some-engines 1.2 could not be loaded: {reason}"
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="could not be loaded") as warned:
         assert list_engines() == ["loop", "only_rnn"]
     assert [str(warning.message) for warning in warned] == [f"{sentence}. It is left out."]
     srn.StableRNN("gru", 2, 3)(torch.zeros(1, 4, 2))

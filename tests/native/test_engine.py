@@ -150,6 +150,5 @@ def test_a_path_that_the_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(NativeError) as error:
         rnn(torch.randn(3, 4, 3))
     assert str(error.value) == (
-        "STABLERNN_NATIVE_PATH names the path 'altivec', which this machine does not have; "
-        f"it has {', '.join(PATHS)}."
+        f"STABLERNN_NATIVE_PATH names the path 'altivec', which this machine does not have; it has {', '.join(PATHS)}."
     )
