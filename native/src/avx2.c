@@ -1,12 +1,12 @@
-/* AVX2 with FMA: 16 registers hold 4 rows times 3 vectors of sums. */
+/* AVX2 with FMA: 16 registers hold 6 rows times 2 vectors of sums. */
 
 #include <immintrin.h>
 
 #define VECTOR_BYTES 32
-#define TILE_ROWS 4
-#define PANEL_VECTORS 3
+#define TILE_ROWS 6
+#define PANEL_VECTORS 2
 #define FENCE() _mm_sfence()
-#define BLOCK_TILES 8
+#define BLOCK_TILES 6
 
 #include "dtype_float.h"
 #define NAME(x) avx2_float_##x

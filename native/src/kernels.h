@@ -193,9 +193,11 @@ static void NAME(product)(int64_t rows, int64_t hidden, const REAL *packed, cons
             else
                 NAME(tile)(1, TILE_ROWS / 2, hidden, packed + i * hidden, x, out + i, stride, 0);
         }
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (; i < stride; i += PANEL)
-        for (int64_t r = 0; r < rows; r += TILE_ROWS) {
-            int64_t count = rows - r < TILE_ROWS ? rows - r : TILE_ROWS;
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            /* Tiles of equal height: a low one waits for its sums. */
+            const int64_t r = rows * tile / tiles, count = rows * (tile + 1) / tiles - r;
             if (adds)
                 NAME(panel)(count, hidden, packed + i * hidden, x + r * stride, out + r * stride + i, stride, 1);
             else
