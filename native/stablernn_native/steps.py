@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +31,19 @@ MIN_THREAD_WORK = 10_000_000
 """Multiplications for which a thread is started: some two milliseconds, against 50 microseconds for the thread."""
 
 
+class _Matrices(NamedTuple):
+    """The packed matrices of one cell and its bias, which a call refers to by address."""
+
+    recurrent: Tensor
+    linear: Tensor | None
+    bias: Tensor | None
+
+
 class NativeSteps(FusedSteps):
     """The steps of one family by the kernels.
 
-    A matrix is packed when it is first used: forward as it is, backward transposed.
+    The matrices are packed when they are first used: forward as they are, backward transposed. The members of an
+    ensemble run one after the other.
     """
 
     def __init__(self, form: StepForm) -> None:
@@ -42,9 +52,7 @@ class NativeSteps(FusedSteps):
         if any(tensor.dtype != form.recurrent.dtype for tensor in tensors):
             raise TypeError(f"The matrices of a step have the same dtype, got {[tensor.dtype for tensor in tensors]}.")
         self._path = path_number(current_path())
-        self._packed: dict[tuple[str, bool], Tensor] = {}
-        # Kept here, as the packed matrices are: a call holds addresses alone.
-        self._bias = torch.empty(0) if form.bias is None else form.bias.contiguous()
+        self._packed: dict[bool, list[_Matrices]] = {}
 
     def forward(
         self, states: Tensor, drives: Tensor, lengths: float | Tensor, saved: Sequence[Tensor], substeps: int
@@ -56,17 +64,19 @@ class NativeSteps(FusedSteps):
             )
         count = len(drives) * substeps
         keeps_states = len(states) == count + 1
-        call = self._call(states[0], count, lengths, substeps, transposed=False)
-        call.drives = rows_of(drives)
-        call.first = rows_of(states[:1])
-        call.last = rows_of(states[count % len(states)][None])
-        if keeps_states:
-            call.states = rows_of(states[1:])
-        for index, buffer in enumerate(saved):
-            # One slot means that nothing needs to be kept.
-            if len(buffer) == count:
-                call.saved[index] = rows_of(buffer)
-        run(library().srnn_forward, call)
+        for member, matrices in enumerate(self._members(transposed=False)):
+            states_of, drives_of = part_of_member(states, member), part_of_member(drives, member)
+            call = self._call(matrices, states_of[0], count, lengths, substeps)
+            call.drives = rows_of(drives_of)
+            call.first = rows_of(states_of[:1])
+            call.last = rows_of(states_of[count % len(states)][None])
+            if keeps_states:
+                call.states = rows_of(states_of[1:])
+            for index, buffer in enumerate(saved):
+                # One slot means that nothing needs to be kept.
+                if len(buffer) == count:
+                    call.saved[index] = rows_of(part_of_member(buffer, member))
+            run(library().srnn_forward, call)
 
     def backward(
         self,
@@ -78,56 +88,81 @@ class NativeSteps(FusedSteps):
         outputs: Tensor | None,
         substeps: int,
     ) -> None:
-        # A gradient that autograd made by expanding or transposing has no contiguous rows.
+        # Gradients that autograd made by expanding or transposing have no contiguous rows.
         gradient = g if has_rows(g) else g.contiguous()
-        call = self._call(gradient, len(arguments[0]), lengths, substeps, transposed=True)
-        call.first = call.last = rows_of(gradient[None])
-        for field, buffers in ((call.saved, saved), (call.arguments, arguments)):
-            for index, buffer in enumerate(buffers):
-                field[index] = rows_of(buffer)
-        if self.linear is not None:
-            for index, buffer in enumerate(velocities):
-                call.velocities[index] = rows_of(buffer)
-        if outputs is not None:
-            outputs = outputs if has_rows(outputs) else outputs.contiguous()
-            call.outputs = rows_of(outputs)
-        run(library().srnn_backward, call)
+        if outputs is not None and not has_rows(outputs):
+            outputs = outputs.contiguous()
+        for member, matrices in enumerate(self._members(transposed=True)):
+            gradient_of = part_of_member(gradient[None], member)
+            call = self._call(matrices, gradient_of[0], len(arguments[0]), lengths, substeps)
+            call.first = call.last = rows_of(gradient_of)
+            for field, buffers in ((call.saved, saved), (call.arguments, arguments)):
+                for index, buffer in enumerate(buffers):
+                    field[index] = rows_of(part_of_member(buffer, member))
+            if self.linear is not None:
+                for index, buffer in enumerate(velocities):
+                    call.velocities[index] = rows_of(part_of_member(buffer, member))
+            if outputs is not None:
+                outputs_of = part_of_member(outputs, member)
+                call.outputs = rows_of(outputs_of)
+            run(library().srnn_backward, call)
         if gradient is not g:
             g.copy_(gradient)
 
-    def _call(self, like: Tensor, steps: int, lengths: float | Tensor, substeps: int, *, transposed: bool) -> Call:
+    def _call(self, matrices: _Matrices, like: Tensor, steps: int, lengths: float | Tensor, substeps: int) -> Call:
         """Return a call with all but the buffers."""
-        form = self.form
         call = Call(
             path=self._path,
             dtype=_dtype(like),
-            family=FAMILIES[form.family],
-            nonlinearity=NONLINEARITIES[form.nonlinearity],
+            family=FAMILIES[self.form.family],
+            nonlinearity=NONLINEARITIES[self.form.nonlinearity],
             hidden=like.shape[-1],
             rows=len(like),
             steps=steps,
             substeps=substeps,
-            recurrent=self._pack("recurrent", form.recurrent, transposed).data_ptr(),
+            recurrent=matrices.recurrent.data_ptr(),
+            linear=None if matrices.linear is None else matrices.linear.data_ptr(),
+            bias=None if matrices.bias is None else matrices.bias.data_ptr(),
         )
-        if form.linear is not None:
-            call.linear = self._pack("linear", form.linear, transposed).data_ptr()
-        if form.bias is not None:
-            call.bias = self._bias.data_ptr()
         if isinstance(lengths, Tensor):
             call.lengths = rows_of(lengths)
         else:
             call.step_size = lengths
         return call
 
-    def _pack(self, name: str, matrix: Tensor, transposed: bool) -> Tensor:
-        key = name, transposed
-        if key not in self._packed:
-            hidden, dtype = len(matrix), _dtype(matrix)
-            packed = matrix.new_empty(library().srnn_packed_size(self._path, dtype, hidden))
-            strides = matrix.stride()[::-1] if transposed else matrix.stride()
-            check(library().srnn_pack(self._path, dtype, hidden, matrix.data_ptr(), *strides, packed.data_ptr()))
-            self._packed[key] = packed
-        return self._packed[key]
+    def _members(self, *, transposed: bool) -> list[_Matrices]:
+        """Return the matrices of the cell, or of each member of an ensemble, as the kernels read them."""
+        if transposed not in self._packed:
+            form = self.form
+            is_ensemble = form.recurrent.dim() == 3
+            count = len(form.recurrent) if is_ensemble else 1
+            packed = []
+            for member in range(count):
+                recurrent, linear, bias = (
+                    tensor[member] if is_ensemble and tensor is not None else tensor
+                    for tensor in (form.recurrent, form.linear, form.bias)
+                )
+                assert recurrent is not None
+                packed.append(
+                    _Matrices(
+                        self._pack(recurrent, transposed),
+                        None if linear is None else self._pack(linear, transposed),
+                        None if bias is None else bias.contiguous(),
+                    )
+                )
+            self._packed[transposed] = packed
+        return self._packed[transposed]
+
+    def _pack(self, matrix: Tensor, transposed: bool) -> Tensor:
+        hidden, dtype = len(matrix), _dtype(matrix)
+        packed = matrix.new_empty(library().srnn_packed_size(self._path, dtype, hidden))
+        row_stride, column_stride = matrix.stride()[::-1] if transposed else matrix.stride()
+        check(
+            library().srnn_pack(
+                self._path, dtype, hidden, matrix.data_ptr(), row_stride, column_stride, packed.data_ptr()
+            )
+        )
+        return packed
 
 
 class NativePlainSteps(NativeSteps, PlainSteps):
@@ -156,6 +191,11 @@ NATIVE_FAMILIES: dict[Family, type[FusedSteps]] = {
 
 def _dtype(tensor: Tensor) -> int:
     return FLOAT32 if tensor.dtype == torch.float32 else FLOAT64
+
+
+def part_of_member(buffer: Tensor, member: int) -> Tensor:
+    """Return the buffer of a member, ``(time, rows, d)``, of ``(time, members, rows, d)``, or that of a single cell."""
+    return buffer[:, member] if buffer.dim() == 4 else buffer
 
 
 def has_rows(tensor: Tensor) -> bool:
