@@ -42,8 +42,8 @@ INLINE REAL NAME(length)(const srnn_call *call, int64_t time, int64_t row) {
     return call->lengths.data ? *NAME(at)(&call->lengths, time, row) : (REAL)call->step_size;
 }
 
-/* Returns whether to write buffers past the caches: they are large, so that they are not read again before they would
- * leave them, and their vectors are aligned. */
+/* Returns whether the forward pass writes buffers past the caches: they are large, so that they would leave them before
+ * they are read again, and their vectors are aligned. */
 static int NAME(streams)(const srnn_call *call, const srnn_rows *buffers, int count) {
     enum { MIN_BYTES = 1 << 20 };
     const int64_t size = sizeof(REAL);
@@ -175,30 +175,29 @@ static int32_t NAME(forward)(const srnn_call *call) {
 
 /* From the gradient of the loss by a velocity of a row: that by the argument of f, which the products below read. */
 INLINE void NAME(backward_row)(const srnn_call *call, const REAL *by_velocity, REAL factor, const REAL *value,
-                               REAL *argument, REAL *argument_out, REAL *velocity, REAL *velocity_out, int streams) {
+                               REAL *argument, REAL *argument_out, REAL *velocity, REAL *velocity_out) {
     for (int64_t i = 0, left = call->hidden; left > 0; i += LANES, left -= LANES) {
         VEC g = SPLAT(factor) * *(VEC *)(by_velocity + i);
         VEC by_argument = NAME(activate_backward)(call->nonlinearity, g, NAME(load_part)(value + i, left));
         *(VEC *)(argument + i) = by_argument;
-        NAME(write)(argument_out + i, by_argument, left, streams);
+        NAME(store_part)(argument_out + i, by_argument, left);
         if (call->linear) {
             *(VEC *)(velocity + i) = g;
-            NAME(write)(velocity_out + i, g, left, streams);
+            NAME(store_part)(velocity_out + i, g, left);
         }
     }
 }
 
 INLINE void NAME(backward_gated_row)(const srnn_call *call, const REAL *g, REAL factor, const REAL *gates,
-                                     const REAL *values, REAL *argument, REAL *gate_out, REAL *value_out,
-                                     int streams) {
+                                     const REAL *values, REAL *argument, REAL *gate_out, REAL *value_out) {
     for (int64_t i = 0, left = call->hidden; left > 0; i += LANES, left -= LANES) {
         VEC gate = NAME(load_part)(gates + i, left), value = NAME(load_part)(values + i, left);
         VEC velocity = SPLAT(factor) * *(VEC *)(g + i);
         VEC by_gate = velocity * value * gate * (SPLAT(1) - gate);
         VEC by_value = NAME(activate_backward)(call->nonlinearity, velocity * gate, value);
         *(VEC *)(argument + i) = by_gate + by_value;
-        NAME(write)(gate_out + i, by_gate, left, streams);
-        NAME(write)(value_out + i, by_value, left, streams);
+        NAME(store_part)(gate_out + i, by_gate, left);
+        NAME(store_part)(value_out + i, by_value, left);
     }
 }
 
@@ -240,9 +239,9 @@ INLINE void NAME(backward_step)(const srnn_call *call, NAME(scratch) * s, int64_
         if (call->family == SRNN_SHARED_GATE)
             NAME(backward_gated_row)
         (call, s->h + i, length, value, NAME(at)(&call->saved[1], step, n), s->z + i, argument,
-         NAME(at)(&call->arguments[1], step, n), s->streams);
+         NAME(at)(&call->arguments[1], step, n));
         else NAME(backward_row)(call, s->h + i, length, value, s->z + i, argument, s->middle + i,
-                                NAME(at_or_null)(&call->velocities[stage], step, n), s->streams);
+                                NAME(at_or_null)(&call->velocities[stage], step, n));
     }
     NAME(backward_products)(call, s, rows, 0);
     if (is_two_stage) {
@@ -250,7 +249,7 @@ INLINE void NAME(backward_step)(const srnn_call *call, NAME(scratch) * s, int64_
             const int64_t i = r * stride, n = row + r;
             NAME(backward_row)(call, s->y + i, NAME(length)(call, time, n) / 2, NAME(at)(&call->saved[0], step, n),
                                s->z + i, NAME(at)(&call->arguments[0], step, n), s->middle + i,
-                               NAME(at_or_null)(&call->velocities[0], step, n), s->streams);
+                               NAME(at_or_null)(&call->velocities[0], step, n));
         }
         NAME(backward_products)(call, s, rows, 1);
     }
@@ -267,7 +266,6 @@ static int32_t NAME(backward)(const srnn_call *call) {
     const int64_t block = NAME(block_rows)(call);
     NAME(scratch) s;
     if (!NAME(allocate)(&s, block, hidden)) return SRNN_NO_MEMORY;
-    s.streams = NAME(streams)(call, call->arguments, 2) && NAME(streams)(call, call->velocities, 2);
     for (int64_t row = 0; row < rows; row += block) {
         const int64_t count = rows - row < block ? rows - row : block;
         NAME(copy_rows)(&call->first, row, count, hidden, s.h, 0);
@@ -279,7 +277,6 @@ static int32_t NAME(backward)(const srnn_call *call) {
         }
         NAME(copy_rows)(&call->last, row, count, hidden, s.h, 1);
     }
-    if (s.streams) FENCE();
     free(s.memory);
     return SRNN_OK;
 }

@@ -74,8 +74,8 @@ typedef struct {
     srnn_rows saved[3];
     /* Backward: gradients by the states after the time steps as outputs, (time steps, rows, hidden), or null. */
     srnn_rows outputs;
-    /* Backward, written: gradients by the arguments of f, first and second stage or gate and candidate; and by A h of each
-     * stage, or null. */
+    /* Backward, written: gradients by the arguments of f, first and second stage or gate and candidate, which may take the
+     * place of the saved values; and by A h of each stage, or null. */
     srnn_rows arguments[2];
     srnn_rows velocities[2];
 } srnn_call;

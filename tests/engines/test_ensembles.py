@@ -12,7 +12,7 @@ import stablernn as srn
 from stablernn.engines import fused
 from stablernn.engines.buffers import BufferPool
 from stablernn.nn.ensemble import Ensemble
-from step_forms import CELLS
+from step_forms import CELLS, ENGINES
 
 LENGTHS = {"equal": None, "mixed": [3, 7, 0, 5, 1], "none": [0, 0, 0, 0, 0]}
 
@@ -60,6 +60,7 @@ def assert_equal(actual: list[Tensor | None], expected: list[Tensor | None]) -> 
 TIMED = [key for key in CELLS if create_ensemble(key).cells[0].has_timed_step_form]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize(
     ("key", "timed"),
@@ -70,7 +71,7 @@ TIMED = [key for key in CELLS if create_ensemble(key).cells[0].has_timed_step_fo
     ],
 )
 def test_values_and_gradients_are_those_of_each_member(
-    key: str, lengths: list[int] | None, timed: bool, monkeypatch: pytest.MonkeyPatch
+    key: str, lengths: list[int] | None, timed: bool, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensemble = create_ensemble(key)
     x, state = torch.randn(5, 7, 2, dtype=torch.float64), [torch.randn_like(h) for h in ensemble.initial_state(5)]
@@ -79,7 +80,7 @@ def test_values_and_gradients_are_those_of_each_member(
     expected = run(ensemble, "loop", x, state, lengths, dt)
     # Nothing falls back to one member after the other.
     monkeypatch.setattr(fused.FusedEngine, "run", lambda *_, **__: pytest.fail("one member ran alone"))
-    assert_equal(run(ensemble, "fused", x, state, lengths, dt), expected)
+    assert_equal(run(ensemble, engine, x, state, lengths, dt), expected)
 
 
 def test_large_members_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
