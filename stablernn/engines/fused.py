@@ -125,6 +125,23 @@ class StackedDrives(torch.autograd.Function):
         return None, *gradients[0].unbind(1)
 
 
+class SortedDrives(torch.autograd.Function):
+    """The drives with their rows in another order, ``(time, batch, d)`` or ``(time, members, batch, d)``, in a buffer.
+
+    Indexing would add up the gradients of equal rows, of which there are none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pool: BufferPool, drives: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return torch.index_select(drives, -2, order, out=pool.take(drives, *drives.shape))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (order,) = ctx.saved_tensors
+        return None, grads[0].index_select(-2, order.argsort()), None
+
+
 def run_form(
     form: StepForm,
     drives: Tensor,
@@ -159,7 +176,8 @@ def run_form(
         lengths = valid.sum(dim=1)
         order = lengths.argsort(descending=True, stable=True)
         ends = rows_by_end(lengths[order])
-        drives, h = drives[..., order, :], h[..., order, :]
+        drives = cast("Tensor", SortedDrives.apply(pool, drives, order))  # type: ignore[no-untyped-call]
+        h = h.index_select(-2, order)
         dt = None if dt is None else dt[order]
     step_lengths = None
     if dt is not None:
@@ -174,8 +192,8 @@ def run_form(
     )
     if order is not None:
         inverse = order.argsort()
-        last = last[..., inverse, :]
-        outputs = outputs[..., inverse, :] if every_output else outputs
+        last = last.index_select(-2, inverse)
+        outputs = outputs.index_select(-2, inverse) if every_output else outputs
     return outputs if every_output else None, last
 
 
