@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from stablernn.atomic_files import write_bytes
+
+# matplotlib takes half a second to load, so it is imported when the first figure is drawn.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 Array = npt.NDArray[Any]
 Record = dict[str, Any]
@@ -30,7 +33,7 @@ _MAX_LABELED_CLASSES = 25
 
 def plot_loss(path: Path, records: Sequence[Record], *, title: str) -> None:
     """Plot the mean training loss of each epoch, and the learning rate below it."""
-    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    figure = new_figure(7, 4.6)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     epochs = [record["epoch"] for record in records]
     _style(axes, title)
@@ -51,7 +54,7 @@ def plot_loss(path: Path, records: Sequence[Record], *, title: str) -> None:
 
 def plot_metric(path: Path, records: Sequence[Record], name: str, *, best_epoch: int, title: str) -> None:
     """Plot the validation metric of each epoch, and mark the epoch of the best weights."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = new_figure(7, 4)
     axes = figure.subplots()
     values = {record["epoch"]: record["validation"].get(name) for record in records}
     defined = {epoch: value for epoch, value in values.items() if value is not None}
@@ -77,7 +80,7 @@ def plot_stability(path: Path, records: Sequence[Record], *, best_epoch: int, ti
     """
     rates = {record["epoch"]: record["stability"]["contraction_rate"] for record in records}
     linear = [record for record in records if any("mu2_A" in name for name in record["stability"]["figures"])]
-    figure = Figure(figsize=(10 if linear else 7, 4), layout="constrained")
+    figure = new_figure(10 if linear else 7, 4)
     left, *right = figure.subplots(1, 2 if linear else 1, squeeze=False)[0]
     exponents = {epoch: float(np.log(max(rate, _MIN_RATE))) for epoch, rate in rates.items()}
     _style(left, title)
@@ -130,7 +133,7 @@ def plot_confusion(path: Path, counts: Array, labels: Sequence[str], *, title: s
     """Plot a confusion matrix: rows are true classes, shaded by the share of the row and labeled with counts."""
     classes = len(labels)
     side = min(12.0, 3.2 + 0.42 * classes)
-    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    figure = new_figure(side + 0.8, side)
     axes = figure.subplots()
     # Shares of each row; a class without samples has 0.
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -159,7 +162,7 @@ def plot_reliability(path: Path, table: dict[str, Array], *, ece: float, title: 
         ece: Expected calibration error, shown above the plot.
         title: Title of the figure.
     """
-    figure = Figure(figsize=(5.4, 6), layout="constrained")
+    figure = new_figure(5.4, 6)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     bins = len(table["samples"])
     middle = (np.arange(bins) + 0.5) / bins
@@ -176,7 +179,7 @@ def plot_reliability(path: Path, table: dict[str, Array], *, ece: float, title: 
     _style(below, "")
     below.bar(middle, table["samples"], width=0.92 / bins, color=GREY, linewidth=0)
     below.set_ylabel("samples")
-    below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    _integer_ticks(below.yaxis, most=3)
     below.set_xlabel("probability of the predicted class")
     below.set_xlim(0, 1)
     _save(figure, path)
@@ -191,7 +194,7 @@ def plot_early(path: Path, rows: Sequence[Record], *, majority: float | None, ti
         majority: Accuracy of the most frequent class, drawn as a baseline; None: no baseline.
         title: Title of the figure.
     """
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = new_figure(7, 4)
     axes = figure.subplots()
     _style(axes, title)
     shares = [100 * row["share"] for row in rows]
@@ -237,7 +240,7 @@ def plot_forecast(
         ylabel: Name of the target.
         title: Title of the figure.
     """
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = new_figure(9, 4)
     axes = figure.subplots()
     past, future = times[: len(history)], times[len(history) :]
     _style(axes, title)
@@ -257,6 +260,14 @@ def plot_forecast(
     _save(figure, path)
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches, whose axes are laid out without overlaps."""
+    from matplotlib.figure import Figure
+
+    # A Figure without pyplot draws with Agg: no display, no global state, safe in any thread.
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def _style(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11)
     axes.grid(True, color="#E4E4E4", linewidth=0.8)
@@ -271,11 +282,16 @@ def _format_name(name: str) -> str:
 
 def _epochs_axis(axes: Axes) -> None:
     axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _integer_ticks(axes.xaxis)
+
+
+def _integer_ticks(axis: Axis, most: int = 10) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
 def _save(figure: Figure, path: Path) -> None:
-    # A Figure without pyplot draws with Agg: no display, no global state, safe in any thread.
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     path.parent.mkdir(parents=True, exist_ok=True)

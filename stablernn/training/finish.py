@@ -9,12 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from stablernn.atomic_files import to_json_types, write_json
-from stablernn.certificates.certificate import prove
 from stablernn.data.types import score_notes
 from stablernn.errors import TrainingError
 from stablernn.training.evaluation.torch_predictor import TorchPredictor
 from stablernn.training.loaded_run import Summary
-from stablernn.training.loop.certificate_log import check_certified, proved_in_short
+from stablernn.training.loop.certificate_log import check_certified
 from stablernn.training.loop.trainer import Trainer
 from stablernn.training.plots.figures import draw_curves
 from stablernn.training.run_directory import RunDirectory
@@ -48,7 +47,7 @@ def finish(directory: RunDirectory, config: Config, task: Task, trainer: Trainer
     # Calibration has changed the best weights, so they are stored again.
     directory.save("best", trainer.best(trainer.model.state_dict()))
     if config.training.certified:
-        check_certified(trainer.model, prove(trainer.model, stored=False))
+        check_certified(trainer.model, trainer.stability.prove())
     plots = directory.plots if config.training.plots else None
     if plots is not None:
         headline, best_epoch = trainer.objective.headline, trainer.position.best_epoch
@@ -81,7 +80,7 @@ def _summarize(
         "best_epoch": position.best_epoch,
         "metrics": scores.metrics,
         "baselines": scores.baselines,
-        "certificate": proved_in_short(trainer.model),
+        "certificate": trainer.stability.prove_in_short(),
         "data_notes": score_notes(data.notes),
         "diverged": verdict.diverged,
         "warnings": [*verdict.warnings, *([verdict.failure] if verdict.failure is not None else [])],

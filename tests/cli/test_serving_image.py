@@ -19,7 +19,7 @@ import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name in {"torch", "onnx", "onnxscript", "polars", "matplotlib", "torchmetrics", "safetensors", "yaml"}:
+        if name in {"torch", "onnx", "onnxscript", "polars", "matplotlib", "safetensors", "yaml"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())

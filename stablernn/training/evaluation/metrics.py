@@ -24,11 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import (
-    binary_auroc,
-    multiclass_calibration_error,
-    multiclass_f1_score,
-)
 
 Array = npt.NDArray[Any]
 Metrics = dict[str, float]
@@ -50,19 +45,28 @@ def classification_metrics(probabilities: Array, y: Array) -> Metrics:
     """
     if not np.isfinite(probabilities).all():
         return dict.fromkeys(_CLASSIFICATION_METRICS, math.nan)
-    # Rounding can lift a probability above 1, which torchmetrics would take for a logit.
+    # Rounding can lift a probability above 1, which would have no bin of the calibration error.
     p = torch.from_numpy(np.clip(probabilities, 0.0, 1.0, dtype=np.float64))
     target = torch.from_numpy(np.asarray(y, dtype=np.int64))
     return {name: float(compute(p, target)) for name, compute in _CLASSIFICATION_METRICS.items()}
 
 
 def _accuracy(p: Tensor, target: Tensor) -> Tensor:
-    # Not by torchmetrics, which computes in float32, where .425 is not .425.
+    # In float64: .425 in float32 would not be printed as .425.
     return (p.argmax(dim=1) == target).double().mean()
 
 
 def _macro_f1(p: Tensor, target: Tensor) -> Tensor:
-    return multiclass_f1_score(p, target, p.shape[1], average="macro")
+    return _macro_f1_of_labels(p.argmax(dim=1), target, p.shape[1])
+
+
+def _macro_f1_of_labels(predicted: Tensor, target: Tensor, classes: int) -> Tensor:
+    right = torch.bincount(target[predicted == target], minlength=classes)
+    # Twice the true positives, plus false positives and false negatives.
+    sizes = torch.bincount(predicted, minlength=classes) + torch.bincount(target, minlength=classes)
+    # In float32: published scores have these digits. A class that does not occur adds nothing.
+    scores = 2 * right.float() / sizes.clamp_min(1).float()
+    return (scores / (sizes > 0).sum()).sum()
 
 
 def _log_loss(p: Tensor, target: Tensor) -> Tensor:
@@ -72,17 +76,37 @@ def _log_loss(p: Tensor, target: Tensor) -> Tensor:
 
 
 def _calibration_error(p: Tensor, target: Tensor) -> Tensor:
-    return multiclass_calibration_error(p, target, p.shape[1], n_bins=ECE_BINS, norm="l1")
+    confidence, predicted = p.max(dim=1)
+    confidence, is_correct = confidence.float(), (predicted == target).float()
+    # A bin includes its lower bound; a confidence of 1 has a bin of its own.
+    bins = torch.bucketize(confidence, torch.linspace(0, 1, ECE_BINS + 1), right=True) - 1
+    zeros = torch.zeros(ECE_BINS + 1)
+    samples = zeros.index_add(0, bins, torch.ones_like(confidence))
+    filled = samples.clamp_min(1)
+    accuracy = zeros.index_add(0, bins, is_correct) / filled
+    mean_confidence = zeros.index_add(0, bins, confidence) / filled
+    return ((accuracy - mean_confidence).abs() * (samples / samples.sum())).sum()
 
 
 def _roc_auc(p: Tensor, target: Tensor) -> float:
     areas = []
     for label in range(p.shape[1]):
-        members = (target == label).long()
+        members = target == label
         # A class without members, or without others, has no ROC curve.
         if 0 < int(members.sum()) < len(target):
-            areas.append(float(binary_auroc(p[:, label].contiguous(), members)))
+            areas.append(float(_area_under_roc(p[:, label], members)))
     return sum(areas) / len(areas) if areas else math.nan
+
+
+def _area_under_roc(scores: Tensor, is_member: Tensor) -> Tensor:
+    """Return the area under the ROC curve of scores, (samples,), for samples of which some are members."""
+    ordered, order = scores.sort(descending=True)
+    # Samples of the same score are above a threshold together: one point of the curve, at the last of them.
+    last = torch.nonzero(ordered.diff(append=ordered.new_full((1,), -1)))[:, 0]
+    true_positives = is_member[order].cumsum(0)[last]
+    false_positives = 1 + last - true_positives
+    rates = [torch.cat([counts.new_zeros(1), counts]) / counts[-1] for counts in (true_positives, false_positives)]
+    return torch.trapezoid(*rates)
 
 
 _CLASSIFICATION_METRICS: Mapping[str, Callable[[Tensor, Tensor], Tensor | float]] = {
@@ -97,7 +121,7 @@ _CLASSIFICATION_METRICS: Mapping[str, Callable[[Tensor, Tensor], Tensor | float]
 
 def label_metrics(predicted: Array, y: Array, classes: int) -> Metrics:
     """Return accuracy and macro F1 of predicted labels, computed as in :func:`classification_metrics`."""
-    f1 = multiclass_f1_score(torch.from_numpy(predicted), torch.from_numpy(y), classes, average="macro")
+    f1 = _macro_f1_of_labels(torch.from_numpy(predicted), torch.from_numpy(y), classes)
     return {"accuracy": float((predicted == y).mean()), "macro_f1": float(f1)}
 
 

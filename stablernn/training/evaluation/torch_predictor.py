@@ -74,7 +74,9 @@ class TorchPredictor:
     ) -> tuple[Outputs, tuple[Tensor, ...]]:
         options: dict[str, Any] = {name: self._tensor(value) for name, value in optional.items() if value is not None}
         was_training = self.model.training
-        self.model.eval()
+        # Setting the mode walks through all modules, which is felt in a run of one sequence.
+        if was_training:
+            self.model.eval()
         with torch.no_grad():
             outputs, final_state = self.model.run(
                 self._tensor(x, np.int64 if self.model.input_name == "tokens" else np.float32),
@@ -82,7 +84,8 @@ class TorchPredictor:
                 state,
                 **options,
             )
-        self.model.train(was_training)
+        if was_training:
+            self.model.train()
         return {name: _numpy(value) for name, value in outputs.items()}, final_state
 
     def _tensor(self, values: Array, dtype: npt.DTypeLike = np.float32) -> Tensor:

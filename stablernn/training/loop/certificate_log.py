@@ -7,6 +7,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from stablernn.bounds.linalg import norm_upper_bound
 from stablernn.cells._base import float64
 from stablernn.certificates.certificate import KINDS, Certificate, prove
@@ -32,6 +35,37 @@ class StabilityLog:
         self._model = model
         self._each = each
         self._is_over = model.rnn.cells[0].hidden_size > LARGEST
+        self._proved: tuple[dict[str, Tensor], Certificate] | None = None
+
+    def prove(self) -> Certificate:
+        """Return the certificate of the model as it is, in evaluation mode; that of the same weights is computed once.
+
+        Raises:
+            CertificateError: If a weight is not finite.
+        """
+        weights = {**dict(self._model.named_parameters()), **dict(self._model.rnn.named_buffers(prefix="rnn"))}
+        if self._proved is not None and all(torch.equal(weights[name], old) for name, old in self._proved[0].items()):
+            return self._proved[1]
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            certificate = prove(self._model, stored=False)
+        finally:
+            self._model.train(was_training)
+        self._proved = {name: weight.detach().clone() for name, weight in weights.items()}, certificate
+        return certificate
+
+    def prove_in_short(self) -> dict[str, Any] | None:
+        """Return kind and rate of the model; None if computing them would take long, or a weight is not finite."""
+        if self._model.rnn.cells[0].hidden_size > LARGEST:
+            return None
+        try:
+            certificate = self.prove()
+        except CertificateError:
+            return None
+        # The rate of a weaker kind bounds nothing that a reader would take it for.
+        has_rate = certificate.kind in ("contracting", "non-expansive")
+        return {"kind": certificate.kind, "contraction_rate": certificate.rate if has_rate else None}
 
     def entry(self, epoch: int) -> dict[str, Any]:
         """Return ``{"stability": ...}`` for the line of an epoch; empty if none is due or no rate of the cell is known.
@@ -49,7 +83,7 @@ class StabilityLog:
         started, was_training = time.process_time(), self._model.training
         self._model.eval()
         try:
-            figures = stability_figures(self._model)
+            figures = stability_figures(self._model, self.prove())
         except CertificateError:
             # A weight is not finite; the trainer itself reports that.
             return {}
@@ -70,18 +104,18 @@ def is_due(epoch: int) -> bool:
     return epoch % half == 0
 
 
-def stability_figures(model: SequenceModel) -> dict[str, Any]:
+def stability_figures(model: SequenceModel, certificate: Certificate) -> dict[str, Any]:
     """Return kind, rate, figures and conditions of a model; empty if no rate is known of its cell.
+
+    Args:
+        model: The model, in evaluation mode.
+        certificate: Its certificate.
 
     Returns:
         ``kind`` and ``contraction_rate`` as of the certificate; ``exponent_bound``, the logarithm of the rate, which no
         Lyapunov exponent of the layers exceeds; ``figures`` with ``norm_W`` of each recurrent matrix; ``conditions``,
         true or false for each of them.
-
-    Raises:
-        CertificateError: If a weight is not finite.
     """
-    certificate = prove(model, stored=False)
     rate = certificate.rate
     if rate is None:
         return {}
@@ -93,19 +127,6 @@ def stability_figures(model: SequenceModel) -> dict[str, Any]:
         "figures": {**_norms(model, certificate), **document["figures"]},
         "conditions": {condition["name"]: condition["holds"] for condition in document["conditions"]},
     }
-
-
-def proved_in_short(model: SequenceModel) -> dict[str, Any] | None:
-    """Return kind and rate of a model; None if computing them would take long, or a weight is not finite."""
-    if model.rnn.cells[0].hidden_size > LARGEST:
-        return None
-    try:
-        certificate = prove(model, stored=False)
-    except CertificateError:
-        return None
-    # The rate of a weaker kind bounds nothing that a reader would take it for.
-    has_rate = certificate.kind in ("contracting", "non-expansive")
-    return {"kind": certificate.kind, "contraction_rate": certificate.rate if has_rate else None}
 
 
 def check_certified(model: SequenceModel, certificate: Certificate) -> None:

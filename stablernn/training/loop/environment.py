@@ -14,7 +14,7 @@ import torch
 import stablernn
 from stablernn._version import __version__
 
-_PACKAGES = ("torch", "numpy", "pydantic", "polars", "safetensors", "torchmetrics")
+_PACKAGES = ("torch", "numpy", "pydantic", "polars", "safetensors")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

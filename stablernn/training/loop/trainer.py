@@ -139,6 +139,8 @@ class Trainer:
         self._carried: States | None = None
         self.epoch_steps = minibatches.steps
         self.total_steps = settings.max_steps or (settings.epochs or 0) * self.epoch_steps
+        # Gradients of each ensemble member are clipped alone: they are independent networks.
+        self._member_parameters = model.member_parameters()
         self._optimizer = build_optimizer(model.parameter_groups(), settings)
         self._schedule = build_schedule(
             self._optimizer, settings, total_steps=self.total_steps, epoch_steps=self.epoch_steps
@@ -149,7 +151,7 @@ class Trainer:
         self._shuffle_start = self._shuffle.get_state()
         self._best: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
-        self._log = StabilityLog(model, each=settings.certified)
+        self.stability = StabilityLog(model, each=settings.certified)
         # First weights may lie outside the certified region.
         self._project()
 
@@ -232,7 +234,9 @@ class Trainer:
         self._save_last()
 
     def _step(self, minibatch: Minibatch) -> float:
-        self.model.train()
+        # Setting the mode walks through all modules, which is felt in a short step.
+        if not self.model.training:
+            self.model.train()
         self._optimizer.zero_grad(set_to_none=True)
         loss = self._loss(minibatch)
         value = float(loss.detach())
@@ -243,8 +247,7 @@ class Trainer:
         if minibatch.weight:
             loss.backward()  # type: ignore[no-untyped-call]
             if self.settings.clip_norm:
-                # Of each ensemble member alone: they are independent networks.
-                for parameters in self.model.member_parameters():
+                for parameters in self._member_parameters:
                     clip_grad_norm_(parameters, self.settings.clip_norm)
         self._optimizer.step()
         self.model.after_step(self.position.step + 1, self.total_steps)
@@ -322,7 +325,7 @@ class Trainer:
                 # The naive scores are the same in every epoch.
                 "validation": {key: value for key, value in scores.items() if key not in self._scorer.naive},
                 "seconds": round(position.seconds, 3),
-                **self._log.entry(self.epochs_begun),
+                **self.stability.entry(self.epochs_begun),
             }
         )
         report(self._progress())

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from stablernn.data import ClassificationData, ForecastData
 from stablernn.data.arrays import SPLITS
 from stablernn.data.step_data import StepData
 from stablernn.data.windows import target_range
-from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style
+from stablernn.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, _save, _style, new_figure
 from stablernn.training.plots.times import plottable_times
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SHADES = {"train": BLUE, "validation": ORANGE, "test": GREEN}
 _MOST_CLASSES, _EXAMPLES = 6, 5
@@ -32,7 +33,7 @@ def plot_classes(path: Path, data: ClassificationData) -> None:
     """
     shown = min(len(data.labels), _MOST_CLASSES)
     rows = -(-shown // 2)
-    figure = Figure(figsize=(11, max(4.0, 1.9 * rows)), layout="constrained")
+    figure = new_figure(11, max(4.0, 1.9 * rows))
     halves: Any = figure.subfigures(1, 2, width_ratios=(2, 3))
     left, right = halves
     _balance(left.subplots(), data)
@@ -78,7 +79,7 @@ def plot_series(path: Path, data: ForecastData) -> None:
     panels = [(series, target) for series in data.series[:_MOST_SERIES] for target in data.targets[:_MOST_TARGETS]]
     # Both limits together would allow 16 panels.
     panels = panels[: max(_MOST_SERIES, _MOST_TARGETS)]
-    figure = Figure(figsize=(11, 1.2 + 2.1 * len(panels)), layout="constrained")
+    figure = new_figure(11, 1.2 + 2.1 * len(panels))
     for axes, (series, target) in zip(np.atleast_1d(figure.subplots(len(panels), 1)).ravel(), panels, strict=True):
         values = series.values[:, data.channels.index(target)]
         times = plottable_times(series.ds)
@@ -119,7 +120,7 @@ def plot_steps(path: Path, data: StepData) -> None:
     Raises:
         CheckpointError: If the file cannot be written.
     """
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = new_figure(11, 4)
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _style(left, f"{data.name}: steps of a sequence")
     lengths = {split: np.asarray(data.split(split).lengths) for split in SPLITS}
