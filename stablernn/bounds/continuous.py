@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from stablernn.bounds.linalg import (
     EPSILON,
@@ -24,6 +22,7 @@ from stablernn.bounds.linalg import (
     smallest_singular_value_lower_bound,
 )
 from stablernn.bounds.lure import LureSystem, lure_rate
+from stablernn.bounds.minimize import minimize_bounded
 from stablernn.bounds.step_bound import FLOAT32_EPSILON, Hypothesis, StepBound
 
 
@@ -198,10 +197,7 @@ def _multiplier(linear: Matrix, neurons: Matrix, recurrent: Matrix) -> float:
 
     # The search is on a logarithmic scale around the ratio of the norms, which balances both factors of the side.
     center = math.log(max(norm_upper_bound(neurons), 1e-12) / max(norm_upper_bound(recurrent), 1e-12))
-    best: Any = optimize.minimize_scalar(
-        slope, bounds=(center - 6, center + 6), method="bounded", options={"xatol": 0.01}
-    )
-    return math.exp(float(best.x))
+    return math.exp(minimize_bounded(slope, center - 6, center + 6, tolerance=0.01).x)
 
 
 def _slope(linear: Matrix, neurons: Matrix, recurrent: Matrix, step: float, multiplier: float) -> float:

@@ -10,10 +10,8 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from scipy import linalg, optimize
 
 from stablernn.bounds.linalg import (
     EPSILON,
@@ -25,6 +23,7 @@ from stablernn.bounds.linalg import (
     row_norm_upper_bound,
     smallest_singular_value_lower_bound,
 )
+from stablernn.bounds.minimize import minimize_bounded
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 
 
@@ -191,6 +190,9 @@ def _rate_lower_bound(step: LureSystem) -> float:
 
 def _candidate_metrics(step: LureSystem) -> list[Matrix]:
     """Return matrices ``T`` worth trying: Lyapunov forms of the middle of the sector, and a diagonal one."""
+    # Imported here, since it takes a fifth of a second, and most commands prove nothing.
+    from scipy import linalg
+
     middle = step.F + step.G @ (step.V / 2)
     if step.D is not None:
         inner = np.linalg.solve(np.eye(len(step.D)) - step.D / 2, step.V)
@@ -245,37 +247,36 @@ def _best_multiplier(
         before: The metric of differences before the map; None for the identity.
         after: The metric of differences after it; None for the identity.
     """
-    outer = G if after is None else after @ G
+    inequality = _MatrixInequality(F, G, V, D, before, after)
+    outer = inequality.neuron_part
     smallest = norm_upper_bound(outer) ** 2
     # No multiplier below half of it proves anything, unless neurons read one another.
     floor = 0.5 if D is None else 0.0
 
     def factor(exponent: float) -> float:
-        value = _factor(F, G, V, D, before, after, smallest * (floor + math.exp(exponent)))
+        value = inequality.factor(smallest * (floor + math.exp(exponent)))
         # Too small a multiplier proves nothing; the search is to go on among larger ones.
         return value if math.isfinite(value) else 1e30 * (10 - exponent)
 
     if not smallest:
-        return _factor(F, G, V, D, before, after, 1.0), 1.0
-    best: Any = optimize.minimize_scalar(factor, bounds=(-7, 9), method="bounded", options={"xatol": 0.02})
-    best_factor = float(best.fun) if best.fun < 1e30 else math.inf
-    searched = best_factor, smallest * (floor + math.exp(float(best.x)))
+        return inequality.factor(1.0), 1.0
+    best = minimize_bounded(factor, -7.0, 9.0, tolerance=0.02)
+    best_factor = best.value if best.value < 1e30 else math.inf
+    searched = best_factor, smallest * (floor + math.exp(best.x))
     # Where V is a multiple of F^T P G, as of a gradient step, one multiplier cancels them: no search comes as close.
-    cross = (F if after is None else after @ F).T @ outer
+    cross = inequality.state_part.T @ outer
     squares = float((V * V).sum())
     cancelling = -float((cross * V.T).sum()) / max(squares, EPSILON)
     # Where V is next to nothing, the multiplier that makes both its terms alike lies beyond what is searched.
     balancing = float(np.linalg.norm(cross)) / math.sqrt(squares) if squares > 1e-24 * smallest else 1e12 * smallest
     multipliers = [multiplier for multiplier in (cancelling, balancing) if multiplier > smallest * floor]
-    return min(
-        [searched, *((_factor(F, G, V, D, before, after, multiplier), multiplier) for multiplier in multipliers)]
-    )
+    return min([searched, *((inequality.factor(multiplier), multiplier) for multiplier in multipliers)])
 
 
-def _factor(
-    F: Matrix, G: Matrix, V: Matrix, D: Matrix | None, before: Matrix | None, after: Matrix | None, multiplier: float
-) -> float:
-    """Return the least ``r`` of the matrix inequality for one multiplier, by its Schur complement.
+class _MatrixInequality:
+    """The matrix inequality of a step, for which a search tries many multipliers ``l`` of ``L = l I``.
+
+    Whatever does not depend on the multiplier is computed once, above all the singular values of the metrics.
 
     Args:
         F: As :func:`_best_multiplier` takes it, as all others.
@@ -284,29 +285,44 @@ def _factor(
         D: See ``F``.
         before: See ``F``.
         after: See ``F``.
-        multiplier: ``l`` of ``L = l I``.
     """
-    Y, X = (F, G) if after is None else (after @ F, after @ G)
-    corner = 2 * multiplier * np.eye(G.shape[1]) - X.T @ X
-    if D is not None:
-        corner = corner - multiplier * (D + D.T)
-    side = Y.T @ X + multiplier * V.T
-    values, vectors = np.linalg.eigh((corner + corner.T) / 2)
-    # The smallest eigenvalue less its error: of the product X^T X, and of the terms of the multiplier.
-    multiplier_terms = 2 + (0 if D is None else norm_upper_bound(D))
-    lowest = float(values[0]) - rounding_error_bound(X, X) - 8 * len(corner) * EPSILON * multiplier * multiplier_terms
-    if lowest <= 0:
-        return math.inf
-    # With every eigenvalue of the corner lowered by what rounding can have done, the complement only grows.
-    half = (side @ vectors) / np.sqrt(values - (float(values[0]) - lowest))
-    stacked: Matrix = np.concatenate([Y, half.T])
-    if before is not None:
-        stacked = stacked @ np.linalg.inv(before)
-    side_error = rounding_error_bound(Y, X) + multiplier * rounding_error_bound(V)
-    inverse_norm = 1.0 if before is None else _inverse_norm_upper_bound(before)
-    error = rounding_error_bound(stacked) + 2 * side_error / math.sqrt(lowest) * inverse_norm
-    inverse_factor = 1.0 if before is None else _inverse_error_factor(before)
-    return float(np.linalg.norm(stacked, 2)) * inverse_factor + error
+
+    def __init__(
+        self, F: Matrix, G: Matrix, V: Matrix, D: Matrix | None, before: Matrix | None, after: Matrix | None
+    ) -> None:
+        self.state_part, self.neuron_part = (F, G) if after is None else (after @ F, after @ G)
+        self._neurons, self._inner = V, D
+        self._gram = self.neuron_part.T @ self.neuron_part
+        self._cross = self.state_part.T @ self.neuron_part
+        self._gram_error = rounding_error_bound(self.neuron_part, self.neuron_part)
+        self._cross_error = rounding_error_bound(self.state_part, self.neuron_part)
+        self._neurons_error = rounding_error_bound(V)
+        # Of the terms of the multiplier.
+        self._multiplier_terms = 2 + (0 if D is None else norm_upper_bound(D))
+        self._inverse = None if before is None else np.linalg.inv(before)
+        self._inverse_norm = 1.0 if before is None else _inverse_norm_upper_bound(before)
+        self._inverse_factor = 1.0 if before is None else _inverse_error_factor(before)
+
+    def factor(self, multiplier: float) -> float:
+        """Return the least ``r`` for one multiplier, by the Schur complement; infinity if it proves nothing."""
+        corner = 2 * multiplier * np.eye(len(self._gram)) - self._gram
+        if self._inner is not None:
+            corner = corner - multiplier * (self._inner + self._inner.T)
+        side = self._cross + multiplier * self._neurons.T
+        values, vectors = np.linalg.eigh((corner + corner.T) / 2)
+        # The smallest eigenvalue less its error: of the product X^T X, and of the terms of the multiplier.
+        error_of_multiplier = 8 * len(corner) * EPSILON * multiplier * self._multiplier_terms
+        lowest = float(values[0]) - self._gram_error - error_of_multiplier
+        if lowest <= 0:
+            return math.inf
+        # With every eigenvalue of the corner lowered by what rounding can have done, the complement only grows.
+        half = (side @ vectors) / np.sqrt(values - (float(values[0]) - lowest))
+        stacked: Matrix = np.concatenate([self.state_part, half.T])
+        if self._inverse is not None:
+            stacked = stacked @ self._inverse
+        side_error = self._cross_error + multiplier * self._neurons_error
+        error = rounding_error_bound(stacked) + 2 * side_error / math.sqrt(lowest) * self._inverse_norm
+        return float(np.linalg.norm(stacked, 2)) * self._inverse_factor + error
 
 
 def _inverse_norm_upper_bound(matrix: Matrix) -> float:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from stablernn.bounds.minimize import minimize_bounded
 from stablernn.cells import cached_weights
 from stablernn.data.arrays import Samples
 from stablernn.data.types import SequenceSplit
@@ -55,9 +55,8 @@ def fit_temperature(model: Classifier, split: SequenceSplit) -> dict[str, Any]:
     def negative_log_posterior(log_temperature: float) -> float:
         return len(split) * loss(log_temperature) + 0.5 * log_temperature**2
 
-    bounds = (-np.log(_MAX_TEMPERATURE), np.log(_MAX_TEMPERATURE))
-    result: Any = minimize_scalar(negative_log_posterior, bounds=bounds, method="bounded", options={"xatol": 1e-4})
-    temperature = float(np.exp(result.x))
+    limit = float(np.log(_MAX_TEMPERATURE))
+    temperature = float(np.exp(minimize_bounded(negative_log_posterior, -limit, limit, tolerance=1e-4).x))
     model.temperature.fill_(temperature)
     return {
         "temperature": temperature,
