@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from stablernn.data.named.places import DataFile, presence
 from stablernn.errors import unknown
 
 CELLS = Path(__file__).parent / "cells" / "catalog.json"
@@ -50,6 +49,9 @@ def list_dataset_facts(pattern: str = "*") -> list[dict[str, Any]]:
 
 
 def _with_presence(row: dict[str, Any]) -> dict[str, Any]:
+    # Imported here: the facts about cells do not need it.
+    from stablernn.data.named.places import DataFile, presence
+
     # These three are for the search below; "files" is replaced by plain names.
     facts = {key: value for key, value in row.items() if key not in ("bundled", "files", "folders")}
     files = [DataFile(file["name"], also=tuple(file["also"]), packed=file["packed"]) for file in row["files"]]

@@ -1,4 +1,4 @@
-"""The app: global options, the commands, and the reporting of errors."""
+"""The app: global options, and the reporting of errors."""
 
 from __future__ import annotations
 
@@ -9,57 +9,18 @@ from typing import Annotated
 
 import typer
 
-from stablernn_cli.commands import (
-    cells,
-    certify,
-    data,
-    dockerize,
-    doctor,
-    evaluate,
-    export,
-    plot,
-    predict,
-    quickstart,
-    registry,
-    registry_policy,
-    reproduce,
-    serve,
-    train,
-)
+from stablernn_cli.commands import CommandGroup
 from stablernn_cli.errors import FAILED, INTERRUPTED, Reported, exit_code_of
 from stablernn_cli.output import Globals
-from stablernn_cli.usage import help_text, usage_sentence
-
-MAIN_JOB = "The main job"
-LOOKING = "Looking around"
+from stablernn_cli.usage import usage_sentence
 
 app = typer.Typer(
     name="stablernn",
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.command("train", rich_help_panel=MAIN_JOB)(train.train)
-app.command("eval", rich_help_panel=MAIN_JOB)(evaluate.evaluate)
-app.command("export", rich_help_panel=MAIN_JOB)(export.export)
-app.command("certify", rich_help_panel=MAIN_JOB)(certify.certify)
-app.command("predict", rich_help_panel=MAIN_JOB)(predict.predict)
-app.command("plot", rich_help_panel=MAIN_JOB)(plot.plot)
-app.command("serve", rich_help_panel=MAIN_JOB)(serve.serve)
-app.command("dockerize", rich_help_panel=MAIN_JOB)(dockerize.dockerize)
-app.add_typer(registry.app, name="registry", rich_help_panel=MAIN_JOB)
-app.add_typer(cells.app, name="cells", rich_help_panel=LOOKING)
-app.add_typer(data.app, name="data", rich_help_panel=LOOKING)
-app.add_typer(reproduce.app, name="reproduce", rich_help_panel=LOOKING)
-app.command("doctor", rich_help_panel=LOOKING)(doctor.doctor)
-app.command("quickstart", rich_help_panel=LOOKING)(quickstart.quickstart)
-
-# Typer would print the line breaks of the docstrings; the commands of `registry policy` are a group of their own.
-for group in (app, registry.app, registry_policy.app, cells.app, data.app, reproduce.app):
-    for command in group.registered_commands:
-        if command.callback is not None:
-            command.help = help_text(command.callback)
 
 
 def _print_version(is_requested: bool) -> None:

@@ -1,5 +1,8 @@
 """Trained models on disk: immutable versions, aliases with a history, every byte covered by a hash.
 
+Public names are imported when they are first used (PEP 562), so that a list of models does not wait for what checks or
+describes them.
+
 >>> from stablernn_registry import Registry
 >>> registry = Registry("models")                              # doctest: +SKIP
 >>> registry.publish("digits", {"step.onnx": "out/step.onnx"}, fields)  # doctest: +SKIP
@@ -8,29 +11,33 @@
 
 from __future__ import annotations
 
-from stablernn_registry.checks import CheckResult
-from stablernn_registry.documents.card import model_card
-from stablernn_registry.documents.manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
-from stablernn_registry.documents.reports import RobustnessReport
-from stablernn_registry.documents.signature import GraphSignature, Signature, StateSignature, TensorSignature
-from stablernn_registry.errors import (
-    AliasError,
-    GateRefused,
-    IntegrityError,
-    ManifestError,
-    PolicyError,
-    RefError,
-    RegistryError,
-    StorageError,
-    UnknownRefError,
-)
-from stablernn_registry.log import AliasEntry, LogEntry, PublishEntry, RecordEntry
-from stablernn_registry.model_version import ModelInfo, Record, Version
-from stablernn_registry.policy import MetricRule, Policy, PolicyEntry, PolicyRules
-from stablernn_registry.promotion import Check
-from stablernn_registry.refs import Ref, parse_ref
-from stablernn_registry.registry import Registry
-from stablernn_registry.verify import VerifyReport
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stablernn_registry.checks import CheckResult
+    from stablernn_registry.documents.card import model_card
+    from stablernn_registry.documents.manifest import CalendarPeriod, FileEntry, Manifest, ManifestFields
+    from stablernn_registry.documents.reports import RobustnessReport
+    from stablernn_registry.documents.signature import GraphSignature, Signature, StateSignature, TensorSignature
+    from stablernn_registry.errors import (
+        AliasError,
+        GateRefused,
+        IntegrityError,
+        ManifestError,
+        PolicyError,
+        RefError,
+        RegistryError,
+        StorageError,
+        UnknownRefError,
+    )
+    from stablernn_registry.log import AliasEntry, LogEntry, PublishEntry, RecordEntry
+    from stablernn_registry.model_version import ModelInfo, Record, Version
+    from stablernn_registry.policy import MetricRule, Policy, PolicyEntry, PolicyRules
+    from stablernn_registry.promotion import Check
+    from stablernn_registry.refs import Ref, parse_ref
+    from stablernn_registry.registry import Registry
+    from stablernn_registry.verify import VerifyReport
 
 __all__ = [
     "AliasEntry",
@@ -70,3 +77,55 @@ __all__ = [
     "model_card",
     "parse_ref",
 ]
+
+_MODULES = {
+    "AliasEntry": "log",
+    "AliasError": "errors",
+    "CalendarPeriod": "documents.manifest",
+    "Check": "promotion",
+    "CheckResult": "checks",
+    "FileEntry": "documents.manifest",
+    "GateRefused": "errors",
+    "GraphSignature": "documents.signature",
+    "IntegrityError": "errors",
+    "LogEntry": "log",
+    "Manifest": "documents.manifest",
+    "ManifestError": "errors",
+    "ManifestFields": "documents.manifest",
+    "MetricRule": "policy",
+    "ModelInfo": "model_version",
+    "Policy": "policy",
+    "PolicyEntry": "policy",
+    "PolicyError": "errors",
+    "PolicyRules": "policy",
+    "PublishEntry": "log",
+    "Record": "model_version",
+    "RecordEntry": "log",
+    "Ref": "refs",
+    "RefError": "errors",
+    "Registry": "registry",
+    "RegistryError": "errors",
+    "RobustnessReport": "documents.reports",
+    "Signature": "documents.signature",
+    "StateSignature": "documents.signature",
+    "StorageError": "errors",
+    "TensorSignature": "documents.signature",
+    "UnknownRefError": "errors",
+    "VerifyReport": "verify",
+    "Version": "model_version",
+    "model_card": "documents.card",
+    "parse_ref": "refs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    # Python calls this function only for names that are not in the namespace: once for each.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

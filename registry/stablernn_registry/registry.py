@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
@@ -47,7 +48,9 @@ from stablernn_registry.refs import (
     parse_ref,
 )
 from stablernn_registry.storage import ENVIRONMENT_VARIABLE, Storage, check_sources, stage_files
-from stablernn_registry.verify import Verifier, VerifyReport
+
+if TYPE_CHECKING:
+    from stablernn_registry.verify import VerifyReport
 
 
 class Registry:
@@ -422,6 +425,9 @@ class Registry:
             RefError: If the reference is malformed.
             UnknownRefError: If there is no such model, version or alias.
         """
+        # Imported here, since most commands verify nothing.
+        from stablernn_registry.verify import Verifier, VerifyReport
+
         ref = parse_ref(ref) if isinstance(ref, str) else ref
         verifier = Verifier(self._storage.layout)
         # A folder that is not a registry is a mistake of the user and raises; a damaged registry.json is a finding.

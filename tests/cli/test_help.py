@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from cli_helpers import Workplace, run_alone
+from stablernn_cli.commands import ENTRIES
 from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, evaluation, readme, render, serving
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
@@ -62,6 +63,22 @@ LEAVES = dict(leaves())
 
 def test_every_command_of_the_contract_is_there() -> None:
     assert set(LEAVES) == COMMANDS
+
+
+def test_the_list_of_commands_shows_the_first_line_of_each_help() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    summaries = {name: command.help.splitlines()[0] for name, command in commands.items()}
+    assert summaries == {entry.name: entry.summary for entry in ENTRIES}
+
+
+def test_the_list_of_commands_imports_no_command() -> None:
+    code = (
+        "import sys; from stablernn_cli.main import run; run(['--help']); print(sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'stablernn_cli.main'" in done.stderr
+    assert "stablernn_cli.commands." not in done.stderr
+    assert "train" in done.stdout
 
 
 @pytest.mark.parametrize(

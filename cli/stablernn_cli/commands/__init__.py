@@ -1,3 +1,91 @@
-"""Commands, one file each. Heavy imports are made when a command runs, so that `stablernn --help` stays fast."""
+"""The commands by name, each imported when it is used: the list of commands waits for none of them."""
 
 from __future__ import annotations
+
+import importlib
+from collections import UserDict
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from stablernn_cli.usage import help_text
+
+MAIN_JOB = "The main job"
+LOOKING = "Looking around"
+
+
+class Entry(NamedTuple):
+    """A command as the list of commands shows it."""
+
+    name: str
+    panel: str
+    summary: str
+    """First line of its help, which its docstring repeats; a test compares them."""
+    module: str
+    """Module of this package."""
+    attribute: str = "app"
+    """Function of the command, or Typer app of a group of commands."""
+
+    def load(self) -> Any:
+        """Return the command, with its options and its help."""
+        target = getattr(importlib.import_module(f"{__name__}.{self.module}"), self.attribute)
+        app = target
+        if not isinstance(target, typer.Typer):
+            app = typer.Typer(add_completion=False)
+            app.command(self.name)(target)
+        _format_help_texts(app)
+        command = typer.main.get_command(app)
+        command.name = self.name
+        return command
+
+
+ENTRIES = (
+    Entry("train", MAIN_JOB, "Train a model", "train", "train"),
+    Entry("eval", MAIN_JOB, "Score a run or a registry version", "evaluate", "evaluate"),
+    Entry("export", MAIN_JOB, "Export a run into the registry", "export", "export"),
+    Entry("certify", MAIN_JOB, "Compute a model's stability certificate", "certify", "certify"),
+    Entry("predict", MAIN_JOB, "Classify or forecast a file", "predict", "predict"),
+    Entry("plot", MAIN_JOB, "Draw a forecast, scores or the curves of a run", "plot", "plot"),
+    Entry("serve", MAIN_JOB, "Serve models over REST", "serve", "serve"),
+    Entry("dockerize", MAIN_JOB, "Write the build context of a container image", "dockerize", "dockerize"),
+    Entry("doctor", LOOKING, "Check versions, devices and folders", "doctor", "doctor"),
+    Entry("quickstart", LOOKING, "Go from data to a served model", "quickstart", "quickstart"),
+    Entry("registry", MAIN_JOB, "Manage trained models: versions, aliases, integrity", "registry"),
+    Entry("cells", LOOKING, "Look up the cells that can be trained", "cells"),
+    Entry("data", LOOKING, "Look up named datasets, check data", "data"),
+    Entry("reproduce", LOOKING, "Train published tables again", "reproduce"),
+)
+
+
+class CommandGroup(TyperGroup):
+    """The group of all commands, each of which is imported when it is looked up."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _LoadedCommands({entry.name: entry for entry in ENTRIES})
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        # The page shows names and summaries, for which the commands themselves are not needed.
+        summaries = [TyperCommand(entry.name, help=entry.summary, rich_help_panel=entry.panel) for entry in ENTRIES]
+        TyperGroup(name=self.name, commands=summaries, help=self.help, params=self.params).format_help(ctx, formatter)
+
+
+class _LoadedCommands(UserDict[str, Any]):
+    """Commands by name, loaded from their entries when they are first read."""
+
+    def __getitem__(self, name: str) -> Any:
+        command = super().__getitem__(name)
+        if isinstance(command, Entry):
+            command = self.data[name] = command.load()
+        return command
+
+
+def _format_help_texts(app: typer.Typer) -> None:
+    """Put each paragraph of the commands' help on one line: Typer would print the line breaks of the docstrings."""
+    for command in app.registered_commands:
+        if command.callback is not None:
+            command.help = help_text(command.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _format_help_texts(group.typer_instance)

@@ -12,7 +12,7 @@ from stablernn_cli.output import Output
 LIST_FACTS = ("key", "title", "paper", "year", "guarantee", "family", "exports")
 """Facts about each cell in the JSON document of the list."""
 
-app = typer.Typer(help="Look up the cells that can be trained", no_args_is_help=True)
+app = typer.Typer(help="Look up the cells that can be trained", no_args_is_help=True, add_completion=False)
 
 
 @app.command("list")

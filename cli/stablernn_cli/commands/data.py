@@ -25,7 +25,7 @@ LIST_FACTS = (
 )
 """Facts about each dataset in the JSON document of the list."""
 
-app = typer.Typer(help="Look up named datasets, check data", no_args_is_help=True)
+app = typer.Typer(help="Look up named datasets, check data", no_args_is_help=True, add_completion=False)
 
 
 @app.command("list")

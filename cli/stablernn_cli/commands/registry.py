@@ -18,7 +18,9 @@ from stablernn_cli.records import record_document
 if TYPE_CHECKING:
     from stablernn_registry import AliasEntry, LogEntry, Record, Registry, Version
 
-app = typer.Typer(help="Manage trained models: versions, aliases, integrity", no_args_is_help=True)
+app = typer.Typer(
+    help="Manage trained models: versions, aliases, integrity", no_args_is_help=True, add_completion=False
+)
 app.add_typer(registry_policy.app, name="policy")
 
 WhyOption = Annotated[str | None, typer.Option(help="Reason, stored in the model's log.", show_default=False)]

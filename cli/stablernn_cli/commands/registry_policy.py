@@ -16,7 +16,7 @@ from stablernn_cli.output import Output, figure
 if TYPE_CHECKING:
     from stablernn_registry import Policy, PolicyEntry, PolicyRules
 
-app = typer.Typer(help="Set rules for what an alias may point to", no_args_is_help=True)
+app = typer.Typer(help="Set rules for what an alias may point to", no_args_is_help=True, add_completion=False)
 
 logger = logging.getLogger(__name__)
 

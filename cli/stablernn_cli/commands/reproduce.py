@@ -12,7 +12,7 @@ from stablernn_cli.errors import UsageError
 from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output
 
-app = typer.Typer(help="Train published tables again", no_args_is_help=True)
+app = typer.Typer(help="Train published tables again", no_args_is_help=True, add_completion=False)
 
 # Same as in stablernn.reproduce.published_tables, whose import is too slow for a program that only prints its help.
 TABLES = {

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import filelock
+from typing import TYPE_CHECKING
 
 from stablernn_registry import log
 from stablernn_registry.disk import atomic_io, plain_files
 from stablernn_registry.disk.layout import MARKER, Layout
 from stablernn_registry.errors import IntegrityError, StorageError
+
+if TYPE_CHECKING:
+    import filelock
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,9 @@ class Writer:
     @contextmanager
     def lock(self, target: WriteTarget) -> Iterator[None]:
         """Hold the lock of a target."""
+        # Imported here, since readers take no lock.
+        import filelock
+
         self.exists()
         root = self.layout.root
         with atomic_io.translate_os_errors(f"lock {target.label}", root):
