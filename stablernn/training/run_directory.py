@@ -46,7 +46,8 @@ class RunDirectory:
 
     def record(self, line: dict[str, Any]) -> None:
         # The whole file is replaced in one move: a kill while a line is appended would leave half of it.
-        self._write_records([*self.records(), to_json_types(line)])
+        before = self.metrics.read_bytes() if self.metrics.exists() else b""
+        write_bytes(self.metrics, before + _encode([to_json_types(line)]))
 
     def records(self) -> list[dict[str, Any]]:
         """Return the lines of ``metrics.jsonl``."""
@@ -57,10 +58,11 @@ class RunDirectory:
     def drop_records_after(self, epoch: int) -> None:
         """Remove the lines of epochs that a resumed run trains again."""
         if self.metrics.exists():
-            self._write_records([line for line in self.records() if line["epoch"] <= epoch])
+            write_bytes(self.metrics, _encode([line for line in self.records() if line["epoch"] <= epoch]))
 
-    def _write_records(self, records: list[dict[str, Any]]) -> None:
-        write_bytes(self.metrics, "".join(json.dumps(record) + "\n" for record in records).encode())
+
+def _encode(records: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
 def new_directory(dataset: str, cell: str) -> Path:

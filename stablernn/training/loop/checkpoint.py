@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablernn.atomic_files import to_json_types, write_bytes, write_json
+from stablernn.atomic_files import write_bytes, write_json
 from stablernn.errors import CheckpointError
 
 FORMAT = "stablernn-checkpoint-1"
@@ -53,7 +53,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     # One entry only: safetensors writes several in an order that changes from process to process.
     write_bytes(path, save(tensors, {FORMAT: json.dumps(checkpoint.state)}))
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    write_json(path.with_suffix(".json"), {"format": FORMAT, **to_json_types(checkpoint.state), "tensors": shapes})
+    write_json(path.with_suffix(".json"), {"format": FORMAT, **checkpoint.state, "tensors": shapes})
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -81,6 +81,7 @@ class ForecastTask(Task):
 
     def __init__(self, data: ForecastData) -> None:
         self._data = data
+        self._scorers: dict[tuple[str, tuple[float, ...]], ForecastScorer] = {}
 
     @property
     def data(self) -> ForecastData:
@@ -256,7 +257,14 @@ class ForecastTask(Task):
         return ForecastObjective("mase" if len(self.data.series) > 1 else "mae")
 
     def validation_scorer(self, config: Config) -> Scorer:
-        return ForecastScorer(self.data, "validation", quantiles=config.task.quantiles)
+        return self._scorer("validation", config)
+
+    def _scorer(self, split: str, config: Config) -> ForecastScorer:
+        """Return the scorer of a split, whose naive forecasts are computed once for a run."""
+        key = split, tuple(config.task.quantiles or ())
+        if key not in self._scorers:
+            self._scorers[key] = ForecastScorer(self.data, split, quantiles=key[1])
+        return self._scorers[key]
 
     def calibration_reference(self, model: SequenceModel) -> Tensor | None:
         """Return the weights of the linear skip before training; None where there is no skip."""
@@ -281,7 +289,7 @@ class ForecastTask(Task):
         levels = config.task.quantiles or ()
         metrics: dict[str, Scores] = {}
         for split in ("validation", "test"):
-            scorer = ForecastScorer(self.data, split, quantiles=levels)
+            scorer = self._scorer(split, config)
             if not scorer.samples:
                 continue
             outputs = predict(predictor, scorer.source)
