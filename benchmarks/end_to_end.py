@@ -41,16 +41,16 @@ CELL = "antisymmetric"
 ROUNDS, SHORT_ROUNDS, COMMAND_ROUNDS = 5, 2, 11
 SERIES, STEPS_OF_A_TABLE = 10, 20
 FIRST_STEP = """
-import os, time
+import os
 from stablernn.training import load_config, train
 
 def report(progress):
-    print(time.process_time(), flush=True)
+    # Without the end of the interpreter, which takes some tenths of a second with torch.
     os._exit(0)
 
 train(load_config(None, ["data.source=digits", "model.cell=antisymmetric"]), run_dir={folder!r}, progress=report)
 """
-BUILD_OPTIMIZER = "import torch; torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))])"
+BUILD_OPTIMIZER = "import os, torch; torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))]); os._exit(0)"
 LISTS = ("cells list", "data list", "registry list", "reproduce list")
 
 Commands = dict[str, Callable[[Path], list[str]]]

@@ -179,7 +179,7 @@ def plot_reliability(path: Path, table: dict[str, Array], *, ece: float, title: 
     _style(below, "")
     below.bar(middle, table["samples"], width=0.92 / bins, color=GREY, linewidth=0)
     below.set_ylabel("samples")
-    _integer_ticks(below.yaxis, most=3)
+    _integer_ticks(below.yaxis, max_ticks=3)
     below.set_xlabel("probability of the predicted class")
     below.set_xlim(0, 1)
     _save(figure, path)
@@ -285,10 +285,10 @@ def _epochs_axis(axes: Axes) -> None:
     _integer_ticks(axes.xaxis)
 
 
-def _integer_ticks(axis: Axis, most: int = 10) -> None:
+def _integer_ticks(axis: Axis, max_ticks: int = 10) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
+    axis.set_major_locator(MaxNLocator(nbins=max_ticks, integer=True))
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -30,6 +30,29 @@ def test_the_library_loads_torch_only_when_it_is_used(package: str) -> None:
     assert run_python(f"import {package}, sys; print('torch' in sys.modules)") == "False"
 
 
+def test_training_loads_neither_scipy_nor_matplotlib_before_they_are_used() -> None:
+    code = "import stablernn.training.train_model, sys; print({'scipy', 'matplotlib', 'torch'} & sys.modules.keys())"
+    assert run_python(code) == "{'torch'}"
+
+
+def test_the_names_of_the_registry_are_imported_when_they_are_used() -> None:
+    code = (
+        "import stablernn_registry as registry, sys; before = 'stablernn_registry.registry' in sys.modules; "
+        "names = {name: getattr(registry, name) for name in registry.__all__}; "
+        "print(before, set(names) <= set(dir(registry)), names['Registry'] is registry.registry.Registry, "
+        "hasattr(registry, 'Regsitry'))"
+    )
+    assert run_python(code) == "False True True False"
+
+
+def test_listing_models_loads_neither_the_lock_nor_the_verifier(tmp_path: Path) -> None:
+    code = (
+        f"import sys; from stablernn_registry import Registry; Registry({str(tmp_path)!r}).list(); "
+        "print({'filelock', 'stablernn_registry.verify', 'stablernn_registry.documents.card'} & sys.modules.keys())"
+    )
+    assert run_python(code) == "set()"
+
+
 def test_reading_a_table_loads_no_torch(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_text("ds,y\n" + "".join(f"{step},{step % 7}\n" for step in range(60)))

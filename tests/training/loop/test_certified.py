@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cli_helpers import NO_PLOTS, Workplace
-from stablernn.certificates.certificate import certify
+from stablernn.certificates.certificate import certify, prove
 from stablernn.certificates.projection import BY_CONSTRUCTION
 from stablernn.errors import InterruptedRun, TrainingError
+from stablernn.nn.models import Classifier
 from stablernn.training import Progress, load_config, load_run, train
 from stablernn.training.loop import certificate_log
 from stablernn.training.loop.certificate_log import StabilityLog, check_certified, is_due
@@ -183,3 +185,19 @@ def test_a_slow_certificate_is_the_last_one(place: Workplace, monkeypatch: pytes
     assert found["skipped"] == "later epochs are not certified, since this took more than 0 s"
     assert found["contraction_rate"] == certify(model).rate
     assert log.entry(2) == {}
+
+
+def test_the_certificate_of_the_same_weights_is_computed_once(place: Workplace) -> None:
+    trained(place, "rnn", "once", *NO_PLOTS)
+    model = load_run(place.path("once")).model
+    assert isinstance(model, Classifier)
+    log = StabilityLog(model, each=True)
+    first = log.prove()
+    # What calibration sets is no weight of a certificate.
+    model.temperature.fill_(3.0)
+    assert log.prove() is first
+    with torch.no_grad():
+        model.rnn.cells[0].weight_ih.mul_(1.5)
+    second = log.prove()
+    assert second is not first
+    assert second.document() == prove(model, stored=False).document()
