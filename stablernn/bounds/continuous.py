@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from stablernn.bounds.linalg import (
     smallest_singular_value_lower_bound,
 )
 from stablernn.bounds.lure import LureSystem, lure_rate
-from stablernn.bounds.minimize import minimize_bounded
 from stablernn.bounds.step_bound import FLOAT32_EPSILON, Hypothesis, StepBound
 
 
@@ -191,13 +191,18 @@ def _longest_step_by_rows(linear: Matrix, nonlinear: Matrix, weights: Matrix, ma
 
 def _multiplier(linear: Matrix, neurons: Matrix, recurrent: Matrix) -> float:
     """Return the multiplier of the smallest slope of a step of no length."""
+    # Imported here, since it takes a fifth of a second, and most commands prove nothing.
+    from scipy import optimize
 
     def slope(exponent: float) -> float:
         return _slope(linear, neurons, recurrent, 0.0, math.exp(exponent))
 
     # The search is on a logarithmic scale around the ratio of the norms, which balances both factors of the side.
     center = math.log(max(norm_upper_bound(neurons), 1e-12) / max(norm_upper_bound(recurrent), 1e-12))
-    return math.exp(minimize_bounded(slope, center - 6, center + 6, tolerance=0.01).x)
+    best: Any = optimize.minimize_scalar(
+        slope, bounds=(center - 6, center + 6), method="bounded", options={"xatol": 0.01}
+    )
+    return math.exp(float(best.x))
 
 
 def _slope(linear: Matrix, neurons: Matrix, recurrent: Matrix, step: float, multiplier: float) -> float:

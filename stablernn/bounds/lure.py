@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from stablernn.bounds.linalg import (
     row_norm_upper_bound,
     smallest_singular_value_lower_bound,
 )
-from stablernn.bounds.minimize import minimize_bounded
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 
 
@@ -247,6 +247,9 @@ def _best_multiplier(
         before: The metric of differences before the map; None for the identity.
         after: The metric of differences after it; None for the identity.
     """
+    # Imported here, as in `_candidate_metrics`.
+    from scipy import optimize
+
     inequality = _MatrixInequality(F, G, V, D, before, after)
     outer = inequality.neuron_part
     smallest = norm_upper_bound(outer) ** 2
@@ -260,9 +263,9 @@ def _best_multiplier(
 
     if not smallest:
         return inequality.factor(1.0), 1.0
-    best = minimize_bounded(factor, -7.0, 9.0, tolerance=0.02)
-    best_factor = best.value if best.value < 1e30 else math.inf
-    searched = best_factor, smallest * (floor + math.exp(best.x))
+    best: Any = optimize.minimize_scalar(factor, bounds=(-7, 9), method="bounded", options={"xatol": 0.02})
+    best_factor = float(best.fun) if best.fun < 1e30 else math.inf
+    searched = best_factor, smallest * (floor + math.exp(float(best.x)))
     # Where V is a multiple of F^T P G, as of a gradient step, one multiplier cancels them: no search comes as close.
     cross = inequality.state_part.T @ outer
     squares = float((V * V).sum())
