@@ -6,6 +6,7 @@ import copy
 import importlib
 import inspect
 import json
+import logging
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,16 @@ from stablernn._version import __version__
 from stablernn.certificates.certificate import prove
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.export import torchscript
-from stablernn.export.parity import DEFAULT_LENGTHS, check_parity
+from stablernn.export.parity import DEFAULT_LENGTHS, check_bounds, has_equal_bits, measure_parity
 from stablernn.export.scan import sequence_graph, step_graph
-from stablernn.export.step import export_parts, state_names
+from stablernn.export.step import ModelParts, export_parts, state_names
 from stablernn.export.weights import serialize_weights
 from stablernn.nn.models import SequenceModel
 from stablernn.nn.training_calls import warn_of_missing_calls
 
 __all__ = ["FORMATS", "ExportReport", "export"]
+
+logger = logging.getLogger(__name__)
 
 FORMATS = ("onnx", "torchscript")
 MAX_PARITY_STEPS = 1000
@@ -93,14 +96,8 @@ def export(
     # A copy, because tracing needs the CPU, float32 and evaluation mode, and the caller's model must not change.
     frozen = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     parts = export_parts(frozen)
-    graphs = {
-        "step.onnx": step_graph(parts).SerializeToString(),
-        "sequence.onnx": sequence_graph(parts).SerializeToString(),
-    }
     scripted = torchscript.script(frozen) if "torchscript" in formats else None
-    parity = check_parity(
-        frozen, graphs["step.onnx"], graphs["sequence.onnx"], scripted, lengths=parity_lengths(steps or 1)
-    )
+    graphs, parity = _build_graphs(frozen, parts, scripted, parity_lengths(steps or 1))
     certificate = prove(frozen).document()
     signature = model_signature(frozen)
 
@@ -122,6 +119,30 @@ def export(
     # The matrices of the norms are large and only needed to check the proof.
     summary = {key: value for key, value in certificate.items() if key != "metrics"}
     return ExportReport(files, signature, parity, summary)
+
+
+def _build_graphs(
+    model: SequenceModel, parts: ModelParts, scripted: Any | None, lengths: Sequence[int]
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return both graphs and their parity report.
+
+    Raises:
+        ParityError: If the outputs of a graph differ from those of the model.
+    """
+    step = step_graph(parts).SerializeToString()
+    for is_reduced in (True, False):
+        sequence = sequence_graph(parts, is_reduced=is_reduced).SerializeToString()
+        report = measure_parity(model, step, sequence, scripted, lengths=lengths)
+        report["reduced_scan"] = is_reduced
+        if has_equal_bits(report):
+            break
+        if is_reduced:
+            logger.warning(
+                "The Scan of sequence.onnx keeps all nodes of a step, because one with fewer nodes does not give the "
+                "bits of a stream on this machine."
+            )
+    check_bounds(report)
+    return {"step.onnx": step, "sequence.onnx": sequence}, report
 
 
 def parity_lengths(longest: int) -> list[int]:

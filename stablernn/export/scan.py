@@ -12,11 +12,14 @@ run a second Scan without these nodes, for which the file contains a small recur
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import onnx
 from onnx import TensorProto, compose, helper
 
+from stablernn.export.input_products import MAX_ROWS_NAME, InputProducts
 from stablernn.export.input_stage import GraphFragment
+from stablernn.export.residual_steps import scale_states
 from stablernn.export.step import ModelParts
 
 IR_VERSION = 10
@@ -53,21 +56,34 @@ def step_graph(parts: ModelParts) -> onnx.ModelProto:
     return _build_model(graph, parts)
 
 
-def sequence_graph(parts: ModelParts) -> onnx.ModelProto:
+def sequence_graph(parts: ModelParts, *, is_reduced: bool = True) -> onnx.ModelProto:
     """Build ``sequence.onnx``: inputs ``x[, dt], lengths, state_0, ..[, static, future]``; outputs as of a step.
 
     Outputs are those after the last valid step or, if every step has an output, those after each step, with a time
     axis. Steps from ``lengths`` on are padding, over which every state is kept. If a step takes a patch of samples, the
     samples of a patch after the end of a sequence are missing or, with ``end_aligned``, those before its beginning.
     Batches have at least one sequence, of at least one step.
+
+    Args:
+        parts: From :func:`~stablernn.export.step.export_parts`.
+        is_reduced: Whether the Scan may have fewer nodes than a step: states divided by a step size that is a power of
+            two, and products of the inputs in front of it. Both leave the bits of a step as they are, on every machine
+            on which a row of a product does not depend on the number of rows.
     """
+    # An output at every step reads the state inside the body, where multiplying it again would take the saved node.
+    if is_reduced and not parts.every_step:
+        recurrence, scales = scale_states(parts.recurrence)
+        parts = replace(parts, recurrence=recurrence, state_scales=scales)
     stride = _patch_stride(parts.step_inputs[0])
     prologue, constants, sequences = _patch_prologue(parts, stride) if stride else _sample_prologue(parts)
     step_outputs = list(parts.emission.graph.output) if parts.every_step else []
     tail = onnx.GraphProto()
     if not parts.every_step:
         tail = _emission_graph(parts, {name: f"{name}_out" for name in parts.states})
-    results = [*(f"{name}_out" for name in _layer_states(parts)), *(value.name for value in step_outputs)]
+    results = [
+        *(f"{name}_out{_scaled_suffix(parts, name)}" for name in _layer_states(parts)),
+        *(value.name for value in step_outputs),
+    ]
     if parts.recurrence.ByteSize() > MAX_DUPLICATED_BYTES:
         scan_nodes = [_scan_node(parts, sequences, results, is_padded=True)]
     else:
@@ -80,9 +96,10 @@ def sequence_graph(parts: ModelParts) -> onnx.ModelProto:
                 ["padded"],
                 results,
                 then_branch=_scan_branch(parts, sequences, results, is_padded=True),
-                else_branch=_scan_branch(parts, sequences, results, is_padded=False),
+                else_branch=_unpadded_branch(parts, sequences, results, is_reduced=is_reduced),
             ),
         ]
+    before, after, factors = _scaling_nodes(parts)
     inputs = [
         *(_with_time_axis(value, is_patched=stride > 0) for value in parts.step_inputs),
         helper.make_tensor_value_info("lengths", TensorProto.INT64, ["batch"]),
@@ -90,24 +107,48 @@ def sequence_graph(parts: ModelParts) -> onnx.ModelProto:
         *_known_inputs(parts),
     ]
     outputs = [*map(_with_time_axis, step_outputs), *tail.output, *_state_outputs(parts)]
-    nodes = [*prologue, *scan_nodes, *tail.node]
-    graph = helper.make_graph(nodes, "sequence", inputs, outputs, [*constants, *tail.initializer])
+    nodes = [*prologue, *before, *scan_nodes, *after, *tail.node]
+    graph = helper.make_graph(nodes, "sequence", inputs, outputs, [*constants, *factors, *tail.initializer])
     return _build_model(graph, parts)
 
 
+def _scaled_suffix(parts: ModelParts, state: str) -> str:
+    """Return the end of the name of a state inside the Scan."""
+    return ".scaled" if state in parts.state_scales else ""
+
+
+def _scaling_nodes(parts: ModelParts) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Build the nodes that scale states in front of the Scan and behind it, and their constants."""
+    before, after, constants = [], [], []
+    for name, scale in parts.state_scales.items():
+        constants.append(helper.make_tensor(f"{name}.scale", TensorProto.FLOAT, [], [scale]))
+        constants.append(helper.make_tensor(f"{name}.inverse_scale", TensorProto.FLOAT, [], [1 / scale]))
+        before.append(helper.make_node("Mul", [name, f"{name}.inverse_scale"], [f"{name}.scaled"]))
+        after.append(helper.make_node("Mul", [f"{name}_out.scaled", f"{name}.scale"], [f"{name}_out"]))
+    return before, after, constants
+
+
 def _scan_node(
-    parts: ModelParts, sequences: Sequence[str], results: Sequence[str], *, is_padded: bool
+    parts: ModelParts, sequences: Sequence[str], results: Sequence[str], *, is_padded: bool, time_first: int = 0
 ) -> onnx.NodeProto:
-    """Build the Scan over all steps of a batch, with or without padding after the shorter sequences."""
+    """Build the Scan over all steps of a batch, with or without padding after the shorter sequences.
+
+    Args:
+        parts: The parts of the model.
+        sequences: Names of the values to scan.
+        results: Names of the results.
+        is_padded: Whether a mask of the valid steps is scanned, too.
+        time_first: How many of the values, the last ones, have the axis over time in front of that over the batch.
+    """
     scan_inputs = [*sequences, *(["valid_steps"] if is_padded else [])]
     names = _layer_states(parts)
     scan = helper.make_node(
         "Scan",
-        [*names, *scan_inputs],
+        [*(f"{name}{_scaled_suffix(parts, name)}" for name in names), *scan_inputs],
         results,
         body=_scan_body(parts, is_padded=is_padded),
         num_scan_inputs=len(scan_inputs),
-        scan_input_axes=[1] * len(scan_inputs),
+        scan_input_axes=[1] * (len(scan_inputs) - time_first) + [0] * time_first,
     )
     # The states come first; any other results are outputs at every step, which get their time axis after the batch
     # axis.
@@ -122,12 +163,55 @@ def _scan_branch(
     """Build the Scan as a branch of an ``If``, which reads its inputs from the surrounding graph."""
     name = "padded" if is_padded else "whole"
     scan = _scan_node(parts, sequences, [f"{name}.{result}" for result in results], is_padded=is_padded)
+    return helper.make_graph([scan], name, [], _branch_outputs(parts, scan))
+
+
+def _unpadded_branch(
+    parts: ModelParts, sequences: Sequence[str], results: Sequence[str], *, is_reduced: bool
+) -> onnx.GraphProto:
+    """Build the branch for batches without padding, which are short or long if it is reduced."""
+    whole = _scan_branch(parts, sequences, results, is_padded=False)
+    # Without an input stage, the recurrence reads raw samples.
+    products = None
+    if is_reduced and parts.input_stage is not None:
+        products = InputProducts.from_recurrence(parts.recurrence, sequences[0])
+    if products is None:
+        return whole
+    scanned = [*(sequences if products.reads_x else sequences[1:]), *products.names]
+    short_parts = replace(parts, recurrence=products.recurrence)
+    scan = _scan_node(
+        short_parts,
+        scanned,
+        [f"short.{result}" for result in results],
+        is_padded=False,
+        time_first=len(products.names),
+    )
+    short = helper.make_graph(
+        [*products.nodes, scan], "short", [], _branch_outputs(short_parts, scan), products.constants
+    )
+    outputs = _branch_outputs(parts, scan)
+    for output, result in zip(outputs, results, strict=True):
+        output.name = f"unpadded.{result}"
+    nodes = [
+        helper.make_node("Shape", [sequences[0]], ["unpadded.axes"], start=0, end=2),
+        helper.make_node("ReduceProd", ["unpadded.axes"], ["unpadded.rows"], keepdims=0),
+        helper.make_node("LessOrEqual", ["unpadded.rows", MAX_ROWS_NAME], ["unpadded.is_short"]),
+        helper.make_node(
+            "If", ["unpadded.is_short"], [output.name for output in outputs], then_branch=short, else_branch=whole
+        ),
+    ]
+    max_rows = helper.make_tensor(MAX_ROWS_NAME, TensorProto.INT64, [], [products.max_rows])
+    return helper.make_graph(nodes, "unpadded", [], outputs, [max_rows])
+
+
+def _branch_outputs(parts: ModelParts, scan: onnx.NodeProto) -> list[onnx.ValueInfoProto]:
+    """Return the results of a Scan as the outputs of a branch."""
     body = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
     count = len(_layer_states(parts))
     outputs = [*map(_copy, body.output[:count]), *map(_with_time_axis, body.output[count:])]
     for output, name_in_scan in zip(outputs, scan.output, strict=True):
         output.name = name_in_scan
-    return helper.make_graph([scan], name, [], outputs)
+    return outputs
 
 
 def _patch_stride(x: onnx.ValueInfoProto) -> int:

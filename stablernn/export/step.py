@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stablernn.errors import ExportError
 from stablernn.export.fuse_gemm import fuse_sums
 from stablernn.export.input_stage import InputStage
+from stablernn.export.residual_steps import split_linear_terms
 from stablernn.nn.models import SequenceModel
 
 OPSET = 20
@@ -33,6 +34,8 @@ class ModelParts:
         emission: Inputs ``state_0, ..[, static, future]``, outputs the model's ``output_names``.
         every_step: Whether a sequence has outputs at every step.
         end_aligned: Whether patches are aligned to the end of a sequence, so that its last patch is complete.
+        state_scales: The factor between a state and the value that the recurrence carries for it, by name; states that
+            it carries as they are have none.
     """
 
     step_inputs: list[onnx.ValueInfoProto]
@@ -42,6 +45,7 @@ class ModelParts:
     emission: onnx.ModelProto
     every_step: bool
     end_aligned: bool
+    state_scales: Mapping[str, float] = field(default_factory=dict)
 
 
 class Transition(nn.Module):
@@ -163,7 +167,7 @@ def export_parts(model: SequenceModel) -> ModelParts:
         step_inputs,
         names,
         input_stage,
-        fuse_sums(recurrence),
+        fuse_sums(split_linear_terms(recurrence)),
         emission,
         model.every_step,
         model.patches.end_aligned,

@@ -128,7 +128,7 @@ def test_an_emission_that_reads_another_state_fails_parity() -> None:
     """The sequence answers from the state before each step: every answer is compared, not only the last state."""
     model = predictor("gru", **SHAPES["tokens"])
     step, sequence = graphs(model)
-    for body in scan_bodies(sequence):
+    for body in scan_bodies(sequence).values():
         before = body.input[0].name
         written = {body.output[0].name, "transition.state_0_out"}
         for node in body.node:

@@ -234,7 +234,7 @@ def _external_initializer(model: onnx.ModelProto) -> None:
 
 
 def _external_in_the_scan_body(model: onnx.ModelProto) -> None:
-    body = scan_bodies(model)[0]
+    body = scan_bodies(model)["whole"]
     body.node.append(helper.make_node("Constant", [], ["k"], value=_external(onnx.TensorProto(dims=[1], data_type=1))))
 
 

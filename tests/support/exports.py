@@ -12,6 +12,7 @@ import json
 import pickle
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -110,13 +111,20 @@ def exported(model: SequenceModel, folder: Path | str) -> ExportReport:
     return ExportReport(files, stored["signature"], stored["parity"], stored["certificate"])
 
 
-def scan_bodies(model: onnx.ModelProto) -> list[onnx.GraphProto]:
-    """The two bodies of a sequence graph that hold its recurrence: for batches without padding, and with it."""
-    branches = [
-        attribute.g for node in model.graph.node if node.op_type == "If" for attribute in node.attribute if attribute.g
-    ]
-    scans = [node for branch in branches for node in branch.node if node.op_type == "Scan"]
-    bodies = [attribute.g for scan in scans for attribute in scan.attribute if attribute.name == "body"]
-    transitions = sorted((body for body in bodies if body.name == "transition"), key=lambda body: len(body.input))
-    assert len(transitions) == 2
-    return transitions
+def scan_bodies(model: onnx.ModelProto) -> dict[str, onnx.GraphProto]:
+    """The bodies of a sequence graph that hold its recurrence: ``whole``, ``padded`` and, in some, ``short``."""
+    bodies = {}
+    for branch in _branches(model.graph):
+        for node in branch.node:
+            if node.op_type == "Scan" and branch.name in ("short", "whole", "padded"):
+                bodies[branch.name] = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+    assert {"whole", "padded"} <= bodies.keys()
+    return bodies
+
+
+def _branches(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "If":
+                yield attribute.g
+                yield from _branches(attribute.g)
