@@ -1,10 +1,13 @@
-"""Fusion of a matrix product and a following sum into one ONNX node, which makes a step one node shorter."""
+"""Fewer ONNX nodes for the same numbers: sums that a matrix product takes along, and nodes that change nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import onnx
+from onnx import helper, numpy_helper
+
+from stablernn.export.residual_steps import drop_unused_constants
 
 
 def fuse_sums(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -45,6 +48,65 @@ def fuse_sums(model: onnx.ModelProto) -> onnx.ModelProto:
     del graph.node[:]
     graph.node.extend(remaining_nodes)
     return model
+
+
+def drop_identities(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Remove nodes whose output is their input: a split into one part, and an axis that is added and taken away.
+
+    The exporter leaves them where a model has one member. Returns the same model; a graph with control flow is not
+    changed.
+    """
+    graph = model.graph
+    if any(attribute.HasField("g") or attribute.graphs for node in graph.node for attribute in node.attribute):
+        return model
+    # Values that are the same as others, by name. Inputs of the graph keep their names, and so do outputs.
+    names: dict[str, str] = {}
+    outputs = {value.name for value in graph.output}
+    fixed_names = outputs | {value.name for value in [*graph.input, *graph.initializer]}
+    producers = {name: node for node in graph.node for name in node.output}
+    uses = Counter(name for node in graph.node for name in node.input)
+    dropped: list[onnx.NodeProto] = []
+    for node in graph.node:
+        source, nodes = _identity_source(node, producers, {tensor.name: tensor for tensor in graph.initializer})
+        if source is None or any(uses[name] > 1 for inner in nodes[1:] for name in inner.output):
+            continue
+        if node.output[0] in outputs:
+            if source in fixed_names or uses[source] > 1:
+                continue
+            names[source] = node.output[0]
+        else:
+            names[node.output[0]] = source
+        dropped += nodes
+    remaining_nodes = [node for node in graph.node if node not in dropped]
+    for node in remaining_nodes:
+        node.input[:] = [_resolve(names, name) for name in node.input]
+        node.output[:] = [_resolve(names, name) for name in node.output]
+    del graph.node[:]
+    graph.node.extend(remaining_nodes)
+    drop_unused_constants(graph)
+    return model
+
+
+def _identity_source(
+    node: onnx.NodeProto, producers: dict[str, onnx.NodeProto], constants: dict[str, onnx.TensorProto]
+) -> tuple[str | None, list[onnx.NodeProto]]:
+    """Return the value that a node passes on, and the nodes that do nothing else; no value if it computes something."""
+    if node.op_type == "Split" and len(node.output) == 1:
+        return node.input[0], [node]
+    inner = producers.get(node.input[0]) if node.op_type == "Gather" else None
+    if inner is None or inner.op_type != "Unsqueeze" or not {inner.input[1], node.input[1]} <= constants.keys():
+        return None, []
+    axes = numpy_helper.to_array(constants[inner.input[1]]).tolist()
+    index = numpy_helper.to_array(constants[node.input[1]])
+    axis = next((helper.get_attribute_value(item) for item in node.attribute if item.name == "axis"), 0)
+    is_identity = axes == [axis] and index.shape == () and int(index) == 0
+    return (inner.input[0], [node, inner]) if is_identity else (None, [])
+
+
+def _resolve(names: dict[str, str], name: str) -> str:
+    while name in names:
+        name = names[name]
+    return name
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int | str] | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stablernn.errors import ExportError
-from stablernn.export.fuse_gemm import fuse_sums
+from stablernn.export.fuse_gemm import drop_identities, fuse_sums
 from stablernn.export.input_stage import InputStage
 from stablernn.export.residual_steps import split_linear_terms
 from stablernn.nn.models import SequenceModel
@@ -168,7 +168,7 @@ def export_parts(model: SequenceModel) -> ModelParts:
         names,
         input_stage,
         fuse_sums(split_linear_terms(recurrence)),
-        emission,
+        drop_identities(emission),
         model.every_step,
         model.patches.end_aligned,
     )

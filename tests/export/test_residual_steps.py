@@ -12,12 +12,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import stablernn as srn
 from exports import scan_bodies
 from model_helpers import mark_fitted
 from stablernn.errors import ParityError
+from stablernn.export.fuse_gemm import drop_identities
 from stablernn.export.input_products import MAX_ELEMENTS, MAX_STEP_NODES
 from stablernn.export.parity import check_parity, open_session
 from stablernn.export.residual_steps import scale_states
@@ -184,3 +185,32 @@ def _spoil(body: onnx.GraphProto) -> None:
     weight = next(tensor for tensor in body.initializer if "weight_0_0" in tensor.name)
     values = numpy_helper.to_array(weight) * np.float32(1 + 2.0**-22)
     weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+
+
+def test_nodes_that_change_nothing_are_left_out() -> None:
+    parts = export_parts(classifier("rnn"))
+    assert [node.op_type for node in parts.emission.graph.node] == ["Gemm", "Softmax"]
+    assert [value.name for value in parts.emission.graph.output] == ["logits", "probabilities"]
+    # With two members, the split and the axis are of use.
+    nodes = [node.op_type for node in export_parts(classifier("rnn", members=2)).emission.graph.node]
+    assert nodes.count("Unsqueeze") == 2
+    assert nodes.count("Split") == 1
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("axes", [[0], [1]])
+def test_an_axis_is_dropped_only_where_it_was_added(index: int, axes: list[int]) -> None:
+    """``Gather(Unsqueeze(x))`` along axis 1 is x only if that is the new axis, and its only entry is taken."""
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["value"]),
+        helper.make_node("Unsqueeze", ["value", "axes"], ["deeper"]),
+        helper.make_node("Gather", ["deeper", "index"], ["y"], axis=1),
+    ]
+    constants = [numpy_helper.from_array(np.array(axes), "axes"), numpy_helper.from_array(np.array(index), "index")]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "y"))
+    model = helper.make_model(helper.make_graph(nodes, "axis", [x], [y], constants))
+    is_dropped = [node.op_type for node in drop_identities(model).graph.node] == ["Tanh"]
+    assert is_dropped == (index == 0 and axes == [1])
+    if is_dropped:
+        assert model.graph.node[0].output[0] == "y"
+        assert not model.graph.initializer
