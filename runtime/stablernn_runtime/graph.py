@@ -14,6 +14,7 @@ from stablernn_registry import GraphSignature, StateSignature
 from stablernn_runtime.engines.session import RUNTIME_ERRORS, Session
 from stablernn_runtime.errors import NotReadyError
 from stablernn_runtime.state_guard import StateGuard
+from stablernn_runtime.step_buffers import MAX_ROWS, StepBuffers, create_pool, run_options
 
 Array = NDArray[Any]
 
@@ -28,9 +29,7 @@ class CancellationToken:
 
     def __init__(self) -> None:
         self.is_set = False
-        self.options = ort.RunOptions()
-        # ONNX Runtime would log every run that is ended as an error.
-        self.options.log_severity_level = 4
+        self.options: ort.RunOptions = run_options()
 
     def set(self) -> None:
         """End the run that has :attr:`options`, and every later one."""
@@ -55,7 +54,13 @@ class Graph:
     """
 
     def __init__(
-        self, signature: GraphSignature, session: Session, states: Sequence[StateSignature], guard: StateGuard, ref: str
+        self,
+        signature: GraphSignature,
+        session: Session,
+        states: Sequence[StateSignature],
+        guard: StateGuard,
+        ref: str,
+        device: str = "cpu",
     ) -> None:
         self.signature = signature
         self.inputs = {tensor.name: tensor for tensor in signature.inputs}
@@ -67,6 +72,7 @@ class Graph:
         self.guarded = {state.output: state.input for state in states if state.input in guard.balls}
         self.ref = ref
         self.last_run = time.monotonic()
+        self._buffers = create_pool(session, signature, states, device)
 
     def run(
         self, feeds: Mapping[str, Array], names: Sequence[str], cancellation: CancellationToken | None
@@ -83,20 +89,51 @@ class Graph:
             RUNTIME_ERRORS: If it fails.
         """
         names = [*names, *(name for name in self.guarded if name not in names)]
+        options = None if cancellation is None else cancellation.options
         # Before the run: a model that is running is in use.
         self.last_run = time.monotonic()
-        options = None if cancellation is None else cancellation.options
         try:
             values: Sequence[Any] = self.session.run(names, feeds, options)
         except RUNTIME_ERRORS as error:
-            # ONNX Runtime reports a run that was ended as a failed one.
-            if cancellation is not None and cancellation.is_set:
-                raise NotReadyError(
-                    "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
-                ) from error
+            _raise_if_ended(error, cancellation)
             raise
         # Sessions return values only, in the order of the names.
         return dict(zip(names, values, strict=True))
+
+    def take_buffers(self, rows: int) -> StepBuffers | None:
+        """Return buffers for steps of ``rows`` streams, which nobody else uses until :meth:`put_back` is called.
+
+        None where the graph takes whole sequences, the engine cannot bind buffers, or the streams are too many for them
+        to save time.
+        """
+        return None if self._buffers is None or rows > MAX_ROWS else self._buffers.take(rows)
+
+    def put_back(self, buffers: StepBuffers) -> None:
+        """Let other runs use buffers; those of a run that failed are dropped instead."""
+        assert self._buffers is not None
+        self._buffers.put_back(buffers)
+
+    def run_buffers(self, buffers: StepBuffers, cancellation: CancellationToken | None) -> None:
+        """Run one step from the inputs and states in ``buffers``, and leave its results there.
+
+        Raises:
+            NotReadyError: If the run was ended.
+            RUNTIME_ERRORS: If it fails.
+        """
+        self.last_run = time.monotonic()
+        try:
+            buffers.run(None if cancellation is None else cancellation.options)
+        except RUNTIME_ERRORS as error:
+            _raise_if_ended(error, cancellation)
+            raise
+
+
+def _raise_if_ended(error: Exception, cancellation: CancellationToken | None) -> None:
+    """Raise the error of a run that was ended, which ONNX Runtime reports as a failed one."""
+    if cancellation is not None and cancellation.is_set:
+        raise NotReadyError(
+            "The inference was ended: the server is shutting down, or nobody waits for the answer any more."
+        ) from error
 
 
 def count_row_elements(sequence: Graph, horizon: int) -> tuple[int, int]:

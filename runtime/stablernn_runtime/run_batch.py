@@ -6,7 +6,8 @@ Rows do not influence each other: on one CPU thread each gets the bits that it w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from stablernn_registry import TensorSignature
 from stablernn_runtime.errors import InputError
 from stablernn_runtime.graph import CancellationToken, Graph
+from stablernn_runtime.step_buffers import StepBuffers
 from stablernn_runtime.validation import COVARIATES
 
 Array = NDArray[Any]
@@ -136,56 +138,137 @@ def run_steps(
         if name not in states
     ]
     names = list(dict.fromkeys(name for batch_item in sorted_items for name in batch_item.names))
-    fetched = [*names, *(name for name in graph.state_outputs if name not in names)]
-    # By step, the wanted outputs of the rows that have it. Of a long stream whose last step alone is wanted, the others
-    # would only fill the memory.
-    history: dict[int, dict[str, Array]] = {}
+    # Of a long stream whose last step alone is wanted, the others would only fill the memory.
     wanted_steps = (
         range(steps)
         if any(batch_item.every for batch_item in sorted_items)
         else {batch_item.time - 1 for batch_item in sorted_items}
     )
-    violations: dict[str, Array] = {}
-    # By row, the first output of its that was not finite.
-    broken: dict[int, str] = {}
-    for step in range(steps):
-        active = rows if step == 0 else sum(batch_item.rows for batch_item in sorted_items if batch_item.time > step)
-        feeds = {name: value[:active, step] for name, value in inputs}
-        feeds |= {name: value[:active] for name, value in states.items()}
-        # A slice over steps is not contiguous, as the runtime needs its inputs to be.
-        values = graph.run({name: np.ascontiguousarray(v) for name, v in feeds.items()}, fetched, cancellation)
-        next_states = {state.input: values[state.output] for state in graph.states}
-        if graph.guarded:
-            for name, is_violated in graph.guard.find_violations(next_states, graph.ref).items():
-                violations.setdefault(name, np.zeros(rows, bool))[:active] |= is_violated
-        for name, value in values.items():
-            finite = _finite_rows(value)
-            if finite is not None:
-                for row in np.flatnonzero(~finite):
-                    broken.setdefault(int(row), name)
-        if active == rows:
-            states = next_states
-        else:
-            # The streams that have ended keep their last state.
-            for name, value in next_states.items():
-                states[name] = np.concatenate([value, states[name][active:]])
-        if step in wanted_steps:
-            history[step] = {name: values[name] for name in names}
+    record = _StepRecord(graph, rows, names, wanted_steps)
+    # Buffers have a fixed number of rows, so they are for streams that all end with the last step.
+    buffers = graph.take_buffers(rows) if sorted_items[-1].time == steps else None
+    if buffers is not None:
+        states = _advance_in_buffers(graph, buffers, record, inputs, states, steps, cancellation)
+        # Not after an error: ONNX Runtime does not say what a run that failed leaves behind.
+        graph.put_back(buffers)
+    else:
+        active_rows = [
+            sum(batch_item.rows for batch_item in sorted_items if batch_item.time > step) for step in range(steps)
+        ]
+        states = _advance(graph, record, inputs, states, active_rows, cancellation)
     results: list[BatchResult | InputError] = [BatchResult({})] * len(items)
     offset = 0
     for index, batch_item in zip(order, sorted_items, strict=True):
         span = slice(offset, offset + batch_item.rows)
         offset += batch_item.rows
-        bad = next((row for row in sorted(broken) if span.start <= row < span.stop), None)
+        bad = next((row for row in sorted(record.broken) if span.start <= row < span.stop), None)
         if bad is not None:
-            results[index] = _not_finite(graph, broken[bad], bad - span.start)
+            results[index] = _not_finite(graph, record.broken[bad], bad - span.start)
             continue
         results[index] = BatchResult(
-            _collect_outputs(history, batch_item, span),
+            _collect_outputs(record.history, batch_item, span),
             {name: value[span] for name, value in states.items()},
-            {name for name, is_violated in violations.items() if is_violated[span].any()},
+            {name for name, is_violated in record.violations.items() if is_violated[span].any()},
         )
     return results
+
+
+class _StepRecord:
+    """The results of several steps of streams, as they are computed.
+
+    Attributes:
+        history: By step, the wanted outputs of the rows that have it.
+        violations: By the name of a state, the rows of which it left its ball.
+        broken: By row, the first output of its that was not finite.
+    """
+
+    def __init__(self, graph: Graph, rows: int, names: Sequence[str], wanted_steps: Container[int]) -> None:
+        self.names = names
+        self.history: dict[int, dict[str, Array]] = {}
+        self.violations: dict[str, Array] = {}
+        self.broken: dict[int, str] = {}
+        self._graph = graph
+        self._rows = rows
+        self._wanted_steps = wanted_steps
+
+    def add(self, step: int, values: Mapping[str, Array], next_states: Mapping[str, Array], *, copy: bool) -> None:
+        """Check and keep the results of a step.
+
+        Args:
+            step: Number of the step.
+            values: Outputs by name, of the streams that have this step, states included.
+            next_states: The states among them, by the names of the inputs that they feed.
+            copy: Whether the arrays will be overwritten.
+        """
+        if self._graph.guarded:
+            for name, is_violated in self._graph.guard.find_violations(next_states, self._graph.ref).items():
+                self.violations.setdefault(name, np.zeros(self._rows, bool))[: len(is_violated)] |= is_violated
+        for name, value in values.items():
+            finite = _finite_rows(value)
+            if finite is not None:
+                for row in np.flatnonzero(~finite):
+                    self.broken.setdefault(int(row), name)
+        if step in self._wanted_steps:
+            self.history[step] = {name: values[name].copy() if copy else values[name] for name in self.names}
+
+
+def _advance(
+    graph: Graph,
+    record: _StepRecord,
+    inputs: Sequence[tuple[str, Array]],
+    states: Mapping[str, Array],
+    active_rows: Sequence[int],
+    cancellation: CancellationToken | None,
+) -> dict[str, Array]:
+    """Run the steps of streams and return their last states.
+
+    Args:
+        graph: The graph over one step.
+        record: Takes the results.
+        inputs: ``(rows, steps, ...)``, by name.
+        states: By the names of the inputs.
+        active_rows: For each step, how many streams have it; they are the first rows.
+        cancellation: Ends a run from another thread.
+    """
+    fetched = [*record.names, *(name for name in graph.state_outputs if name not in record.names)]
+    last_states = dict(states)
+    rows = active_rows[0]
+    for step, active in enumerate(active_rows):
+        feeds = {name: value[:active, step] for name, value in inputs}
+        feeds |= {name: value[:active] for name, value in last_states.items()}
+        # A slice over steps is not contiguous, as the runtime needs its inputs to be.
+        values = graph.run({name: np.ascontiguousarray(v) for name, v in feeds.items()}, fetched, cancellation)
+        next_states = {state.input: values[state.output] for state in graph.states}
+        record.add(step, values, next_states, copy=False)
+        if active == rows:
+            last_states = next_states
+        else:
+            # The streams that have ended keep their last state.
+            for name, value in next_states.items():
+                last_states[name] = np.concatenate([value, last_states[name][active:]])
+    return last_states
+
+
+def _advance_in_buffers(
+    graph: Graph,
+    buffers: StepBuffers,
+    record: _StepRecord,
+    inputs: Sequence[tuple[str, Array]],
+    states: Mapping[str, Array],
+    steps: int,
+    cancellation: CancellationToken | None,
+) -> dict[str, Array]:
+    """Run the steps of streams in buffers, as :func:`_advance`; all streams have every step."""
+    buffers.set_states(states)
+    sources = [(buffers.inputs[name], value) for name, value in inputs]
+    for step in range(steps):
+        for buffer, value in sources:
+            buffer[...] = value[:, step]
+        graph.run_buffers(buffers, cancellation)
+        next_states = buffers.states
+        values = {**buffers.outputs, **{state.output: next_states[state.input] for state in graph.states}}
+        record.add(step, values, next_states, copy=True)
+    return {name: value.copy() for name, value in buffers.states.items()}
 
 
 def _collect_outputs(history: dict[int, dict[str, Array]], batch_item: BatchItem, span: slice) -> dict[str, Array]:
@@ -207,6 +290,9 @@ def _not_finite(graph: Graph, name: str, row: int) -> InputError:
 def _finite_rows(value: Array) -> Array | None:
     """Return which rows hold finite numbers only; None where all do, which is the usual case and cheaper to see."""
     if value.dtype.kind != "f":
+        return None
+    # A sum of squares is finite only if all numbers are, and several times faster to compute than to look at each.
+    if math.isfinite(np.vdot(value, value)):
         return None
     is_finite: Array = np.asarray(np.isfinite(value))
     if is_finite.all():

@@ -100,7 +100,7 @@ class ServedModel:
         except ValueError as error:
             raise self._refusal(str(error)) from error
         self.sequence = Graph(signature.sequence, graphs.sequence, self.states, self.guard, self.ref)
-        self.step = Graph(signature.step, graphs.step, self.states, self.guard, self.ref)
+        self.step = Graph(signature.step, graphs.step, self.states, self.guard, self.ref, device=self.placement.device)
         shape = self.step.inputs[self.input_name].shape
         # Steps of a model of patches are (batch, stride, features).
         self.patch_stride: int = int(shape[1]) if self.input_name == "x" and len(shape) == 3 else 1

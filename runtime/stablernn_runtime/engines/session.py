@@ -25,7 +25,7 @@ from stablernn_runtime.errors import DeviceError, ModelLoadError
 
 
 class EngineFailure(RuntimeError):
-    """A run of an engine other than ONNX Runtime that failed, or was cancelled before it began."""
+    """A run that failed in an engine other than ONNX Runtime or with bound buffers, or was cancelled early."""
 
 
 # The exceptions of ONNX Runtime's binding share no base below `Exception`.
