@@ -1,4 +1,4 @@
-"""Time of a training step by engine, beside the limit and the peers, in one process.
+"""Time of a training step by engine, of inference and of one streamed step, beside the limit and the peers.
 
     python benchmarks/speed.py --short         # one row a table, 3 minutes
     python benchmarks/speed.py                 # the whole grid; goes on where it was stopped
@@ -12,6 +12,11 @@ the time of its matrix products alone, at their own shapes and without anything 
 time step, and one product for the gradient of K; twice that for a cell with two matrices. Denormal numbers are
 flushed to zero for everybody: with them the backward pass of nn.LSTM is several times slower, that of the cells here
 is not.
+
+The tables ``inference`` are whole sequences through ``sequence.onnx``, with the runtime's settings, and the tables
+``step`` a thousand steps of one stream through ``step.onnx``, so that their milliseconds are microseconds of a step.
+Their limit is the products of the forward pass. JAX runs in a process of its own, between the other rows of each
+round; ``STABLERNN_BENCH_JAX`` names its folder where it is not installed.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from speed_inference import Times, inference_table, step_table
 from torch import Tensor, nn
 
 import stablernn as srn
@@ -38,6 +44,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
 PAGE = ROOT / "docs" / "speed.md"
 CLASSES = 10
 ROUNDS = 9
+INFERENCE_ROUNDS = 15
+"""A run takes a few milliseconds, so that a slow moment of the machine weighs more."""
 MATRICES = {"lipschitz": 2, "lipschitz_rk2": 4}
 """Matrix products with the state in a step, where there is more than one."""
 
@@ -170,24 +178,52 @@ def tables(short: bool) -> Iterator[Table]:
     for cell in ("antisymmetric",) if short else ("antisymmetric", "lipschitz"):
         sizes = {"cell": cell, "batch": 128, "time_steps": 784, "hidden": 128}
         yield f"lengths {cell} B=128 T=784 N=128", sizes, lengths_table
+    yield from inference_tables(short)
     if not short:
         for cell in srn.list_cells():
             sizes = {"cell": cell, "batch": 32, "time_steps": 128, "hidden": 64}
             yield f"cells {cell} B=32 T=128 N=64", sizes, train_table
 
 
-def measure(rows: dict[str, Step], rounds: int) -> dict[str, dict[str, float]]:
-    """Return the median times of each row in milliseconds, and the median and quartiles of its ratio to the limit."""
+def inference_tables(short: bool) -> Iterator[Table]:
+    """Yield the tables of inference: with the cells' own step sizes, and with one that is a power of two."""
+    cells: tuple[tuple[str, float | None], ...] = (("antisymmetric", None),)
+    if not short:
+        cells = (*cells, ("antisymmetric", 0.25), ("lipschitz", None), ("lipschitz", 0.3))
+    for cell, step_size in cells:
+        label = cell if step_size is None else f"{cell} step_size={step_size}"
+        sizes = {"cell": cell, "hidden": 128, "matrices": MATRICES.get(cell, 1), "step_size": step_size}
+        for batch in (1,) if short else (1, 32, 128):
+            name = f"inference {label} B={batch} T=784 N=128"
+            yield name, {**sizes, "batch": batch, "time_steps": 784}, inference_table
+        yield f"step {label} B=1 N=128", sizes, step_table
+
+
+def measure(rows: dict[str, Step], rounds: int, *, is_warmed: bool = False) -> dict[str, dict[str, float]]:
+    """Return the median times of each row in milliseconds, and the median and quartiles of its ratio to the limit.
+
+    Args:
+        rows: By name, with one of the name ``limit``.
+        rounds: How often each row is timed.
+        is_warmed: Whether each row runs once before it is timed: a run of a millisecond depends on what the row before
+            it left in the caches.
+    """
     for step in rows.values():
         step()
     cpu: dict[str, list[float]] = {name: [] for name in rows}
     wall: dict[str, list[float]] = {name: [] for name in rows}
     for _ in range(rounds):
         for name, step in rows.items():
+            if is_warmed:
+                step()
             started, started_cpu = time.perf_counter(), time.process_time()
-            step()
-            wall[name].append(1e3 * (time.perf_counter() - started))
-            cpu[name].append(1e3 * (time.process_time() - started_cpu))
+            result = step()
+            times = Times(1e3 * (time.perf_counter() - started), 1e3 * (time.process_time() - started_cpu))
+            if isinstance(result, Times):
+                # Of a row in another process.
+                times = result
+            wall[name].append(times.wall_ms)
+            cpu[name].append(times.cpu_ms)
     result = {}
     for name, times in cpu.items():
         ratios = [value / reference for value, reference in zip(times, cpu["limit"], strict=True)]
@@ -212,6 +248,7 @@ def conditions() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "denormals": "flushed",
         "rounds": ROUNDS,
+        "inference_rounds": INFERENCE_ROUNDS,
     }
 
 
@@ -222,8 +259,10 @@ def run(short: bool, only: str | None) -> None:
         if (only and not name.startswith(only)) or (not only and name in stored["tables"]):
             continue
         torch.manual_seed(0)
-        stored["tables"][name] = {"sizes": sizes, "rows": measure(make(**sizes), ROUNDS)}
-        print(name, file=sys.stderr)
+        is_inference = name.startswith(("inference", "step"))
+        rounds = INFERENCE_ROUNDS if is_inference else ROUNDS
+        stored["tables"][name] = {"sizes": sizes, "rows": measure(make(**sizes), rounds, is_warmed=is_inference)}
+        print(name, file=sys.stderr, flush=True)
         for row, figures in stored["tables"][name]["rows"].items():
             print(f"  {row:32}{figures['cpu_ms']:10.1f} ms{figures['ratio']:8.2f}", file=sys.stderr)
         if not short:
@@ -237,7 +276,7 @@ def page() -> str:
     stored = json.loads(RESULTS.read_text())
     facts = stored["conditions"]
     lines = [
-        "# Training speed",
+        "# Speed",
         "",
         "Written by `python benchmarks/speed.py --page` from `benchmarks/results/speed.json`; do not edit. "
         "`python benchmarks/speed.py` measures.",
@@ -245,8 +284,9 @@ def page() -> str:
         *[line.replace("``", "`") for line in (__doc__ or "").strip().split("\n\n", 2)[2].splitlines()],
         "",
         f"{facts['date']}, {facts['machine']}, {facts['cores']} shared cores, {facts['threads']} thread, "
-        f"torch {facts['torch']} ({facts['cpu_capability']}), medians of {facts['rounds']} rounds. A ratio is the "
-        "processor time of a step over that of its limit in the same round; between brackets its quartiles.",
+        f"torch {facts['torch']} ({facts['cpu_capability']}), medians of {facts['rounds']} rounds "
+        f"({facts['inference_rounds']} of inference). A ratio is the processor time of a step over that of its limit "
+        "in the same round; between brackets its quartiles.",
         "",
         "T time steps, B sequences in a minibatch, N units.",
     ]

@@ -98,7 +98,7 @@ def _identity_source(
         return None, []
     axes = numpy_helper.to_array(constants[inner.input[1]]).tolist()
     index = numpy_helper.to_array(constants[node.input[1]])
-    axis = next((helper.get_attribute_value(item) for item in node.attribute if item.name == "axis"), 0)
+    axis = next((helper.get_attribute_value(part) for part in node.attribute if part.name == "axis"), 0)
     is_identity = axes == [axis] and index.shape == () and int(index) == 0
     return (inner.input[0], [node, inner]) if is_identity else (None, [])
 
