@@ -123,19 +123,25 @@ def start_jax(form: Mapping[str, Any], x: Tensor, expected: np.ndarray) -> Step 
     Raises:
         SystemExit: If the states of the process are others.
     """
-    folder = tempfile.mkdtemp()
-    np.savez(Path(folder) / "inputs.npz", x=x.numpy(), expected=expected, compared_steps=COMPARED_STEPS, **form)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     if JAX_FOLDER in os.environ:
         environment["PYTHONPATH"] = os.environ[JAX_FOLDER]
     script = Path(__file__).with_name("speed_jax.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script), folder], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None
-    assert stdout is not None
-    ready = stdout.readline()
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "inputs.npz", x=x.numpy(), expected=expected, compared_steps=COMPARED_STEPS, **form)
+        # It ends when its standard input is closed.
+        process = subprocess.Popen(
+            [sys.executable, str(script), folder],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        # Written once the inputs are read.
+        ready = stdout.readline()
     if not ready:
         print(f"No row of JAX: it is not installed, and {JAX_FOLDER} names no folder with it.", file=sys.stderr)
         return None
