@@ -14,7 +14,7 @@ from stablernn_registry import GraphSignature, StateSignature
 from stablernn_runtime.engines.session import RUNTIME_ERRORS, Session
 from stablernn_runtime.errors import NotReadyError
 from stablernn_runtime.state_guard import StateGuard
-from stablernn_runtime.step_buffers import MAX_ROWS, StepBuffers, create_pool, run_options
+from stablernn_runtime.step_buffers import MAX_ROWS, StepBuffers, create_pool
 
 Array = NDArray[Any]
 
@@ -29,7 +29,7 @@ class CancellationToken:
 
     def __init__(self) -> None:
         self.is_set = False
-        self.options: ort.RunOptions = run_options()
+        self.options = _run_options()
 
     def set(self) -> None:
         """End the run that has :attr:`options`, and every later one."""
@@ -73,6 +73,7 @@ class Graph:
         self.ref = ref
         self.last_run = time.monotonic()
         self._buffers = create_pool(session, signature, states, device)
+        self._run_options = _run_options()
 
     def run(
         self, feeds: Mapping[str, Array], names: Sequence[str], cancellation: CancellationToken | None
@@ -122,10 +123,21 @@ class Graph:
         """
         self.last_run = time.monotonic()
         try:
-            buffers.run(None if cancellation is None else cancellation.options)
+            buffers.run(self._run_options if cancellation is None else cancellation.options)
         except RUNTIME_ERRORS as error:
             _raise_if_ended(error, cancellation)
             raise
+
+
+def _run_options() -> ort.RunOptions:
+    """Return options for a run that can be ended, and whose end is not logged as an error."""
+    options = ort.RunOptions()
+    # ONNX Runtime would log every run that is ended as an error.
+    options.log_severity_level = 4
+    # Captured graphs are a matter of GPUs. Python's binding looks this entry up in every run with bound buffers, and
+    # without it raises and catches an exception, which takes longer than the run.
+    options.add_run_config_entry("gpu_graph_id", "-1")
+    return options
 
 
 def _raise_if_ended(error: Exception, cancellation: CancellationToken | None) -> None:

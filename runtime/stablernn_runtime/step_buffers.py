@@ -51,7 +51,6 @@ class StepBuffers:
         self._states, self._next_states = first, second
         self._output_names = {state.input: state.output for state in states}
         self._binding, self._next_binding = self._bind(first, second), self._bind(second, first)
-        self._default_options = run_options()
 
     @property
     def states(self) -> dict[str, Array]:
@@ -63,17 +62,17 @@ class StepBuffers:
         for name, buffer in self._states.items():
             np.copyto(buffer, states[name])
 
-    def run(self, options: ort.RunOptions | None) -> None:
+    def run(self, options: ort.RunOptions) -> None:
         """Run one step.
 
         Args:
-            options: From :func:`run_options`, to end the run from another thread; None if nothing ends it.
+            options: Options of the run, which may end it from another thread.
 
         Raises:
             EngineFailure: If the run fails, or ``options`` end it; the buffers then hold nothing of use.
         """
         try:
-            self._session.run_with_iobinding(self._binding, self._default_options if options is None else options)
+            self._session.run_with_iobinding(self._binding, options)
         except RuntimeError as error:
             # Of runs with bound buffers, ONNX Runtime does not translate its status into an exception of its own.
             raise EngineFailure(str(error)) from error
@@ -118,17 +117,6 @@ class StepBufferPool:
     def put_back(self, buffers: StepBuffers) -> None:
         """Let other runs use buffers; those of a run that failed are dropped instead."""
         self._free[buffers.rows].append(buffers)
-
-
-def run_options() -> ort.RunOptions:
-    """Return options for a run that can be ended, and whose end is not logged as an error."""
-    options = ort.RunOptions()
-    # ONNX Runtime would log every run that is ended as an error.
-    options.log_severity_level = 4
-    # Captured graphs are a matter of GPUs. Python's binding looks this entry up in every run with bound buffers, and
-    # without it raises and catches an exception, which takes longer than the run.
-    options.add_run_config_entry("gpu_graph_id", "-1")
-    return options
 
 
 def create_pool(
