@@ -83,7 +83,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.context = context
     routes = [*app.router.routes, *(route for router in ROUTERS for route in router.routes)]
-    app.request_middleware = RequestMiddleware(context, app.framework, routes, INFER_ROUTE)
+    app.request_middleware = app.state.middleware = RequestMiddleware(context, app.framework, routes, INFER_ROUTE)
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(ServerError, _server_error)

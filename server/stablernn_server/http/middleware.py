@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Match
@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Match
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
 from stablernn_server.http.access_log import AccessLog, redact_path
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.asgi import ASGIApplication, Message, Receive, Scope, Send
+from stablernn_server.http.asgi import ASGIApplication, Headers, Message, Receive, Scope, Send
 from stablernn_server.http.origin_policy import OriginPolicy
 from stablernn_server.http.request import SCOPE_KEY, ActiveRequest
 from stablernn_server.http.responses import RawResponse, error_response, refuse_websocket
@@ -49,6 +49,17 @@ class DirectRoute(NamedTuple):
     pattern: re.Pattern[str]
     path: str
     handle: Callable[[AppContext, ActiveRequest, Scope, re.Match[str]], Awaitable[RawResponse]]
+
+
+class Sender(Protocol):
+    """What sends the response to one request, and notes what was sent; see :class:`ResponseSender`."""
+
+    status: int
+    headers: Headers
+    request_id: str
+    sent_bytes: int
+
+    async def send_response(self, response: RawResponse) -> None: ...
 
 
 class RequestMiddleware:
@@ -88,12 +99,32 @@ class RequestMiddleware:
             return self._websocket(scope, receive, send)
         return self._framework(scope, receive, send)
 
+    def match_direct(self, path: str) -> re.Match[str] | None:
+        """Return the match of a path with the route that bypasses the framework, None where it does not match."""
+        return self._direct.pattern.fullmatch(path)
+
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = self._context
         request = ActiveRequest(receive, asyncio.current_task(self._context.loop), time.perf_counter())
-        request.request_id = self._request_id(scope)
         scope[SCOPE_KEY] = request
-        sender = ResponseSender(send, request.request_id)
+        try:
+            await self.answer(scope, request, ResponseSender(send), self.match_direct(scope["path"]))
+        finally:
+            # `receive` references the scope; break the reference cycle, so that a model is freed now.
+            del scope[SCOPE_KEY]
+
+    async def answer(
+        self, scope: Scope, request: ActiveRequest, sender: Sender, match: re.Match[str] | None
+    ) -> None:
+        """Answer an HTTP request, count it and log it.
+
+        Args:
+            scope: The scope of the ASGI call, or as much of it as the direct route reads.
+            request: The request.
+            sender: Sends the response.
+            match: From :meth:`match_direct`; None for a request that goes through the framework.
+        """
+        context = self._context
+        sender.request_id = request.request_id = self._request_id(scope)
         route = ""
         span = None if context.tracing is None else context.tracing.begin(scope["method"], scope["headers"])
         try:
@@ -106,12 +137,11 @@ class RequestMiddleware:
             self._identify(request, scope)
             if scope["method"] in _METHODS_WITH_BODY and scope["path"].startswith(WORK_PATHS):
                 context.admit(request)
-            match = self._direct.pattern.fullmatch(scope["path"])
             if match is not None:
                 route = self._direct.path
                 await sender.send_response(await self._direct.handle(context, request, scope, match))
             else:
-                await self._framework(scope, receive, sender)
+                await self._framework(scope, request.receive, cast("ResponseSender", sender))
                 route = self._route(scope)
         except asyncio.CancelledError:
             # Without a reason somebody else has cancelled the task; with a status the response has begun.
@@ -138,8 +168,6 @@ class RequestMiddleware:
             if span is not None:
                 _end_span(span, request, route, status)
             self._log.log_request(request, scope, status, sender.sent_bytes, seconds)
-            # `receive` references the scope; break the reference cycle, so that a model is freed now.
-            del scope[SCOPE_KEY]
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = ActiveRequest(receive, asyncio.current_task(self._context.loop), time.perf_counter())
@@ -224,22 +252,23 @@ class ResponseSender:
     Attributes:
         status: Status of the response; 0 before it has begun.
         headers: Headers added to every response.
+        request_id: The id that every response carries.
         sent_bytes: Bytes of its body.
     """
 
-    __slots__ = ("_request_id", "_send", "headers", "sent_bytes", "status")
+    __slots__ = ("_send", "headers", "request_id", "sent_bytes", "status")
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._request_id = request_id.encode()
+        self.request_id = ""
         self.status = 0
-        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.headers: Headers = ()
         self.sent_bytes = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self._request_id), *self.headers]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode()), *self.headers]
         elif message["type"] == "http.response.body":
             self.sent_bytes += len(message.get("body", b""))
         await self._send(message)
@@ -249,7 +278,7 @@ class ResponseSender:
         self.status, self.sent_bytes = response.status, len(response.body)
         headers = [
             (b"content-length", b"%d" % len(response.body)),
-            (b"x-request-id", self._request_id),
+            (b"x-request-id", self.request_id.encode()),
             *self.headers,
             *((name.lower().encode(), value.encode()) for name, value in response.headers.items()),
         ]

@@ -12,9 +12,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from stablernn_server.errors import ForbiddenError, SettingsError, cut
-from stablernn_server.http.asgi import Scope
-
-Headers = tuple[tuple[bytes, bytes], ...]
+from stablernn_server.http.asgi import Headers, Scope
 
 METHODS = b"GET, HEAD, POST, DELETE"
 ALLOWED_HEADERS = (

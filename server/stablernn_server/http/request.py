@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
@@ -22,13 +22,21 @@ SCOPE_KEY = "stablernn"
 """Key of the ASGI scope under which the middleware leaves the request for the routes."""
 
 
+class Cancellable(Protocol):
+    """What answers a request: a task, or a coroutine that runs without one."""
+
+    def cancel(self) -> bool: ...
+
+    def uncancel(self) -> int: ...
+
+
 @dataclass(eq=False, slots=True)
 class ActiveRequest:
     """One request or WebSocket from its first byte to its response, with what the access log and the metrics report.
 
     Attributes:
         receive: The receive function of the ASGI call.
-        task: The task that answers it.
+        task: The task, or the like, that answers it.
         arrived_at: When it arrived, on the clock of ``time.perf_counter``.
         request_id: For logs, and for the client.
         identity: Who sent it.
@@ -46,7 +54,7 @@ class ActiveRequest:
     """
 
     receive: Receive
-    task: asyncio.Task[Any] | None
+    task: Cancellable | None
     arrived_at: float
     request_id: str = ""
     identity: Identity = NOBODY

@@ -75,7 +75,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 # Instead of classes: uvicorn only calls them.
-                http=cast("Any", partial(HttpProtocol, **shared)),
+                http=cast("Any", partial(HttpProtocol, middleware=app.state.middleware, **shared)),
                 ws=cast("Any", partial(WebSocketProtocol, **shared)),
                 loop="auto" if sys.platform == "win32" else "uvloop",
                 log_level="warning" if quiet else "info",

@@ -6,6 +6,9 @@ The limits hold before any request reaches the application, and so before any to
 from __future__ import annotations
 
 import asyncio
+import functools
+import re
+import time
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import httptools
@@ -13,19 +16,27 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, ReadTimeoutError, ServerError
+from stablernn_server.http.request import ActiveRequest
 from stablernn_server.http.responses import error_response
 from stablernn_server.http.write_coalescing import CoalescingTransport
 from stablernn_server.transport.connections import Connection, ConnectionTable
+from stablernn_server.transport.direct_exchange import DirectExchange
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
     from stablernn_server.http.app_context import AppContext
+    from stablernn_server.http.asgi import Headers, Scope
+    from stablernn_server.http.middleware import RequestMiddleware
 
 UNREAD_ROUTE = "unread"
 """Route in the metrics of requests that are refused before their path is known."""
 FIELD_OVERHEAD = 4
 """Bytes of ``: `` and the line break of a header field."""
+
+
+is_direct_target = re.compile(rb"/v2/models/[\w.@:~-]+(?:/versions/[\w.-]+)?/infer").fullmatch
+"""Matches targets of requests that bypass ASGI, as clients usually write them; others go the longer way."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -35,13 +46,21 @@ class HttpProtocol(HttpToolsProtocol):
         handshake: The TLS handshake that the connection began with, which is in the table already; None without TLS.
     """
 
-    def __init__(self, *args: Any, context: AppContext, table: ConnectionTable, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        context: AppContext,
+        table: ConnectionTable,
+        middleware: RequestMiddleware,
+        **options: Any,
+    ) -> None:
         """Create the protocol of one connection.
 
         Args:
             args: Positional arguments of uvicorn's protocol.
             context: The application's context.
             table: The table of open connections.
+            middleware: Answers the requests that bypass ASGI.
             options: Keyword arguments of uvicorn's protocol.
         """
         super().__init__(*args, **options)
@@ -65,6 +84,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._active_cycle: RequestResponseCycle | None = None
         # Further input is not read any more; a response may still be on its way.
         self._is_discarding = False
+        # uvicorn's middleware for headers of proxies is an ASGI application: behind a proxy every request is one of ASGI.
+        self._middleware = None if self.config.proxy_headers else middleware
+        # Its head has arrived in the data that is being parsed.
+        self._arriving: DirectExchange | None = None
+        self._has_started = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a new connection, or refuse it if there are too many."""
@@ -89,6 +113,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._table.remove(self)
         self._cancel_head_timer()
         super().connection_lost(exc)
+        # Each of them references the connection.
+        self.pipeline.clear()
         # uvicorn tells only the newest request.
         if self._active_cycle is not None and not self._active_cycle.response_complete:
             self._active_cycle.disconnected = True
@@ -104,7 +130,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._coalescing.discard_input()
             return
         self._unset_keepalive_if_required()
-        self._has_advanced = False
+        self._has_advanced = self._has_started = False
         assert self.parser is not None, "data after the connection was lost"
         try:
             self.parser.feed_data(data)
@@ -118,6 +144,9 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refusal or InputError("The request is not valid HTTP/1.1; correct it and send it again.")
             )
             return
+        finally:
+            # Whether it may be answered does not depend on its body, of which more is to come.
+            self._start_arriving()
         # The parser joins the chunks of an element in quadratic time, whatever the element is: a field of the head or
         # of the trailers, the method, or the extension of a chunk of the body.
         self._pending_bytes = 0 if self._has_advanced else self._pending_bytes + len(data)
@@ -158,17 +187,24 @@ class HttpProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         self._table.mark_busy(self)
         self._coalescing.is_receiving = True
-        super().on_headers_complete()
+        if self._middleware is not None and self.parser.get_method() == b"POST" and is_direct_target(self.url):
+            self._begin_direct()
+        else:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
         self._has_advanced = True
-        super().on_body(body)
+        if not isinstance(self.cycle, DirectExchange):
+            super().on_body(body)
+        elif not self.cycle.response_complete:
+            self.cycle.feed(body)
 
     def on_message_complete(self) -> None:
         """End a request."""
         self._coalescing.is_receiving = False
         super().on_message_complete()
+        self._start_arriving()
 
     def on_response_complete(self) -> None:
         """Continue with the next request of this connection."""
@@ -201,9 +237,49 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             super().shutdown()
 
+    def default_lines(self) -> bytes:
+        """Return the header fields of every response, the date among them."""
+        return _encode_fields(tuple(self.server_state.default_headers))
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._active_cycle = cycle
-        super()._start_asgi_task(cycle, app)
+        if isinstance(cycle, DirectExchange):
+            # Not at once: responses that need no inference would follow each other without end.
+            self.loop.call_soon(self._start_direct, cycle)
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _begin_direct(self) -> None:
+        """Make an exchange of the request whose head is complete; start it soon, or queue it behind another."""
+        assert self.parser is not None
+        version = self.parser.get_http_version()
+        self.scope["method"], self.scope["path"] = "POST", self.url.decode("ascii")
+        previous, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
+        exchange = DirectExchange(
+            self, self.scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue
+        )
+        self.cycle = exchange
+        if previous is not None and not previous.response_complete:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((exchange, self.app))
+        elif self._has_started:
+            self._start_asgi_task(exchange, self.app)
+        else:
+            self._arriving, self._has_started = exchange, True
+
+    def _start_arriving(self) -> None:
+        """Start the exchange whose head has just arrived, if there is one."""
+        exchange, self._arriving = self._arriving, None
+        if exchange is not None:
+            self._active_cycle = exchange
+            self._start_direct(exchange)
+
+    def _start_direct(self, exchange: DirectExchange) -> None:
+        middleware = self._middleware
+        assert middleware is not None, "without it there are no exchanges"
+        scope = cast("Scope", exchange.scope)
+        request = ActiveRequest(exchange.receive, exchange, time.perf_counter())
+        exchange.start(middleware.answer(scope, request, exchange, middleware.match_direct(scope["path"])))
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -304,3 +380,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._table.mark_idle(self)
         self._coalescing.is_receiving = True
         self.transport.close()
+
+
+# The date changes once a second.
+@functools.lru_cache(4)
+def _encode_fields(fields: Headers) -> bytes:
+    return b"".join(b"%b: %b\r\n" % field for field in fields)

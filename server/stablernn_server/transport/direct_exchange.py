@@ -1,0 +1,209 @@
+"""A request that is answered without ASGI: its body as it arrives, the coroutine that answers it, and the response.
+
+Between uvicorn's protocol and an application lie a task, an event, a scope and several messages for each request, and
+several copies of its head; for inference on a short sequence that costs more than the inference. Here the coroutine that
+answers runs at once, without a task, and head and body of the response are written as one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, cast
+
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from stablernn_server.http.asgi import Headers, Message, Scope
+from stablernn_server.http.responses import RawResponse
+
+if TYPE_CHECKING:
+    from stablernn_server.transport.http_protocol import HttpProtocol
+
+logger = logging.getLogger(__name__)
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+FAILED = RawResponse(500, b"Internal Server Error", "text/plain; charset=utf-8", {"Connection": "close"})
+"""The response where even the middleware has failed, as uvicorn has it."""
+
+
+class DirectExchange(RequestResponseCycle):
+    """One request and its response, in the place of uvicorn's cycle, which hands them to an ASGI application.
+
+    To the middleware it is the receive function of the request, its sender and its task in one.
+
+    Attributes:
+        status: Status of the response; 0 before it has begun.
+        headers: Headers added to the response.
+        request_id: The id that the response carries.
+        sent_bytes: Bytes of its body.
+    """
+
+    def __init__(self, protocol: HttpProtocol, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+        """Create the exchange when the head of its request has arrived.
+
+        Args:
+            protocol: The connection.
+            scope: What ASGI says of the request.
+            keep_alive: Whether the connection may go on after the response.
+            expects_continue: Whether the client waits for a response of the status 100 before it sends the body.
+        """
+        # Without the constructor of the base class, which asks for what only ASGI needs.
+        self.scope = scope  # type: ignore[assignment]
+        self.transport = protocol.transport
+        self.flow = protocol.flow
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = expects_continue
+        self.disconnected = False
+        self.more_body = True
+        self.response_started = self.response_complete = False
+        self.status = self.sent_bytes = 0
+        self.headers: Headers = ()
+        self.request_id = ""
+        self._protocol: HttpProtocol | None = protocol
+        self._loop = protocol.loop
+        self._chunks: list[bytes] = []
+        self._chunk_bytes = 0
+        # What the coroutine waits for: more of the body, or anything else.
+        self._arrival: asyncio.Future[None] | None = None
+        self._awaited: asyncio.Future[Any] | None = None
+        self._coroutine: Coroutine[Any, Any, None] | None = None
+        self._is_cancelled = False
+
+    @property
+    def message_event(self) -> asyncio.Event:  # type: ignore[override]
+        """Something whose ``set`` tells the exchange to look again, for uvicorn."""
+        return cast("asyncio.Event", self)
+
+    def set(self) -> None:
+        """Note that the body has gone on, or that the client has left."""
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take a part of the body."""
+        self._chunks.append(chunk)
+        self._chunk_bytes += len(chunk)
+        if self._chunk_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.set()
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Answer the request by a coroutine, which is run up to where it has to wait before this returns."""
+        assert self._protocol is not None, "an exchange is started once"
+        self._coroutine = coroutine
+        self._protocol.tasks.add(cast("asyncio.Task[None]", self))
+        self._continue(None)
+
+    def cancel(self, msg: object = None) -> bool:
+        """Cancel the coroutine, as a task does it; return whether it had not ended."""
+        if self._coroutine is None:
+            return False
+        if self._awaited is None or not self._awaited.cancel():
+            # It is about to go on, or runs right now.
+            self._is_cancelled = True
+        return True
+
+    def uncancel(self) -> int:
+        """Return 0: a cancellation that the coroutine has caught is over, as with a task."""
+        return 0
+
+    async def receive(self) -> Message:  # type: ignore[override]
+        """Return the part of the body that has arrived, once there is one, as ASGI has it."""
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(CONTINUE)
+        self.waiting_for_100_continue = False
+        if self.more_body and not self._chunks and not self.disconnected:
+            self.flow.resume_reading()
+            self._arrival = self._loop.create_future()
+            try:
+                await self._arrival
+            finally:
+                self._arrival = None
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        chunks = self._chunks
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        self._chunks, self._chunk_bytes = [], 0
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def send_response(self, response: RawResponse) -> None:
+        """Write a whole response; called once."""
+        self.status, self.sent_bytes = response.status, len(response.body)
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if not self.disconnected:
+            self._write(response)
+
+    def _write(self, response: RawResponse) -> None:
+        protocol = self._protocol
+        assert protocol is not None, "a response is written before the exchange ends"
+        self.response_started = True
+        if response.headers.get("Connection") == "close":
+            self.keep_alive = False
+        elif not self.keep_alive:
+            response = response._replace(headers={**response.headers, "Connection": "close"})
+        lines = [b"%b: %b\r\n" % field for field in self.headers]
+        lines += [f"{name.lower()}: {value}\r\n".encode() for name, value in response.headers.items()]
+        self.transport.write(
+            b"%bcontent-length: %d\r\nx-request-id: %b\r\ncontent-type: %b\r\n%b%b\r\n%b"
+            % (
+                STATUS_LINE[response.status],
+                len(response.body),
+                self.request_id.encode(),
+                response.media_type.encode(),
+                protocol.default_lines(),
+                b"".join(lines),
+                response.body,
+            )
+        )
+        self.response_complete = True
+        if not self.keep_alive:
+            self.transport.close()
+        protocol.on_response_complete()
+
+    def _continue(self, future: asyncio.Future[Any] | None) -> None:
+        """Run the coroutine up to where it has to wait again; what it has waited for is done."""
+        coroutine = self._coroutine
+        assert coroutine is not None, "the coroutine has ended"
+        self._awaited = None
+        try:
+            if self._is_cancelled:
+                self._is_cancelled = False
+                awaited = coroutine.throw(asyncio.CancelledError())
+            else:
+                # The future itself, as which the coroutine waits, returns its result or raises its exception.
+                awaited = coroutine.send(None)
+        except StopIteration:
+            self._end()
+        except BaseException as error:
+            self._fail(error)
+            self._end()
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        else:
+            if awaited is None:
+                # asyncio.sleep(0).
+                self._loop.call_soon(self._continue, None)
+                return
+            awaited._asyncio_future_blocking = False
+            awaited.add_done_callback(self._continue)
+            self._awaited = awaited
+            if self._is_cancelled and awaited.cancel():
+                self._is_cancelled = False
+
+    def _end(self) -> None:
+        assert self._protocol is not None, "an exchange ends once"
+        self._protocol.tasks.discard(cast("asyncio.Task[None]", self))
+        # The protocol references its last exchange; break the reference cycles.
+        self._coroutine = self._protocol = None
+
+    def _fail(self, error: BaseException) -> None:
+        """Answer where the coroutine has raised, which it only does if it was cancelled or has an error."""
+        if not isinstance(error, asyncio.CancelledError):
+            logger.error("a request could not be answered", exc_info=error)
+        if self.response_started:
+            self.transport.close()
+        elif not self.disconnected:
+            self._write(FAILED)
