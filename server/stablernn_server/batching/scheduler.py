@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from stablernn_runtime.graph import CancellationToken
 from stablernn_runtime.run_batch import BatchItem, BatchResult
@@ -63,7 +64,7 @@ class Scheduler:
         """When a client that finds the queue full should retry: about when all jobs that wait now will be done."""
         return self._costs.retry_after_seconds(self._queues.waiting)
 
-    async def run(
+    def run(
         self,
         model: ServedModel,
         inputs: Mapping[str, Array],
@@ -71,7 +72,7 @@ class Scheduler:
         *,
         caller: Caller,
         from_client: bool = False,
-    ) -> InferenceResult:
+    ) -> Coroutine[Any, Any, InferenceResult]:
         """Run whole sequences through ``sequence.onnx``, together with those of other requests.
 
         Args:
@@ -89,7 +90,7 @@ class Scheduler:
             NotReadyError: If the server stops first.
         """
         batch_item = model.prepare(model.sequence, inputs, outputs, from_client=from_client)
-        return await self._submit("sequence", model, batch_item, caller)
+        return self._submit("sequence", model, batch_item, caller)
 
     async def step(
         self,
@@ -160,7 +161,8 @@ class Scheduler:
         loop = self._loop
         if loop is None or not self._dispatcher.is_started:
             raise _shutting_down()
-        self._admit(caller)
+        if self._queues.waiting >= self._settings.max_queue or self._settings.max_client_requests:
+            self._admit(caller)
         future: asyncio.Future[InferenceResult] = loop.create_future()
         job = Job(kind, model, batch_item, caller, future, time.perf_counter_ns(), next(self._numbers), function)
         timer = None if caller.deadline is None else loop.call_at(caller.deadline, expire, future)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import orjson
 
-from stablernn_server.http.asgi import Scope
+from stablernn_server.http.asgi import Scope, header_fields
 
 if TYPE_CHECKING:
     from stablernn_server.http.request import ActiveRequest
@@ -152,7 +152,5 @@ def _text(fields: dict[str, Any]) -> str:
 
 def _content_length(scope: Scope) -> int | None:
     """Return the length of the body as the request states it; None if it does not, as with a body in chunks."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            return int(value) if value.isdigit() else None
-    return None
+    value = header_fields(scope).get(b"content-length")
+    return int(value) if value is not None and value.isdigit() else None

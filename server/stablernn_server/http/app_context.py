@@ -13,8 +13,8 @@ from stablernn_runtime.state_token import StateTokens
 from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
 from stablernn_server.errors import NotReadyError, ReadTimeoutError
-from stablernn_server.http.asgi import Scope
-from stablernn_server.http.request import ActiveRequest, RequestBudget, read_body
+from stablernn_server.http.asgi import Scope, header_fields
+from stablernn_server.http.request import ActiveRequest, RequestBudget, body_too_large, read_body, receive_at_once
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.observability.tracing import Tracing
 from stablernn_server.repository.model_repository import ModelRepository
@@ -158,7 +158,8 @@ class AppContext:
         Raises:
             NotReadyError: If the server is not ready.
         """
-        self.check_ready()
+        if not self.is_started or self.drain_deadline is not None:
+            raise NotReadyError(NOT_READY)
         self.in_flight.add(request)
 
     def finish(self, request: ActiveRequest) -> None:
@@ -177,7 +178,14 @@ class AppContext:
             InputError: If its Content-Encoding is not supported.
             ClientGoneError: If the client closed the connection.
         """
-        body = await read_body(scope, request.receive, limit, lambda count: self.budget.hold(request, count))
+        body, request.whole_body = request.whole_body, None
+        if body is None or b"content-encoding" in header_fields(scope):
+            receive = request.receive if body is None else receive_at_once(body)
+            body = await read_body(scope, receive, limit, lambda count: self.budget.hold(request, count))
+        elif len(body) > limit:
+            raise body_too_large(limit)
+        else:
+            self.budget.hold(request, len(body))
         request.is_read, request.body_read_at = True, time.perf_counter()
         return body
 
@@ -216,6 +224,7 @@ class AppContext:
             self.sessions.drop_gone_clients()
             self.sequences.drop_gone_clients()
             self.models.close_unused()
+            self.telemetry.flush()
             self.telemetry.set_pending(self.scheduler.pending)
             self.telemetry.set_sessions(len(self.sessions) + len(self.sequences))
             self.telemetry.set_streams(self.sockets.streams)

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Match
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
 from stablernn_server.http.access_log import AccessLog, redact_path
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.asgi import ASGIApplication, Headers, Message, Receive, Scope, Send
+from stablernn_server.http.asgi import ASGIApplication, Headers, Message, Receive, Scope, Send, header_fields
 from stablernn_server.http.origin_policy import OriginPolicy
 from stablernn_server.http.request import SCOPE_KEY, ActiveRequest
 from stablernn_server.http.responses import RawResponse, error_response, refuse_websocket
@@ -217,11 +217,9 @@ class RequestMiddleware:
         request.client = identity.name if identity.name != "anonymous" else address[0] if address else ""
 
     def _request_id(self, scope: Scope) -> str:
-        for name, value in scope["headers"]:
-            if name == b"x-request-id":
-                if _REQUEST_ID.fullmatch(value):
-                    return str(value, "ascii")
-                break
+        value = header_fields(scope).get(b"x-request-id")
+        if value is not None and _REQUEST_ID.fullmatch(value):
+            return str(value, "ascii")
         return f"{self._id_prefix}-{next(self._id_numbers):x}"
 
     def _error_response(self, request: ActiveRequest, error: Exception, scope: Scope) -> RawResponse:

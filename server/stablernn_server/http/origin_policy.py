@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from stablernn_server.errors import ForbiddenError, SettingsError, cut
-from stablernn_server.http.asgi import Headers, Scope
+from stablernn_server.http.asgi import Headers, Scope, header_fields
 
 METHODS = b"GET, HEAD, POST, DELETE"
 ALLOWED_HEADERS = (
@@ -53,7 +53,8 @@ class OriginPolicy:
         Raises:
             ForbiddenError: If a page of another host asks, or the request is for a name that may not be this server's.
         """
-        origin, host = _header(scope, b"origin"), (_header(scope, b"host") or b"").lower()
+        fields = header_fields(scope)
+        origin, host = fields.get(b"origin"), fields.get(b"host", b"").lower()
         if origin is not None and origin.lower() in self._allowed:
             return (
                 (b"access-control-allow-origin", origin),
@@ -88,7 +89,7 @@ class OriginPolicy:
         """
         if scope["type"] != "http" or scope["method"] != "OPTIONS":
             return None
-        if _header(scope, b"access-control-request-method") is None:
+        if b"access-control-request-method" not in header_fields(scope):
             return None
         cors_headers = self.check(scope)
         if not cors_headers:
@@ -99,13 +100,6 @@ class OriginPolicy:
             (b"access-control-allow-headers", ALLOWED_HEADERS),
             (b"access-control-max-age", PREFLIGHT_SECONDS),
         )
-
-
-def _header(scope: Scope, header_name: bytes) -> bytes | None:
-    for name, value in scope["headers"]:
-        if name == header_name:
-            return bytes(value)
-    return None
 
 
 def _host_headers(origin: bytes) -> tuple[bytes, ...]:

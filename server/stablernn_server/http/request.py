@@ -14,7 +14,7 @@ from stablernn_runtime.served_model import ServedModel
 from stablernn_server.batching.types import InferenceResult
 from stablernn_server.codecs.json_values import whole_number
 from stablernn_server.errors import BusyError, ClientGoneError, InputError, ServerError, TooLargeError, cut
-from stablernn_server.http.asgi import Receive, Scope
+from stablernn_server.http.asgi import Message, Receive, Scope, header_fields
 from stablernn_server.http.write_coalescing import has_disconnected
 from stablernn_server.security.auth import NOBODY, Identity
 
@@ -51,6 +51,7 @@ class ActiveRequest:
         queue_ns: Nanoseconds that it waited for a run.
         compute_ns: Nanoseconds of the run.
         batch_rows: Sequences or streams in the run, those of other requests included.
+        whole_body: The body, if it had arrived when the work on the request began, until it is read.
     """
 
     receive: Receive
@@ -69,6 +70,7 @@ class ActiveRequest:
     queue_ns: int = 0
     compute_ns: int = 0
     batch_rows: int = 0
+    whole_body: bytes | None = None
 
     def abort(self, reason: ServerError) -> None:
         """Cancel the task, so that the request is answered with ``reason``; the first reason counts."""
@@ -152,6 +154,15 @@ def get_request(connection: HTTPConnection) -> ActiveRequest:
     return request
 
 
+def receive_at_once(body: bytes) -> Receive:
+    """Return a receive function that returns ``body`` as a whole."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body}
+
+    return receive
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int, hold: Callable[[int], None]) -> bytes:
     """Return the whole body, decompressed.
 
@@ -166,12 +177,10 @@ async def read_body(scope: Scope, receive: Receive, limit: int, hold: Callable[[
         InputError: If its Content-Encoding is not supported, or its data is not in it.
         ClientGoneError: If the client closed the connection.
     """
-    content_length, encoding = None, "identity"
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            content_length = whole_number(value.decode("latin-1"))
-        elif name == b"content-encoding":
-            encoding = value.decode("latin-1").strip().lower()
+    fields = header_fields(scope)
+    length_field, encoding_field = fields.get(b"content-length"), fields.get(b"content-encoding")
+    content_length = None if length_field is None else whole_number(length_field.decode("latin-1"))
+    encoding = "identity" if encoding_field is None else encoding_field.decode("latin-1").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
         raise InputError(
             f"The Content-Encoding '{cut(encoding)}' is not supported; send gzip, deflate or an uncompressed body."

@@ -11,7 +11,8 @@ import os
 import platform
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -41,16 +42,26 @@ class BatchHistogram(Histogram):
         self._buckets[bisect_left(self._upper_bounds, total / count)].inc(count)
 
 
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count several observations, each in its bucket."""
+        self._sum.inc(sum(values))
+        counts = Counts(bisect_left(self._upper_bounds, value) for value in values)
+        for bucket, count in counts.items():
+            self._buckets[bucket].inc(count)
+
+
 class Metrics:
     """The metric families of an application, by attribute.
 
     Args:
         package_version: Version of the server.
         directory: Folder shared with other processes; None if this process does not share its metrics.
+        flush: Called before the metrics are rendered; counts what is not counted in them yet.
     """
 
-    def __init__(self, package_version: str, directory: str | None) -> None:
+    def __init__(self, package_version: str, directory: str | None, flush: Callable[[], None]) -> None:
         self._directory = directory
+        self._flush = flush
         self._registry = CollectorRegistry()
         # With a shared folder, its collector reports all families; registered as well, they would be reported twice.
         registry = self._registry if directory is None else None
@@ -118,6 +129,7 @@ class Metrics:
         Args:
             accept: The header ``Accept`` of the request; OpenMetrics only for clients that ask for it.
         """
+        self._flush()
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 

@@ -92,11 +92,14 @@ class ModelRepository(ServedVersions):
             ModelLoadError: If the version was closed, and cannot be opened again.
             DeadlineError: If it is not open in time.
         """
-        model = self._get_for_request(*self.resolve(reference, version))
+        model = self.get_for_request(*self.resolve(reference, version))
         if model is None:
-            model = await self._loader.run_with_trials(
-                lambda refusals: self._run_locked(lambda: self._reopen(reference, version, refusals), deadline),
-                deadline,
+            # In a task, which the timeouts behind it need: the caller may be a coroutine that runs without one.
+            model = await asyncio.create_task(
+                self._loader.run_with_trials(
+                    lambda refusals: self._run_locked(lambda: self._reopen(reference, version, refusals), deadline),
+                    deadline,
+                )
             )
         return model
 
@@ -334,7 +337,7 @@ class ModelRepository(ServedVersions):
     async def _reopen(self, reference: str, version: str | None, refusals: Refusals) -> ServedModel:
         # The reference may mean another version than before the wait for the lock.
         name, number = self.resolve(reference, version)
-        model = self._get_for_request(name, number)
+        model = self.get_for_request(name, number)
         if model is None:
             model = await self._loader.open(await self._read_version(Ref(name, number)), refusals)
             self._put(model)

@@ -207,8 +207,8 @@ class ServedVersions:
         self._models[name][number] = None
         self._reasons[name, number] = CLOSED
 
-    def _get_for_request(self, name: str, number: int) -> ServedModel | None:
-        """Return the model of a version that is served, marked as used now; None where it has to be opened."""
+    def get_for_request(self, name: str, number: int) -> ServedModel | None:
+        """Return the model of a version that :meth:`resolve` named, marked as used now; None if it must be opened."""
         model = self.get(name, number)
         if model is not None:
             model.last_requested = time.monotonic()
@@ -220,7 +220,7 @@ class ServedVersions:
     def _retain_for_tokens(self, model: ServedModel) -> None:
         if self._digests.get((model.name, model.version)) == model.digest:
             # The version is served: if it was closed to make room, it is open again.
-            if self._get_for_request(model.name, model.version) is None:
+            if self.get_for_request(model.name, model.version) is None:
                 self._put(model)
             return
         is_new = self._token_models.add(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,8 @@ from stablernn_registry import RefError, parse_ref
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.types import Caller, InferenceResult
-from stablernn_server.codecs.json_values import run_in_thread_if_large
+from stablernn_server.codecs.infer_templates import decode_with_template
+from stablernn_server.codecs.json_values import OFFLOAD_BYTES
 from stablernn_server.codecs.open_inference import (
     InferRequest,
     decode_raw_request,
@@ -22,7 +24,7 @@ from stablernn_server.codecs.open_inference import (
 )
 from stablernn_server.errors import InputError, MethodError, UnknownModelError
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.asgi import Scope
+from stablernn_server.http.asgi import Scope, header_fields
 from stablernn_server.http.middleware import DirectRoute
 from stablernn_server.http.request import ActiveRequest, body_too_large
 from stablernn_server.http.responses import JSON, RawResponse, compress_if_accepted
@@ -47,17 +49,18 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
     if scope["method"] != "POST":
         raise MethodError(scope["method"], scope["path"], ["POST"])
     # Before the body is read: a client that names an unknown model need not send it.
+    model = None
     try:
-        active_request.model = context.models.get(*context.models.resolve(match[1], match[2]))
+        model = active_request.model = context.models.get_for_request(*context.models.resolve(match[1], match[2]))
     except UnknownModelError:
         if _model_of_sequences(context, match) is None:
             raise
+    fields = header_fields(scope)
     length_header = accept_encoding = None
-    for name, value in scope["headers"]:
-        if name == b"inference-header-content-length":
-            length_header = value.decode("latin-1")
-        elif name == b"accept-encoding":
-            accept_encoding = value.decode("latin-1")
+    if (field := fields.get(b"inference-header-content-length")) is not None:
+        length_header = field.decode("latin-1")
+    if (field := fields.get(b"accept-encoding")) is not None:
+        accept_encoding = field.decode("latin-1")
     settings = context.settings
     limit = settings.json_limit if length_header is None else settings.max_body_bytes
     body = await context.read_body(active_request, scope, limit)
@@ -66,10 +69,14 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         # No JSON: which input the bytes are, and their type, only the model tells.
         caller = context.create_caller(active_request)
     else:
-        request = await run_in_thread_if_large(len(body), lambda: _decode(body, length_header, settings.json_limit))
+        if len(body) <= OFFLOAD_BYTES:
+            request = _decode(body, length_header, settings.json_limit)
+        else:
+            request = await asyncio.to_thread(_decode, body, length_header, settings.json_limit)
         caller = context.create_caller(active_request, request.timeout_us, request.priority)
     try:
-        model = await context.models.find_open(match[1], match[2], caller.deadline)
+        if model is None:
+            model = await context.models.find_open(match[1], match[2], caller.deadline)
     except UnknownModelError:
         # A sequence goes on with the version that it began with, although that is not served any more.
         control = None if request is None else request.sequence
@@ -86,8 +93,9 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         settings.check_sequences(x.shape[0], x.shape[1], model.count_elements(x.shape[0], x.shape[1]))
     names = None if request.outputs is None else [output.name for output in request.outputs]
     if request.sequence is None:
-        is_continued = any(state.input in request.inputs for state in model.states)
-        inputs = request.inputs if is_continued else _ignore_first_dt(model, request.inputs)
+        inputs = request.inputs
+        if "dt" in inputs and not any(state.input in inputs for state in model.states):
+            inputs = _ignore_first_dt(model, inputs)
         result = await context.scheduler.run(model, inputs, names, caller=caller, from_client=True)
     else:
         by_version = match[2] is not None or ":" in match[1]
@@ -96,9 +104,12 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
     active_request.record_result(result, 1 if x is None else len(x))
     head = _response_head(model, request, result)
     size = sum(value.nbytes for value in result.outputs.values())
-    content, json_length, encoding = await run_in_thread_if_large(
-        size, lambda: _encode(head, request, result.outputs, model, accept_encoding)
-    )
+    if size <= OFFLOAD_BYTES:
+        content, json_length, encoding = _encode(head, request, result.outputs, model, accept_encoding)
+    else:
+        content, json_length, encoding = await asyncio.to_thread(
+            _encode, head, request, result.outputs, model, accept_encoding
+        )
     headers = {}
     if json_length is not None:
         headers["Inference-Header-Content-Length"] = str(json_length)
@@ -186,6 +197,8 @@ def _ignore_first_dt(model: ServedModel, inputs: Mapping[str, Array]) -> Mapping
 
 
 def _decode(body: bytes, length_header: str | None, json_limit: int) -> InferRequest:
+    if length_header is None:
+        return decode_with_template(body)
     json_length = parse_json_length(body, length_header)
     if json_length > json_limit:
         raise body_too_large(json_limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -147,6 +148,8 @@ class Auth:
         return match
 
 
+# Requests repeat a few paths.
+@functools.lru_cache(1024)
 def required_access(path: str) -> Access:
     """Return the access that a decoded path needs."""
     for pattern, access in ACCESS_BY_PATH:

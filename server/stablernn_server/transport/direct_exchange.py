@@ -40,6 +40,21 @@ class DirectExchange(RequestResponseCycle):
         sent_bytes: Bytes of its body.
     """
 
+    # Defaults of the class: most requests change few of them.
+    disconnected = response_started = response_complete = False
+    more_body = True
+    status = sent_bytes = 0
+    headers: Headers = ()
+    request_id = ""
+    _protocol: HttpProtocol | None
+    _chunks: list[bytes]
+    _chunk_bytes = 0
+    # What the coroutine waits for: more of the body, or anything else.
+    _arrival: asyncio.Future[None] | None = None
+    _awaited: asyncio.Future[Any] | None = None
+    _coroutine: Coroutine[Any, Any, None] | None = None
+    _is_cancelled = False
+
     def __init__(self, protocol: HttpProtocol, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
         """Create the exchange when the head of its request has arrived.
 
@@ -51,25 +66,11 @@ class DirectExchange(RequestResponseCycle):
         """
         # Without the constructor of the base class, which asks for what only ASGI needs.
         self.scope = scope  # type: ignore[assignment]
-        self.transport = protocol.transport
         self.flow = protocol.flow
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = expects_continue
-        self.disconnected = False
-        self.more_body = True
-        self.response_started = self.response_complete = False
-        self.status = self.sent_bytes = 0
-        self.headers: Headers = ()
-        self.request_id = ""
-        self._protocol: HttpProtocol | None = protocol
-        self._loop = protocol.loop
-        self._chunks: list[bytes] = []
-        self._chunk_bytes = 0
-        # What the coroutine waits for: more of the body, or anything else.
-        self._arrival: asyncio.Future[None] | None = None
-        self._awaited: asyncio.Future[Any] | None = None
-        self._coroutine: Coroutine[Any, Any, None] | None = None
-        self._is_cancelled = False
+        self._protocol = protocol
+        self._chunks = []
 
     @property
     def message_event(self) -> asyncio.Event:  # type: ignore[override]
@@ -109,14 +110,24 @@ class DirectExchange(RequestResponseCycle):
         """Return 0: a cancellation that the coroutine has caught is over, as with a task."""
         return 0
 
+    def take_body(self) -> bytes | None:
+        """Return the whole body if it has arrived, which happens once; None if more is to come."""
+        chunks = self._chunks
+        if self.more_body or self.disconnected or len(chunks) > 1:
+            return None
+        self._chunks = []
+        return chunks[0] if chunks else b""
+
     async def receive(self) -> Message:  # type: ignore[override]
         """Return the part of the body that has arrived, once there is one, as ASGI has it."""
-        if self.waiting_for_100_continue and not self.transport.is_closing():
-            self.transport.write(CONTINUE)
+        protocol = self._protocol
+        assert protocol is not None, "the body is read before the exchange ends"
+        if self.waiting_for_100_continue and not protocol.transport.is_closing():
+            protocol.transport.write(CONTINUE)
         self.waiting_for_100_continue = False
         if self.more_body and not self._chunks and not self.disconnected:
             self.flow.resume_reading()
-            self._arrival = self._loop.create_future()
+            self._arrival = protocol.loop.create_future()
             try:
                 await self._arrival
             finally:
@@ -144,9 +155,11 @@ class DirectExchange(RequestResponseCycle):
             self.keep_alive = False
         elif not self.keep_alive:
             response = response._replace(headers={**response.headers, "Connection": "close"})
-        lines = [b"%b: %b\r\n" % field for field in self.headers]
-        lines += [f"{name.lower()}: {value}\r\n".encode() for name, value in response.headers.items()]
-        self.transport.write(
+        lines = b""
+        if self.headers or response.headers:
+            lines = b"".join(b"%b: %b\r\n" % field for field in self.headers)
+            lines += "".join(f"{name.lower()}: {value}\r\n" for name, value in response.headers.items()).encode()
+        protocol.transport.write(
             b"%bcontent-length: %d\r\nx-request-id: %b\r\ncontent-type: %b\r\n%b%b\r\n%b"
             % (
                 STATUS_LINE[response.status],
@@ -154,13 +167,13 @@ class DirectExchange(RequestResponseCycle):
                 self.request_id.encode(),
                 response.media_type.encode(),
                 protocol.default_lines(),
-                b"".join(lines),
+                lines,
                 response.body,
             )
         )
         self.response_complete = True
         if not self.keep_alive:
-            self.transport.close()
+            protocol.transport.close()
         protocol.on_response_complete()
 
     def _continue(self, future: asyncio.Future[Any] | None) -> None:
@@ -185,7 +198,7 @@ class DirectExchange(RequestResponseCycle):
         else:
             if awaited is None:
                 # asyncio.sleep(0).
-                self._loop.call_soon(self._continue, None)
+                asyncio.get_running_loop().call_soon(self._continue, None)
                 return
             awaited._asyncio_future_blocking = False
             awaited.add_done_callback(self._continue)
@@ -204,6 +217,7 @@ class DirectExchange(RequestResponseCycle):
         if not isinstance(error, asyncio.CancelledError):
             logger.error("a request could not be answered", exc_info=error)
         if self.response_started:
-            self.transport.close()
+            assert self._protocol is not None, "it has not ended"
+            self._protocol.transport.close()
         elif not self.disconnected:
             self._write(FAILED)

@@ -145,8 +145,9 @@ class HttpProtocol(HttpToolsProtocol):
             )
             return
         finally:
-            # Whether it may be answered does not depend on its body, of which more is to come.
-            self._start_arriving()
+            if self._arriving is not None:
+                # Whether it may be answered does not depend on its body, of which more is to come.
+                self._start_arriving()
         # The parser joins the chunks of an element in quadratic time, whatever the element is: a field of the head or
         # of the trailers, the method, or the extension of a chunk of the body.
         self._pending_bytes = 0 if self._has_advanced else self._pending_bytes + len(data)
@@ -163,16 +164,25 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the request target."""
-        self._count_head(len(url))
-        super().on_url(url)
+        self._has_advanced = True
+        self._head_bytes += len(url)
+        if self._head_bytes > self._max_bytes:
+            self._end_parser(self._head_too_large())
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a field of the head; trailers count in the limits and are dropped."""
+        self._has_advanced = True
         self._fields += 1
-        self._count_head(len(name) + len(value) + FIELD_OVERHEAD)
+        self._head_bytes += len(name) + len(value) + FIELD_OVERHEAD
+        if self._head_bytes > self._max_bytes or self._fields > self._max_fields:
+            self._end_parser(self._head_too_large())
         # Trailers come after the token was checked: the application must not see them as fields of the head.
         if self._is_in_head:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Start to answer the request."""
@@ -195,16 +205,20 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
         self._has_advanced = True
-        if not isinstance(self.cycle, DirectExchange):
+        cycle = self.cycle
+        if not isinstance(cycle, DirectExchange):
             super().on_body(body)
-        elif not self.cycle.response_complete:
-            self.cycle.feed(body)
+        elif not cycle.response_complete:
+            cycle.feed(body)
 
     def on_message_complete(self) -> None:
         """End a request."""
         self._coalescing.is_receiving = False
-        super().on_message_complete()
-        self._start_arriving()
+        if self._arriving is None:
+            super().on_message_complete()
+        else:
+            self._arriving.more_body = False
+            self._start_arriving()
 
     def on_response_complete(self) -> None:
         """Continue with the next request of this connection."""
@@ -278,7 +292,7 @@ class HttpProtocol(HttpToolsProtocol):
         middleware = self._middleware
         assert middleware is not None, "without it there are no exchanges"
         scope = cast("Scope", exchange.scope)
-        request = ActiveRequest(exchange.receive, exchange, time.perf_counter())
+        request = ActiveRequest(exchange.receive, exchange, time.perf_counter(), whole_body=exchange.take_body())
         exchange.start(middleware.answer(scope, request, exchange, middleware.match_direct(scope["path"])))
 
     def _is_answering(self) -> bool:
@@ -302,12 +316,6 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             # No request has begun, so that there is nothing to answer.
             self.transport.close()
-
-    def _count_head(self, count: int) -> None:
-        self._has_advanced = True
-        self._head_bytes += count
-        if self._head_bytes > self._max_bytes or self._fields > self._max_fields:
-            self._end_parser(self._head_too_large())
 
     def _check_handshake(self) -> None:
         """Refuse a WebSocket handshake that the WebSocket library would leave without an answer."""
