@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from starlette.requests import HTTPConnection
@@ -30,7 +30,7 @@ class Cancellable(Protocol):
     def uncancel(self) -> int: ...
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class ActiveRequest:
     """One request or WebSocket from its first byte to its response, with what the access log and the metrics report.
 
@@ -38,6 +38,7 @@ class ActiveRequest:
         receive: The receive function of the ASGI call.
         task: The task, or the like, that answers it.
         arrived_at: When it arrived, on the clock of ``time.perf_counter``.
+        whole_body: The body, if it had arrived when the work on the request began, until it is read.
         request_id: For logs, and for the client.
         identity: Who sent it.
         client: What tells its client from others, for limits.
@@ -51,26 +52,25 @@ class ActiveRequest:
         queue_ns: Nanoseconds that it waited for a run.
         compute_ns: Nanoseconds of the run.
         batch_rows: Sequences or streams in the run, those of other requests included.
-        whole_body: The body, if it had arrived when the work on the request began, until it is read.
     """
 
     receive: Receive
     task: Cancellable | None
     arrived_at: float
-    request_id: str = ""
-    identity: Identity = NOBODY
-    client: str = ""
-    is_read: bool = False
-    body_read_at: float | None = None
-    held_bytes: int = 0
-    abort_reason: ServerError | None = None
-    model: ServedModel | None = None
-    error_code: str | None = None
-    rows: int = 0
-    queue_ns: int = 0
-    compute_ns: int = 0
-    batch_rows: int = 0
     whole_body: bytes | None = None
+    request_id: str = field(default="", init=False)
+    identity: Identity = field(default=NOBODY, init=False)
+    client: str = field(default="", init=False)
+    is_read: bool = field(default=False, init=False)
+    body_read_at: float | None = field(default=None, init=False)
+    held_bytes: int = field(default=0, init=False)
+    abort_reason: ServerError | None = field(default=None, init=False)
+    model: ServedModel | None = field(default=None, init=False)
+    error_code: str | None = field(default=None, init=False)
+    rows: int = field(default=0, init=False)
+    queue_ns: int = field(default=0, init=False)
+    compute_ns: int = field(default=0, init=False)
+    batch_rows: int = field(default=0, init=False)
 
     def abort(self, reason: ServerError) -> None:
         """Cancel the task, so that the request is answered with ``reason``; the first reason counts."""

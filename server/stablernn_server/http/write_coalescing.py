@@ -53,6 +53,14 @@ class CoalescingTransport:
             self._loop.call_soon(self.flush)
         self._chunks.append(data)
 
+    def write_whole(self, data: bytes) -> None:
+        """Send ``data``, a whole response, without waiting for more to send together with it."""
+        if self._chunks:
+            self.write(data)
+            self.flush()
+        elif not self.is_lingering:
+            self._transport.write(data)
+
     def writelines(self, chunks: list[bytes]) -> None:
         """Write each of ``chunks`` as :meth:`write` does."""
         for chunk in chunks:

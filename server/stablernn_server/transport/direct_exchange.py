@@ -159,7 +159,7 @@ class DirectExchange(RequestResponseCycle):
         if self.headers or response.headers:
             lines = b"".join(b"%b: %b\r\n" % field for field in self.headers)
             lines += "".join(f"{name.lower()}: {value}\r\n" for name, value in response.headers.items()).encode()
-        protocol.transport.write(
+        protocol.write_whole(
             b"%bcontent-length: %d\r\nx-request-id: %b\r\ncontent-type: %b\r\n%b%b\r\n%b"
             % (
                 STATUS_LINE[response.status],
@@ -174,7 +174,7 @@ class DirectExchange(RequestResponseCycle):
         self.response_complete = True
         if not self.keep_alive:
             protocol.transport.close()
-        protocol.on_response_complete()
+        protocol.continue_connection()
 
     def _continue(self, future: asyncio.Future[Any] | None) -> None:
         """Run the coroutine up to where it has to wait again; what it has waited for is done."""

@@ -88,6 +88,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._middleware = None if self.config.proxy_headers else middleware
         # Its head has arrived in the data that is being parsed.
         self._arriving: DirectExchange | None = None
+        # Since when no request is in flight, on the clock of the event loop; None while one is.
+        self._idle_since: float | None = None
         self._has_started = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -112,6 +114,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Remove the connection from the table, and tell the request in flight."""
         self._table.remove(self)
         self._cancel_head_timer()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
         # Each of them references the connection.
         self.pipeline.clear()
@@ -129,7 +132,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_discarding or self._coalescing.is_lingering:
             self._coalescing.discard_input()
             return
-        self._unset_keepalive_if_required()
+        self._idle_since = None
         self._has_advanced = self._has_started = False
         assert self.parser is not None, "data after the connection was lost"
         try:
@@ -153,12 +156,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._pending_bytes = 0 if self._has_advanced else self._pending_bytes + len(data)
         if self._pending_bytes > self._max_bytes:
             self._refuse(self._head_too_large())
-        elif self._head_timer is None and self._is_awaiting_head():
+        elif self._head_timer is None and not self._is_answering() and not self.transport.is_closing():
             self._start_head_timer()
 
     def on_message_begin(self) -> None:
         """Start with the next request."""
-        super().on_message_begin()
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self._has_advanced = self._is_in_head = True
         self._fields = self._head_bytes = 0
 
@@ -191,6 +196,7 @@ class HttpProtocol(HttpToolsProtocol):
         assert self.parser is not None
         if self.parser.should_upgrade() and self._should_upgrade():
             # The connection stays idle, and its timer for the head runs on, until it is handed over to WebSockets.
+            self._create_scope()
             super().on_headers_complete()
             self._check_handshake()
             return
@@ -200,6 +206,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._middleware is not None and self.parser.get_method() == b"POST" and is_direct_target(self.url):
             self._begin_direct()
         else:
+            self._create_scope()
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -226,9 +233,43 @@ class HttpProtocol(HttpToolsProtocol):
         # nobody gains from delaying the response until this request is logged. An open WebSocket counts as a request.
         if len(self.tasks) <= 1:
             self._coalescing.flush()
-        if not self.pipeline:
+        self.continue_connection()
+
+    def continue_connection(self) -> None:
+        """Start the next request of this connection, or wait for one."""
+        pipeline = self.pipeline
+        if not pipeline:
             self._table.mark_idle(self)
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if pipeline:
+            cycle, app = pipeline.pop()
+            self._start_asgi_task(cycle, app)
+            return
+        self._idle_since = self.loop.time()
+        # One timer for many requests: it is not stopped and started again between them.
+        if self.timeout_keep_alive_task is None:
+            self._start_keep_alive_timer(self.timeout_keep_alive)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection if it has been idle for long enough; uvicorn stops the timer whenever data arrives."""
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None:
+            return
+        seconds_left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if seconds_left > 0:
+            self._start_keep_alive_timer(seconds_left)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def write_whole(self, response: bytes) -> None:
+        """Send a whole response."""
+        self._coalescing.write_whole(response)
+
+    def _start_keep_alive_timer(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over to the WebSocket protocol."""
@@ -263,14 +304,27 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             super()._start_asgi_task(cycle, app)
 
+    def _create_scope(self) -> None:
+        """Create the scope of a request for ASGI."""
+        head = self.url, self.expect_100_continue, self.headers
+        super().on_message_begin()
+        self.url, self.expect_100_continue, self.headers = head
+        self.scope["headers"] = self.headers
+
     def _begin_direct(self) -> None:
         """Make an exchange of the request whose head is complete; start it soon, or queue it behind another."""
         assert self.parser is not None
         version = self.parser.get_http_version()
-        self.scope["method"], self.scope["path"] = "POST", self.url.decode("ascii")
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": self.url.decode("ascii"),
+            "headers": self.headers,
+            "client": self.client,
+        }
         previous, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
         exchange = DirectExchange(
-            self, self.scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue
+            self, scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue
         )
         self.cycle = exchange
         if previous is not None and not previous.response_complete:
@@ -297,9 +351,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    def _is_awaiting_head(self) -> bool:
-        return not self.transport.is_closing() and not self._is_answering()
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._head_seconds, self._end_slow_head)
