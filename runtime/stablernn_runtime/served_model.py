@@ -107,6 +107,8 @@ class ServedModel:
         self._row_elements = count_row_elements(self.sequence, self.rollout.horizon if self.rollout else 1)
         tensors = (*self.step.inputs.values(), *self.step.outputs.values())
         self.step_elements: int = sum(prod(size for size in spec.shape if isinstance(size, int)) for spec in tensors)
+        # Set by those who prepare requests for it.
+        self.known_items: dict[object, BatchItem] = {}
         # Nanoseconds of a step, by the power of two above the number of streams.
         self._step_ns: dict[int, float] = {}
         # Measured with ONNX Runtime 1.31: four times the graphs' bytes at 128 units for the sessions; the rest is for

@@ -123,6 +123,17 @@ class Scheduler:
         batch_item = model.prepare_steps(inputs, states, outputs, every=every, from_client=from_client)
         return await self._submit("step", model, batch_item, caller)
 
+    def run_prepared(
+        self, model: ServedModel, batch_item: BatchItem, *, caller: Caller
+    ) -> Coroutine[Any, Any, InferenceResult]:
+        """Run whole sequences as :meth:`run` does, of inputs that are known to fit the model.
+
+        Raises:
+            InputError: If they lead to an output that is not finite.
+            BusyError, TooManyError, DeadlineError, NotReadyError: As :meth:`run`.
+        """
+        return self._submit("sequence", model, batch_item, caller)
+
     async def step_prepared(self, model: ServedModel, batch_item: BatchItem, *, caller: Caller) -> InferenceResult:
         """Run steps as :meth:`step` does, of inputs that are known to fit the model.
 

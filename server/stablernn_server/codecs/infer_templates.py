@@ -7,8 +7,9 @@ template, which holds everything else of the decoded request.
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import orjson
@@ -20,7 +21,8 @@ MAX_TEMPLATE_BYTES = 1024
 _SENTINELS = (b"[9e99]", b"[8e99]")
 
 
-class _Template(NamedTuple):
+@dataclass(eq=False, frozen=True, slots=True)
+class _Template:
     """A request without its numbers.
 
     Attributes:
@@ -61,8 +63,8 @@ def decode_with_template(body: bytes) -> InferRequest:
     x = _pack_numbers(template, body[start:end])
     if x is None:
         return decode_request(body, len(body))
-    _, _, outputs, binary, _, timeout_us, priority = template.request
-    return InferRequest(None, {template.name: x}, outputs, binary, None, timeout_us, priority)
+    _, _, outputs, binary, _, timeout_us, priority, _ = template.request
+    return InferRequest(None, {template.name: x}, outputs, binary, None, timeout_us, priority, template)
 
 
 def _pack_numbers(template: _Template, text: bytes) -> np.ndarray[Any, np.dtype[np.float32]] | None:

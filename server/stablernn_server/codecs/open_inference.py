@@ -77,6 +77,7 @@ class InferRequest(NamedTuple):
         sequence: The sequence that it belongs to; None for none.
         timeout_us: Microseconds after which the response is of no use; None if not stated.
         priority: 1 is served first; None if not stated.
+        template: Equal requests but for the values of their one input have the same one; None for a request without.
     """
 
     id: str | None
@@ -86,6 +87,7 @@ class InferRequest(NamedTuple):
     sequence: SequenceControl | None = None
     timeout_us: int | None = None
     priority: int | None = None
+    template: object | None = None
 
 
 def parse_json_length(body: bytes, header: str | None) -> int:
@@ -195,11 +197,11 @@ def encode_response(
     Raises:
         InputError: If classes are requested of an output that has none.
     """
-    requested = {output.name: output for output in request.outputs or ()}
+    requested = {output.name: output for output in request.outputs} if request.outputs else {}
     tensors: list[dict[str, Any]] = []
     raw: list[bytes] = []
     for name, values in outputs.items():
-        output = requested.get(name, RequestedOutput(name, request.binary))
+        output = requested.get(name) or RequestedOutput(name, request.binary)
         if output.classes:
             texts, shape = _top_classes(name, values, output.classes, labels)
             data: Any = texts

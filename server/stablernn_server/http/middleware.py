@@ -26,6 +26,7 @@ from stablernn_server.http.origin_policy import OriginPolicy
 from stablernn_server.http.request import SCOPE_KEY, ActiveRequest
 from stablernn_server.http.responses import RawResponse, error_response, refuse_websocket
 from stablernn_server.observability.tracing import RequestSpan
+from stablernn_server.security.auth import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,11 @@ WORK_PATHS = ("/v1/", "/v2/")
 """Beginnings of the paths whose requests count as in flight: they are refused while the server drains."""
 NO_RESPONSE = 499
 """Status in the log and in metrics of a request whose client did not wait for the response, as nginx has it."""
+
+
+CHECKS_KEY = "stablernn.checks"
+"""Key of the scope under which the checks of an earlier request stand that was equal in all that they depend on; after
+the checks, their result."""
 
 
 class DirectRoute(NamedTuple):
@@ -49,6 +55,20 @@ class DirectRoute(NamedTuple):
     pattern: re.Pattern[str]
     path: str
     handle: Callable[[AppContext, ActiveRequest, Scope, re.Match[str]], Awaitable[RawResponse]]
+
+
+class HeadChecks(NamedTuple):
+    """What the head of a request says, once it has been checked.
+
+    Attributes:
+        headers: CORS headers of the response.
+        identity: Who sends the request.
+        client: What tells the client from others, for limits.
+    """
+
+    headers: Headers
+    identity: Identity
+    client: str
 
 
 class Sender(Protocol):
@@ -99,6 +119,23 @@ class RequestMiddleware:
             return self._websocket(scope, receive, send)
         return self._framework(scope, receive, send)
 
+    def check(self, scope: Scope) -> HeadChecks:
+        """Check origin and token of a request.
+
+        The result depends on the path, on the address of the client, and on the fields ``host``, ``origin`` and
+        ``authorization``.
+
+        Raises:
+            ForbiddenError: If a page of another host asks, or the token's role may not do this.
+            UnauthorizedError: If the token is missing or not known.
+        """
+        headers = self._origins.check(scope)
+        identity = self._context.auth.check(scope)
+        address = scope.get("client")
+        # Limits hold for a token, wherever it is used; without tokens, for an address.
+        client = identity.name if identity.name != "anonymous" else address[0] if address else ""
+        return HeadChecks(headers, identity, client)
+
     def match_direct(self, path: str) -> re.Match[str] | None:
         """Return the match of a path with the route that bypasses the framework, None where it does not match."""
         return self._direct.pattern.fullmatch(path)
@@ -133,8 +170,9 @@ class RequestMiddleware:
                 sender.headers = preflight
                 await sender.send_response(RawResponse(204, b"", ""))
                 return
-            sender.headers = self._origins.check(scope)
-            self._identify(request, scope)
+            checks: HeadChecks = scope.get(CHECKS_KEY) or self.check(scope)
+            scope[CHECKS_KEY] = checks
+            sender.headers, request.identity, request.client = checks
             if scope["method"] in _METHODS_WITH_BODY and scope["path"].startswith(WORK_PATHS):
                 context.admit(request)
             if match is not None:
@@ -174,8 +212,7 @@ class RequestMiddleware:
         request.request_id = self._request_id(scope)
         scope[SCOPE_KEY] = request
         try:
-            self._origins.check(scope)
-            self._identify(request, scope)
+            _, request.identity, request.client = self.check(scope)
             self._context.check_ready()
         except ServerError as error:
             response = self._error_response(request, error, scope)
@@ -209,12 +246,6 @@ class RequestMiddleware:
             (route for route in self._routes if route.matches(scope)[0] is not Match.NONE), None
         )
         return getattr(route, "path", None) or "unknown"
-
-    def _identify(self, request: ActiveRequest, scope: Scope) -> None:
-        request.identity = identity = self._context.auth.check(scope)
-        address = scope.get("client")
-        # Limits hold for a token, wherever it is used; without tokens, for an address.
-        request.client = identity.name if identity.name != "anonymous" else address[0] if address else ""
 
     def _request_id(self, scope: Scope) -> str:
         value = header_fields(scope).get(b"x-request-id")

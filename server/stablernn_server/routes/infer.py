@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import RefError, parse_ref
+from stablernn_runtime.run_batch import BatchItem
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.types import Caller, InferenceResult
-from stablernn_server.codecs.infer_templates import decode_with_template
+from stablernn_server.codecs.infer_templates import MAX_TEMPLATES, decode_with_template
 from stablernn_server.codecs.json_values import OFFLOAD_BYTES
 from stablernn_server.codecs.open_inference import (
     InferRequest,
@@ -28,6 +31,7 @@ from stablernn_server.http.asgi import Scope, header_fields
 from stablernn_server.http.middleware import DirectRoute
 from stablernn_server.http.request import ActiveRequest, body_too_large
 from stablernn_server.http.responses import JSON, RawResponse, compress_if_accepted
+from stablernn_server.settings import Settings
 
 INFER_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer", re.DOTALL)
 Array = NDArray[Any]
@@ -87,21 +91,15 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
     active_request.model = model
     if request is None:
         request = decode_raw_request(body, model.sequence.inputs[model.input_name])
-    # (batch, time, features); inputs of another rank are refused by the model.
-    x = request.inputs.get(model.input_name)
-    if x is not None and x.ndim == len(model.sequence.inputs[model.input_name].shape):
-        settings.check_sequences(x.shape[0], x.shape[1], model.count_elements(x.shape[0], x.shape[1]))
-    names = None if request.outputs is None else [output.name for output in request.outputs]
     if request.sequence is None:
-        inputs = request.inputs
-        if "dt" in inputs and not any(state.input in inputs for state in model.states):
-            inputs = _ignore_first_dt(model, inputs)
-        result = await context.scheduler.run(model, inputs, names, caller=caller, from_client=True)
+        batch_item = _prepare(settings, model, request)
+        rows = batch_item.rows
+        result = await context.scheduler.run_prepared(model, batch_item, caller=caller)
     else:
         by_version = match[2] is not None or ":" in match[1]
-        model, result = await _run_in_sequence(context, model, by_version, request, names, caller)
-        active_request.model = model
-    active_request.record_result(result, 1 if x is None else len(x))
+        model, result = await _run_in_sequence(context, model, by_version, request, caller)
+        active_request.model, rows = model, len(request.inputs[model.input_name])
+    active_request.record_result(result, rows)
     head = _response_head(model, request, result)
     size = sum(value.nbytes for value in result.outputs.values())
     if size <= OFFLOAD_BYTES:
@@ -130,17 +128,50 @@ def _model_of_sequences(context: AppContext, match: re.Match[str]) -> ServedMode
     return None if ref.version is None else context.sequences.model_of(ref.name, ref.version)
 
 
+def _prepare(settings: Settings, model: ServedModel, request: InferRequest) -> BatchItem:
+    """Check a request that belongs to no sequence, and return its inputs as the graph takes them."""
+    template = request.template
+    known = None if template is None else model.known_items.get(template)
+    if known is not None:
+        x = request.inputs[model.input_name]
+        # Such a request has passed all checks but that of the values. NaN is a missing one.
+        if not np.isinf(x).any():
+            return BatchItem({model.input_name: x}, known.rows, known.time, known.names)
+    _check_size(settings, model, request)
+    inputs = request.inputs
+    if "dt" in inputs and not any(state.input in inputs for state in model.states):
+        inputs = _ignore_first_dt(model, inputs)
+    batch_item = model.prepare(model.sequence, inputs, _output_names(request), from_client=True)
+    if template is not None:
+        if len(model.known_items) >= MAX_TEMPLATES:
+            model.known_items.clear()
+        model.known_items[template] = replace(batch_item, feeds={})
+    return batch_item
+
+
+def _check_size(settings: Settings, model: ServedModel, request: InferRequest) -> None:
+    # (batch, time, features); inputs of another rank are refused by the model.
+    x = request.inputs.get(model.input_name)
+    if x is not None and x.ndim == len(model.sequence.inputs[model.input_name].shape):
+        settings.check_sequences(x.shape[0], x.shape[1], model.count_elements(x.shape[0], x.shape[1]))
+
+
+def _output_names(request: InferRequest) -> list[str] | None:
+    return None if request.outputs is None else [output.name for output in request.outputs]
+
+
 async def _run_in_sequence(
     context: AppContext,
     model: ServedModel,
     by_version: bool,
     request: InferRequest,
-    names: Sequence[str] | None,
     caller: Caller,
 ) -> tuple[ServedModel, InferenceResult]:
     """Continue from the states of the sequence's last request, with the version that it began with."""
     control = request.sequence
     assert control is not None
+    _check_size(context.settings, model, request)
+    names = _output_names(request)
     x = request.inputs.get(model.input_name)
     if x is None or x.ndim == 0:
         got = "no such input" if x is None else "one of shape ()"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hmac
 import re
 import time
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -16,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, ReadTimeoutError, ServerError
+from stablernn_server.http.asgi import Scope, header_fields
+from stablernn_server.http.middleware import CHECKS_KEY, RequestMiddleware
 from stablernn_server.http.request import ActiveRequest
 from stablernn_server.http.responses import error_response
 from stablernn_server.http.write_coalescing import CoalescingTransport
@@ -26,8 +29,7 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
     from stablernn_server.http.app_context import AppContext
-    from stablernn_server.http.asgi import Headers, Scope
-    from stablernn_server.http.middleware import RequestMiddleware
+    from stablernn_server.http.asgi import Headers
 
 UNREAD_ROUTE = "unread"
 """Route in the metrics of requests that are refused before their path is known."""
@@ -88,6 +90,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._middleware = None if self.config.proxy_headers else middleware
         # Its head has arrived in the data that is being parsed.
         self._arriving: DirectExchange | None = None
+        # The last request that bypassed ASGI, and its target.
+        self._checked_scope: Scope | None = None
+        self._checked_url = b""
         # Since when no request is in flight, on the clock of the event loop; None while one is.
         self._idle_since: float | None = None
         self._has_started = False
@@ -315,13 +320,13 @@ class HttpProtocol(HttpToolsProtocol):
         """Make an exchange of the request whose head is complete; start it soon, or queue it behind another."""
         assert self.parser is not None
         version = self.parser.get_http_version()
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": self.url.decode("ascii"),
-            "headers": self.headers,
-            "client": self.client,
-        }
+        scope = {"type": "http", "method": "POST", "headers": self.headers, "client": self.client}
+        previous_scope, self._checked_scope = self._checked_scope, scope
+        if previous_scope is not None and CHECKS_KEY in previous_scope and self._is_like(scope, previous_scope):
+            scope["path"], scope[CHECKS_KEY] = previous_scope["path"], previous_scope[CHECKS_KEY]
+        else:
+            scope["path"] = self.url.decode("ascii")
+        self._checked_url = self.url
         previous, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
         exchange = DirectExchange(
             self, scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue
@@ -334,6 +339,20 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_asgi_task(exchange, self.app)
         else:
             self._arriving, self._has_started = exchange, True
+
+    def _is_like(self, scope: Scope, previous: Scope) -> bool:
+        """Return whether two requests of this connection are equal in what :meth:`.RequestMiddleware.check` reads."""
+        fields, others = header_fields(scope), header_fields(previous)
+        return (
+            self.url == self._checked_url
+            # Of several fields with one name, only the first is compared here.
+            and len(fields) == len(scope["headers"])
+            and len(others) == len(previous["headers"])
+            and fields.get(b"host") == others.get(b"host")
+            and fields.get(b"origin") == others.get(b"origin")
+            # The time says nothing about the token of the other request, which a proxy may have sent for somebody else.
+            and hmac.compare_digest(fields.get(b"authorization", b""), others.get(b"authorization", b""))
+        )
 
     def _start_arriving(self) -> None:
         """Start the exchange whose head has just arrived, if there is one."""
