@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -77,34 +78,45 @@ class AccessLog:
         bytes_out: int | None,
         seconds: float,
     ) -> None:
-        model = request.model
-        fields: dict[str, Any] = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "request_id": request.request_id,
-            "method": method,
-            "path": redact_path(scope["path"]),
-            "status": status,
-            "code": request.error_code,
-            "ms": round(1e3 * seconds, 3),
-            "queue_ms": round(request.queue_ns / 1e6, 3) if request.rows else None,
-            "model": None if model is None else model.name,
-            "version": None if model is None else model.version,
-            "rows": request.rows or None,
-            "caller": request.identity.name,
-            "role": None if request.identity.name == "anonymous" else request.identity.role,
-            "bytes_in": bytes_in,
-            "bytes_out": bytes_out,
-        }
-        line = orjson.dumps(fields).decode() if self._form == "json" else _text(fields)
-        # Not logger.info, which walks the stack to find the line of code that calls it.
-        logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, line, (), None))
+        path = redact_path(scope["path"])
+        create_line = _json_line if self._form == "json" else _text_line
+        _log(create_line(request, method, path, status, bytes_in, bytes_out, 1e3 * seconds))
+
+
+class LineHandler(logging.StreamHandler[Any]):
+    """Writes the lines of the access log to a stream as they are."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def write_line(self, line: str) -> None:
+        """Write a line without a log record, which takes more time than the line."""
+        try:
+            with self.lock or nullcontext():
+                self.stream.write(line + self.terminator)
+                self.stream.flush()
+        except (OSError, ValueError):
+            # As for a record: a log that cannot be written stops no request.
+            self.handleError(_create_record(line))
+
+
+def _log(line: str) -> None:
+    handlers = logger.handlers
+    if len(handlers) == 1 and type(handlers[0]) is LineHandler and not (logger.propagate or logger.filters):
+        handlers[0].write_line(line)
+    else:
+        logger.handle(_create_record(line))
+
+
+def _create_record(line: str) -> logging.LogRecord:
+    # Not by logger.info, which walks the stack to find the line of code that calls it.
+    return logger.makeRecord(logger.name, logging.INFO, __file__, 0, line, (), None)
 
 
 def write_to_stderr() -> None:
     """Write the lines to standard error without a prefix, whatever other loggers do with theirs."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.handlers[:] = [handler]
+    logger.handlers[:] = [LineHandler(sys.stderr)]
     logger.propagate = False
     logger.setLevel(logging.INFO)
 
@@ -133,21 +145,56 @@ def redact_path(path: str) -> str:
     return path if path.isprintable() and " " not in path else quote(path, safe="/@:", errors="replace")
 
 
-def _text(fields: dict[str, Any]) -> str:
-    parts = [fields["method"], fields["path"], str(fields["status"])]
-    if fields["code"] is not None:
-        parts.append(fields["code"])
-    parts.append(f"{fields['ms']:.1f} ms")
-    if fields["queue_ms"] is not None:
-        parts.append(f"(queue {fields['queue_ms']:.1f})")
-    if fields["model"] is not None:
-        parts.append(f"{fields['model']}:{fields['version']}")
-    if fields["rows"] is not None:
-        parts.append(f"rows={fields['rows']}")
-    for name in ("bytes_in", "bytes_out"):
-        if fields[name]:
-            parts.append(f"{name.removeprefix('bytes_')}={fields[name]}")
-    return " ".join((*parts, fields["caller"], fields["request_id"]))
+def _json_line(
+    request: ActiveRequest,
+    method: str,
+    path: str,
+    status: int,
+    bytes_in: int | None,
+    bytes_out: int | None,
+    milliseconds: float,
+) -> str:
+    model, identity = request.model, request.identity
+    fields: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "request_id": request.request_id,
+        "method": method,
+        "path": path,
+        "status": status,
+        "code": request.error_code,
+        "ms": round(milliseconds, 3),
+        "queue_ms": round(request.queue_ns / 1e6, 3) if request.rows else None,
+        "model": None if model is None else model.name,
+        "version": None if model is None else model.version,
+        "rows": request.rows or None,
+        "caller": identity.name,
+        "role": None if identity.name == "anonymous" else identity.role,
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
+    }
+    return orjson.dumps(fields).decode()
+
+
+def _text_line(
+    request: ActiveRequest,
+    method: str,
+    path: str,
+    status: int,
+    bytes_in: int | None,
+    bytes_out: int | None,
+    milliseconds: float,
+) -> str:
+    model, rows = request.model, request.rows
+    code = "" if request.error_code is None else f" {request.error_code}"
+    queue = f" (queue {request.queue_ns / 1e6:.1f})" if rows else ""
+    version = "" if model is None else f" {model.name}:{model.version}"
+    counts = f" rows={rows}" if rows else ""
+    if bytes_in:
+        counts += f" in={bytes_in}"
+    if bytes_out:
+        counts += f" out={bytes_out}"
+    caller = f"{request.identity.name} {request.request_id}"
+    return f"{method} {path} {status}{code} {milliseconds:.1f} ms{queue}{version}{counts} {caller}"
 
 
 def _content_length(scope: Scope) -> int | None:

@@ -149,9 +149,7 @@ class RequestMiddleware:
             # `receive` references the scope; break the reference cycle, so that a model is freed now.
             del scope[SCOPE_KEY]
 
-    async def answer(
-        self, scope: Scope, request: ActiveRequest, sender: Sender, match: re.Match[str] | None
-    ) -> None:
+    async def answer(self, scope: Scope, request: ActiveRequest, sender: Sender, match: re.Match[str] | None) -> None:
         """Answer an HTTP request, count it and log it.
 
         Args:

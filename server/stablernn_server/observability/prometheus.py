@@ -41,7 +41,6 @@ class BatchHistogram(Histogram):
         self._sum.inc(total)
         self._buckets[bisect_left(self._upper_bounds, total / count)].inc(count)
 
-
     def observe_all(self, values: Sequence[float]) -> None:
         """Count several observations, each in its bucket."""
         self._sum.inc(sum(values))

@@ -1,8 +1,8 @@
 """A request that is answered without ASGI: its body as it arrives, the coroutine that answers it, and the response.
 
-Between uvicorn's protocol and an application lie a task, an event, a scope and several messages for each request, and
-several copies of its head; for inference on a short sequence that costs more than the inference. Here the coroutine that
-answers runs at once, without a task, and head and body of the response are written as one piece.
+Between uvicorn's protocol and an ASGI application lie a task, an event and several messages for each request, which
+costs more than inference on a short sequence. Here the coroutine that answers runs at once, without a task, and head
+and body of the response are written as one piece.
 """
 
 from __future__ import annotations

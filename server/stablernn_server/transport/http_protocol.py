@@ -86,7 +86,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._active_cycle: RequestResponseCycle | None = None
         # Further input is not read any more; a response may still be on its way.
         self._is_discarding = False
-        # uvicorn's middleware for headers of proxies is an ASGI application: behind a proxy every request is one of ASGI.
+        # uvicorn reads the headers of proxies in an ASGI application, so that behind a proxy every request is for ASGI.
         self._middleware = None if self.config.proxy_headers else middleware
         # Its head has arrived in the data that is being parsed.
         self._arriving: DirectExchange | None = None
@@ -328,9 +328,7 @@ class HttpProtocol(HttpToolsProtocol):
             scope["path"] = self.url.decode("ascii")
         self._checked_url = self.url
         previous, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
-        exchange = DirectExchange(
-            self, scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue
-        )
+        exchange = DirectExchange(self, scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue)
         self.cycle = exchange
         if previous is not None and not previous.response_complete:
             self.flow.pause_reading()
