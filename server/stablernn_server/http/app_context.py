@@ -13,8 +13,15 @@ from stablernn_runtime.state_token import StateTokens
 from stablernn_server.batching.scheduler import Scheduler
 from stablernn_server.batching.types import DEFAULT_PRIORITY, Caller
 from stablernn_server.errors import NotReadyError, ReadTimeoutError
-from stablernn_server.http.asgi import Scope, header_fields
-from stablernn_server.http.request import ActiveRequest, RequestBudget, body_too_large, read_body, receive_at_once
+from stablernn_server.http.asgi import Scope
+from stablernn_server.http.request import (
+    ActiveRequest,
+    RequestBudget,
+    body_too_large,
+    header_fields,
+    read_body,
+    receive_at_once,
+)
 from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.observability.tracing import Tracing
 from stablernn_server.repository.model_repository import ModelRepository

@@ -21,9 +21,9 @@ from starlette.routing import BaseRoute, Match
 from stablernn_server.errors import STATUS_AND_CODE, ServerError
 from stablernn_server.http.access_log import AccessLog, redact_path
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.asgi import ASGIApplication, Headers, Message, Receive, Scope, Send, header_fields
+from stablernn_server.http.asgi import ASGIApplication, Headers, Message, Receive, Scope, Send
 from stablernn_server.http.origin_policy import OriginPolicy
-from stablernn_server.http.request import SCOPE_KEY, ActiveRequest
+from stablernn_server.http.request import SCOPE_KEY, ActiveRequest, header_fields
 from stablernn_server.http.responses import RawResponse, error_response, refuse_websocket
 from stablernn_server.observability.tracing import RequestSpan
 from stablernn_server.security.auth import Identity

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from stablernn_server.errors import ForbiddenError, SettingsError, cut
-from stablernn_server.http.asgi import Headers, Scope, header_fields
+from stablernn_server.http.asgi import Headers, Scope
+from stablernn_server.http.request import header_fields
 
 METHODS = b"GET, HEAD, POST, DELETE"
 ALLOWED_HEADERS = (

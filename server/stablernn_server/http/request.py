@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import HTTPConnection
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.batching.types import InferenceResult
 from stablernn_server.codecs.json_values import whole_number
 from stablernn_server.errors import BusyError, ClientGoneError, InputError, ServerError, TooLargeError, cut
-from stablernn_server.http.asgi import Message, Receive, Scope, header_fields
-from stablernn_server.http.write_coalescing import has_disconnected
+from stablernn_server.http.asgi import Message, Receive, Scope
 from stablernn_server.security.auth import NOBODY, Identity
 
+_FIELDS_KEY = "stablernn.fields"
 SCOPE_KEY = "stablernn"
 """Key of the ASGI scope under which the middleware leaves the request for the routes."""
 
@@ -152,6 +153,31 @@ def get_request(connection: HTTPConnection) -> ActiveRequest:
     """Return the request that the middleware put into the scope."""
     request: ActiveRequest = connection.scope[SCOPE_KEY]
     return request
+
+
+def has_disconnected(receive: Callable[..., Any]) -> bool | None:
+    """Return whether the client of a request that is not answered yet has closed the connection.
+
+    Args:
+        receive: The receive function of the ASGI call.
+
+    Returns:
+        None if it is not one of uvicorn: then only the next message can tell.
+    """
+    cycle = getattr(receive, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
+        return None
+    # Nothing is read behind a large body whose end came at once, and a connection that is not read is not seen to end.
+    cycle.flow.resume_reading()
+    return cycle.disconnected
+
+
+def header_fields(scope: Scope) -> Mapping[bytes, bytes]:
+    """Return the header fields of a request by their names in lower case; of several with one name, the first."""
+    fields: Mapping[bytes, bytes] | None = scope.get(_FIELDS_KEY)
+    if fields is None:
+        fields = scope[_FIELDS_KEY] = dict(reversed(scope["headers"]))
+    return fields
 
 
 def receive_at_once(body: bytes) -> Receive:

@@ -27,9 +27,9 @@ from stablernn_server.codecs.open_inference import (
 )
 from stablernn_server.errors import InputError, MethodError, UnknownModelError
 from stablernn_server.http.app_context import AppContext
-from stablernn_server.http.asgi import Scope, header_fields
+from stablernn_server.http.asgi import Scope
 from stablernn_server.http.middleware import DirectRoute
-from stablernn_server.http.request import ActiveRequest, body_too_large
+from stablernn_server.http.request import ActiveRequest, body_too_large, header_fields
 from stablernn_server.http.responses import JSON, RawResponse, compress_if_accepted
 from stablernn_server.settings import Settings
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
-import re
 import time
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -17,28 +15,24 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, ReadTimeoutError, ServerError
-from stablernn_server.http.asgi import Scope, header_fields
-from stablernn_server.http.middleware import CHECKS_KEY, RequestMiddleware
+from stablernn_server.http.asgi import Scope
 from stablernn_server.http.request import ActiveRequest
 from stablernn_server.http.responses import error_response
-from stablernn_server.http.write_coalescing import CoalescingTransport
 from stablernn_server.transport.connections import Connection, ConnectionTable
-from stablernn_server.transport.direct_exchange import DirectExchange
+from stablernn_server.transport.direct_exchange import DirectExchange, DirectHeads, is_direct_target
+from stablernn_server.transport.write_coalescing import CoalescingTransport
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
     from stablernn_server.http.app_context import AppContext
     from stablernn_server.http.asgi import Headers
+    from stablernn_server.http.middleware import RequestMiddleware
 
 UNREAD_ROUTE = "unread"
 """Route in the metrics of requests that are refused before their path is known."""
 FIELD_OVERHEAD = 4
 """Bytes of ``: `` and the line break of a header field."""
-
-
-is_direct_target = re.compile(rb"/v2/models/[\w.@:~-]+(?:/versions/[\w.-]+)?/infer").fullmatch
-"""Matches targets of requests that bypass ASGI, as clients usually write them; others go the longer way."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -90,9 +84,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._middleware = None if self.config.proxy_headers else middleware
         # Its head has arrived in the data that is being parsed.
         self._arriving: DirectExchange | None = None
-        # The last request that bypassed ASGI, and its target.
-        self._checked_scope: Scope | None = None
-        self._checked_url = b""
+        self._direct_heads = DirectHeads()
         # Since when no request is in flight, on the clock of the event loop; None while one is.
         self._idle_since: float | None = None
         self._has_started = False
@@ -320,13 +312,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Make an exchange of the request whose head is complete; start it soon, or queue it behind another."""
         assert self.parser is not None
         version = self.parser.get_http_version()
-        scope = {"type": "http", "method": "POST", "headers": self.headers, "client": self.client}
-        previous_scope, self._checked_scope = self._checked_scope, scope
-        if previous_scope is not None and CHECKS_KEY in previous_scope and self._is_like(scope, previous_scope):
-            scope["path"], scope[CHECKS_KEY] = previous_scope["path"], previous_scope[CHECKS_KEY]
-        else:
-            scope["path"] = self.url.decode("ascii")
-        self._checked_url = self.url
+        scope = self._direct_heads.create_scope(self.url, self.headers, self.client)
         previous, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
         exchange = DirectExchange(self, scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue)
         self.cycle = exchange
@@ -337,20 +323,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_asgi_task(exchange, self.app)
         else:
             self._arriving, self._has_started = exchange, True
-
-    def _is_like(self, scope: Scope, previous: Scope) -> bool:
-        """Return whether two requests of this connection are equal in what :meth:`.RequestMiddleware.check` reads."""
-        fields, others = header_fields(scope), header_fields(previous)
-        return (
-            self.url == self._checked_url
-            # Of several fields with one name, only the first is compared here.
-            and len(fields) == len(scope["headers"])
-            and len(others) == len(previous["headers"])
-            and fields.get(b"host") == others.get(b"host")
-            and fields.get(b"origin") == others.get(b"origin")
-            # The time says nothing about the token of the other request, which a proxy may have sent for somebody else.
-            and hmac.compare_digest(fields.get(b"authorization", b""), others.get(b"authorization", b""))
-        )
 
     def _start_arriving(self) -> None:
         """Start the exchange whose head has just arrived, if there is one."""

@@ -13,8 +13,8 @@ from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
 from stablernn_server.errors import BusyError
-from stablernn_server.http.write_coalescing import CoalescingTransport
 from stablernn_server.transport.connections import ConnectionTable
+from stablernn_server.transport.write_coalescing import CoalescingTransport
 
 if TYPE_CHECKING:
     from stablernn_server.http.app_context import AppContext

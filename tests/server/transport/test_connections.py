@@ -32,9 +32,9 @@ from scheduler_helpers import wait
 from server_helpers import Published, Running, serve
 from serving_helpers import ServeProcess, start_serve
 from stablernn_server import Settings, SettingsError, create_app
-from stablernn_server.http.write_coalescing import LINGER_IDLE_SECONDS
 from stablernn_server.process.server import create_connection_table
 from stablernn_server.transport.connections import ConnectionTable, parse_networks, raise_file_limit
+from stablernn_server.transport.write_coalescing import LINGER_IDLE_SECONDS
 
 MIB = 2**20
 SLOW_ANSWER_SECONDS = 2.0

@@ -14,7 +14,7 @@ from scheduler_helpers import wait
 from server_helpers import Published, Running, serve
 from stablernn_server import Settings, create_app
 from stablernn_server.http.access_log import AccessLog
-from stablernn_server.http.write_coalescing import CoalescingTransport
+from stablernn_server.transport.write_coalescing import CoalescingTransport
 
 
 def received(write: Callable[[CoalescingTransport], None]) -> list[bytes]:

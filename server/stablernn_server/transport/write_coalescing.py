@@ -7,10 +7,7 @@ and would wake the client: a tenth of the time of a short response.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
-
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 LINGER_IDLE_SECONDS = 2.0
 """Silence after which a connection that was closed while its client was still sending is closed for good."""
@@ -120,20 +117,3 @@ class CoalescingTransport:
         """Close at once, without sending what is left."""
         self._chunks = []
         self._transport.abort()
-
-
-def has_disconnected(receive: Callable[..., Any]) -> bool | None:
-    """Return whether the client of a request that is not answered yet has closed the connection.
-
-    Args:
-        receive: The receive function of the ASGI call.
-
-    Returns:
-        None if it is not one of uvicorn: then only the next message can tell.
-    """
-    cycle = getattr(receive, "__self__", None)
-    if not isinstance(cycle, RequestResponseCycle):
-        return None
-    # Nothing is read behind a large body whose end came at once, and a connection that is not read is not seen to end.
-    cycle.flow.resume_reading()
-    return cycle.disconnected

@@ -1,0 +1,100 @@
+"""Requests that are decoded by a template say what they say without one, right or wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stablernn_server import InputError
+from stablernn_server.codecs import infer_templates
+from stablernn_server.codecs.infer_templates import MAX_TEMPLATES, decode_with_template
+from stablernn_server.codecs.open_inference import InferRequest, decode_request
+
+TENSOR = {"name": "x", "shape": [1, 3, 1], "datatype": "FP32"}
+
+
+def body(data: Any, *, more: dict[str, Any] | None = None, **entries: Any) -> str:
+    return json.dumps({"inputs": [TENSOR | {"data": data} | (more or {})], **entries})
+
+
+# Texts, since some are no JSON that Python writes.
+BODIES = {
+    "numbers": body([0.1, -2.5e-3, 3.25]),
+    "other numbers": body([1.5, 0.0, -7.0]),
+    "whole numbers": body([1, 2, 3]),
+    "whole numbers beyond float64": body([1, 2, 16777217 * 2**30 + 1]),
+    "whole numbers and others": body([1, 2.5, 9007199254740993]),
+    "a number beyond float32": body([0.5, 1e39, 0.5]),
+    "a number beyond float64": body([0.5, 1.5, 10**400]),
+    "an infinite number": body([0.5, 0.5, 0.5]).replace("[0.5, 0.5", "[0.5, 1e999"),
+    "nested": body([[[0.5], [1.5], [2.5]]]),
+    "null": body([0.5, None, 2.5]),
+    "NaN": body([0.5, float("nan"), 2.5]),
+    "true": body([0.5, True, 2.5]),
+    "false": body([0.5, False, 2.5]),
+    "text": body([0.5, "a", 2.5]),
+    "too few": body([0.5, 1.5]),
+    "none": body([]),
+    "no array": body(0.5),
+    "broken": body([0.5, 1.5, 2.5]).replace("1.5", "1.5.5"),
+    "a closing bracket too many": body([0.5, 1.5, 2.5]).replace("2.5]", "2.5]]"),
+    "spaces": body([0.5, 1.5, 2.5]).replace("[0.5", " [ \n0.5"),
+    "keys behind the numbers": body([0.5, 1.5, 2.5], more={"parameters": {}}),
+    "an array behind the numbers": body([0.5, 1.5, 2.5], more={"note": [1.5, 2.5, 3.5]}),
+    "outputs": body([0.5, 1.5, 2.5], outputs=[{"name": "probabilities", "parameters": {"binary_data": True}}]),
+    "an id": body([0.5, 1.5, 2.5], id="seven"),
+    "a timeout and a priority": body([0.5, 1.5, 2.5], parameters={"timeout": 1000, "priority": 2}),
+    "a sequence": body([0.5, 1.5, 2.5], parameters={"sequence_id": 3, "sequence_start": True}),
+    "float64": body([0.5, 1.5, 2.5], more={"datatype": "FP64"}),
+    "int64": body([1, 2, 3], more={"datatype": "INT64"}),
+    "two inputs": json.dumps({"inputs": [TENSOR | {"name": name, "data": [0.5, 1.5, 2.5]} for name in "xy"]}),
+    "the numbers twice": body([0.5, 1.5, 2.5]).replace('"data": ', '"data": [7.5, 8.5, 9.5], "data": '),
+    "a text that looks like numbers": '{"id": "\\"data\\": [1.5, 2.5, 3.5]}", ' + body([0.5, 1.5, 2.5])[1:],
+    "numbers that do not count": '{"more": {"data": [1.5, 2.5, 3.5]}, ' + body([0.5, 1.5, 2.5])[1:],
+    "an array": "[0.5, 1.5, 2.5]",
+    "nothing": "",
+}
+
+
+def outcome(decode: Any, content: bytes) -> tuple[Any, ...] | str:
+    """Everything of a decoded request, its numbers as bytes; or the error."""
+    try:
+        request: InferRequest = decode(content)
+    except InputError as error:
+        return str(error)
+    inputs = {name: (value.dtype, value.shape, value.tobytes()) for name, value in request.inputs.items()}
+    return inputs, request._replace(inputs={}, template=None)
+
+
+@pytest.mark.parametrize("text", BODIES.values(), ids=BODIES)
+def test_a_template_changes_nothing(text: str) -> None:
+    content = text.encode()
+    expected = outcome(lambda body: decode_request(body, len(body)), content)
+    # The first creates the template, if there may be one.
+    for _ in range(3):
+        assert outcome(decode_with_template, content) == expected
+
+
+def test_requests_of_one_template_differ_in_their_numbers() -> None:
+    infer_templates._templates.clear()
+    first, *others = (decode_with_template(body([value, 0.25, -value]).encode()) for value in (0.5, 1.5, 2.5))
+    assert first.template is None
+    assert others[0].template is others[1].template is not None
+    assert [request.inputs["x"].tolist() for request in others] == [
+        [[[1.5], [0.25], [-1.5]]],
+        [[[2.5], [0.25], [-2.5]]],
+    ]
+    assert all(request.inputs["x"].dtype == np.float32 for request in others)
+
+
+def test_the_number_of_templates_is_bounded() -> None:
+    infer_templates._templates.clear()
+    for number in range(MAX_TEMPLATES + 10):
+        decode_with_template(body([0.5, 1.5, 2.5], more={"note": number}).encode())
+    assert 0 < len(infer_templates._templates) <= MAX_TEMPLATES
+    size = len(infer_templates._templates)
+    decode_with_template(body([0.5, 1.5, 2.5], more={"note": "a" * 2000}).encode())
+    assert len(infer_templates._templates) == size
