@@ -70,6 +70,7 @@ class ServedModel:
         step_elements: Numbers in and out of one step of one stream.
         memory_bytes: Estimate of the memory that the open version takes.
         last_requested: When the model was last asked for, on the monotonic clock.
+        known_items: Items of like requests that have passed the checks, without inputs; kept by the server.
     """
 
     def __init__(self, version: Version, device: Device, threads: int, engine: str) -> None:
@@ -107,7 +108,6 @@ class ServedModel:
         self._row_elements = count_row_elements(self.sequence, self.rollout.horizon if self.rollout else 1)
         tensors = (*self.step.inputs.values(), *self.step.outputs.values())
         self.step_elements: int = sum(prod(size for size in spec.shape if isinstance(size, int)) for spec in tensors)
-        # Set by those who prepare requests for it.
         self.known_items: dict[object, BatchItem] = {}
         # Nanoseconds of a step, by the power of two above the number of streams.
         self._step_ns: dict[int, float] = {}

@@ -58,7 +58,7 @@ class DirectRoute(NamedTuple):
 
 
 class HeadChecks(NamedTuple):
-    """What the head of a request says, once it has been checked.
+    """Result of the checks of origin and token.
 
     Attributes:
         headers: CORS headers of the response.
@@ -72,7 +72,7 @@ class HeadChecks(NamedTuple):
 
 
 class Sender(Protocol):
-    """What sends the response to one request, and notes what was sent; see :class:`ResponseSender`."""
+    """Sends the response to one request, and notes what was sent; see :class:`ResponseSender`."""
 
     status: int
     headers: Headers

@@ -24,7 +24,7 @@ SCOPE_KEY = "stablernn"
 
 
 class Cancellable(Protocol):
-    """What answers a request: a task, or a coroutine that runs without one."""
+    """A task that answers a request, or a coroutine that runs without one."""
 
     def cancel(self) -> bool: ...
 

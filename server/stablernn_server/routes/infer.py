@@ -131,12 +131,12 @@ def _model_of_sequences(context: AppContext, match: re.Match[str]) -> ServedMode
 def _prepare(settings: Settings, model: ServedModel, request: InferRequest) -> BatchItem:
     """Check a request that belongs to no sequence, and return its inputs as the graph takes them."""
     template = request.template
-    known = None if template is None else model.known_items.get(template)
-    if known is not None:
+    like_item = None if template is None else model.known_items.get(template)
+    if like_item is not None:
         x = request.inputs[model.input_name]
         # Such a request has passed all checks but that of the values. NaN is a missing one.
         if not np.count_nonzero(np.isinf(x)):
-            return BatchItem({model.input_name: x}, known.rows, known.time, known.names)
+            return BatchItem({model.input_name: x}, like_item.rows, like_item.time, like_item.names)
     _check_size(settings, model, request)
     inputs = request.inputs
     if "dt" in inputs and not any(state.input in inputs for state in model.states):

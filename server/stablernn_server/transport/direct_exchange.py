@@ -12,18 +12,15 @@ import hmac
 import logging
 import re
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from stablernn_server.http.asgi import Headers, Message, Scope
 from stablernn_server.http.middleware import CHECKS_KEY
 from stablernn_server.http.request import header_fields
 from stablernn_server.http.responses import RawResponse
-
-if TYPE_CHECKING:
-    from stablernn_server.transport.http_protocol import HttpProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +72,25 @@ def _is_alike(scope: Scope, previous: Scope) -> bool:
     )
 
 
+class DirectConnection(Protocol):
+    """The connection of an exchange, as far as it needs to know it; see :class:`.HttpProtocol`."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+    @property
+    def flow(self) -> FlowControl: ...
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]: ...
+
+    def default_lines(self) -> bytes: ...
+
+    def write_whole(self, response: bytes) -> None: ...
+
+    def continue_connection(self) -> None: ...
+
+
 class DirectExchange(RequestResponseCycle):
     """One request and its response, in the place of uvicorn's cycle, which hands them to an ASGI application.
 
@@ -93,7 +109,7 @@ class DirectExchange(RequestResponseCycle):
     status = sent_bytes = 0
     headers: Headers = ()
     request_id = ""
-    _protocol: HttpProtocol | None
+    _protocol: DirectConnection | None
     _chunks: list[bytes]
     _chunk_bytes = 0
     # What the coroutine waits for: more of the body, or anything else.
@@ -102,7 +118,7 @@ class DirectExchange(RequestResponseCycle):
     _coroutine: Coroutine[Any, Any, None] | None = None
     _is_cancelled = False
 
-    def __init__(self, protocol: HttpProtocol, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+    def __init__(self, protocol: DirectConnection, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
         """Create the exchange when the head of its request has arrived.
 
         Args:

@@ -316,11 +316,13 @@ class HttpProtocol(HttpToolsProtocol):
         previous, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
         exchange = DirectExchange(self, scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue)
         self.cycle = exchange
+        # uvicorn keeps it beside each request that waits.
+        app = cast("ASGI3Application", self.app)
         if previous is not None and not previous.response_complete:
             self.flow.pause_reading()
-            self.pipeline.appendleft((exchange, self.app))
+            self.pipeline.appendleft((exchange, app))
         elif self._has_started:
-            self._start_asgi_task(exchange, self.app)
+            self._start_asgi_task(exchange, app)
         else:
             self._arriving, self._has_started = exchange, True
 
