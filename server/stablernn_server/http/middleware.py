@@ -119,8 +119,8 @@ class RequestMiddleware:
             return self._websocket(scope, receive, send)
         return self._framework(scope, receive, send)
 
-    def check(self, scope: Scope) -> HeadChecks:
-        """Check origin and token of a request.
+    def _check(self, scope: Scope, sender: Sender | None = None) -> HeadChecks:
+        """Check origin and token of a request; the sender gets the CORS headers also where the token is refused.
 
         The result depends on the path, on the address of the client, and on the fields ``host``, ``origin`` and
         ``authorization``.
@@ -130,6 +130,8 @@ class RequestMiddleware:
             UnauthorizedError: If the token is missing or not known.
         """
         headers = self._origins.check(scope)
+        if sender is not None:
+            sender.headers = headers
         identity = self._context.auth.check(scope)
         address = scope.get("client")
         # Limits hold for a token, wherever it is used; without tokens, for an address.
@@ -168,7 +170,7 @@ class RequestMiddleware:
                 sender.headers = preflight
                 await sender.send_response(RawResponse(204, b"", ""))
                 return
-            checks: HeadChecks = scope.get(CHECKS_KEY) or self.check(scope)
+            checks: HeadChecks = scope.get(CHECKS_KEY) or self._check(scope, sender)
             scope[CHECKS_KEY] = checks
             sender.headers, request.identity, request.client = checks
             if scope["method"] in _METHODS_WITH_BODY and scope["path"].startswith(WORK_PATHS):
@@ -210,7 +212,7 @@ class RequestMiddleware:
         request.request_id = self._request_id(scope)
         scope[SCOPE_KEY] = request
         try:
-            _, request.identity, request.client = self.check(scope)
+            _, request.identity, request.client = self._check(scope)
             self._context.check_ready()
         except ServerError as error:
             response = self._error_response(request, error, scope)

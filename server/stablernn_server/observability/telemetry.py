@@ -252,7 +252,8 @@ class Telemetry:
         # Each value of a label is kept for the life of the process: what clients choose must not become one.
         if route not in self._routes:
             if len(self._routes) >= MAX_ROUTES:
-                return self._create_request_metrics(name, version, OTHER_ROUTE, status)
+                key = (name, version, OTHER_ROUTE, status)
+                return self._request_metrics.get(key) or self._create_request_metrics(*key)
             self._routes.add(route)
         label = _version_label(version)
         is_inference = bool(name) and route.endswith(INFERENCE_ROUTES)

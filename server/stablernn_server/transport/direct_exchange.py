@@ -59,7 +59,7 @@ class DirectHeads:
 
 
 def _is_alike(scope: Scope, previous: Scope) -> bool:
-    """Return whether two requests for one target are equal in what :meth:`.RequestMiddleware.check` reads."""
+    """Return whether two requests for one target are equal in what the checks of origin and token depend on."""
     fields, others = header_fields(scope), header_fields(previous)
     return (
         # Of several fields with one name, only the first is compared here.
