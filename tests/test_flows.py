@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -144,42 +147,64 @@ def test_from_an_export_to_a_certificate_in_a_manifest(exported: tuple[Registry,
     assert in_tour(left_out(files, MODEL_CODE)) == walk("From an export to a certificate in a manifest")
 
 
+class Client:
+    """One connection to a server; head and body of a request arrive together, so that each takes the same way."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.socket = socket.create_connection((host, port), timeout=30)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send a request, and return the body of its response."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept-Encoding: gzip\r\n"
+        self.socket.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        with http.client.HTTPResponse(self.socket, method="POST") as response:
+            response.begin()
+            text = response.read()
+        assert response.status == 200, text
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+
 @pytest.fixture
 def client(
     tracer: FlowTracer, exported: tuple[Registry, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[httpx.Client]:
+) -> Iterator[Client]:
     """A client of a server whose threads are traced."""
     # How long the last runs took decides whether one is made on the event loop; here all are made on threads.
     monkeypatch.setattr(dispatch, "INLINE_NS", -1)
     monkeypatch.setattr(dispatch, "INLINE_ALONE_NS", -1)
     settings = Settings(registry=exported[0].root, models=("load",), state_key="a key of at least thirty-two bytes")
-    with contextmanager(serve)(create_app(settings)) as running, httpx.Client(base_url=running.url) as client:
-        yield client
+    with contextmanager(serve)(create_app(settings)) as running:
+        url = urlsplit(running.url)
+        assert url.hostname is not None
+        assert url.port is not None
+        client = Client(url.hostname, url.port)
+        with client.socket:
+            yield client
 
 
-def trace_requests(tracer: FlowTracer, client: httpx.Client, path: str, body: dict[str, Any]) -> list[str]:
+def trace_requests(tracer: FlowTracer, client: Client, path: str, body: dict[str, Any]) -> list[str]:
     """The files that each of several requests passes, after some that warm the server up."""
     traces = []
     for number in range(10):
         with tracer.record():
-            response = client.post(path, json=body)
+            client.post(path, body)
             # The server records the request after it has answered.
             time.sleep(0.05)
-        assert response.status_code == 200, response.text
         if number >= 5:
             traces.append(tracer.files)
     return left_out(in_all(traces), TRANSPORT)
 
 
-def test_from_an_http_request_to_its_answer(tracer: FlowTracer, client: httpx.Client) -> None:
+def test_from_an_http_request_to_its_answer(tracer: FlowTracer, client: Client) -> None:
     x = {"name": "x", "shape": [1, 3, 2], "datatype": "FP32", "data": [0.5] * 6}
     files = trace_requests(tracer, client, "/v2/models/load/infer", {"inputs": [x]})
     assert in_tour(files) == walk("From an HTTP request to its answer")
 
 
-def test_a_step_of_a_stream_with_a_state_token(tracer: FlowTracer, client: httpx.Client) -> None:
-    first = client.post("/v1/step", json={"model": "load", "values": SAMPLE})
-    assert first.status_code == 200, first.text
-    body = {"state_token": first.json()["state_token"], "values": SAMPLE}
+def test_a_step_of_a_stream_with_a_state_token(tracer: FlowTracer, client: Client) -> None:
+    first = client.post("/v1/step", {"model": "load", "values": SAMPLE})
+    body = {"state_token": first["state_token"], "values": SAMPLE}
     files = trace_requests(tracer, client, "/v1/step", body)
     assert in_tour(files) == walk("A step of a stream with a state token")
