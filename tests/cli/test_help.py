@@ -42,6 +42,7 @@ COMMANDS = {
     "data check",
     "data list",
     "data fetch",
+    "bench",
     "doctor",
     "quickstart",
     "reproduce list",

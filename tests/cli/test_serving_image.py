@@ -45,6 +45,7 @@ def run(image: Workplace, tmp_path: Path, *arguments: object) -> subprocess.Comp
     [
         ["data", "check", "digits"],
         ["train", "--data", "digits", "--cell", "gru"],
+        ["bench", "--part", "train"],
         pytest.param(["eval", "digits-run"], marks=pytest.mark.slow),
         ["predict", "digits", "--input", "x.npz"],
         pytest.param(["export", "digits-run", "--name", "x"], marks=pytest.mark.slow),

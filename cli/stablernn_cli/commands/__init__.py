@@ -49,6 +49,7 @@ ENTRIES = (
     Entry("plot", MAIN_JOB, "Draw a forecast, scores or the curves of a run", "plot", "plot"),
     Entry("serve", MAIN_JOB, "Serve models over REST", "serve", "serve"),
     Entry("dockerize", MAIN_JOB, "Write the build context of a container image", "dockerize", "dockerize"),
+    Entry("bench", LOOKING, "Time a cell's training and inference next to peers", "bench", "bench"),
     Entry("doctor", LOOKING, "Check versions, devices and folders", "doctor", "doctor"),
     Entry("quickstart", LOOKING, "Go from data to a served model", "quickstart", "quickstart"),
     Entry("registry", MAIN_JOB, "Manage trained models: versions, aliases, integrity", "registry"),

@@ -1,0 +1,193 @@
+"""`bench`: its tables and conditions, and that the rows compute the same thing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cli_helpers import Workplace
+from stablernn.engines import list_engines
+from stablernn_cli.bench import inference, timing, training
+from stablernn_cli.bench.limit import Sizes, layer_products
+
+TINY = ("--hidden-size", 4, "--batch-size", 2, "--length", 8, "--rounds", 2)
+PEERS = ["nn.LSTM", "nn.GRU", "nn.RNN"]
+STEP_ROWS = [
+    "limit",
+    "step.onnx, session.run",
+    "step.onnx, bound buffers",
+    "step of a stream in the server's runtime",
+    "torch, step by step",
+    "nn.LSTM, step by step",
+    "ONNX Runtime's LSTM, step by step",
+]
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "STEPS_PER_RUN", 3)
+
+
+def names(table: dict[str, Any]) -> list[str]:
+    return [row["row"] for row in table["rows"]]
+
+
+def test_each_part_is_a_table_with_its_rows_and_conditions(empty: Workplace) -> None:
+    result = empty.ok("bench", *TINY, "--json")
+    document = result.json
+    assert document["sizes"] == {
+        "cell": "antisymmetric",
+        "hidden_size": 4,
+        "batch_size": 2,
+        "length": 8,
+        "num_layers": 1,
+        "members": 1,
+    }
+    facts = document["conditions"]
+    assert (facts["threads"], facts["rounds"], facts["clock"]) == (1, 2, "cpu_ms")
+    assert facts["torch"] == torch.__version__
+    assert facts["denormals"] in ("flushed", "not flushed")
+    train, sequence, step = document["tables"]
+    assert [(table["part"], table["unit"]) for table in document["tables"]] == [
+        ("train", "ms"),
+        ("sequence", "ms"),
+        ("step", "us"),
+    ]
+    assert names(train) == ["limit", *(f"engine {name}" for name in list_engines()), "hand-written loop", *PEERS]
+    assert names(sequence) == ["limit", "sequence.onnx", "engine auto of torch", "nn.LSTM", "ONNX Runtime's LSTM"]
+    assert names(step) == STEP_ROWS
+    for table in document["tables"]:
+        for row in table["rows"]:
+            assert row[f"cpu_{table['unit']}"] >= 0
+            assert row[f"wall_{table['unit']}"] >= 0
+            assert 0 <= row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        assert table["rows"][0]["ratio"] == 1
+    progress = ["Loading ...", *(f"Timing {part}, 2 rounds ..." for part in ("train", "sequence", "step"))]
+    assert result.err.splitlines() == progress
+
+
+def test_a_part_can_be_chosen_and_is_printed_as_a_table(empty: Workplace) -> None:
+    result = empty.ok("-q", "bench", *TINY, "--part", "train", "--part", "train")
+    lines = result.out.splitlines()
+    assert lines[0].strip() == "A training step: forward, backward and Adam"
+    assert lines[1].split() == ["row", "ms", "ratio", "to", "the", "limit", "quartiles"]
+    assert sum(line.startswith("limit ") for line in lines) == 1
+    assert "processor time, medians of 2 rounds" in result.out
+    assert f"torch             {torch.__version__}" in result.out
+    assert "denormal numbers  " in result.out
+    assert result.err == ""
+
+
+def test_a_cell_without_a_step_form_has_the_engine_loop_alone(empty: Workplace) -> None:
+    (table,) = empty.ok("bench", *TINY, "--cell", "lstm", "--part", "train", "--json").json["tables"]
+    assert names(table) == ["limit", "engine loop", *PEERS]
+
+
+@pytest.mark.parametrize("part", ["train", "sequence", "step"])
+def test_layers_and_members_on_two_threads(empty: Workplace, part: str) -> None:
+    stacked = ("--cell", "lstm", "--num-layers", 2, "--members", 2, "--threads", 2, "--part", part)
+    document = empty.ok("bench", *TINY, *stacked, "--json").json
+    assert [table["part"] for table in document["tables"]] == [part]
+    assert (document["conditions"]["threads"], document["conditions"]["clock"]) == (2, "wall_ms")
+
+
+def test_the_command_restores_threads_and_denormal_numbers(empty: Workplace) -> None:
+    before = (torch.get_num_threads(), timing.is_flushing())
+    empty.ok("bench", *TINY, "--part", "train", "--threads", before[0] + 1, "--json")
+    assert (torch.get_num_threads(), timing.is_flushing()) == before
+
+
+def test_denormal_numbers_are_flushed_where_rows_were_built_that_turn_it_off() -> None:
+    flushing = []
+    rows = {"limit": lambda: flushing.append(timing.is_flushing())}
+    with timing.pinned(1) as is_flushed:
+        # As the first session of ONNX Runtime in a process does.
+        torch.set_flush_denormal(False)
+        timing.measure(rows, rounds=2)
+    assert flushing == [is_flushed] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--cell", "antisymetric"], "Unknown cell 'antisymetric'. Did you mean 'antisymmetric'?"),
+        (["--hidden-size", "0"], "--hidden-size must be greater than or equal to 1, got '0'."),
+        (["--batch-size", "0"], "--batch-size must be greater than or equal to 1, got '0'."),
+        (["--length", "0"], "--length must be greater than or equal to 1, got '0'."),
+        (["--num-layers", "0"], "--num-layers must be greater than or equal to 1, got '0'."),
+        (["--members", "0"], "--members must be greater than or equal to 1, got '0'."),
+        (["--rounds", "1"], "--rounds must be greater than or equal to 2, got '1'."),
+        (["--threads", "0"], "--threads must be greater than or equal to 1, got '0'."),
+        (["--part", "steps"], "--part must be one of 'train', 'sequence', 'step', got 'steps'."),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_options_are_usage_errors(empty: Workplace, arguments: list[str], sentence: str) -> None:
+    result = empty("bench", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.sentence.startswith(sentence), result.sentence
+
+
+@pytest.mark.parametrize("cell", ["antisymmetric", "lipschitz", "lipschitz_rk2", "antisymmetric_g", "rnn"])
+def test_the_loop_written_by_hand_computes_what_the_engines_compute(cell: str) -> None:
+    torch.manual_seed(0)
+    sizes = Sizes(cell, 4, 2, 8, num_layers=2, members=2)
+    model, by_hand = training.EnsembleState(sizes, "loop"), training.HandWritten(sizes)
+    by_hand.load_state_dict(model.state_dict())
+    x = torch.randn(2, 8, 1)
+    torch.testing.assert_close(by_hand(x), model(x))
+
+
+def test_the_lstm_of_onnx_runtime_computes_what_torch_computes() -> None:
+    torch.manual_seed(0)
+    sizes = Sizes("lstm", 4, 2, 8, num_layers=2, members=2)
+    lstms = [inference._lstm(sizes) for _ in range(2)]
+    x = torch.randn(2, 8, 1)
+    states = inference._lstm_states(sizes, 2)
+    session = inference._open_lstm(lstms, threads=1)
+    outputs = dict(
+        zip(states, session.run([f"{name}_out" for name in states], {"x": x.numpy(), **states}), strict=True)
+    )
+    for member, lstm in enumerate(lstms):
+        _, (h, c) = lstm(x)
+        for name, expected in (("h", h), ("c", c)):
+            for depth in range(2):
+                np.testing.assert_allclose(
+                    outputs[f"{name}_{member}_{depth}"][0], expected[depth], rtol=1e-4, atol=1e-6
+                )
+
+
+@pytest.mark.parametrize(
+    ("cell", "recurrent", "drive_size"),
+    [("antisymmetric", 1, 5), ("lipschitz", 2, 5), ("lipschitz_rk2", 4, 5), ("antisymmetric_g", 1, 10), ("gru", 1, 15)],
+)
+def test_the_limit_counts_the_products_of_a_cell(cell: str, recurrent: int, drive_size: int) -> None:
+    first, second = layer_products(Sizes(cell, 5, 2, 8, num_layers=2))
+    assert first == (recurrent, None)
+    assert second == (recurrent, (5, drive_size))
+
+
+def test_figures_are_medians_and_ratios_of_the_same_round() -> None:
+    durations = {"limit": iter([9, 1, 2, 4]), "row": iter([9, 3, 4, 20])}
+    rows = {name: lambda values=values: timing.Times(next(values), 0.5) for name, values in durations.items()}
+    figures = timing.measure(rows, rounds=3, clock="wall_ms")
+    assert figures["row"] == {"cpu_ms": 0.5, "wall_ms": 4, "ratio": 3, "ratio_low": 2.5, "ratio_high": 4}
+
+
+def test_a_warning_where_the_processor_cannot_flush_denormal_numbers(
+    empty: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda mode: False)
+    result = empty.ok("bench", *TINY, "--part", "train", "--json")
+    assert result.json["conditions"]["denormals"] == "not flushed"
+    assert "Warning: This processor cannot flush denormal numbers" in result.err
+
+
+def test_the_peers_have_as_many_layers_and_members() -> None:
+    peer = training.Peer(nn.GRU, Sizes("gru", 4, 2, 8, num_layers=3, members=2))
+    assert [layer.num_layers for layer in peer.layers] == [3, 3]
+    assert peer(torch.zeros(2, 8, 1)).shape == (2, peer.output_size)
