@@ -5,13 +5,15 @@
     python benchmarks/speed.py --only lengths  # the tables whose name begins so
     python benchmarks/speed.py --page          # writes docs/speed.md from the results
 
+``stablernn bench`` measures the same rows at sizes of your own.
+
 A step is forward, backward and Adam, of one recurrent layer with a linear classifier on the last state, one input
 feature, float32, one thread. All rows of a table are timed in turn, round after round, so that a slow moment of the
 machine falls on each of them; what is compared is the ratio to the limit of the same rounds. The limit of a step is
 the time of its matrix products alone, at their own shapes and without anything in between: h K^T and g K for each
-time step, and one product for the gradient of K; twice that for a cell with two matrices. Denormal numbers are
-flushed to zero for everybody: with them the backward pass of nn.LSTM is several times slower, that of the cells here
-is not.
+time step, and one product for the gradient of K; twice that for a cell with two matrices, four times for two matrices
+in two stages. Denormal numbers are flushed to zero for everybody: with them the backward pass of nn.LSTM is several
+times slower, that of the cells here is not.
 
 The tables ``inference`` are whole sequences through ``sequence.onnx``, with the runtime's settings, and the tables
 ``step`` a thousand steps of one stream through ``step.onnx``, so that their milliseconds are microseconds of a step.
