@@ -331,6 +331,11 @@ def test_a_request_that_was_given_up_keeps_no_model(stock: Stock) -> None:
 # Names that move, while others ask.
 
 
+def other_client(running: Running) -> httpx.Client:
+    """A client for another thread: httpcore may close a connection of a pool while another thread begins to use it."""
+    return httpx.Client(base_url=running.url, timeout=30)
+
+
 class Asking:
     """Threads that ask without a pause, and what they were answered."""
 
@@ -356,9 +361,9 @@ class Asking:
 
 def test_an_alias_that_moves_between_served_versions_is_always_at_one_of_them(stock: Stock) -> None:
     stock.registry.set_alias("animals", "staging", 1)
-    with stock.served("animals:1", "animals:2", **FAST) as (_, client):
+    with stock.served("animals:1", "animals:2", **FAST) as (running, client), other_client(running) as other:
         path = "/v2/models/animals@staging/ready"
-        with Asking(lambda: client.get(path).status_code) as asking:
+        with Asking(lambda: other.get(path).status_code) as asking:
             for move in range(20):
                 number = 2 - move % 2
                 stock.registry.set_alias("animals", "staging", number)
@@ -381,11 +386,11 @@ def test_a_look_at_aliases_that_did_not_move_reads_no_manifest(stock: Stock, mon
 
 
 def test_statistics_of_a_model_that_comes_and_goes(stock: Stock) -> None:
-    with stock.served("animals:1", "flow", **STILL) as (_, client):
+    with stock.served("animals:1", "flow", **STILL) as (running, client), other_client(running) as other:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
         try:
-            with Asking(lambda: client.get("/v2/models/animals/stats").status_code) as asking:
+            with Asking(lambda: other.get("/v2/models/animals/stats").status_code) as asking:
                 for _ in range(40):
                     for word in ("unload", "load"):
                         assert client.post(f"/v2/repository/models/animals:1/{word}").status_code == 200
