@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from stablernn.engines import list_engines
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "end_to_end.json"
 PAGE = ROOT / "docs" / "end_to_end.md"
@@ -191,6 +193,7 @@ def conditions() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version("torch"),
         "cell": CELL,
+        "engines": list_engines(),
         "rounds_of_commands": COMMAND_ROUNDS,
     }
 
@@ -228,7 +231,7 @@ def page() -> str:
         *[line.replace("``", "`") for line in (__doc__ or "").strip().split("\n\n", 2)[2].splitlines()],
         "",
         f"{facts['date']}, {facts['machine']}, {facts['cores']} shared cores, Python {facts['python']}, torch "
-        f"{facts['torch']}, cell `{facts['cell']}`. Seconds are medians; a ratio is that of one round, the median, "
+        f"{facts['torch']}, cell `{facts['cell']}`, engines {', '.join(facts['engines'])}. Seconds are medians; a ratio is that of one round, the median, "
         "and between brackets the smallest and the largest.",
     ]
     measured = [name for name in (*PROBLEMS, "table") if name in stored]
