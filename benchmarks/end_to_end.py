@@ -231,8 +231,8 @@ def page() -> str:
         *[line.replace("``", "`") for line in (__doc__ or "").strip().split("\n\n", 2)[2].splitlines()],
         "",
         f"{facts['date']}, {facts['machine']}, {facts['cores']} shared cores, Python {facts['python']}, torch "
-        f"{facts['torch']}, cell `{facts['cell']}`, engines {', '.join(facts['engines'])}. Seconds are medians; a ratio is that of one round, the median, "
-        "and between brackets the smallest and the largest.",
+        f"{facts['torch']}, cell `{facts['cell']}`, engines {', '.join(facts['engines'])}. Seconds are medians; a "
+        "ratio is that of one round, the median, and between brackets the smallest and the largest.",
     ]
     measured = [name for name in (*PROBLEMS, "table") if name in stored]
     for name in PROBLEMS:
