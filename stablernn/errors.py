@@ -30,7 +30,9 @@ class ConfigError(StableRNNError, ValueError):
 
 
 class DataError(StableRNNError, ValueError):
-    pass
+    def __init__(self, message: str) -> None:
+        # Names that a file gives may have line breaks in them; a message is one line.
+        super().__init__(" ".join(message.splitlines()))
 
 
 class UnknownNameError(StableRNNError, LookupError):

@@ -45,21 +45,29 @@ def measure(
             it left in the caches.
         clock: The time that ratios are of.
     """
-    # Again, since the first session of ONNX Runtime in a process turns it off in the thread that opens it.
+    was_flushing = is_flushing()
+    # Also within `pinned`, since the first session of ONNX Runtime in a process turns it off in its thread.
     torch.set_flush_denormal(True)
-    for run in rows.values():
-        run()
-    times: dict[str, list[Times]] = {name: [] for name in rows}
-    for _ in range(rounds):
-        for name, run in rows.items():
-            if is_warmed:
-                run()
-            started, started_cpu = time.perf_counter(), time.process_time()
-            result = run()
-            elapsed = Times(1e3 * (time.perf_counter() - started), 1e3 * (time.process_time() - started_cpu))
-            times[name].append(result if isinstance(result, Times) else elapsed)
+    try:
+        for run in rows.values():
+            run()
+        times: dict[str, list[Times]] = {name: [] for name in rows}
+        for _ in range(rounds):
+            for name, run in rows.items():
+                if is_warmed:
+                    run()
+                times[name].append(_time(run))
+    finally:
+        torch.set_flush_denormal(was_flushing)
     references = [getattr(value, clock) for value in times[LIMIT]]
     return {name: _figures(values, references, clock) for name, values in times.items()}
+
+
+def _time(run: Run) -> Times:
+    started, started_cpu = time.perf_counter(), time.process_time()
+    result = run()
+    elapsed = Times(1e3 * (time.perf_counter() - started), 1e3 * (time.process_time() - started_cpu))
+    return result if isinstance(result, Times) else elapsed
 
 
 def _figures(times: list[Times], references: list[float], clock: Clock) -> dict[str, float]:

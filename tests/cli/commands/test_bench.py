@@ -174,7 +174,9 @@ def test_the_limit_counts_the_products_of_a_cell(cell: str, recurrent: int, driv
 def test_figures_are_medians_and_ratios_of_the_same_round() -> None:
     durations = {"limit": iter([9, 1, 2, 4]), "row": iter([9, 3, 4, 20])}
     rows = {name: lambda values=values: timing.Times(next(values), 0.5) for name, values in durations.items()}
+    was_flushing = timing.is_flushing()
     figures = timing.measure(rows, rounds=3, clock="wall_ms")
+    assert timing.is_flushing() == was_flushing
     assert figures["row"] == {"cpu_ms": 0.5, "wall_ms": 4, "ratio": 3, "ratio_low": 2.5, "ratio_high": 4}
 
 

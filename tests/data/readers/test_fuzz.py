@@ -95,6 +95,10 @@ def check(folder: Path, name: str, content: bytes) -> None:
 ROWS = st.lists(st.lists(st.sampled_from(CELLS), min_size=1, max_size=4), max_size=8)
 
 
+def test_the_name_of_a_series_has_a_line_break(tmp_path: Path) -> None:
+    check(tmp_path, "d.csv", b'unique_id,ds,y\n",\n,",1')
+
+
 @settings(deadline=None, max_examples=150)
 @given(header=st.sampled_from(HEADERS), rows=ROWS)
 @example(header="ds,y", rows=[['"', "1"]])
