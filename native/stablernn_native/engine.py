@@ -12,7 +12,7 @@ from stablernn.cells import StableCell
 from stablernn.cells._step_form import Family
 from stablernn.engines.fused import FusedEngine
 from stablernn.engines.fused_families import FusedSteps
-from stablernn_native.library import current_path
+from stablernn_native.bindings import current_path
 from stablernn_native.steps import NATIVE_FAMILIES
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stablernn.cells._step_form import Family, StepForm
 from stablernn.engines.fused_families import FusedSteps, PlainSteps, ResidualSteps, SharedGateSteps, TwoStageSteps
-from stablernn_native.library import (
+from stablernn_native.bindings import (
     FAMILIES,
     FLOAT32,
     FLOAT64,
@@ -21,7 +21,7 @@ from stablernn_native.library import (
     Rows,
     check,
     current_path,
-    library,
+    load_kernels,
     path_number,
 )
 
@@ -76,7 +76,7 @@ class NativeSteps(FusedSteps):
                 # One slot means that nothing needs to be kept.
                 if len(buffer) == count:
                     call.saved[index] = rows_of(part_of_member(buffer, member))
-            run(library().srnn_forward, call)
+            run(load_kernels().srnn_forward, call)
 
     def backward(
         self,
@@ -105,7 +105,7 @@ class NativeSteps(FusedSteps):
             if outputs is not None:
                 outputs_of = part_of_member(outputs, member)
                 call.outputs = rows_of(outputs_of)
-            run(library().srnn_backward, call)
+            run(load_kernels().srnn_backward, call)
         if gradient is not g:
             g.copy_(gradient)
 
@@ -155,10 +155,10 @@ class NativeSteps(FusedSteps):
 
     def _pack(self, matrix: Tensor, transposed: bool) -> Tensor:
         hidden, dtype = len(matrix), _dtype(matrix)
-        packed = matrix.new_empty(library().srnn_packed_size(self._path, dtype, hidden))
+        packed = matrix.new_empty(load_kernels().srnn_packed_size(self._path, dtype, hidden))
         row_stride, column_stride = matrix.stride()[::-1] if transposed else matrix.stride()
         check(
-            library().srnn_pack(
+            load_kernels().srnn_pack(
                 self._path, dtype, hidden, matrix.data_ptr(), row_stride, column_stride, packed.data_ptr()
             )
         )

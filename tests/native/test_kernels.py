@@ -15,7 +15,7 @@ from step_forms import needs_native
 pytestmark = needs_native
 
 try:
-    from stablernn_native import library as kernels
+    from stablernn_native import bindings as kernels
 except ImportError:
     PATHS: list[str] = []
 else:
@@ -27,7 +27,7 @@ DTYPES = {"float32": np.float32, "float64": np.float64}
 def tanh(path: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     out = np.empty_like(x)
     dtype = list(DTYPES.values()).index(x.dtype.type)
-    kernels.check(kernels.library().srnn_tanh(kernels.path_number(path), dtype, x.size, x.ctypes.data, out.ctypes.data))
+    kernels.check(kernels.load_kernels().srnn_tanh(kernels.path_number(path), dtype, x.size, x.ctypes.data, out.ctypes.data))
     return out
 
 
@@ -81,9 +81,9 @@ class Sequences:
 
     def pack(self, matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         path, dtype, hidden = kernels.path_number(self.path), list(DTYPES).index(self.dtype), self.hidden
-        packed = np.empty(kernels.library().srnn_packed_size(path, dtype, hidden), matrix.dtype)
+        packed = np.empty(kernels.load_kernels().srnn_packed_size(path, dtype, hidden), matrix.dtype)
         kernels.check(
-            kernels.library().srnn_pack(path, dtype, hidden, matrix.ctypes.data, hidden, 1, packed.ctypes.data)
+            kernels.load_kernels().srnn_pack(path, dtype, hidden, matrix.ctypes.data, hidden, 1, packed.ctypes.data)
         )
         return packed
 
@@ -108,7 +108,7 @@ class Sequences:
             last=rows_of(last[None]),
             states=rows_of(states),
         )
-        kernels.check(kernels.library().srnn_forward(ctypes.byref(call)))
+        kernels.check(kernels.load_kernels().srnn_forward(ctypes.byref(call)))
         assert np.array_equal(last, states[-1])
         return states
 
@@ -148,7 +148,7 @@ def test_rows_alone_and_steps_alone_equal_the_batch(path: str, dtype: str, hidde
 def test_a_call_that_is_incomplete() -> None:
     call = kernels.Call(path=-1, hidden=4, rows=1, steps=1, substeps=1)
     with pytest.raises(kernels.NativeError) as error:
-        kernels.check(kernels.library().srnn_forward(ctypes.byref(call)))
+        kernels.check(kernels.load_kernels().srnn_forward(ctypes.byref(call)))
     assert str(error.value) == (
         "The kernels of stablernn-native refused a call: the call is incomplete or a size is negative."
     )

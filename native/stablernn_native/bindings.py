@@ -66,7 +66,7 @@ _STATUSES = {
 
 
 @functools.cache
-def library() -> Any:
+def load_kernels() -> Any:
     """Return the library, loaded.
 
     Raises:
@@ -105,7 +105,7 @@ def library() -> Any:
 @functools.cache
 def _paths() -> dict[str, int]:
     """Return the paths that this machine has by name, the slowest first."""
-    lib, paths = library(), {}
+    lib, paths = load_kernels(), {}
     number = 0
     while (name := lib.srnn_path_name(number)) is not None:
         if lib.srnn_has_path(number):
