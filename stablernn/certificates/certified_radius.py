@@ -20,8 +20,9 @@ from stablernn.bounds.step_bound import GELU_SLOPE
 from stablernn.cells._base import float64
 from stablernn.certificates.cascade import Cascade, cascade
 from stablernn.errors import CertificateError
-from stablernn.nn.layers import StableRNN, valid_steps
+from stablernn.nn.layers import StableRNN
 from stablernn.nn.models import Classifier
+from stablernn.nn.segments import valid_steps
 
 _SAFE = 1 + 1e-9
 """Factor that covers the rounding of the few float64 operations between bounds that are safe themselves."""

@@ -12,8 +12,6 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 
 from stablernn.cells import StableCell, State
 from stablernn.cells._step_form import Family, StepForm
@@ -21,7 +19,7 @@ from stablernn.engines.buffers import BufferPool, pool_of
 from stablernn.engines.fused_families import FAMILIES, FusedSteps
 from stablernn.engines.fused_passes import Sequence, differentiable_gradients, run_backward, run_forward
 from stablernn.engines.loop import LoopEngine
-from stablernn.engines.select import register_engine
+from stablernn.engines.select import is_transformed, register_engine
 
 MAX_STACKED = 1 << 11
 """Numbers in the state of one member up to which an ensemble runs as one: larger ones gain nothing from it."""
@@ -45,7 +43,7 @@ class FusedEngine:
     def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
         has_form = cell.has_timed_step_form if timed else cell.has_step_form
         is_supported = drive.device.type == "cpu" and drive.dtype in (torch.float32, torch.float64)
-        return has_form and is_supported and not _is_transformed()
+        return has_form and is_supported and not is_transformed()
 
     def run(
         self,
@@ -174,11 +172,13 @@ def run_form(
     if valid is not None:
         # Sorted by length, the sequences that still run are the first rows.
         lengths = valid.sum(dim=1)
-        order = lengths.argsort(descending=True, stable=True)
-        ends = rows_by_end(lengths[order])
-        drives = cast("Tensor", SortedDrives.apply(pool, drives, order))  # type: ignore[no-untyped-call]
-        h = h.index_select(-2, order)
-        dt = None if dt is None else dt[order]
+        if bool((lengths[1:] > lengths[:-1]).any()):
+            order = lengths.argsort(descending=True, stable=True)
+            lengths = lengths[order]
+            drives = cast("Tensor", SortedDrives.apply(pool, drives, order))  # type: ignore[no-untyped-call]
+            h = h.index_select(-2, order)
+            dt = None if dt is None else dt[order]
+        ends = rows_by_end(lengths)
     step_lengths = None
     if dt is not None:
         step_lengths = (dt.t() * (form.step_size / substeps))[..., None].contiguous()
@@ -195,16 +195,6 @@ def run_form(
         last = last.index_select(-2, inverse)
         outputs = outputs.index_select(-2, inverse) if every_output else outputs
     return outputs if every_output else None, last
-
-
-def _is_transformed() -> bool:
-    """Return whether operations are transformed or recorded, which the steps in place are not made for."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-    )
 
 
 def rows_by_end(lengths: Tensor) -> list[tuple[int, int]]:

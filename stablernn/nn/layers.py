@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from stablernn.cells import StableCell, State, cell_info, create_cell
 from stablernn.cells._base import check_at_least, check_dt, longest_step
 from stablernn.engines import EnsembleEngine, check_engine, select_engine
 from stablernn.errors import ConfigError
+from stablernn.nn.segments import Batch, run_segments, valid_steps
 
 
 class StableRNN(nn.Module):
@@ -113,6 +113,11 @@ class StableRNN(nn.Module):
     def output_size(self) -> int:
         """Length of the output of each step."""
         return self.cells[-1].output_size
+
+    @property
+    def output_index(self) -> int:
+        """Index in the flat state of the tensor that the output of a step is."""
+        return -len(self.cells[-1].state_names)
 
     @property
     def cells(self) -> list[StableCell]:
@@ -311,27 +316,8 @@ def run_stacks(
         longest = first.max_dt or longest_step(dt)
     weights = [[cell.weights(timed=timed) for cell in stack.cells] for stack in stacks]
     run = functools.partial(_run_layers, stacks, weights, longest, every_output)
-    every, time = first.recompute_every, inputs[0].shape[1]
-    if every is None or every >= time or not torch.is_grad_enabled():
-        return run(inputs, states, valid, dt)
-    outputs: list[list[Tensor | None]] = [[] for _ in stacks]
-    for start in range(0, time, every):
-        part = slice(start, start + every)
-        results = checkpoint(
-            run,
-            [x[:, part] for x in inputs],
-            states,
-            None if valid is None else valid[:, part],
-            None if dt is None else dt[:, part],
-            use_reentrant=False,
-        )
-        states = [state for _, state in results]
-        for member_outputs, (output, _) in zip(outputs, results, strict=True):
-            member_outputs.append(output)
-    joined = (
-        [torch.cat([part for part in parts if part is not None], dim=1) for parts in outputs] if every_output else None
-    )
-    return [(None if joined is None else joined[number], state) for number, state in enumerate(states)]
+    recompute_every = first.recompute_every if torch.is_grad_enabled() else None
+    return run_segments(run, Batch(inputs, states, valid, dt), recompute_every, first.output_index)
 
 
 def _run_layers(
@@ -339,10 +325,7 @@ def _run_layers(
     weights: Sequence[Sequence[tuple[Tensor, ...]]],
     longest: float,
     every_output: bool,
-    inputs: Sequence[Tensor],
-    states: Sequence[State],
-    valid: Tensor | None,
-    dt: Tensor | None,
+    batch: Batch,
 ) -> list[tuple[Tensor | None, State]]:
     """Run all layers over some time steps; see :func:`run_stacks`.
 
@@ -351,12 +334,9 @@ def _run_layers(
         weights: The matrices of each layer, by member.
         longest: The longest step that sub-steps are for.
         every_output: Whether the outputs of the last layer are needed.
-        inputs: ``(batch, time, input_size)`` for each member.
-        states: The flat state of each.
-        valid: ``(batch, time)``, False for padding; None without.
-        dt: ``(batch, time)``, or None.
+        batch: The time steps.
     """
-    first = stacks[0]
+    first, (inputs, states, valid, dt) = stacks[0], batch
     final: list[list[Tensor]] = [[] for _ in stacks]
     start = 0
     outputs: list[Tensor | None] = list(inputs)
@@ -414,31 +394,3 @@ def check_tensor(x: Any, dtype: torch.dtype) -> None:
         raise ValueError(f"input must be a tensor with lengths= where sequences differ, got {type(x).__name__}.")
     if x.dtype != dtype:
         raise ValueError(f"input is {x.dtype}, the parameters are {dtype}; convert one of them with .to().")
-
-
-def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor | None:
-    """Return the mask ``(batch, time)`` of the steps of ``(batch, time, features)`` that are no padding; None for all.
-
-    Raises:
-        ValueError: If there is no step, or ``lengths`` are not one whole number from 0 to time for each sequence.
-    """
-    batch, time = x.shape[:2]
-    if time < 1:
-        raise ValueError(f"input has shape {tuple(x.shape)}, the time axis must hold 1 step or more.")
-    if lengths is None:
-        return None
-    lengths = torch.as_tensor(lengths)
-    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise ValueError(
-            f"lengths must be {batch} whole numbers, one for each sequence, "
-            f"got shape {tuple(lengths.shape)} of {lengths.dtype}."
-        )
-    # No lengths have no minimum.
-    if batch == 0:
-        return None
-    shortest, longest = int(lengths.min()), int(lengths.max())
-    if shortest < 0 or longest > time:
-        raise ValueError(f"lengths must be from 0 to {time}, the steps of the input, got {shortest} to {longest}.")
-    if shortest == time:
-        return None
-    return torch.arange(time, device=x.device) < lengths.to(x.device)[:, None]

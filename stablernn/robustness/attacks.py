@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from stablernn.cells import cached_weights
-from stablernn.nn.layers import valid_steps
 from stablernn.nn.models import Classifier
 from stablernn.nn.preprocessing import Patches
+from stablernn.nn.segments import valid_steps
 from stablernn.robustness.settings import Norm
 
 Logits = Callable[[Tensor], Tensor]

@@ -27,7 +27,9 @@ DTYPES = {"float32": np.float32, "float64": np.float64}
 def tanh(path: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     out = np.empty_like(x)
     dtype = list(DTYPES.values()).index(x.dtype.type)
-    kernels.check(kernels.load_kernels().srnn_tanh(kernels.path_number(path), dtype, x.size, x.ctypes.data, out.ctypes.data))
+    kernels.check(
+        kernels.load_kernels().srnn_tanh(kernels.path_number(path), dtype, x.size, x.ctypes.data, out.ctypes.data)
+    )
     return out
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.nn.ensemble import Ensemble
-from stablernn.nn.layers import check_tensor, group_parameters, valid_steps
+from stablernn.nn.layers import check_tensor, group_parameters
 from stablernn.nn.preprocessing import Patches, Scaling, create_scaling
+from stablernn.nn.segments import valid_steps
 
 States = tuple[Tensor, ...]
 READOUTS = ("last", "mean", "max", "all")

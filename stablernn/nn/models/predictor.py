@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from stablernn.data.step_data import NO_TARGET, Output
 from stablernn.errors import ConfigError, did_you_mean
-from stablernn.nn.layers import check_tensor, valid_steps
+from stablernn.nn.layers import check_tensor
 from stablernn.nn.models._base import NetworkOptions, SequenceModel, States
 from stablernn.nn.preprocessing import Scaling
+from stablernn.nn.segments import valid_steps
 
 OUTPUTS: tuple[Output, ...] = ("categorical", "bernoulli", "real")
 
