@@ -182,7 +182,7 @@ def _check(model: Classifier) -> None:
     Raises:
         CertificateError: If the scaling, the time or the cell is such.
     """
-    if model.scaling.kind != "standard":
+    if model.scaling.kind not in ("standard", "none"):
         raise CertificateError(
             f"No radius is proved with the scaling '{model.scaling.kind}', which divides by recent values; "
             "train with model.scaling=standard."

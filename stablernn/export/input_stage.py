@@ -15,7 +15,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from stablernn.nn.models import SequenceModel
-from stablernn.nn.preprocessing import Scaling
 
 _BOOL = TensorProto.BOOL
 STATE = "state_0"
@@ -82,7 +81,7 @@ class InputStage:
         at every step is relative to the last observed value.
         """
         scaling, patches = model.scaling, model.patches
-        if type(scaling) is not Scaling or patches.size != patches.stride or model.predict_change:
+        if scaling.kind not in ("standard", "none") or patches.size != patches.stride or model.predict_change:
             return None
         # Copies, because the arrays would share memory with the buffers of the model.
         stride = 0 if patches.size == 1 else patches.stride

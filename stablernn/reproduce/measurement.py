@@ -95,15 +95,15 @@ def in_raw_units(model: Classifier) -> Classifier:
     The scale is moved into the input weights, with respect to which the curvature is measured too.
 
     Args:
-        model: Model of one layer with the scaling ``standard`` and a cell whose input is multiplied by ``weight_ih``;
-            it is not changed.
+        model: Model of one layer with the scaling ``standard`` or ``none`` and a cell whose input is multiplied by
+            ``weight_ih``; it is not changed.
     """
     raw_model = copy.deepcopy(model)
     (stack,) = (stack for stack in raw_model.rnn.stacks if isinstance(stack, StableRNN))
     (cell,) = stack.cells
     weight = cell.weight_ih
     assert isinstance(weight, torch.nn.Parameter)
-    assert raw_model.scaling.kind == "standard"
+    assert raw_model.scaling.kind in ("standard", "none")
     assert weight.shape[1] == len(raw_model.scaling.scale)
     with torch.no_grad():
         # W ((x - mean) / scale) = (W / scale) (x - mean)

@@ -162,6 +162,11 @@ def test_an_unfitted_scaling_is_warned_of(scaling: str, tmp_path: Path) -> None:
     assert warnings_of(lambda: srn.certify(loaded)) == []
 
 
+def test_a_model_without_scaling_counts_as_fitted() -> None:
+    model = srn.Classifier("rnn", 1, num_classes=2, hidden_size=4, scaling="none")
+    assert warnings_of(lambda: srn.certify(model)) == []
+
+
 def test_data_that_needs_no_scaling_counts_as_fitted() -> None:
     model = srn.Classifier("rnn", 1, num_classes=2, hidden_size=4)
     model.fit_scaling([np.array([[-1.0], [1.0]])])

@@ -98,6 +98,7 @@ def test_every_option_exports_to_both_formats_with_parity(variant: str, tmp_path
 def combinations() -> list[tuple[str, dict[str, Any]]]:
     scalings: list[dict[str, Any]] = [
         {"scaling": "standard"},
+        {"scaling": "none"},
         {"scaling": "window", "window": 9},
         CONTEXT,
         {**CONTEXT, "log": True, "season": 1},

@@ -453,7 +453,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "scaling": (
         lambda: srn.Classifier("rnn", 1, 2, scaling="contxt"),
-        "Unknown scaling 'contxt'. Did you mean 'context'? It is standard, window or context.",
+        "Unknown scaling 'contxt'. Did you mean 'context'? It is standard, none, window, context.",
     ),
     "regular-steps": (
         lambda: srn.Forecaster("cfc", 3, 2)(X, dt=torch.ones(3, 8)),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stablernn.errors import ConfigError, DataError
 from stablernn.nn.preprocessing import Scaling, create_scaling
 
-KINDS = ["standard", "window"]
+KINDS = ["standard", "none", "window"]
 
 
 def scaling(kind: str, *, mask_channel: bool = False, window: int = 6) -> Scaling:
@@ -59,6 +59,15 @@ def test_standard_scaling_is_the_standard_score_of_the_training_values() -> None
     output, _ = made.step(torch.tensor([[1.0, 30.0]]), zeros(made, 1))
     deviation = np.std([10.0, 30.0, 20.0])
     assert output.tolist() == [pytest.approx([-1.0, 10 / deviation])]
+
+
+def test_without_scaling_the_layers_see_raw_values_and_zero_before_the_first() -> None:
+    made = scaling("none")
+    x = torch.tensor([[[np.nan, 20.0], [3.0, np.nan], [np.nan, 10.0]]])
+    output, _ = made.sequence(x, zeros(made, 1), None)
+    assert output.tolist() == [[[0.0, 20.0], [3.0, 20.0], [3.0, 10.0]]]
+    with pytest.raises(DataError, match="Feature 1 has no observed value"):
+        made.fit([np.array([[1.0, np.nan]])])
 
 
 def test_a_missing_value_repeats_the_last_observed_and_starts_at_the_mean() -> None:
@@ -148,7 +157,7 @@ def test_a_feature_without_any_value_is_refused() -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError) as error:
         create_scaling("windw", 1, window=None, mask_channel=False)
-    assert str(error.value) == "Unknown scaling 'windw'. Did you mean 'window'? It is standard, window or context."
+    assert str(error.value) == "Unknown scaling 'windw'. Did you mean 'window'? It is standard, none, window, context."
     with pytest.raises(ConfigError) as error:
         create_scaling("window", 1, window=None, mask_channel=False)
     assert str(error.value) == "The scaling 'window' needs a context length; set task.context_length."

@@ -58,7 +58,7 @@ class SequenceModel(nn.Module):
         dropout: Share of a layer's outputs zeroed in training before the next layer, 0 to 1.
         readout: The head's input, from the last layer's outputs so far: the ``last`` one, their ``mean``, their
             ``max``, or ``all`` three concatenated.
-        scaling: ``standard``, ``window`` or ``context``, see :mod:`stablernn.nn.preprocessing`.
+        scaling: ``standard``, ``none``, ``window`` or ``context``, see :mod:`stablernn.nn.preprocessing`.
         window: Steps in the window of ``window`` and ``context`` scaling.
         season: Steps of a season, for ``context`` scaling.
         log: Whether ``context`` scaling takes logarithms.

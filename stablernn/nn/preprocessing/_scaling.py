@@ -185,6 +185,31 @@ class Scaling(nn.Module):
         return torch.cat([scaled, observed.to(scaled.dtype)], dim=-1) if self.mask_channel else scaled
 
 
+class NoScaling(Scaling):
+    """Raw values, for data that already are in the units that the layers are to see; a missing one repeats the last.
+
+    Args:
+        size: As in :class:`Scaling`.
+        mask_channel: As in :class:`Scaling`.
+    """
+
+    kind = "none"
+
+    def __init__(self, size: int, *, mask_channel: bool = False) -> None:
+        super().__init__(size, mask_channel=mask_channel)
+        self.mark_fitted()
+
+    def fit(self, sequences: Iterable[np.ndarray]) -> None:
+        """Check that every feature has an observed value; the mean stays 0 and the scale 1.
+
+        Raises:
+            DataError: If a feature has none.
+        """
+        super().fit(sequences)
+        self.mean.zero_()
+        self.scale.fill_(1)
+
+
 class WindowScaling(Scaling):
     """Standard scores by running statistics of the sequence itself, causal, for series whose level differs or drifts.
 

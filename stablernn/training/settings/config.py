@@ -96,9 +96,9 @@ class ModelConfig(Section):
     """Of a forecast: a linear map of the context in parallel with the layers; None: recommended."""
     skip_strength: Positive = 0.01
     """Ridge penalty of the linear skip's first weights, as a share of the mean square of a scaled value."""
-    scaling: Literal["standard", "window", "context"] | None = None
-    """By mean and deviation of the training data, or also by those of the sequence so far (window), or of the last
-    steps of the context (context); None: recommended."""
+    scaling: Literal["standard", "none", "window", "context"] | None = None
+    """By mean and deviation of the training data (standard), also by those of the sequence so far (window) or of the
+    last steps of the context (context), or not at all (none); None: recommended."""
     window: Annotated[int, Field(ge=2)] | None = None
     """Steps that the scalings 'window' and 'context' remember; None: the context, or the longest sequence."""
     season: Count | None = None
