@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from stablernn.bounds.linalg import Matrix
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_choice, float64
+from stablernn.cells._structured_products import StructuredProduct
 from stablernn.parametrizations import complex_modrelu, real_form
 
 ComplexNonlinearity = Literal["modrelu", "softshrink"]
@@ -36,6 +37,23 @@ class StartedWeights(NamedTuple):
     """Bias that the nonlinearity adds to the modulus, (hidden,)."""
     start: Tensor
     """The trained initial state h_0, (2 hidden,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class StructuredStep:
+    """The step ``h <- modReLU(W h + d)`` with the structure of W, for engines.
+
+    Attributes:
+        product: The product with W.
+        bias: What the nonlinearity adds to the modulus, ``(hidden,)``.
+        offset: What it adds to the modulus in the denominator.
+        start: The state that replaces that of a sequence which has not started, ``(2 hidden,)``; None for zeros.
+    """
+
+    product: StructuredProduct
+    bias: Tensor
+    offset: float
+    start: Tensor | None = None
 
 
 class ComplexCell(StableCell):
@@ -85,6 +103,15 @@ class ComplexCell(StableCell):
     def materialize(self) -> tuple[Tensor, ...]:
         return ComplexWeights(self.recurrent_matrix(), self.used_bias())
 
+    def structured_product(self) -> StructuredProduct | None:
+        """Return the product with W by its structure; None for a cell without."""
+        return None
+
+    def structured_step(self, weights: tuple[Tensor, ...]) -> StructuredStep | None:
+        """Return the step as data, with the bias of ``weights``; None without a structure."""
+        product = self.structured_product()
+        return None if product is None else StructuredStep(product, weights[1], OFFSET)
+
     def lure_system(self) -> LureSystem:
         return complex_lure_system(self.recurrent_matrix(), self.weight_ih, self.used_bias(), OFFSET)
 
@@ -122,6 +149,10 @@ class StartedComplexCell(ComplexCell):
 
     def materialize(self) -> tuple[Tensor, ...]:
         return StartedWeights(self.recurrent_matrix(), self.used_bias(), self.hidden_0)
+
+    def structured_step(self, weights: tuple[Tensor, ...]) -> StructuredStep | None:
+        step = super().structured_step(weights)
+        return None if step is None else replace(step, start=weights[2])
 
     def step_bound(self) -> StepBound:
         return replace(super().step_bound(), balls=(Ball("started", "linf", 1.0),))

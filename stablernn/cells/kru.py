@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from stablernn.cells._base import check_not_negative
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._complex import ComplexCell, ComplexNonlinearity
+from stablernn.cells._structured_products import KroneckerProduct
 from stablernn.parametrizations import haar_unitary, kronecker
 
 
@@ -114,6 +115,9 @@ class KroneckerRNNCell(ComplexCell):
 
     def complex_matrix(self) -> Tensor:
         return kronecker(self.factor_matrices())
+
+    def structured_product(self) -> KroneckerProduct:
+        return KroneckerProduct.of(self.factor_matrices())
 
     def penalty(self) -> Tensor | None:
         if not self.penalty_weight:

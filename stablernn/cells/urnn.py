@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._complex import ComplexNonlinearity, StartedComplexCell
+from stablernn.cells._structured_products import FourierProduct, StructuredProduct
 from stablernn.parametrizations import phase, reflect
 
 
@@ -90,6 +91,10 @@ class UnitaryEvolutionRNNCell(StartedComplexCell):
         nn.init.uniform_(self.phases, -math.pi, math.pi)
         nn.init.xavier_uniform_(self.reflections)
         self.permutation.copy_(torch.randperm(self.hidden_size))
+
+    def structured_product(self) -> StructuredProduct:
+        normals = torch.complex(*self.reflections.chunk(2, dim=1))
+        return FourierProduct(self.phases, normals, self.permutation)
 
     def complex_matrix(self) -> Tensor:
         d1, d2, d3 = phase(self.phases)
