@@ -59,11 +59,6 @@ def test_each_part_is_a_table_with_its_rows_and_conditions(empty: Workplace) -> 
     ]
     engines = [f"engine {name}" for name in list_engines() if name != "structured"]
     assert names(train) == ["limit", *engines, "hand-written loop", *PEERS]
-        "limit",
-        *(f"engine {name}" for name in list_engines() if name != "structured"),
-        "hand-written loop",
-        *PEERS,
-    ]
     assert names(sequence) == ["limit", "sequence.onnx", "engine auto of torch", "nn.LSTM", "ONNX Runtime's LSTM"]
     assert names(step) == STEP_ROWS
     for table in document["tables"]:
