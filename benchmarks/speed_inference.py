@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stablernn.cells import StableCell
 from stablernn.export.scan import sequence_graph
 from stablernn.export.step import export_parts
-from stablernn.nn.models import SequenceModel
 from stablernn_cli.bench.inference import bench_model, graph_run, sequence_feeds, sequence_model_rows, step_rows
 from stablernn_cli.bench.limit import Sizes
 from stablernn_cli.bench.timing import Run, Times
@@ -41,7 +41,7 @@ def inference_table(
     unreduced = sequence_graph(export_parts(model), is_reduced=False)
     rows["sequence.onnx, all nodes of a step"] = graph_run(unreduced, sequence_feeds(model, x), threads=1)
     expected = model.final_state(x[:, :COMPARED_STEPS], None)[1].numpy()
-    if (jax_scan := start_jax(_step_arrays(model), x, expected)) is not None:
+    if (jax_scan := start_jax(step_arrays(model.rnn.cells[0]), x, expected)) is not None:
         rows["JAX lax.scan"] = jax_scan
     return rows
 
@@ -55,12 +55,12 @@ def start_jax(form: Mapping[str, Any], x: Tensor, expected: np.ndarray) -> Run |
     """Start a process that runs the cell by ``lax.scan`` under jit; None, and a message, if there is no JAX.
 
     Args:
-        form: Matrices and step size, as :func:`_step_arrays` returns them.
+        form: Matrices and step size, as :func:`step_arrays` returns them; with ``labels``, those of a training step.
         x: ``(batch, time, 1)``.
         expected: The states after :data:`COMPARED_STEPS` steps, ``(batch, hidden)``.
 
     Raises:
-        SystemExit: If the states of the process are others.
+        SystemExit: If the states or the gradients of the process are others.
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     if JAX_FOLDER in os.environ:
@@ -86,7 +86,9 @@ def start_jax(form: Mapping[str, Any], x: Tensor, expected: np.ndarray) -> Run |
         return None
     error = json.loads(ready)["relative_error"]
     if not error <= TOLERANCE:
-        raise SystemExit(f"The states of JAX differ by {error:.2g} of the largest, allowed is {TOLERANCE:.0e}.")
+        raise SystemExit(
+            f"The states or gradients of JAX differ by {error:.2g} of the largest, allowed is {TOLERANCE:.0e}."
+        )
 
     def run() -> Times:
         stdin.write("run\n")
@@ -100,12 +102,15 @@ def _sizes(cell: str, batch: int, time_steps: int, hidden: int, step_size: float
     return Sizes(cell, hidden, batch, time_steps, cell_options={} if step_size is None else {"step_size": step_size})
 
 
-def _step_arrays(model: SequenceModel) -> dict[str, Any]:
-    """Return the cell of a model as the arrays of one step."""
-    cell = model.rnn.cells[0]
+def step_arrays(cell: StableCell) -> dict[str, Any]:
+    """Return a cell with a step form as the arrays of one step."""
     form = cell.step_form(cell.materialize())
     assert form is not None
-    arrays = {"recurrent": form.recurrent.numpy(), "step_size": np.float32(form.step_size)}
-    if form.linear is not None:
-        arrays["linear"] = form.linear.numpy()
-    return {**arrays, "weight": cell.weight_ih.numpy(), "bias": cell.bias_ih.numpy()}
+    assert form.bias is None
+    tensors = {"recurrent": form.recurrent, "linear": form.linear, "weight": cell.weight_ih, "bias": cell.bias_ih}
+    return {
+        "family": form.family,
+        "nonlinearity": form.nonlinearity,
+        "step_size": np.float32(form.step_size),
+        **{name: tensor.detach().numpy() for name, tensor in tensors.items() if tensor is not None},
+    }
