@@ -18,6 +18,8 @@ where it is positive, which makes a jump.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -124,14 +126,25 @@ def within_sum(first: Tensor, second: Tensor, bound: float, *, factor: float = 1
 
 def _best_norm(first_values: Tensor, second_values: Tensor, bound: float, factor: float) -> float:
     """Return the norm of the first at which a small change saves in one matrix what it costs in the other."""
+    saving, cost = _excess(first_values), _excess(second_values)
     low, high = 0.0, bound
     # Bisection of the derivative of the squared distance, which is monotonic in the norm.
     for _ in range(60):
         middle = (low + high) / 2
-        saving = float((first_values - middle).clamp_min(0).sum())
-        cost = float((second_values - (bound - middle) / factor).clamp_min(0).sum()) / factor
-        low, high = (middle, high) if saving > cost else (low, middle)
+        low, high = (middle, high) if saving(middle) > cost((bound - middle) / factor) / factor else (low, middle)
     return low
+
+
+def _excess(values: Tensor) -> Callable[[float], float]:
+    """Return the sum of what values, in ascending order, exceed a level by, as a function of the level."""
+    numbers = values.tolist()
+    sums = [*itertools.accumulate(reversed(numbers), initial=0.0)]
+
+    def excess(level: float) -> float:
+        count = len(numbers) - bisect.bisect_right(numbers, level)
+        return sums[count] - count * level
+
+    return excess
 
 
 def _right_singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
