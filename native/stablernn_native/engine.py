@@ -15,6 +15,10 @@ from stablernn.engines.fused_families import FusedSteps
 from stablernn_native.bindings import current_path
 from stablernn_native.steps import NATIVE_FAMILIES
 
+MAX_STACKED_STATES = 1 << 15
+"""Numbers in all states of one member up to which an ensemble runs as one. The kernels run its members one after the
+other in any case: what is saved is the time around them, what it costs is to gather their drives."""
+
 
 class NativeEngine(FusedEngine):
     """Runs the cells that ``fused`` runs, a block of rows through the whole sequence at a time.
@@ -32,6 +36,9 @@ class NativeEngine(FusedEngine):
 
     def __init__(self) -> None:
         current_path()
+
+    def stacks(self, batch: int, time: int, hidden: int) -> bool:
+        return batch * time * hidden <= MAX_STACKED_STATES
 
     def supports(self, cell: StableCell, drive: Tensor, *, timed: bool = False) -> bool:
         # A mode such as FakeTensorMode replaces torch's functions, and its tensors may have no memory.

@@ -76,6 +76,10 @@ class FusedEngine:
         )
         return None if outputs is None else outputs.transpose(0, 1), (last,)
 
+    def stacks(self, batch: int, time: int, hidden: int) -> bool:
+        """Return whether members of this size run as one, and not one after the other."""
+        return batch * hidden <= MAX_STACKED
+
     def run_ensemble(
         self,
         cells: list[StableCell],
@@ -88,8 +92,7 @@ class FusedEngine:
         *,
         every_output: bool = True,
     ) -> list[tuple[Tensor | None, State]]:
-        batch, hidden = states[0][0].shape
-        if batch * hidden > MAX_STACKED or (dt is not None and dt.requires_grad):
+        if not self.stacks(*drives[0].shape[:2], states[0][0].shape[1]) or (dt is not None and dt.requires_grad):
             return [
                 self.run(cell, matrices, drive, state, valid, dt, substeps, every_output=every_output)
                 for cell, matrices, drive, state in zip(cells, weights, drives, states, strict=True)

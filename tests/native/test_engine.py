@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 import stablernn as srn
+from stablernn.cells._step_form import StepForm
+from stablernn.engines import fused
 from stablernn.errors import ConfigError
+from stablernn.nn.ensemble import Ensemble
 from step_forms import CELLS, needs_native
 
 pytestmark = needs_native
@@ -152,3 +155,25 @@ def test_a_path_that_the_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) 
     assert str(error.value) == (
         f"STABLERNN_NATIVE_PATH names the path 'altivec', which this machine does not have; it has {', '.join(PATHS)}."
     )
+
+
+@pytest.mark.parametrize(("time", "dimensions"), [(728, [4]), (729, [3, 3])], ids=["short", "long"])
+def test_members_of_long_sequences_run_one_after_the_other(
+    time: int, dimensions: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble = Ensemble(2, "lipschitz", 3, 9, 1).double()
+    x = torch.randn(5, time, 3, dtype=torch.float64)
+    state = tuple(h.double() for h in ensemble.initial_state(5))
+    run_form, seen = fused.run_form, []
+
+    def record(form: StepForm, drives: Tensor, *arguments: Any, **options: Any) -> Any:
+        seen.append(drives.dim())
+        return run_form(form, drives, *arguments, **options)
+
+    ensemble.use_engine("loop")
+    expected, _ = ensemble.run(x, state)
+    monkeypatch.setattr(fused, "run_form", record)
+    ensemble.use_engine("native")
+    outputs, _ = ensemble.run(x, state)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-10)
+    assert seen == dimensions
