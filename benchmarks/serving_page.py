@@ -264,8 +264,9 @@ def _machine(one: Row) -> str:
 
 _HEAD = """# Performance
 
-Written by `python benchmarks/serving.py --page` from `benchmarks/results/serving.json`; do not edit. Clients, server
-and whatever else the machine did shared its cores. Every answer was compared with the model's own numbers: those of
+This page is about serving; [docs/speed.md](speed.md) has training steps and inference by themselves. Written by
+`python benchmarks/serving.py --page` from `benchmarks/results/serving.json`; do not edit. Clients, server and whatever
+else the machine did shared its cores. Every answer was compared with the model's own numbers: those of
 `stablernn serve` bit for bit, those of the others within 0.00001.
 """
 _COMPARE = """Sequences of 784 steps, or of 64 where it says so, of one feature; a request holds one of them and asks

@@ -77,15 +77,14 @@ def peak_bytes(row: str, cell: str, batch: int, time_steps: int, hidden: int) ->
 
     sizes = Sizes(cell, hidden, batch, time_steps)
     with pinned(threads=1):
-        model: EnsembleState | Peer
-        if row == "nn.LSTM":
-            model = Peer(torch.nn.LSTM, sizes)
-        else:
-            engine, _, recomputed = row.removeprefix("engine ").partition(", ")
-            model = EnsembleState(sizes, engine)
-            if recomputed:
-                model.rnn.recompute_every(int(recomputed.removeprefix(f"{RECOMPUTED}=")))
+        engine, _, segment = row.removeprefix("engine ").partition(f", {RECOMPUTED}=")
+        model = Peer(torch.nn.LSTM, sizes) if engine == "nn.LSTM" else EnsembleState(sizes, engine)
+        if isinstance(model, EnsembleState) and segment:
+            # Shorter segments first, so that what recomputation imports is loaded.
+            model.rnn.recompute_every(FEW_STEPS // 2)
         training_step(model, torch.randn(batch, FEW_STEPS, 1))()
+        if isinstance(model, EnsembleState) and segment:
+            model.rnn.recompute_every(int(segment))
         step = training_step(model, torch.randn(batch, time_steps, 1))
         gc.collect()
         CLEAR.write_text(RESET_PEAK)

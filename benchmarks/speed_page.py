@@ -79,8 +79,8 @@ def _conditions(tables: Tables) -> Iterator[str]:
     for sentence, rounds in sets.items():
         yield f"{sentence}: {len(rounds)} tables, medians of {min(rounds)} to {max(rounds)} rounds."
         yield ""
-    yield "A ratio is the time of a row over that of its limit in the same round, the median; behind it the quartiles, or"
-    yield "in wide tables half their distance. T time steps, B sequences in a minibatch, N units."
+    yield "A ratio is the time of a row over that of its limit in the same round, the median; behind it the quartiles,"
+    yield "or in wide tables half their distance. T time steps, B sequences in a minibatch, N units."
 
 
 def _goals(tables: Tables) -> Iterator[str]:
