@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stablernn.bounds.lure import LureSystem, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_choice, float64, uniform_
+from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import Nonlinearity, StepForm
 from stablernn.parametrizations import modrelu
 
@@ -80,7 +81,7 @@ class PlainCell(StableCell):
         return lure_bound(self.lure_system(), hypotheses=(Hypothesis("largest bias of modReLU", highest, 0.0),))
 
     def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih)
+        return project_input(self, x, self.weight_ih)
 
     @property
     def has_timed_step_form(self) -> bool:

@@ -17,6 +17,7 @@ from stablernn.bounds.lure import LureSystem, dominance_bound, lure_bound
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_not_negative, check_positive, float64, step_length
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
 from stablernn.parametrizations import skew, skew_size
 
@@ -148,7 +149,7 @@ class AntisymmetricRNNCell(StableCell):
         return AntisymmetricWeights(self.recurrent_matrix())
 
     def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+        return project_input(self, x, self.weight_ih, self.bias_ih)
 
     def lure_system(self) -> LureSystem | None:
         return self._ungated_lure_system() if self.gates == 1 else None

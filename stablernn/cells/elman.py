@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stablernn.bounds.lure import LureSystem
 from stablernn.cells._base import StableCell, State, float64
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
 
 
@@ -88,7 +89,7 @@ class ElmanRNNCell(StableCell):
         return LureSystem(np.zeros((size, size)), np.eye(size), float64(self.weight_hh), float64(self.weight_ih))
 
     def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+        return project_input(self, x, self.weight_ih, self.bias_ih)
 
     def step_form(self, weights: tuple[Tensor, ...]) -> StepForm:
         return StepForm("plain", weights[0])

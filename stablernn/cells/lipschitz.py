@@ -23,6 +23,7 @@ from stablernn.cells._base import (
     uniform_,
 )
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
 from stablernn.parametrizations import symmetric_skew
 
@@ -117,7 +118,7 @@ class SymmetricSkewCell(StableCell):
         return LipschitzWeights(torch.cat([self.linear_matrix(), self.recurrent_matrix()]))
 
     def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+        return project_input(self, x, self.weight_ih, self.bias_ih)
 
 
 @register_cell(

@@ -16,6 +16,7 @@ from stablernn.bounds.lure import LureSystem, cholesky_factors, dominance_bound,
 from stablernn.bounds.step_bound import Hypothesis, StepBound
 from stablernn.cells._base import StableCell, State, check_positive, float64, pass_through, step_length, uniform_
 from stablernn.cells._catalog import register_cell
+from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
 
 _PROJECTION_TOLERANCE = 1e-5
@@ -138,7 +139,7 @@ class NAISNetCell(StableCell):
         return NAISWeights(self.recurrent_matrix())
 
     def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+        return project_input(self, x, self.weight_ih, self.bias_ih)
 
     def lure_system(self) -> LureSystem:
         unit = np.eye(self.hidden_size)

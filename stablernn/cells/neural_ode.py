@@ -26,6 +26,7 @@ from stablernn.cells._base import (
 from stablernn.cells._catalog import register_cell
 from stablernn.cells._flow import SOLVERS, Solver, solver_step
 from stablernn.cells._flow_cell import FlowCell, network_velocity
+from stablernn.cells._input_projection import project_input
 from stablernn.cells._step_form import StepForm
 
 
@@ -124,7 +125,7 @@ class NeuralODERNNCell(StableCell):
         return NeuralODEWeights(self.weight_hh)
 
     def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+        return project_input(self, x, self.weight_ih, self.bias_ih)
 
     def lure_system(self) -> LureSystem:
         # F = I and G = step_size I of h <- F h + G tanh(W h + U x + b).
@@ -271,7 +272,7 @@ class ODERNNCell(FlowCell):
         return ODERNNWeights(*self.flow_weights(), self.weight_hh, self.bias_hn)
 
     def drive(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+        return project_input(self, x, self.weight_ih, self.bias_ih)
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         return self.advance(weights, state, drive, dt, 1)

@@ -137,7 +137,7 @@ def _best_norm(first_values: Tensor, second_values: Tensor, bound: float, factor
 
 def _excess(values: Tensor) -> Callable[[float], float]:
     """Return the sum of what values, in ascending order, exceed a level by, as a function of the level."""
-    numbers = values.tolist()
+    numbers: list[float] = values.tolist()
     sums = [*itertools.accumulate(reversed(numbers), initial=0.0)]
 
     def excess(level: float) -> float:

@@ -13,13 +13,14 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from stablernn.buffers import BufferPool, pool_of
 from stablernn.cells import StableCell, State
 from stablernn.cells._step_form import Family, StepForm
-from stablernn.engines.buffers import BufferPool, pool_of
 from stablernn.engines.fused_families import FAMILIES, FusedSteps
 from stablernn.engines.fused_passes import Sequence, differentiable_gradients, run_backward, run_forward
 from stablernn.engines.loop import LoopEngine
-from stablernn.engines.select import is_transformed, register_engine
+from stablernn.engines.select import register_engine
+from stablernn.transforms import is_transformed
 
 MAX_STACKED = 1 << 11
 """Numbers in the state of one member up to which an ensemble runs as one: larger ones gain nothing from it."""
@@ -92,7 +93,8 @@ class FusedEngine:
         *,
         every_output: bool = True,
     ) -> list[tuple[Tensor | None, State]]:
-        if not self.stacks(*drives[0].shape[:2], states[0][0].shape[1]) or (dt is not None and dt.requires_grad):
+        batch, time, _ = drives[0].shape
+        if not self.stacks(batch, time, states[0][0].shape[1]) or (dt is not None and dt.requires_grad):
             return [
                 self.run(cell, matrices, drive, state, valid, dt, substeps, every_output=every_output)
                 for cell, matrices, drive, state in zip(cells, weights, drives, states, strict=True)

@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from stablernn.buffers import BufferPool
 from stablernn.cells._step_form import Family, StepForm
-from stablernn.engines.buffers import BufferPool
 from stablernn.engines.fused_families import FusedSteps
 
 CHUNK_ROWS = 1 << 12

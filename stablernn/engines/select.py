@@ -6,10 +6,7 @@ import threading
 import warnings
 from importlib.metadata import EntryPoint, entry_points
 
-import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 
 from stablernn.cells import StableCell
 from stablernn.engines.base import Engine
@@ -103,19 +100,6 @@ def select_engine(name: str, cell: StableCell, drive: Tensor, *, timed: bool = F
             "take engine='auto' or 'loop'."
         )
     return engine
-
-
-def is_transformed() -> bool:
-    """Return whether operations are transformed or recorded, so that values must not decide which ones run.
-
-    True within ``torch.func``, forward-mode differentiation, ``torch.compile`` and ``torch.jit.trace``.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-    )
 
 
 register_engine(LoopEngine())

@@ -12,12 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from stablernn.buffers import BufferPool, pool_of
 from stablernn.cells import StableCell, State
 from stablernn.cells._complex import FLOOR, ComplexCell, StructuredStep
 from stablernn.cells._structured_products import StructuredProduct
-from stablernn.engines.buffers import BufferPool, pool_of
-from stablernn.engines.select import is_transformed, register_engine
+from stablernn.engines.select import register_engine
 from stablernn.parametrizations import complex_modrelu
+from stablernn.transforms import is_transformed
 
 MIN_HIDDEN = 256
 """Complex units from which on the structure takes less time than the matrix, multiplied out."""

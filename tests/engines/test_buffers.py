@@ -8,7 +8,7 @@ import weakref
 import torch
 
 import stablernn as srn
-from stablernn.engines.buffers import MIN_BYTES, BufferPool, pool_of
+from stablernn.buffers import MIN_BYTES, BufferPool, pool_of
 
 COUNT = MIN_BYTES // 4
 
@@ -42,3 +42,14 @@ def test_a_pool_ends_with_its_cell() -> None:
     del cell
     gc.collect()
     assert pool() is None
+
+
+def test_a_buffer_of_inference_mode_can_be_trained_with() -> None:
+    rnn, x = srn.StableRNN("antisymmetric", 2, 64, engine="fused"), torch.randn(64, 80, 2)
+    with torch.inference_mode():
+        expected, _ = rnn(x)
+        expected = expected.clone()
+    outputs, _ = rnn(x)
+    outputs.sum().backward()
+    assert torch.equal(outputs.detach(), expected)
+    assert all(parameter.grad is not None for parameter in rnn.parameters())

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import stablernn as srn
+from stablernn.buffers import BufferPool
 from stablernn.engines import fused
-from stablernn.engines.buffers import BufferPool
 from stablernn.nn.ensemble import Ensemble
 from step_forms import CELLS, ENGINES
 

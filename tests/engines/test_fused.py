@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import stablernn as srn
+from stablernn.buffers import BufferPool
 from stablernn.cells import StableCell
 from stablernn.engines import select_engine
-from stablernn.engines.buffers import BufferPool
 from step_forms import CELLS, ENGINES, FASTEST
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}

@@ -45,7 +45,9 @@ class BufferPool:
                 best = min(fitting, key=Tensor.numel)
                 self._buffers = [buffer for buffer in self._buffers if buffer is not best]
             else:
-                best = torch.empty(count, dtype=like.dtype)
+                # The next call may be of training, which takes no tensor that was made in inference mode.
+                with torch.inference_mode(False):
+                    best = torch.empty(count, dtype=like.dtype)
             self._buffers = [*self._buffers[1 - MAX_BUFFERS :], best]
             return best[:count].view(shape)
 
