@@ -1,4 +1,4 @@
-"""Whether torch transforms or records the operations of a program, and does not only run them."""
+"""Detection of programs whose operations torch transforms or records."""
 
 from __future__ import annotations
 
