@@ -6,7 +6,6 @@ from stablernn.engines.base import Engine, EnsembleEngine
 from stablernn.engines.fused import FusedEngine
 from stablernn.engines.select import check_engine, list_engines, register_engine, select_engine
 from stablernn.engines.structured import StructuredEngine
-from stablernn.transforms import is_transformed
 
 __all__ = [
     "StructuredEngine",
@@ -14,7 +13,6 @@ __all__ = [
     "EnsembleEngine",
     "FusedEngine",
     "check_engine",
-    "is_transformed",
     "list_engines",
     "register_engine",
     "select_engine",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stablernn.cells import State
-from stablernn.engines import is_transformed
+from stablernn.transforms import is_transformed
 
 MAX_SEGMENTS = 8
 """Parts of equally many sequences that end: of padding, 1/16 of all steps is left where lengths are uniform."""
