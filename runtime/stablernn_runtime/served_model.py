@@ -70,7 +70,7 @@ class ServedModel:
         step_elements: Numbers in and out of one step of one stream.
         memory_bytes: Estimate of the memory that the open version takes.
         last_requested: When the model was last asked for, on the monotonic clock.
-        known_items: Items of like requests that have passed the checks, without inputs; kept by the server.
+        request_patterns: Kept by the server: the common part of like requests that have passed the checks.
     """
 
     def __init__(self, version: Version, device: Device, threads: int, engine: str) -> None:
@@ -108,7 +108,7 @@ class ServedModel:
         self._row_elements = count_row_elements(self.sequence, self.rollout.horizon if self.rollout else 1)
         tensors = (*self.step.inputs.values(), *self.step.outputs.values())
         self.step_elements: int = sum(prod(size for size in spec.shape if isinstance(size, int)) for spec in tensors)
-        self.known_items: dict[object, BatchItem] = {}
+        self.request_patterns: dict[object, Any] = {}
         # Nanoseconds of a step, by the power of two above the number of streams.
         self._step_ns: dict[int, float] = {}
         # Measured with ONNX Runtime 1.31: four times the graphs' bytes at 128 units for the sessions; the rest is for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -170,7 +171,7 @@ class Settings(BaseSettings):
         "off", description="otlp: send spans where the OTEL_* environment variables say. Needs the extra otel."
     )
 
-    @property
+    @cached_property
     def json_limit(self) -> int:
         """Return the largest body of JSON only, in bytes."""
         return min(self.max_json_bytes, self.max_body_bytes)

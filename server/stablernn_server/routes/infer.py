@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from stablernn_registry import RefError, parse_ref
@@ -16,12 +15,17 @@ from stablernn_runtime.run_batch import BatchItem
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.validation import ignore_first_dt
 from stablernn_server.batching.types import Caller, InferenceResult
-from stablernn_server.codecs.infer_templates import MAX_TEMPLATES, decode_with_template
+from stablernn_server.codecs.infer_templates import (
+    MAX_TEMPLATES,
+    ResponseTemplate,
+    create_response_template,
+    decode_binary_with_template,
+    decode_with_template,
+)
 from stablernn_server.codecs.json_values import OFFLOAD_BYTES
 from stablernn_server.codecs.open_inference import (
     InferRequest,
     decode_raw_request,
-    decode_request,
     encode_response,
     parse_json_length,
 )
@@ -36,6 +40,23 @@ from stablernn_server.settings import Settings
 INFER_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer", re.DOTALL)
 Array = NDArray[Any]
 RAW = "application/octet-stream"
+
+
+@dataclass(slots=True)
+class RequestPattern:
+    """The common part of like requests to one model, which are those of one template.
+
+    Attributes:
+        rows: Sequences of one request.
+        time: Time steps of the sequences.
+        names: The requested outputs.
+        response: Their responses; None before the first one.
+    """
+
+    rows: int
+    time: int
+    names: Sequence[str]
+    response: ResponseTemplate | None = None
 
 
 async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope, match: re.Match[str]) -> RawResponse:
@@ -91,8 +112,9 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
     active_request.model = model
     if request is None:
         request = decode_raw_request(body, model.sequence.inputs[model.input_name])
+    pattern: RequestPattern | None = None
     if request.sequence is None:
-        batch_item = _prepare(settings, model, request)
+        batch_item, pattern = _prepare(settings, model, request)
         rows = batch_item.rows
         result = await context.scheduler.run_prepared(model, batch_item, caller=caller)
     else:
@@ -100,6 +122,10 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         model, result = await _run_in_sequence(context, model, by_version, request, caller)
         active_request.model, rows = model, len(request.inputs[model.input_name])
     active_request.record_result(result, rows)
+    if pattern is not None and not result.violations:
+        response = _respond_alike(pattern, model, request, result, accept_encoding)
+        if response is not None:
+            return response
     head = _response_head(model, request, result)
     size = sum(value.nbytes for value in result.outputs.values())
     if size <= OFFLOAD_BYTES:
@@ -108,12 +134,7 @@ async def infer(context: AppContext, active_request: ActiveRequest, scope: Scope
         content, json_length, encoding = await asyncio.to_thread(
             _encode, head, request, result.outputs, model, accept_encoding
         )
-    headers = {}
-    if json_length is not None:
-        headers["Inference-Header-Content-Length"] = str(json_length)
-    if encoding is not None:
-        headers |= {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
-    return RawResponse(200, content, JSON if json_length is None else RAW, headers)
+    return _create_response(content, json_length, encoding)
 
 
 INFER_ROUTE = DirectRoute(INFER_PATH, "/v2/models/{model}/infer", infer)
@@ -128,25 +149,45 @@ def _model_of_sequences(context: AppContext, match: re.Match[str]) -> ServedMode
     return None if ref.version is None else context.sequences.model_of(ref.name, ref.version)
 
 
-def _prepare(settings: Settings, model: ServedModel, request: InferRequest) -> BatchItem:
+def _prepare(settings: Settings, model: ServedModel, request: InferRequest) -> tuple[BatchItem, RequestPattern | None]:
     """Check a request that belongs to no sequence, and return its inputs as the graph takes them."""
     template = request.template
-    like_item = None if template is None else model.known_items.get(template)
-    if like_item is not None:
-        x = request.inputs[model.input_name]
-        # Such a request has passed all checks but that of the values. NaN is a missing one.
-        if not np.count_nonzero(np.isinf(x)):
-            return BatchItem({model.input_name: x}, like_item.rows, like_item.time, like_item.names)
+    pattern: RequestPattern | None = None if template is None else model.request_patterns.get(template)
+    if pattern is not None:
+        # Such a request has passed all checks but that of the values, which decoding by a template includes.
+        return BatchItem(dict(request.inputs), pattern.rows, pattern.time, pattern.names), pattern
     _check_size(settings, model, request)
     inputs = request.inputs
     if "dt" in inputs and not any(state.input in inputs for state in model.states):
         inputs = _ignore_first_dt(model, inputs)
     batch_item = model.prepare(model.sequence, inputs, _output_names(request), from_client=True)
-    if template is not None:
-        if len(model.known_items) >= MAX_TEMPLATES:
-            model.known_items.clear()
-        model.known_items[template] = replace(batch_item, feeds={})
-    return batch_item
+    if template is not None and batch_item.feeds.keys() == {model.input_name}:
+        if len(model.request_patterns) >= MAX_TEMPLATES:
+            model.request_patterns.clear()
+        model.request_patterns[template] = RequestPattern(batch_item.rows, batch_item.time, batch_item.names)
+    return batch_item, None
+
+
+def _respond_alike(
+    pattern: RequestPattern,
+    model: ServedModel,
+    request: InferRequest,
+    result: InferenceResult,
+    accept_encoding: str | None,
+) -> RawResponse | None:
+    """Return the response to a request of a template by that to an earlier one; None where they have no template."""
+    response = pattern.response
+    if response is None:
+        if sum(value.nbytes for value in result.outputs.values()) > OFFLOAD_BYTES:
+            return None
+        head = _response_head(model, request, result)
+        response = pattern.response = create_response_template(head, request, result.outputs, model.manifest.labels)
+        if response is None:
+            return None
+    values = result.outputs[response.output]
+    if values.shape != response.shape:
+        return None
+    return _create_response(*_compress(response.fill(values), response.json_length, accept_encoding))
 
 
 def _check_size(settings: Settings, model: ServedModel, request: InferRequest) -> None:
@@ -233,7 +274,7 @@ def _decode(body: bytes, length_header: str | None, json_limit: int) -> InferReq
     json_length = parse_json_length(body, length_header)
     if json_length > json_limit:
         raise body_too_large(json_limit)
-    return decode_request(body, json_length)
+    return decode_binary_with_template(body, json_length)
 
 
 def _encode(
@@ -245,7 +286,22 @@ def _encode(
 ) -> tuple[bytes, int | None, str | None]:
     """Return the body of the response, the length of its JSON before raw tensors, and its encoding; may be None."""
     content, json_length = encode_response(head, request, outputs, model.manifest.labels)
+    return _compress(content, json_length, accept_encoding)
+
+
+def _compress(
+    content: bytes, json_length: int | None, accept_encoding: str | None
+) -> tuple[bytes, int | None, str | None]:
     if accept_encoding is None:
         return content, json_length, None
     content, encoding = compress_if_accepted(content, accept_encoding)
     return content, json_length, encoding
+
+
+def _create_response(content: bytes, json_length: int | None, encoding: str | None) -> RawResponse:
+    headers = {}
+    if json_length is not None:
+        headers["Inference-Header-Content-Length"] = str(json_length)
+    if encoding is not None:
+        headers |= {"Content-Encoding": encoding, "Vary": "Accept-Encoding"}
+    return RawResponse(200, content, JSON if json_length is None else RAW, headers)

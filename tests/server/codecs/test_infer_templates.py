@@ -10,8 +10,13 @@ import pytest
 
 from stablernn_server import InputError
 from stablernn_server.codecs import infer_templates
-from stablernn_server.codecs.infer_templates import MAX_TEMPLATES, decode_with_template
-from stablernn_server.codecs.open_inference import InferRequest, decode_request
+from stablernn_server.codecs.infer_templates import (
+    MAX_TEMPLATES,
+    create_response_template,
+    decode_binary_with_template,
+    decode_with_template,
+)
+from stablernn_server.codecs.open_inference import InferRequest, RequestedOutput, decode_request, encode_response
 
 TENSOR = {"name": "x", "shape": [1, 3, 1], "datatype": "FP32"}
 
@@ -98,3 +103,92 @@ def test_the_number_of_templates_is_bounded() -> None:
     size = len(infer_templates._templates)
     decode_with_template(body([0.5, 1.5, 2.5], more={"note": "a" * 2000}).encode())
     assert len(infer_templates._templates) == size
+
+
+def head(size: int = 12, *, more: dict[str, Any] | None = None, **entries: Any) -> bytes:
+    tensor = TENSOR | {"parameters": {"binary_data_size": size}} | (more or {})
+    return json.dumps({"inputs": [tensor], **entries}).encode()
+
+
+def raw(*values: float) -> bytes:
+    return np.array(values, "<f4").tobytes()
+
+
+BINARY_BODIES = {
+    "numbers": (head(), raw(0.5, -1.5, 2.5)),
+    "a missing number": (head(), raw(0.5, np.nan, 2.5)),
+    "an infinite number": (head(), raw(0.5, np.inf, 2.5)),
+    "a square beyond float32": (head(), raw(0.5, 3e38, 2.5)),
+    "too few bytes": (head(), raw(0.5, 1.5)),
+    "too many bytes": (head(), raw(0.5, 1.5, 2.5, 3.5)),
+    "no bytes": (head(), b""),
+    "another size": (head(8), raw(0.5, 1.5)),
+    "an id": (head(id="seven"), raw(0.5, 1.5, 2.5)),
+    "a sequence": (head(parameters={"sequence_id": 3, "sequence_start": True}), raw(0.5, 1.5, 2.5)),
+    "a timeout": (head(parameters={"timeout": 1000, "priority": 2}), raw(0.5, 1.5, 2.5)),
+    "raw outputs": (head(parameters={"binary_data_output": True}), raw(0.5, 1.5, 2.5)),
+    "float64": (head(24, more={"datatype": "FP64"}), np.array([0.5, 1.5, 2.5], "<f8").tobytes()),
+    "numbers in the JSON": (body([0.5, 1.5, 2.5]).encode(), b""),
+    "numbers in the JSON, and more": (body([0.5, 1.5, 2.5]).encode(), b"more"),
+    "numbers of one input in the JSON": (
+        json.dumps(
+            {"inputs": [TENSOR | {"data": [1.5, 2.5, 3.5]}, json.loads(head())["inputs"][0] | {"name": "y"}]}
+        ).encode(),
+        raw(0.5, 1.5, 2.5),
+    ),
+    "a long head": (head(note="a" * 2000), raw(0.5, 1.5, 2.5)),
+    "broken": (head()[:-1], raw(0.5, 1.5, 2.5)),
+}
+
+
+@pytest.mark.parametrize(("text", "tail"), BINARY_BODIES.values(), ids=BINARY_BODIES)
+def test_a_binary_template_changes_nothing(text: bytes, tail: bytes) -> None:
+    content = text + tail
+    expected = outcome(lambda content: decode_request(content, len(text)), content)
+    for _ in range(3):
+        assert outcome(lambda content: decode_binary_with_template(content, len(text)), content) == expected
+
+
+def test_binary_requests_of_one_template_differ_in_their_numbers() -> None:
+    infer_templates._binary_templates.clear()
+    text = head()
+    first, *others = (decode_binary_with_template(text + raw(n, 0.25, -n), len(text)) for n in (0.5, 1.5, 2.5))
+    assert first.template is None
+    assert others[0].template is others[1].template is not None
+    assert [request.inputs["x"].ravel().tolist() for request in others] == [[1.5, 0.25, -1.5], [2.5, 0.25, -2.5]]
+    assert all(request.inputs["x"].flags.aligned for request in others)
+    # Infinite numbers are refused by the checks that a template leaves out.
+    assert decode_binary_with_template(text + raw(0.5, np.inf, 0.5), len(text)).template is None
+    for number in range(MAX_TEMPLATES + 10):
+        text = head(note=number)
+        decode_binary_with_template(text + raw(0.5, 1.5, 2.5), len(text))
+    assert 0 < len(infer_templates._binary_templates) <= MAX_TEMPLATES
+
+
+HEAD = {"model_name": "animals", "model_version": "1"}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("shape", [(1, 4), (2, 3, 2), (1, 1), (4,)])
+def test_a_response_by_a_template_is_the_same(binary: bool, shape: tuple[int, ...]) -> None:
+    request = InferRequest(None, {}, [RequestedOutput("probabilities", binary)])
+    values = np.random.default_rng(0).normal(size=(5, *shape)).astype(np.float32)
+    values[1] = 0.0
+    values[2].flat[0] = 1e-30
+    template = create_response_template(HEAD, request, {"probabilities": values[0]}, None)
+    assert template is not None
+    # Also of a batch's rows that do not follow each other in memory.
+    for value in (*values, np.repeat(values[3], 2, axis=-1)[..., ::2]):
+        expected = encode_response(HEAD, request, {"probabilities": value}, None)
+        assert (template.fill(value), template.json_length) == expected
+
+
+def test_only_responses_of_one_output_of_numbers_have_a_template() -> None:
+    values = np.ones((1, 2), np.float32)
+    classes = InferRequest(None, {}, [RequestedOutput("p", False, 1)])
+    anything = InferRequest(None, {}, None)
+    assert create_response_template(HEAD, classes, {"p": values}, ["a", "b"]) is None
+    assert create_response_template(HEAD, anything, {"p": values, "q": values}, None) is None
+    assert create_response_template(HEAD, anything, {"p": values.astype(np.int64)}, None) is None
+    # The same text twice: which of them the numbers are, nobody can tell.
+    assert create_response_template(HEAD | {"note": [1.0, 1.0]}, anything, {"p": values}, None) is None
