@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stablernn_runtime.graph import CancellationToken
-from stablernn_server.batching.types import Batch, InferenceResult, Job, QueueKey, fail_jobs
+from stablernn_server.batching.types import Batch, Division, InferenceResult, Job, QueueKey, fail_jobs
 from stablernn_server.errors import ClientGoneError, DeadlineError, ServerError
 from stablernn_server.settings import Settings
 
@@ -33,22 +33,20 @@ class JobQueues:
     """All jobs of one scheduler, from their admission to their result.
 
     Attributes:
-        pending: Jobs that wait or run.
-        waiting: Jobs that wait.
+        jobs: The jobs that wait or run, by their numbers.
+        waiting: Number of jobs that wait.
         by_key: Queues by the key of their jobs.
-        batches: Batch of each job that is in one, by the job's future.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.pending = 0
+        self.jobs: dict[int, Job] = {}
         self.waiting = 0
         self.by_key: dict[QueueKey, JobQueue] = {}
-        self.batches: dict[asyncio.Future[InferenceResult], Batch] = {}
         self._settings = settings
 
     def add(self, job: Job) -> None:
         """Queue a new job."""
-        self.pending += 1
+        self.jobs[job.number] = job
         self.waiting += 1
         job.key = queue_key(job)
         queue = self._push(job)
@@ -63,9 +61,9 @@ class JobQueues:
         Returns:
             The batch that the job is in, if the batch has not ended.
         """
-        self.pending -= 1
+        self.jobs.pop(job.number, None)
         self._unqueue(job)
-        batch = self.batches.pop(job.future, None)
+        batch, job.batch = job.batch, None
         if batch is None or batch.ended_ns != 0:
             return None
         batch.awaited_jobs -= 1
@@ -109,7 +107,7 @@ class JobQueues:
     def requeue(self, batch: Batch) -> None:
         """Put the jobs of a batch that has not run back into their queues, at their former positions."""
         for job in batch.jobs:
-            self.batches.pop(job.future, None)
+            job.batch = None
             if not job.future.done():
                 job.is_queued = True
                 self.waiting += 1
@@ -140,24 +138,16 @@ class JobQueues:
 
     def drop_abandoned(self) -> None:
         """Give up the jobs of clients that have gone, those that run included."""
-        for queue in self.by_key.values():
-            for _, _, job in queue.heap:
-                self.is_dropped(job)
-        for batch in set(self.batches.values()):
-            for job in batch.jobs:
-                self.is_dropped(job)
+        for job in self.jobs.values():
+            self.is_dropped(job)
 
     def fail_all(self, create_error: Callable[[], ServerError]) -> None:
         """Fail every job, and end the runs."""
-        for queue in self.by_key.values():
-            for _, _, job in queue.heap:
-                fail_jobs([job], create_error())
         self.by_key.clear()
-        for batch in set(self.batches.values()):
-            if batch.cancellation is not None:
-                batch.cancellation.set()
-            for job in batch.jobs:
-                fail_jobs([job], create_error())
+        for job in self.jobs.values():
+            fail_jobs([job], create_error())
+            if job.batch is not None and job.batch.cancellation is not None:
+                job.batch.cancellation.set()
 
     def max_rows(self, job: Job) -> int:
         """Return the rows that a batch of the job's kind may have."""
@@ -202,13 +192,24 @@ class JobQueues:
             job.batch_item.feeds = {}
 
     def _add_to_batch(self, batch: Batch, job: Job) -> None:
-        batch.jobs.append(job)
-        batch.awaited_jobs += 1
-        batch.rows += job.batch_item.rows
-        batch.time_steps = max(batch.time_steps, job.batch_item.time)
+        batch.add(job)
         job.is_queued = False
         self.waiting -= 1
-        self.batches[job.future] = batch
+
+
+def divide(batch: Batch, count: int) -> Division:
+    """Divide a batch that has not begun into at most ``count`` parts of about as many rows."""
+    parts: list[Batch] = []
+    rows = 0
+    for job in batch.jobs:
+        if len(parts) <= rows * count // batch.rows:
+            parts.append(Batch([], CancellationToken()))
+        rows += job.batch_item.rows
+        parts[-1].add(job)
+    division = Division(parts, len(parts))
+    for part in parts:
+        part.division = division
+    return division
 
 
 def queue_key(job: Job) -> QueueKey:

@@ -17,8 +17,9 @@ from stablernn_runtime.run_batch import BatchItem, BatchResult
 from stablernn_runtime.served_model import ServedModel
 from stablernn_server.arrays import Array
 from stablernn_server.batching.cost_model import CostModel
+from stablernn_server.batching.deadlines import Deadlines
 from stablernn_server.batching.dispatch import Dispatcher
-from stablernn_server.batching.job_queues import JobQueues, expire
+from stablernn_server.batching.job_queues import JobQueues
 from stablernn_server.batching.types import Caller, InferenceResult, Job
 from stablernn_server.errors import BusyError, NotReadyError, TooManyError
 from stablernn_server.observability.telemetry import Telemetry, WorkKind
@@ -33,6 +34,7 @@ class Scheduler:
         self._costs = CostModel()
         self._queues = JobQueues(settings)
         self._dispatcher = Dispatcher(settings, telemetry, self._queues, self._costs)
+        self._deadlines = Deadlines(self._queues.jobs)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._numbers = itertools.count()
         # Pending jobs by client; counted only where the settings limit them.
@@ -51,13 +53,14 @@ class Scheduler:
         """
         # First, so that no thread begins with a batch whose jobs are about to fail.
         self._dispatcher.take_back_prefetched()
+        self._deadlines.stop()
         self._queues.fail_all(_shutting_down)
         return self._dispatcher.stop()
 
     @property
     def pending(self) -> int:
         """Number of jobs that wait or run."""
-        return self._queues.pending
+        return len(self._queues.jobs)
 
     @property
     def retry_after_seconds(self) -> int:
@@ -176,13 +179,12 @@ class Scheduler:
             self._admit(caller)
         future: asyncio.Future[InferenceResult] = loop.create_future()
         job = Job(kind, model, batch_item, caller, future, time.perf_counter_ns(), next(self._numbers), function)
-        timer = None if caller.deadline is None else loop.call_at(caller.deadline, expire, future)
+        if caller.deadline is not None:
+            self._deadlines.add(caller.deadline, loop)
         try:
             self._enqueue(job)
             return await future
         finally:
-            if timer is not None:
-                timer.cancel()
             self._release(job)
             # The exception's traceback references this frame; drop both to avoid a reference cycle.
             del future, job

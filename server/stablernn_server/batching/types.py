@@ -73,6 +73,7 @@ class Job:
         function: For calls, the function to run.
         is_queued: Whether the job waits in a queue.
         key: Key of the job's queue.
+        batch: The batch that the job is in, until it has ended; None while the job waits.
     """
 
     kind: WorkKind
@@ -85,6 +86,7 @@ class Job:
     function: Callable[[CancellationToken], BatchResult] | None = None
     is_queued: bool = True
     key: QueueKey = ()
+    batch: Batch | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +102,7 @@ class Batch:
         started_ns: Start of the run on the clock of ``time.perf_counter_ns``; 0 before it.
         ended_ns: End of the run on the same clock; 0 before it.
         results: Result or error of each job, in the order of the jobs.
+        division: The parts of one batch, of which this is one; None for a batch that was not divided.
     """
 
     jobs: list[Job]
@@ -110,6 +113,30 @@ class Batch:
     started_ns: int = 0
     ended_ns: int = 0
     results: Sequence[BatchResult | Exception] = ()
+    division: Division | None = None
+
+    def add(self, job: Job) -> None:
+        """Add a job, which no other batch has."""
+        self.jobs.append(job)
+        self.awaited_jobs += 1
+        self.rows += job.batch_item.rows
+        self.time_steps = max(self.time_steps, job.batch_item.time)
+        job.batch = self
+
+
+@dataclass(slots=True, eq=False)
+class Division:
+    """A batch that was divided between threads; its callers get their results together, as without the division.
+
+    Otherwise their next requests would come at two times, and make two small batches instead of one.
+
+    Attributes:
+        parts: The batches that run, each on a thread.
+        running: Number of parts that have not ended.
+    """
+
+    parts: list[Batch]
+    running: int
 
 
 def fail_jobs(jobs: Iterable[Job], error: Exception) -> None:

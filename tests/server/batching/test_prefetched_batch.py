@@ -44,7 +44,7 @@ async def behind_a_short_run(flow: ServedModel, **settings: Any) -> AsyncIterato
         async with desk.occupied(flow) as blocker:
             yield desk, blocker
         queues = desk.scheduler._queues
-        assert (queues.pending, queues.waiting, queues.by_key, queues.batches) == (0, 0, {}, {})
+        assert (queues.jobs, queues.waiting, queues.by_key) == ({}, 0, {})
 
 
 def test_what_arrives_joins_the_batch_that_is_prefetched(animals: ServedModel, flow: ServedModel) -> None:

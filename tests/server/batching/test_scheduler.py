@@ -526,7 +526,7 @@ def test_nothing_is_lost_when_requests_come_and_go(
                     await asyncio.sleep(0)
             answers = await asyncio.wait_for(asyncio.gather(*works, return_exceptions=True), PATIENT)
             queues = desk.scheduler._queues
-            assert (queues.pending, queues.waiting, queues.by_key, queues.batches) == (0, 0, {}, {})
+            assert (queues.jobs, queues.waiting, queues.by_key) == ({}, 0, {})
             return answers
 
     for number, (x, answer) in enumerate(zip(requests, asyncio.run(together()), strict=True)):
