@@ -30,6 +30,7 @@ from stablernn_server.openapi import build_document
 from stablernn_server.routes import health, metrics, page, repository, sessions, statistics, stream, timeseries
 from stablernn_server.routes import models as v2
 from stablernn_server.routes.infer import INFER_ROUTE
+from stablernn_server.routes.sessions import STEP_ROUTES
 from stablernn_server.schemas.common import ERRORS
 from stablernn_server.settings import Settings
 from stablernn_server.version import package_version
@@ -83,7 +84,9 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.context = context
     routes = [*app.router.routes, *(route for router in ROUTERS for route in router.routes)]
-    app.request_middleware = app.state.middleware = RequestMiddleware(context, app.framework, routes, INFER_ROUTE)
+    app.request_middleware = app.state.middleware = RequestMiddleware(
+        context, app.framework, routes, (INFER_ROUTE, *STEP_ROUTES)
+    )
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(ServerError, _server_error)

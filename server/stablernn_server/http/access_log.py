@@ -51,7 +51,8 @@ class AccessLog:
             seconds: From the head of the request to the end of the response.
         """
         if self._is_on and not (status < 400 and scope["method"] in _READS and scope["path"] in POLLED_PATHS):
-            self._write(request, scope["method"], scope, status, _content_length(scope), sent_bytes, seconds)
+            bytes_in = _content_length(scope) if request.content_length is None else request.content_length
+            self._write(request, scope["method"], scope, status, bytes_in, sent_bytes, seconds)
 
     def log_websocket(self, request: ActiveRequest, scope: Scope, status: int, seconds: float) -> None:
         """Write the line of one WebSocket, when it has ended or was refused.

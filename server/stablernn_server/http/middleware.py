@@ -41,6 +41,8 @@ NO_RESPONSE = 499
 CHECKS_KEY = "stablernn.checks"
 """Key of the scope under which the checks of an earlier request stand that was equal in all that they depend on; after
 the checks, their result."""
+_MATCH_KEY = "stablernn.match"
+"""Key of the scope under which :meth:`RequestMiddleware.match_direct` leaves its result."""
 
 
 class DirectRoute(NamedTuple):
@@ -50,11 +52,20 @@ class DirectRoute(NamedTuple):
         pattern: Matches the whole path.
         path: The path as metrics name it.
         handle: Answers a request whose path matches.
+        is_in_framework: Whether the framework has the route as well, and answers it where a request comes by ASGI.
     """
 
     pattern: re.Pattern[str]
     path: str
     handle: Callable[[AppContext, ActiveRequest, Scope, re.Match[str]], Awaitable[RawResponse]]
+    is_in_framework: bool = False
+
+
+class DirectMatch(NamedTuple):
+    """A route that bypasses the framework, and the match of a path with its pattern."""
+
+    route: DirectRoute
+    match: re.Match[str]
 
 
 class HeadChecks(NamedTuple):
@@ -86,15 +97,19 @@ class RequestMiddleware:
     """The ASGI application that wraps the framework's."""
 
     def __init__(
-        self, context: AppContext, framework: ASGIApplication, routes: Sequence[BaseRoute], direct: DirectRoute
+        self,
+        context: AppContext,
+        framework: ASGIApplication,
+        routes: Sequence[BaseRoute],
+        direct: Sequence[DirectRoute],
     ) -> None:
         """Create the middleware.
 
         Args:
             context: The application's context.
-            framework: Answers everything but inference by tensors.
+            framework: Answers everything that no direct route does.
             routes: Routes of the framework, by whose patterns requests are counted.
-            direct: The route that bypasses the framework.
+            direct: The routes that bypass the framework.
 
         Raises:
             SettingsError: If an allowed origin is not an origin.
@@ -138,46 +153,57 @@ class RequestMiddleware:
         client = identity.name if identity.name != "anonymous" else address[0] if address else ""
         return HeadChecks(headers, identity, client)
 
-    def match_direct(self, path: str) -> re.Match[str] | None:
-        """Return the match of a path with the route that bypasses the framework, None where it does not match."""
-        return self._direct.pattern.fullmatch(path)
+    def match_direct(self, scope: Scope) -> DirectMatch | None:
+        """Return the route that bypasses the framework and answers a request; None without one."""
+        direct: DirectMatch | None = scope.get(_MATCH_KEY)
+        if direct is None:
+            for route in self._direct:
+                match = route.pattern.fullmatch(scope["path"])
+                if match is not None:
+                    direct = scope[_MATCH_KEY] = DirectMatch(route, match)
+                    break
+        return direct
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = ActiveRequest(receive, asyncio.current_task(self._context.loop), time.perf_counter())
         scope[SCOPE_KEY] = request
+        direct = self.match_direct(scope)
+        if direct is not None and direct.route.is_in_framework:
+            direct = None
         try:
-            await self.answer(scope, request, ResponseSender(send), self.match_direct(scope["path"]))
+            await self.answer(scope, request, ResponseSender(send), direct)
         finally:
             # `receive` references the scope; break the reference cycle, so that a model is freed now.
             del scope[SCOPE_KEY]
 
-    async def answer(self, scope: Scope, request: ActiveRequest, sender: Sender, match: re.Match[str] | None) -> None:
+    async def answer(self, scope: Scope, request: ActiveRequest, sender: Sender, direct: DirectMatch | None) -> None:
         """Answer an HTTP request, count it and log it.
 
         Args:
             scope: The scope of the ASGI call, or as much of it as the direct route reads.
             request: The request.
             sender: Sends the response.
-            match: From :meth:`match_direct`; None for a request that goes through the framework.
+            direct: From :meth:`match_direct`; None for a request that goes through the framework.
         """
         context = self._context
         sender.request_id = request.request_id = self._request_id(scope)
         route = ""
         span = None if context.tracing is None else context.tracing.begin(scope["method"], scope["headers"])
         try:
-            preflight = self._origins.preflight_headers(scope)
-            if preflight is not None:
-                sender.headers = preflight
-                await sender.send_response(RawResponse(204, b"", ""))
-                return
-            checks: HeadChecks = scope.get(CHECKS_KEY) or self._check(scope, sender)
-            scope[CHECKS_KEY] = checks
+            checks: HeadChecks | None = scope.get(CHECKS_KEY)
+            if checks is None:
+                preflight = self._origins.preflight_headers(scope)
+                if preflight is not None:
+                    sender.headers = preflight
+                    await sender.send_response(RawResponse(204, b"", ""))
+                    return
+                checks = scope[CHECKS_KEY] = self._check(scope, sender)
             sender.headers, request.identity, request.client = checks
             if scope["method"] in _METHODS_WITH_BODY and scope["path"].startswith(WORK_PATHS):
                 context.admit(request)
-            if match is not None:
-                route = self._direct.path
-                await sender.send_response(await self._direct.handle(context, request, scope, match))
+            if direct is not None:
+                route = direct.route.path
+                await sender.send_response(await direct.route.handle(context, request, scope, direct.match))
             else:
                 await self._framework(scope, request.receive, cast("ResponseSender", sender))
                 route = self._route(scope)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.requests import HTTPConnection
@@ -18,7 +17,8 @@ from stablernn_server.errors import BusyError, ClientGoneError, InputError, Serv
 from stablernn_server.http.asgi import Message, Receive, Scope
 from stablernn_server.security.auth import NOBODY, Identity
 
-_FIELDS_KEY = "stablernn.fields"
+FIELDS_KEY = "stablernn.fields"
+"""Key of the scope under which :func:`header_fields` leaves the fields."""
 SCOPE_KEY = "stablernn"
 """Key of the ASGI scope under which the middleware leaves the request for the routes."""
 
@@ -31,7 +31,6 @@ class Cancellable(Protocol):
     def uncancel(self) -> int: ...
 
 
-@dataclass(eq=False)
 class ActiveRequest:
     """One request or WebSocket from its first byte to its response, with what the access log and the metrics report.
 
@@ -44,6 +43,7 @@ class ActiveRequest:
         identity: Who sent it.
         client: What tells its client from others, for limits.
         is_read: Whether the whole body has arrived.
+        content_length: Bytes of the body; None where only the head says how many.
         body_read_at: When the whole body had arrived and work could begin, on the clock of :attr:`arrived_at`.
         held_bytes: Bytes of its body in memory.
         abort_reason: Why the server aborted it; None if it did not.
@@ -55,23 +55,24 @@ class ActiveRequest:
         batch_rows: Sequences or streams in the run, those of other requests included.
     """
 
-    receive: Receive
-    task: Cancellable | None
-    arrived_at: float
-    whole_body: bytes | None = None
-    request_id: str = field(default="", init=False)
-    identity: Identity = field(default=NOBODY, init=False)
-    client: str = field(default="", init=False)
-    is_read: bool = field(default=False, init=False)
-    body_read_at: float | None = field(default=None, init=False)
-    held_bytes: int = field(default=0, init=False)
-    abort_reason: ServerError | None = field(default=None, init=False)
-    model: ServedModel | None = field(default=None, init=False)
-    error_code: str | None = field(default=None, init=False)
-    rows: int = field(default=0, init=False)
-    queue_ns: int = field(default=0, init=False)
-    compute_ns: int = field(default=0, init=False)
-    batch_rows: int = field(default=0, init=False)
+    # Defaults of the class: most requests change few of them.
+    request_id = client = ""
+    identity: Identity = NOBODY
+    is_read = False
+    content_length: int | None = None
+    body_read_at: float | None = None
+    abort_reason: ServerError | None = None
+    model: ServedModel | None = None
+    error_code: str | None = None
+    held_bytes = rows = queue_ns = compute_ns = batch_rows = 0
+
+    def __init__(
+        self, receive: Receive, task: Cancellable | None, arrived_at: float, whole_body: bytes | None = None
+    ) -> None:
+        self.receive = receive
+        self.task = task
+        self.arrived_at = arrived_at
+        self.whole_body = whole_body
 
     def abort(self, reason: ServerError) -> None:
         """Cancel the task, so that the request is answered with ``reason``; the first reason counts."""
@@ -174,9 +175,9 @@ def has_disconnected(receive: Callable[..., Any]) -> bool | None:
 
 def header_fields(scope: Scope) -> Mapping[bytes, bytes]:
     """Return the header fields of a request by their names in lower case; of several with one name, the first."""
-    fields: Mapping[bytes, bytes] | None = scope.get(_FIELDS_KEY)
+    fields: Mapping[bytes, bytes] | None = scope.get(FIELDS_KEY)
     if fields is None:
-        fields = scope[_FIELDS_KEY] = dict(reversed(scope["headers"]))
+        fields = scope[FIELDS_KEY] = dict(reversed(scope["headers"]))
     return fields
 
 

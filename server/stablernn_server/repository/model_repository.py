@@ -94,13 +94,7 @@ class ModelRepository(ServedVersions):
         """
         model = self.get_for_request(*self.resolve(reference, version))
         if model is None:
-            # In a task, which the timeouts behind it need: the caller may be a coroutine that runs without one.
-            model = await asyncio.create_task(
-                self._loader.run_with_trials(
-                    lambda refusals: self._run_locked(lambda: self._reopen(reference, version, refusals), deadline),
-                    deadline,
-                )
-            )
+            model = await self._run_in_task(lambda refusals: self._reopen(reference, version, refusals), deadline)
         return model
 
     async def find_by_digest(self, digest: str, name: str, version: int, deadline: float | None = None) -> ServedModel:
@@ -124,10 +118,7 @@ class ModelRepository(ServedVersions):
         model = self._by_digest.get(digest)
         if model is None:
             ref = Ref(name, version)
-            return await self._loader.run_with_trials(
-                lambda refusals: self._run_locked(lambda: self._open_for_token(digest, ref, refusals), deadline),
-                deadline,
-            )
+            return await self._run_in_task(lambda refusals: self._open_for_token(digest, ref, refusals), deadline)
         self._retain_for_tokens(model)
         return model
 
@@ -304,6 +295,17 @@ class ModelRepository(ServedVersions):
                     }
                 )
         return rows
+
+    def _run_in_task(
+        self, work: Callable[[Refusals], Coroutine[Any, Any, T]], deadline: float | None
+    ) -> asyncio.Task[T]:
+        """Run ``work`` under the lock, in a task: the caller may be a coroutine without one, and timeouts need it."""
+        return asyncio.create_task(
+            self._loader.run_with_trials(
+                lambda refusals: self._run_locked(lambda: work(refusals), deadline),
+                deadline,
+            )
+        )
 
     async def _run_locked(self, work: Callable[[], Coroutine[Any, Any, T]], deadline: float | None) -> T:
         """Return the result of ``work`` under the lock; if its caller gives up, it goes on for others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
@@ -9,13 +10,15 @@ from pydantic import ValidationError
 
 from stablernn_runtime.stream_spec import stream_spec
 from stablernn_server.batching.types import Caller
-from stablernn_server.codecs.json_values import parse_object, run_in_thread_if_large
+from stablernn_server.codecs.json_values import json_body, parse_object, run_in_thread_if_large
 from stablernn_server.errors import InputError, OtherModelError, cut, format_validation_error
 from stablernn_server.handlers.stream_inputs import parse_static
 from stablernn_server.handlers.stream_steps import advance_stream
 from stablernn_server.http.app_context import AppContext, get_context
+from stablernn_server.http.asgi import Scope
+from stablernn_server.http.middleware import DirectRoute
 from stablernn_server.http.request import ActiveRequest, get_request
-from stablernn_server.http.responses import json_response
+from stablernn_server.http.responses import RawResponse, json_response
 from stablernn_server.schemas.common import json_request
 from stablernn_server.schemas.sessions import (
     OpenSession,
@@ -29,7 +32,11 @@ from stablernn_server.schemas.sessions import (
 from stablernn_server.streams.sessions import Session, check_one_process, state_norms
 from stablernn_server.streams.stream import Stream, matches_reference, restore_stream
 
-router = APIRouter(prefix="/v1", tags=["streams"])
+PREFIX = "/v1"
+STEP_PATH = "/step"
+SESSION_STEP_PATH = "/sessions/{session}/step"
+
+router = APIRouter(prefix=PREFIX, tags=["streams"])
 
 Body = TypeVar("Body", OpenSession, Samples, TokenStep)
 
@@ -38,24 +45,37 @@ Body = TypeVar("Body", OpenSession, Samples, TokenStep)
 async def open_session(request: Request) -> Response:
     """Begins a stream that the server keeps, or continues one from its state token."""
     context, active_request = get_context(request), get_request(request)
-    body, _ = await _read_body(request, OpenSession)
+    body, _ = await _read_body(context, active_request, request.scope, OpenSession)
     check_one_process(context.settings.workers, "Sessions are kept")
     stream = await _open_stream(context, active_request, body, context.create_caller(active_request))
     session = context.sessions.open(stream)
     return json_response(_describe(context, session))
 
 
-@router.post("/sessions/{session}/step", response_model=Stepped, openapi_extra=json_request(Samples))
+@router.post(SESSION_STEP_PATH, response_model=Stepped, openapi_extra=json_request(Samples))
 async def step_session(request: Request, session: str) -> Response:
     """Takes one or several samples; requests of one session run in the order in which they came."""
-    context, active_request = get_context(request), get_request(request)
+    return json_response(await _step_session(get_context(request), get_request(request), request.scope, session))
+
+
+async def _step_session(
+    context: AppContext, active_request: ActiveRequest, scope: Scope, session: str
+) -> dict[str, Any]:
+    """Return the content of the response."""
     # Before the body is read: a client of a session that is gone need not send it.
     context.sessions.check(session)
-    body, size = await _read_body(request, Samples)
+    body, size = await _read_body(context, active_request, scope, Samples)
     caller = context.create_caller(active_request)
     async with context.sessions.hold(session, caller) as entry:
         content, entry.last_outputs = await _advance(context, active_request, entry.stream, body, size, caller)
-    return json_response({"session_id": session, **content})
+    return {"session_id": session, **content}
+
+
+async def step_session_directly(
+    context: AppContext, active_request: ActiveRequest, scope: Scope, match: re.Match[str]
+) -> RawResponse:
+    """Answer as :func:`step_session` does, without the framework."""
+    return RawResponse(200, json_body(await _step_session(context, active_request, scope, match[1])))
 
 
 @router.get("/sessions/{session}", response_model=SessionDetails)
@@ -93,23 +113,47 @@ async def close_session(request: Request, session: str) -> Response:
     return json_response({"session_id": session, "step": entry.stream.step, "closed": True})
 
 
-@router.post("/step", response_model=Stepped, openapi_extra=json_request(TokenStep))
+@router.post(STEP_PATH, response_model=Stepped, openapi_extra=json_request(TokenStep))
 async def step_token(request: Request) -> Response:
     """Takes samples of a stream whose state the client keeps: the request has a state token, the response the next."""
-    context, active_request = get_context(request), get_request(request)
-    body, size = await _read_body(request, TokenStep)
+    return json_response(await _step_token(get_context(request), get_request(request), request.scope))
+
+
+async def _step_token(context: AppContext, active_request: ActiveRequest, scope: Scope) -> dict[str, Any]:
+    """Return the content of the response."""
+    body, size = await _read_body(context, active_request, scope, TokenStep)
     caller = context.create_caller(active_request)
     stream = await _open_stream(context, active_request, body, caller)
     # Without a token in the response, the stream would be lost.
     body = body.model_copy(update={"token": True})
     content, _ = await _advance(context, active_request, stream, body, size, caller)
-    return json_response(content)
+    return content
 
 
-async def _read_body(request: Request, schema: type[Body]) -> tuple[Body, int]:
+async def step_token_directly(
+    context: AppContext, active_request: ActiveRequest, scope: Scope, match: re.Match[str]
+) -> RawResponse:
+    """Answer as :func:`step_token` does, without the framework."""
+    return RawResponse(200, json_body(await _step_token(context, active_request, scope)))
+
+
+STEP_ROUTES = (
+    DirectRoute(re.compile(r"/v1/step"), PREFIX + STEP_PATH, step_token_directly, is_in_framework=True),
+    DirectRoute(
+        re.compile(r"/v1/sessions/([^/]+)/step", re.DOTALL),
+        PREFIX + SESSION_STEP_PATH,
+        step_session_directly,
+        is_in_framework=True,
+    ),
+)
+"""The routes whose requests repeat the most."""
+
+
+async def _read_body(
+    context: AppContext, active_request: ActiveRequest, scope: Scope, schema: type[Body]
+) -> tuple[Body, int]:
     """Return the validated body, and its size in bytes."""
-    context = get_context(request)
-    content = await context.read_body(get_request(request), request.scope, context.settings.json_limit)
+    content = await context.read_body(active_request, scope, context.settings.json_limit)
     try:
         body = await run_in_thread_if_large(len(content), lambda: schema.model_validate(parse_object(content)))
     except ValidationError as error:

@@ -8,7 +8,6 @@ and body of the response are written as one piece.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 from collections.abc import Coroutine
@@ -18,8 +17,6 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from stablernn_server.http.asgi import Headers, Message, Scope
-from stablernn_server.http.middleware import CHECKS_KEY
-from stablernn_server.http.request import header_fields
 from stablernn_server.http.responses import RawResponse
 
 logger = logging.getLogger(__name__)
@@ -29,47 +26,10 @@ FAILED = RawResponse(500, b"Internal Server Error", "text/plain; charset=utf-8",
 """The response where even the middleware has failed, as uvicorn has it."""
 
 
-is_direct_target = re.compile(rb"/v2/models/[\w.@:~-]+(?:/versions/[\w.-]+)?/infer").fullmatch
+is_direct_target = re.compile(
+    rb"/v2/models/[\w.@:~-]+(?:/versions/[\w.-]+)?/infer|/v1/step|/v1/sessions/[\w-]+/step"
+).fullmatch
 """Matches the targets of requests that bypass ASGI, as clients usually write them; others go the longer way."""
-
-
-class DirectHeads:
-    """The heads of the requests of one connection that bypass ASGI.
-
-    Clients send the same head again and again. A request that equals the one before in all that the checks of origin
-    and token depend on takes over their result.
-    """
-
-    __slots__ = ("_previous", "_target")
-
-    def __init__(self) -> None:
-        self._previous: Scope | None = None
-        self._target = b""
-
-    def create_scope(self, target: bytes, headers: list[tuple[bytes, bytes]], client: tuple[str, int] | None) -> Scope:
-        """Return what ASGI says of a request, as far as its answer depends on it, with the checks if they are known."""
-        scope: Scope = {"type": "http", "method": "POST", "headers": headers, "client": client}
-        previous = self._previous
-        if previous is not None and target == self._target and CHECKS_KEY in previous and _is_alike(scope, previous):
-            scope["path"], scope[CHECKS_KEY] = previous["path"], previous[CHECKS_KEY]
-        else:
-            scope["path"] = target.decode("ascii")
-        self._previous, self._target = scope, target
-        return scope
-
-
-def _is_alike(scope: Scope, previous: Scope) -> bool:
-    """Return whether two requests for one target are equal in what the checks of origin and token depend on."""
-    fields, others = header_fields(scope), header_fields(previous)
-    return (
-        # Of several fields with one name, only the first is compared here.
-        len(fields) == len(scope["headers"])
-        and len(others) == len(previous["headers"])
-        and fields.get(b"host") == others.get(b"host")
-        and fields.get(b"origin") == others.get(b"origin")
-        # The time says nothing about the token of the other request, which a proxy may have sent for somebody else.
-        and hmac.compare_digest(fields.get(b"authorization", b""), others.get(b"authorization", b""))
-    )
 
 
 class DirectConnection(Protocol):
@@ -219,9 +179,10 @@ class DirectExchange(RequestResponseCycle):
         elif not self.keep_alive:
             response = response._replace(headers={**response.headers, "Connection": "close"})
         lines = b""
-        if self.headers or response.headers:
-            lines = b"".join(b"%b: %b\r\n" % field for field in self.headers)
-            lines += "".join(f"{name.lower()}: {value}\r\n" for name, value in response.headers.items()).encode()
+        for field in self.headers:
+            lines += b"%b: %b\r\n" % field
+        for name, value in response.headers.items():
+            lines += f"{name.lower()}: {value}\r\n".encode()
         protocol.write_whole(
             b"%bcontent-length: %d\r\nx-request-id: %b\r\ncontent-type: %b\r\n%b%b\r\n%b"
             % (

@@ -6,27 +6,26 @@ The limits hold before any request reaches the application, and so before any to
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, ReadTimeoutError, ServerError
 from stablernn_server.http.asgi import Scope
 from stablernn_server.http.request import ActiveRequest
 from stablernn_server.http.responses import error_response
 from stablernn_server.transport.connections import Connection, ConnectionTable
-from stablernn_server.transport.direct_exchange import DirectExchange, DirectHeads, is_direct_target
+from stablernn_server.transport.direct_exchange import DirectExchange, is_direct_target
+from stablernn_server.transport.head_cache import CheckedHeads, HeadCache
+from stablernn_server.transport.websocket_handshake import check_handshake
 from stablernn_server.transport.write_coalescing import CoalescingTransport
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
     from stablernn_server.http.app_context import AppContext
-    from stablernn_server.http.asgi import Headers
     from stablernn_server.http.middleware import RequestMiddleware
 
 UNREAD_ROUTE = "unread"
@@ -41,6 +40,10 @@ class HttpProtocol(HttpToolsProtocol):
     Attributes:
         handshake: The TLS handshake that the connection began with, which is in the table already; None without TLS.
     """
+
+    # The same for all connections.
+    _default_fields: ClassVar[list[tuple[bytes, bytes]] | None] = None
+    _default_lines: ClassVar[bytes] = b""
 
     def __init__(
         self,
@@ -84,7 +87,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._middleware = None if self.config.proxy_headers else middleware
         # Its head has arrived in the data that is being parsed.
         self._arriving: DirectExchange | None = None
-        self._direct_heads = DirectHeads()
+        self._checked_heads = CheckedHeads()
+        self._head_cache = HeadCache(settings.max_head_bytes)
         # Since when no request is in flight, on the clock of the event loop; None while one is.
         self._idle_since: float | None = None
         self._has_started = False
@@ -130,6 +134,11 @@ class HttpProtocol(HttpToolsProtocol):
             self._coalescing.discard_input()
             return
         self._idle_since = None
+        cycle = self.cycle
+        is_between = not self._is_in_head and (cycle is None or (cycle.response_complete and not cycle.more_body))
+        if is_between and (request := self._head_cache.find(data)) is not None:
+            self._begin_cached(*request)
+            return
         self._has_advanced = self._has_started = False
         assert self.parser is not None, "data after the connection was lost"
         try:
@@ -155,6 +164,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(self._head_too_large())
         elif self._head_timer is None and not self._is_answering() and not self.transport.is_closing():
             self._start_head_timer()
+        if is_between and self._head_cache.is_useful and isinstance(self.cycle, DirectExchange):
+            self._head_cache.keep(data, self.cycle)
 
     def on_message_begin(self) -> None:
         """Start with the next request."""
@@ -291,7 +302,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def default_lines(self) -> bytes:
         """Return the header fields of every response, the date among them."""
-        return _encode_fields(tuple(self.server_state.default_headers))
+        fields = self.server_state.default_headers
+        # uvicorn makes a new list once a second, when the date changes.
+        if fields is not HttpProtocol._default_fields:
+            HttpProtocol._default_fields = fields
+            HttpProtocol._default_lines = b"".join(b"%b: %b\r\n" % field for field in fields)
+        return HttpProtocol._default_lines
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._active_cycle = cycle
@@ -312,7 +328,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Make an exchange of the request whose head is complete; start it soon, or queue it behind another."""
         assert self.parser is not None
         version = self.parser.get_http_version()
-        scope = self._direct_heads.create_scope(self.url, self.headers, self.client)
+        scope = self._checked_heads.create_scope(self.url, self.headers, self.client)
         previous, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
         exchange = DirectExchange(self, scope, keep_alive=keep_alive, expects_continue=self.expect_100_continue)
         self.cycle = exchange
@@ -326,6 +342,16 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._arriving, self._has_started = exchange, True
 
+    def _begin_cached(self, scope: Scope, body: bytes) -> None:
+        """Answer a request that has arrived as a whole, with a head that was parsed and checked before."""
+        self._cancel_head_timer()
+        self._pending_bytes = 0
+        self._table.mark_busy(self)
+        exchange = DirectExchange(self, scope, keep_alive=True, expects_continue=False)
+        exchange.more_body = False
+        self.cycle = self._active_cycle = exchange
+        self._start_direct(exchange, body)
+
     def _start_arriving(self) -> None:
         """Start the exchange whose head has just arrived, if there is one."""
         exchange, self._arriving = self._arriving, None
@@ -333,12 +359,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._active_cycle = exchange
             self._start_direct(exchange)
 
-    def _start_direct(self, exchange: DirectExchange) -> None:
+    def _start_direct(self, exchange: DirectExchange, body: bytes | None = None) -> None:
         middleware = self._middleware
         assert middleware is not None, "without it there are no exchanges"
         scope = cast("Scope", exchange.scope)
-        request = ActiveRequest(exchange.receive, exchange, time.perf_counter(), whole_body=exchange.take_body())
-        exchange.start(middleware.answer(scope, request, exchange, middleware.match_direct(scope["path"])))
+        request = ActiveRequest(exchange.receive, exchange, time.perf_counter(), whole_body=body)
+        if body is None:
+            request.whole_body = exchange.take_body()
+        else:
+            request.content_length = len(body)
+        exchange.start(middleware.answer(scope, request, exchange, middleware.match_direct(scope)))
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -361,24 +391,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _check_handshake(self) -> None:
         """Refuse a WebSocket handshake that the WebSocket library would leave without an answer."""
-        target = b"GET " + self.url + b" HTTP/1.1"
-        longest = max(map(len, (target, *(name + b": " + value for name, value in self.headers))))
-        if self._is_answering():
-            # The response would be written into the WebSocket.
-            self._end_parser(InputError("A WebSocket handshake must wait for the response to the request before it."))
-        if self.scope["method"] != "GET":
-            self._end_parser(InputError("A WebSocket handshake must be a GET request."))
-        if any(
-            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-            for name, value in self.headers
-        ):
-            self._end_parser(InputError("A WebSocket handshake must not have a body; send it without one."))
-        if longest + 2 > MAX_LINE_LENGTH:
-            sentence = f"A line of the WebSocket handshake is longer than {MAX_LINE_LENGTH} bytes; send a shorter one."
-            self._end_parser(HeadTooLargeError(sentence))
-        if len(self.headers) > MAX_NUM_HEADERS:
-            sentence = f"The WebSocket handshake has more than {MAX_NUM_HEADERS} fields; send fewer headers."
-            self._end_parser(HeadTooLargeError(sentence))
+        try:
+            check_handshake(self.scope["method"], self.url, self.headers, is_answering=self._is_answering())
+        except ServerError as error:
+            self._end_parser(error)
 
     def _end_parser(self, error: ServerError) -> NoReturn:
         """Stop the parser from within a callback."""
@@ -430,9 +446,3 @@ class HttpProtocol(HttpToolsProtocol):
         self._table.mark_idle(self)
         self._coalescing.is_receiving = True
         self.transport.close()
-
-
-# The date changes once a second.
-@functools.lru_cache(4)
-def _encode_fields(fields: Headers) -> bytes:
-    return b"".join(b"%b: %b\r\n" % field for field in fields)

@@ -19,6 +19,7 @@ from stablernn_runtime.graph import Graph
 from stablernn_server import Settings, create_app
 from stablernn_server.http.access_log import AccessLog
 from stablernn_server.transport.direct_exchange import DirectExchange
+from stablernn_server.transport.http_protocol import HttpProtocol
 
 TOKEN, OTHER_TOKEN = "a-token-of-thirty-two-characters", "another-token-of-32-characters--"
 INFER = "/v2/models/animals/infer"
@@ -180,6 +181,70 @@ def test_each_request_of_a_connection_needs_its_token(guarded: Running) -> None:
         for fields, expected in cases:
             connection.sendall(request(content(series(9)), *fields))
             assert read_response(connection)[0] == expected, fields
+
+
+def test_a_head_that_was_sent_before_is_not_parsed_again(
+    running: Running, animals: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+    take_url = HttpProtocol.on_url
+
+    def note(self: HttpProtocol, url: bytes) -> None:
+        parsed.append(url)
+        take_url(self, url)
+
+    monkeypatch.setattr(HttpProtocol, "on_url", note)
+    xs = [series(20 + seed, 1 + seed) for seed in range(6)]
+    with connected(running.port) as connection:
+        for x in xs:
+            connection.sendall(request(content(x)))
+            status, _, answer = read_response(connection)
+            assert (status, data(answer)) == (200, probabilities(animals, x))
+        assert len(parsed) == 1
+        # In two pieces, beside other requests, and as before again.
+        whole = request(content(xs[0]))
+        connection.sendall(whole[:-5])
+        time.sleep(0.05)
+        connection.sendall(whole[-5:] + HEALTH + whole)
+        answers = [read_response(connection) for _ in range(3)]
+        assert [status for status, _, _ in answers] == [200, 200, 200]
+        assert data(answers[0][2]) == data(answers[2][2]) == probabilities(animals, xs[0])
+        assert len(parsed) == 4
+        connection.sendall(whole)
+        assert data(read_response(connection)[2]) == probabilities(animals, xs[0])
+        # A body above the limit is refused as ever, and the connection closed.
+        connection.sendall(request(b" " * (2**16 + 1)))
+        assert read_error(connection)[:2] == (413, "too_large")
+
+
+def test_steps_bypass_asgi_and_are_answered_alike(running: Running, exchanges: list[DirectExchange]) -> None:
+    body = json.dumps({"model": "animals", "values": [[0.5], [1.5]]}).encode()
+    wrong = json.dumps({"model": "animals", "values": "a"}).encode()
+    with connected(running.port) as connection:
+        for sent, expected in ((body, 200), (wrong, 400), (b"{", 400)):
+            answers = []
+            # A percent sign is for ASGI.
+            for path in ("/v1/step", "/v1/%73tep"):
+                connection.sendall(request(sent, "X-Request-Id: seven", path=path))
+                status, headers, answer = read_response(connection)
+                fields = json.loads(answer)
+                # Each token is of its own time.
+                fields.pop("state_token", None)
+                answers.append((status, sorted(headers), fields))
+            assert answers[0] == answers[1]
+            assert answers[0][0] == expected
+        assert len(exchanges) == 3
+        connection.sendall(request(json.dumps({"model": "animals"}).encode(), path="/v1/sessions"))
+        session = json.loads(read_response(connection)[2])["session_id"]
+        for step in (1, 2):
+            connection.sendall(request(b'{"values": [0.5]}', path=f"/v1/sessions/{session}/step"))
+            status, _, answer = read_response(connection)
+            assert (status, json.loads(answer)["step"]) == (200, step)
+        connection.sendall(request(b'{"values": [0.5]}', path="/v1/sessions/none/step"))
+        assert read_response(connection)[0] == 404
+        connection.sendall(request(b"", path="/v1/step", method="GET"))
+        assert read_response(connection)[0] == 405
+    assert len(exchanges) == 6
 
 
 def test_http_1_0_ends_the_connection(running: Running) -> None:
