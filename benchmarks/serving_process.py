@@ -88,7 +88,7 @@ def stablernn(
     scratch: Path, registry: Path, *words: str, port: int = 0, environment: dict[str, str] | None = None
 ) -> Server:
     """``stablernn serve`` on a free port, from this checkout."""
-    folders = [ROOT, ROOT / "cli", ROOT / "server", ROOT / "registry"]
+    folders = [ROOT, *(ROOT / name for name in ("cli", "client", "registry", "runtime", "server"))]
     variables = {
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "STABLERNN_REGISTRY": str(registry),
