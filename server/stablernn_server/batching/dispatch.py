@@ -41,8 +41,8 @@ INLINE_ALONE_NS = 2_000_000
 PART_ROWS = 8
 """Sequences that each part of a divided batch has at least. Fewer would share the weights that a step reads between too
 few: with ONNX Runtime, 8 sequences take three quarters of the time of 16."""
-DIVISION_GAIN_NS = 500_000
-"""Nanoseconds that a division must save: threads wake up and wait for the GIL."""
+DIVISION_GAIN_NS = 1_000_000
+"""Nanoseconds that a division must save: it costs CPU time, threads wake up, and they wait for the GIL."""
 TRIAL_BATCHES = 64
 """Of so many batches that could be divided, one is run in the way that is expected to take longer: how long it takes
 is not known otherwise once the machine does more or less besides."""
