@@ -74,8 +74,8 @@ DeviceOption = Annotated[Device, typer.Option(help="Device to compute on; auto u
 EngineOption = Annotated[
     str | None,
     typer.Option(
-        help="Engine that runs the steps of a run, such as loop; default: the fastest for the cell. A version runs its "
-        "graphs.",
+        help="Engine: of a run that of its steps, such as loop, default: the fastest for the cell; of a version onnx, "
+        "the default, torch, native, or one of another installed package.",
         show_default=False,
     ),
 ]

@@ -1,11 +1,11 @@
-"""The TARGET of a command: a run, computed by torch, or a registry version, computed by ONNX Runtime."""
+"""The TARGET of a command: a run, computed by torch, or a registry version, computed by an engine of the runtime."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ class Target:
         config: Resolved settings of the training run.
         fingerprint: Fingerprint of the training data.
         output: Type of the output at each step; None for other tasks than ``predict-next``.
+        engine: Name of the engine that was asked for a run, or of the one that runs a version.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Target:
     config: Config
     fingerprint: str
     output: Output | None = None
+    engine: str = "auto"
 
     @property
     def takes_tokens(self) -> bool:
@@ -127,18 +129,23 @@ class Target:
 def open_target(text: str, device: Device, engine: str | None = None) -> Target:
     """Load the model that a TARGET names: a directory with a run is that run, anything else a reference.
 
+    Args:
+        text: The words of the command line.
+        device: Device to compute on.
+        engine: Name of an engine: one that runs cells for a run, and one that runs graphs for a version. Default: the
+            fastest for the cell, and ONNX Runtime.
+
     Raises:
-        UsageError: If it is neither, or an engine is named for a version.
-        stablernn.errors.UnknownNameError: If there is no engine of that name.
+        UsageError: If it is neither.
+        stablernn.errors.UnknownNameError: If no engine of that name runs cells.
+        stablernn_runtime.errors.SettingsError: If no engine of that name runs versions.
+        stablernn_runtime.errors.ModelLoadError: If the engine does not run the version.
         stablernn_registry.RegistryError: If the registry has no such version, or it is damaged.
         stablernn.errors.CheckpointError: If the run cannot be read.
     """
     if is_run(text):
         return _open_run(Path(text), device, engine)
-    version = find_version(text)
-    if engine is not None:
-        raise UsageError(f"--engine is for runs: the version '{version.ref}' runs its graphs. Leave it out.")
-    return _open_version(version, device)
+    return _open_version(find_version(text), device, engine or "onnx")
 
 
 def find_version(text: str) -> Version:
@@ -201,11 +208,11 @@ def _open_run(path: Path, device: Device, engine: str | None) -> Target:
 
     run = load_run(path)
     run.model.to(pick_device(device)).rnn.use_engine(engine or "auto")
-    return _target(str(path), run.predictor(), run.data, run.located)
+    return replace(_target(str(path), run.predictor(), run.data, run.located), engine=engine or "auto")
 
 
-def _open_version(version: Version, device: Device) -> Target:
-    """Open a version's graphs with ONNX Runtime, with the settings in its lineage."""
+def _open_version(version: Version, device: Device, engine: str) -> Target:
+    """Open a version with an engine of the runtime, with the settings in its lineage."""
     from stablernn.errors import ConfigError
     from stablernn.training.settings.load import validate, with_stamps_of_training
     from stablernn_runtime import ServedModel
@@ -221,7 +228,8 @@ def _open_version(version: Version, device: Device) -> Target:
             f"'{version.ref}' does not state how its data was read, so it cannot be run on files: {error}"
         ) from error
     facts = {**manifest.model_dump(mode="json"), "fingerprint": (lineage.get("data") or {}).get("fingerprint", "")}
-    return _target(version.ref, ServedModel.load(version, device), facts, config)
+    model = ServedModel.load(version, device, engine=engine)
+    return replace(_target(version.ref, model, facts, config), engine=model.engine)
 
 
 def _target(name: str, predictor: TorchPredictor | ServedModel, facts: Mapping[str, Any], config: Config) -> Target:

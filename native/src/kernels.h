@@ -17,6 +17,7 @@
  * function rounds alike.
  */
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +31,8 @@ typedef BITS NAME(ivec) __attribute__((vector_size(VECTOR_BYTES)));
 #define IVEC NAME(ivec)
 #define LANES ((int64_t)(VECTOR_BYTES / sizeof(REAL)))
 #define PANEL (PANEL_VECTORS * LANES)
+/* Panels that a single row is multiplied by at a time. */
+#define SINGLE_PANELS (TILE_ROWS > 4 ? 4 : 2)
 #define SPLAT(x) ((REAL)(x) - (VEC){0})
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -187,11 +190,11 @@ static void NAME(product)(int64_t rows, int64_t hidden, const REAL *packed, cons
     int64_t i = 0;
     if (rows == 1)
         /* Several panels at once, since the sums of a single row wait for each other. */
-        for (; i + TILE_ROWS / 2 * PANEL <= stride; i += TILE_ROWS / 2 * PANEL) {
+        for (; i + SINGLE_PANELS * PANEL <= stride; i += SINGLE_PANELS * PANEL) {
             if (adds)
-                NAME(tile)(1, TILE_ROWS / 2, hidden, packed + i * hidden, x, out + i, stride, 1);
+                NAME(tile)(1, SINGLE_PANELS, hidden, packed + i * hidden, x, out + i, stride, 1);
             else
-                NAME(tile)(1, TILE_ROWS / 2, hidden, packed + i * hidden, x, out + i, stride, 0);
+                NAME(tile)(1, SINGLE_PANELS, hidden, packed + i * hidden, x, out + i, stride, 0);
         }
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (; i < stride; i += PANEL)
@@ -206,3 +209,4 @@ static void NAME(product)(int64_t rows, int64_t hidden, const REAL *packed, cons
 }
 
 #include "passes.h"
+#include "model.h"

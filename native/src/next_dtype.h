@@ -18,6 +18,7 @@
 #undef IVEC
 #undef LANES
 #undef PANEL
+#undef SINGLE_PANELS
 #undef SPLAT
 #undef INLINE
 #undef UNROLL

@@ -97,6 +97,36 @@ int32_t srnn_backward(const srnn_call *call) {
 #endif
 }
 
+int64_t srnn_affine_size(int32_t path, int32_t dtype, int64_t outputs, int64_t inputs) {
+    const srnn_kernels *kernels = find(path, dtype);
+    return kernels ? kernels->affine_size(outputs, inputs) : 0;
+}
+
+int32_t srnn_pack_affine(int32_t path, int32_t dtype, int64_t outputs, int64_t inputs, const void *matrix,
+                         void *packed) {
+    const srnn_kernels *kernels = find(path, dtype);
+    if (!kernels) return SRNN_NO_PATH;
+    kernels->pack_affine(outputs, inputs, matrix, packed);
+    return SRNN_OK;
+}
+
+int32_t srnn_run_model(const srnn_run *run) {
+    const srnn_model *model = run->model;
+    const srnn_kernels *kernels = find(model->path, model->dtype);
+    if (!kernels) return SRNN_NO_PATH;
+    int complete = model->features > 0 && model->samples > 0 && model->hidden > 0 && model->num_layers > 0 &&
+                   model->mean && model->scale && model->outputs >= 0 && run->rows >= 0 && run->steps >= 0 &&
+                   run->order && run->x && run->states;
+    if (model->outputs) complete = complete && model->head && model->head_bias && run->answers;
+    for (int64_t i = 0; complete && i < model->num_layers; i++) {
+        const srnn_layer *layer = model->layers + i;
+        complete = layer->recurrent && layer->input && layer->family >= SRNN_PLAIN &&
+                   layer->family <= SRNN_SHARED_GATE && layer->nonlinearity >= SRNN_TANH &&
+                   layer->nonlinearity <= SRNN_MODRELU && (layer->nonlinearity != SRNN_MODRELU || layer->bias);
+    }
+    return complete ? kernels->run_model(run) : SRNN_BAD_ARGUMENT;
+}
+
 int32_t srnn_tanh(int32_t path, int32_t dtype, int64_t count, const void *x, void *out) {
     const srnn_kernels *kernels = find(path, dtype);
     if (!kernels) return SRNN_NO_PATH;

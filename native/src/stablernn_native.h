@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Changes with the structure below and the meaning of the functions. */
-#define SRNN_ABI_VERSION 1
+#define SRNN_ABI_VERSION 2
 
 enum srnn_path { SRNN_BEST = -1, SRNN_PLAIN_C, SRNN_NEON, SRNN_AVX2, SRNN_AVX512, SRNN_PATHS };
 enum srnn_dtype { SRNN_FLOAT32, SRNN_FLOAT64 };
@@ -80,6 +80,59 @@ typedef struct {
     srnn_rows velocities[2];
 } srnn_call;
 
+/* The layer of a model, whose input is that of the model or the states of the layer below. */
+typedef struct {
+    int32_t family;
+    int32_t nonlinearity;
+    double step_size;
+    const void *recurrent, *linear, *bias; /* As in srnn_call */
+    const void *input;      /* (hidden, channels), with a shared gate (2 hidden, channels), from srnn_pack_affine */
+    const void *input_bias; /* (hidden) or (2 hidden), or null */
+} srnn_layer;
+
+/* Running statistics of the states of the last layer, as bits. */
+enum srnn_statistic { SRNN_MEAN = 1, SRNN_MAX = 2 };
+
+/* Scaling, layers and linear head of a model, which can be run by several threads at once. */
+typedef struct {
+    int32_t path;
+    int32_t dtype;
+    int64_t features; /* of a sample */
+    int64_t samples;  /* of a step, a patch of them */
+    /* (features). A sample x becomes (x - mean) / scale, NaN the value before it. */
+    const void *mean, *scale;
+    int32_t has_mask;   /* each sample is followed by `features` channels that are 1 for a value and 0 for NaN */
+    int32_t statistics; /* SRNN_MEAN | SRNN_MAX */
+    int64_t hidden;
+    int64_t num_layers;
+    const srnn_layer *layers;
+    /* The head reads the states of the last layer if reads_last, then the statistics. Without outputs there is none. */
+    int64_t outputs;
+    int32_t reads_last;
+    int32_t every_step; /* whether the head is computed after each step, or only after the last */
+    const void *head;   /* (outputs, inputs of the head), from srnn_pack_affine */
+    const void *head_bias;                 /* (outputs) */
+    const void *output_mean, *output_scale; /* (outputs): answer = output_mean + output_scale * head; or null */
+    double temperature; /* divides the answers */
+} srnn_model;
+
+/* Sequences, or steps of streams. All arrays are contiguous. */
+typedef struct {
+    const srnn_model *model;
+    int64_t steps;
+    /* The rows to be computed, by falling length, and how many. */
+    const int64_t *order;
+    int64_t rows;
+    const int64_t *lengths; /* steps of each row of the batch, 0 to steps; or null if all have all */
+    const void *x;          /* (batch, steps, samples, features) */
+    /* Read and written: the last value of each feature, scaled, (batch, features); the states of the layers,
+     * (batch, hidden); the statistics, (batch, hidden), mean first; if there are any, their number of steps, (batch, 1). */
+    void *const *states;
+    /* (batch, outputs), of every step (batch, steps, outputs), where the last answer of a row repeats over its padding. */
+    void *answers;
+    void *probabilities; /* the softmax of the answers, or null */
+} srnn_run;
+
 SRNN_API int32_t srnn_abi_version(void);
 
 /* Returns the fastest path of this machine. */
@@ -101,6 +154,18 @@ SRNN_API int32_t srnn_pack(int32_t path, int32_t dtype, int64_t hidden, const vo
 /* Each call works on its rows alone: threads may share the rows of a batch out among themselves. */
 SRNN_API int32_t srnn_forward(const srnn_call *call);
 SRNN_API int32_t srnn_backward(const srnn_call *call);
+
+/* Returns the number of elements that a packed matrix of (outputs, inputs) takes for srnn_run_model, 0 if there is no such
+ * path. */
+SRNN_API int64_t srnn_affine_size(int32_t path, int32_t dtype, int64_t outputs, int64_t inputs);
+
+/* Packs a matrix of (outputs, inputs), contiguous. */
+SRNN_API int32_t srnn_pack_affine(int32_t path, int32_t dtype, int64_t outputs, int64_t inputs, const void *matrix,
+                                  void *packed);
+
+/* Runs sequences through a model. Every number is computed by the same operations in the same order whatever the other rows
+ * and however the steps are divided into calls. */
+SRNN_API int32_t srnn_run_model(const srnn_run *run);
 
 /* The nonlinearity of the kernels, for tests: tanh of `count` numbers, accurate to 4 ulp. */
 SRNN_API int32_t srnn_tanh(int32_t path, int32_t dtype, int64_t count, const void *x, void *out);

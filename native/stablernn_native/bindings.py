@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 """That of the structures below; the library states its own."""
 PATH_VARIABLE = "STABLERNN_NATIVE_PATH"
 """The environment variable that forces a path."""
@@ -58,6 +58,63 @@ class Call(ctypes.Structure):
     )
 
 
+class Layer(ctypes.Structure):
+    """``srnn_layer``: a layer of a model."""
+
+    _fields_ = (
+        ("family", ctypes.c_int32),
+        ("nonlinearity", ctypes.c_int32),
+        ("step_size", ctypes.c_double),
+        ("recurrent", ctypes.c_void_p),
+        ("linear", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("input", ctypes.c_void_p),
+        ("input_bias", ctypes.c_void_p),
+    )
+
+
+class Model(ctypes.Structure):
+    """``srnn_model``: scaling, layers and head."""
+
+    _fields_ = (
+        ("path", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("features", ctypes.c_int64),
+        ("samples", ctypes.c_int64),
+        ("mean", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("has_mask", ctypes.c_int32),
+        ("statistics", ctypes.c_int32),
+        ("hidden", ctypes.c_int64),
+        ("num_layers", ctypes.c_int64),
+        ("layers", ctypes.POINTER(Layer)),
+        ("outputs", ctypes.c_int64),
+        ("reads_last", ctypes.c_int32),
+        ("every_step", ctypes.c_int32),
+        ("head", ctypes.c_void_p),
+        ("head_bias", ctypes.c_void_p),
+        ("output_mean", ctypes.c_void_p),
+        ("output_scale", ctypes.c_void_p),
+        ("temperature", ctypes.c_double),
+    )
+
+
+class Run(ctypes.Structure):
+    """``srnn_run``: sequences through a model."""
+
+    _fields_ = (
+        ("model", ctypes.POINTER(Model)),
+        ("steps", ctypes.c_int64),
+        ("order", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("lengths", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("states", ctypes.POINTER(ctypes.c_void_p)),
+        ("answers", ctypes.c_void_p),
+        ("probabilities", ctypes.c_void_p),
+    )
+
+
 _STATUSES = {
     1: "this machine does not have the path of the call",
     2: "there is no memory left for the state",
@@ -94,6 +151,9 @@ def load_kernels() -> Any:
         "srnn_pack": (int32, [int32, int32, int64, address, int64, int64, address]),
         "srnn_forward": (int32, [ctypes.POINTER(Call)]),
         "srnn_backward": (int32, [ctypes.POINTER(Call)]),
+        "srnn_affine_size": (int64, [int32, int32, int64, int64]),
+        "srnn_pack_affine": (int32, [int32, int32, int64, int64, address, address]),
+        "srnn_run_model": (int32, [ctypes.POINTER(Run)]),
         "srnn_tanh": (int32, [int32, int32, int64, address, address]),
     }
     for name, (result, arguments) in signatures.items():

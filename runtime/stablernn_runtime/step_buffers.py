@@ -8,14 +8,15 @@ states that a step writes are those that the next one reads.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from stablernn_registry import GraphSignature, StateSignature, TensorSignature
+from stablernn_runtime.engines.plugins import EngineSession
 from stablernn_runtime.engines.session import EngineFailure
 
 Array = NDArray[Any]
@@ -27,7 +28,44 @@ ALIGNMENT = 64
 """Bytes to which ONNX Runtime aligns values of its own; some kernels are slower on others."""
 
 
-class StepBuffers:
+class StepBuffers(Protocol):
+    """The inputs and outputs of one step of a fixed number of streams; for one thread at a time."""
+
+    rows: int
+    """Number of streams."""
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        """Buffers of the inputs apart from the states, by name, to be filled before a run."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """Buffers of the outputs apart from the states, by name; the next run overwrites them."""
+        ...
+
+    @property
+    def states(self) -> Mapping[str, Array]:
+        """The buffers of the states, by the name of their input: those that the last run wrote."""
+        ...
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        """Copy the states from which the next run goes on, ``(rows, ...)`` by the name of their input."""
+        ...
+
+    def run(self, options: ort.RunOptions) -> None:
+        """Run one step.
+
+        Args:
+            options: Options of the run, which may end it from another thread.
+
+        Raises:
+            EngineFailure: If the run fails, or ``options`` end it; the buffers then hold nothing of use.
+        """
+        ...
+
+
+class BoundBuffers:
     """The inputs and outputs of one step of a fixed number of streams; for one thread at a time.
 
     Attributes:
@@ -95,15 +133,11 @@ class StepBufferPool:
     A run takes buffers out and puts them back when it is done, so there are as many as runs at a time.
 
     Args:
-        session: The session of the graph, on the CPU.
-        signature: Inputs and outputs of the graph.
-        states: The states that it takes and gives.
+        create: Creates buffers for a number of streams.
     """
 
-    def __init__(
-        self, session: ort.InferenceSession, signature: GraphSignature, states: Sequence[StateSignature]
-    ) -> None:
-        self._arguments = (session, signature, states)
+    def __init__(self, create: Callable[[int], StepBuffers]) -> None:
+        self._create = create
         # Appending to a deque and taking from it are atomic.
         self._free: defaultdict[int, deque[StepBuffers]] = defaultdict(deque)
 
@@ -112,7 +146,7 @@ class StepBufferPool:
         try:
             return self._free[rows].pop()
         except IndexError:
-            return StepBuffers(*self._arguments, rows)
+            return self._create(rows)
 
     def put_back(self, buffers: StepBuffers) -> None:
         """Let other runs use buffers; those of a run that failed are dropped instead."""
@@ -123,11 +157,13 @@ def create_pool(
     session: object, signature: GraphSignature, states: Sequence[StateSignature], device: str
 ) -> StepBufferPool | None:
     """Return a pool for a step graph; None if its session cannot bind buffers, or a shape has another free axis."""
+    if isinstance(session, EngineSession) and (create := session.buffers_factory()) is not None:
+        return StepBufferPool(create)
     tensors = (*signature.inputs, *signature.outputs)
     has_fixed_shapes = all(spec.shape[:1] == ["batch"] and _is_fixed(spec.shape[1:]) for spec in tensors)
     if device != "cpu" or not isinstance(session, ort.InferenceSession) or not has_fixed_shapes:
         return None
-    return StepBufferPool(session, signature, states)
+    return StepBufferPool(lambda rows: BoundBuffers(session, signature, states, rows))
 
 
 def _is_fixed(shape: Sequence[int | str]) -> bool:

@@ -19,6 +19,7 @@ from stablernn._version import __version__
 from stablernn.certificates.certificate import prove
 from stablernn.errors import ConfigError, did_you_mean
 from stablernn.export import torchscript
+from stablernn.export.family_description import add_description
 from stablernn.export.parity import DEFAULT_LENGTHS, check_bounds, has_equal_bits, measure_parity
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import ModelParts, export_parts, state_names
@@ -129,7 +130,9 @@ def _build_graphs(
     Raises:
         ParityError: If the outputs of a graph differ from those of the model.
     """
-    step = step_graph(parts).SerializeToString()
+    step_model = step_graph(parts)
+    add_description(step_model, model)
+    step = step_model.SerializeToString()
     for is_reduced in (True, False):
         sequence = sequence_graph(parts, is_reduced=is_reduced).SerializeToString()
         report = measure_parity(model, step, sequence, scripted, lengths=lengths)

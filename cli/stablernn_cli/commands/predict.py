@@ -128,6 +128,7 @@ def predict(
     document: dict[str, Any] = {
         "target": model.name,
         "task": model.task,
+        "engine": model.engine,
         "input": source,
         "samples": predictions.samples,
         "rows": len(predictions.rows),

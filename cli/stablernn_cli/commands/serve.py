@@ -49,10 +49,11 @@ def serve(
     engine: Annotated[
         str,
         typer.Option(
-            metavar="auto|onnx|torch",
+            metavar="auto|onnx|torch|native",
             envvar="STABLERNN_ENGINE",
-            help="Engine that runs the models: onnx (ONNX Runtime, no torch), torch, or one of an installed package; "
-            "auto is onnx on the CPU, the faster of both on a GPU.",
+            help="Engine that runs the models: onnx (ONNX Runtime, no torch), torch, native (compiled, with "
+            "stablernn-native), or one of an installed package; auto is onnx on the CPU, the faster of onnx and torch on "
+            "a GPU.",
         ),
     ] = "auto",
     workers: Annotated[

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -33,7 +34,7 @@ from stablernn_runtime.errors import DeviceError, ModelLoadError, SettingsError,
 
 Array = NDArray[Any]
 GROUP = "stablernn.engines"
-AUTO, TORCH = "auto", "torch"
+AUTO, TORCH, NATIVE = "auto", "torch", "native"
 FILES = ("config.json", "weights.safetensors", "step.onnx", "sequence.onnx")
 """The files that a factory gets in the folder, as far as the version has them."""
 
@@ -43,6 +44,33 @@ class EngineGraph(Protocol):
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> Sequence[Array]:
         """Return the outputs ``names`` in their order, from all inputs of the graph in its dtypes and shapes."""
+        ...
+
+
+class EngineBuffers(Protocol):
+    """Fixed memory for steps of a number of streams, for one thread at a time.
+
+    Attributes:
+        inputs: Arrays of the inputs apart from the states, by name, to be filled before a run.
+        states: Arrays of the states, by the name of their input; a run overwrites them.
+        outputs: Arrays of the outputs apart from the states, by name, of the last run.
+    """
+
+    inputs: Mapping[str, Array]
+    states: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+    def run(self) -> None:
+        """Run one step."""
+        ...
+
+
+@runtime_checkable
+class BufferedGraph(EngineGraph, Protocol):
+    """A graph over a step that can keep the states of streams from step to step."""
+
+    def create_buffers(self, rows: int) -> EngineBuffers:
+        """Return memory for steps of ``rows`` streams."""
         ...
 
 
@@ -99,6 +127,59 @@ class EngineSession:
             raise
         except Exception as error:
             # Engines raise exceptions of their own, which callers could not name.
+            raise EngineFailure(f"{self._label} failed: {first_line(error)}") from error
+
+    def buffers_factory(self) -> Callable[[int], EngineStepBuffers] | None:
+        """Return a function that creates fixed memory for steps of a number of streams; None if the engine has none."""
+        graph = self._graph
+        if not isinstance(graph, BufferedGraph):
+            return None
+        return lambda rows: EngineStepBuffers(graph.create_buffers(rows), rows, self._label)
+
+
+class EngineStepBuffers:
+    """Buffers of an engine with the interface of :class:`~stablernn_runtime.step_buffers.StepBuffers`.
+
+    Args:
+        buffers: Those of the engine.
+        rows: Number of streams.
+        label: The graph as errors name it.
+    """
+
+    def __init__(self, buffers: EngineBuffers, rows: int, label: str) -> None:
+        self.rows = rows
+        self.inputs = buffers.inputs
+        self._buffers = buffers
+        self._label = label
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """The outputs apart from the states, by name; the next run overwrites them."""
+        return self._buffers.outputs
+
+    @property
+    def states(self) -> Mapping[str, Array]:
+        """The buffers of the states, by the name of their input: those that the last run wrote."""
+        return self._buffers.states
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        """Copy the states from which the next run goes on, ``(rows, ...)`` by the name of their input."""
+        for name, buffer in self._buffers.states.items():
+            np.copyto(buffer, states[name])
+
+    def run(self, options: ort.RunOptions) -> None:
+        """Run one step; ``options`` can only prevent that it begins.
+
+        Raises:
+            EngineFailure: If the run fails, or was ended before it began.
+        """
+        if options.terminate:
+            raise EngineFailure(f"The run of {self._label} was ended before it began.")
+        try:
+            self._buffers.run()
+        except MemoryError:
+            raise
+        except Exception as error:
             raise EngineFailure(f"{self._label} failed: {first_line(error)}") from error
 
 

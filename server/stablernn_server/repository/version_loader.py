@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from stablernn_registry import Version
 from stablernn_runtime.engines.loaded_graphs import ONNX, first_line
-from stablernn_runtime.engines.plugins import AUTO
+from stablernn_runtime.engines.plugins import AUTO, NATIVE
 from stablernn_runtime.isolation import Abort
 from stablernn_runtime.served_model import ServedModel
 from stablernn_runtime.trial_load import has_passed, try_opening
@@ -167,7 +167,8 @@ class VersionLoader:
 
     def _is_tried(self, version: Version) -> bool:
         """Return whether a version needs no trial; engines of packages have to limit themselves how they open one."""
-        return self._settings.engine not in (ONNX, AUTO) or has_passed(version, self._settings.threads)
+        # The engine `native` opens the graphs, too, to compare itself with them.
+        return self._settings.engine not in (ONNX, AUTO, NATIVE) or has_passed(version, self._settings.threads)
 
     def _try_out(self, version: Version) -> None:
         """Open a version in a separate process, which may take a minute.

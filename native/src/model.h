@@ -1,0 +1,307 @@
+/* A model from samples to answers, for one path and dtype; included by kernels.h. A block of rows goes through all steps a
+ * chunk at a time: the products with the inputs of a chunk are computed together, layer after layer. */
+
+enum {
+    /* Steps of a chunk, and numbers in its drives, which stay in the second-level cache beside the matrix. */
+    NAME(MAX_CHUNK) = 64,
+    NAME(MAX_DRIVES) = 32768,
+};
+
+/* Working memory: the states of a block of rows, and the values of a chunk, (time, rows, d). */
+typedef struct {
+    void *memory;
+    REAL *held, *h, *mean, *max, *count;
+    REAL *channels, *drives, *outputs, *head_inputs, *answers;
+} NAME(workspace);
+
+typedef struct {
+    int64_t block, chunk, channels, columns, head_inputs;
+} NAME(sizes);
+
+static int64_t NAME(affine_size)(int64_t outputs, int64_t inputs) { return NAME(padded)(outputs) * inputs; }
+
+/* As NAME(pack), of a matrix that need not be square. */
+static void NAME(pack_affine)(int64_t outputs, int64_t inputs, const void *from, void *to) {
+    const REAL *matrix = from;
+    REAL *packed = to;
+    for (int64_t start = 0; start < outputs; start += PANEL, packed += PANEL * inputs)
+        for (int64_t j = 0; j < inputs; j++)
+            for (int64_t i = 0; i < PANEL; i++)
+                packed[j * PANEL + i] = start + i < outputs ? matrix[(start + i) * inputs + j] : 0;
+}
+
+/* out[r, i] = bias[i] + sum over j of M[i, j] x[r, j] for some rows and panels; `left` outputs from the first one on. */
+INLINE void NAME(affine_tile)(const int rows, const int panels, int64_t inputs, const REAL *packed, const REAL *bias,
+                              const REAL *x, REAL *out, int64_t stride, int64_t left) {
+    VEC sums[TILE_ROWS * PANEL_VECTORS];
+    const int vectors = panels * PANEL_VECTORS;
+    UNROLL
+    for (int v = 0; v < vectors; v++) {
+        VEC first = bias && left > v * LANES ? NAME(load_part)(bias + v * LANES, left - v * LANES) : (VEC){0};
+        UNROLL
+        for (int r = 0; r < rows; r++) sums[r * vectors + v] = first;
+    }
+    for (int64_t j = 0; j < inputs; j++) {
+        VEC weights[TILE_ROWS * PANEL_VECTORS];
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+            weights[v] = NAME(load)(
+                packed + v / PANEL_VECTORS * PANEL * inputs + v % PANEL_VECTORS * LANES + j * PANEL);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            VEC factor = SPLAT(x[r * inputs + j]);
+            UNROLL
+            for (int v = 0; v < vectors; v++) sums[r * vectors + v] = FMA(factor, weights[v], sums[r * vectors + v]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+            if (left > v * LANES)
+                NAME(store_part)(out + r * stride + v * LANES, sums[r * vectors + v], left - v * LANES);
+}
+
+/* The same for all outputs; x is (rows, inputs) and out (rows, outputs). */
+static void NAME(affine)(int64_t rows, int64_t inputs, int64_t outputs, const void *packed, const void *bias,
+                         const REAL *x, REAL *out) {
+    for (int64_t i = 0; i < outputs;) {
+        const REAL *panel = (const REAL *)packed + i * inputs, *shift = bias ? (const REAL *)bias + i : NULL;
+        int64_t r = 0;
+        /* Several panels at once for a single row, since its sums wait for each other. */
+        if (rows == 1 && i + SINGLE_PANELS * PANEL <= outputs) {
+            NAME(affine_tile)(1, SINGLE_PANELS, inputs, panel, shift, x, out + i, outputs, outputs - i);
+            i += SINGLE_PANELS * PANEL;
+            continue;
+        }
+        for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
+            NAME(affine_tile)
+        (TILE_ROWS, 1, inputs, panel, shift, x + r * inputs, out + r * outputs + i, outputs, outputs - i);
+        for (; r < rows; r++)
+            NAME(affine_tile)(1, 1, inputs, panel, shift, x + r * inputs, out + r * outputs + i, outputs, outputs - i);
+        i += PANEL;
+    }
+}
+
+static NAME(sizes) NAME(measure)(const srnn_run *run) {
+    const srnn_model *model = run->model;
+    NAME(sizes) sizes = {.columns = model->hidden};
+    for (int64_t i = 0; i < model->num_layers; i++)
+        if (model->layers[i].family == SRNN_SHARED_GATE) sizes.columns = 2 * model->hidden;
+    sizes.block = TILE_ROWS * BLOCK_TILES < run->rows ? TILE_ROWS * BLOCK_TILES : run->rows;
+    sizes.channels = model->samples * model->features * (model->has_mask ? 2 : 1);
+    const int statistics = !!(model->statistics & SRNN_MEAN) + !!(model->statistics & SRNN_MAX);
+    sizes.head_inputs = (statistics + !!model->reads_last) * model->hidden;
+    int64_t chunk = NAME(MAX_DRIVES) / (sizes.block * sizes.columns);
+    if (chunk > NAME(MAX_CHUNK)) chunk = NAME(MAX_CHUNK);
+    if (chunk > run->steps) chunk = run->steps;
+    sizes.chunk = chunk < 1 ? 1 : chunk;
+    return sizes;
+}
+
+static int NAME(allocate_model)(NAME(workspace) * w, const srnn_model *model, const NAME(sizes) * sizes) {
+    const int64_t values = sizes->chunk * sizes->block, states = sizes->block * model->hidden;
+    const int64_t counts[] = {sizes->block * model->features, model->num_layers * states, states, states, sizes->block,
+                              values * sizes->channels, values * sizes->columns, values * model->hidden,
+                              sizes->block * sizes->head_inputs, values * model->outputs};
+    REAL **parts[] = {&w->held, &w->h, &w->mean, &w->max, &w->count,
+                      &w->channels, &w->drives, &w->outputs, &w->head_inputs, &w->answers};
+    enum { PARTS = sizeof(counts) / sizeof(counts[0]) };
+    int64_t total = 0;
+    for (int i = 0; i < PARTS; i++) total += (counts[i] + LANES - 1) / LANES * LANES;
+    w->memory = malloc(total * sizeof(REAL) + VECTOR_BYTES);
+    if (!w->memory) return 0;
+    REAL *next = (REAL *)(((uintptr_t)w->memory + VECTOR_BYTES - 1) / VECTOR_BYTES * VECTOR_BYTES);
+    for (int i = 0; i < PARTS; i++) {
+        *parts[i] = next;
+        next += (counts[i] + LANES - 1) / LANES * LANES;
+    }
+    return 1;
+}
+
+INLINE int64_t NAME(row_steps)(const srnn_run *run, int64_t row) {
+    return run->lengths ? run->lengths[row] : run->steps;
+}
+
+/* Copies a state of a block of rows to working memory, or back. */
+static void NAME(copy_state)(const srnn_run *run, void *state, int64_t first, int64_t rows, int64_t size, REAL *block,
+                             int out) {
+    for (int64_t r = 0; r < rows; r++) {
+        REAL *outside = (REAL *)state + run->order[first + r] * size;
+        memcpy(out ? outside : block + r * size, out ? block + r * size : outside, size * sizeof(REAL));
+    }
+}
+
+static void NAME(copy_states)(const srnn_run *run, NAME(workspace) * w, const NAME(sizes) * sizes, int64_t first,
+                              int64_t rows, int out) {
+    const srnn_model *model = run->model;
+    void *const *state = run->states;
+    NAME(copy_state)(run, *state++, first, rows, model->features, w->held, out);
+    for (int64_t i = 0; i < model->num_layers; i++)
+        NAME(copy_state)(run, *state++, first, rows, model->hidden, w->h + i * sizes->block * model->hidden, out);
+    if (model->statistics & SRNN_MEAN) NAME(copy_state)(run, *state++, first, rows, model->hidden, w->mean, out);
+    if (model->statistics & SRNN_MAX) NAME(copy_state)(run, *state++, first, rows, model->hidden, w->max, out);
+    if (model->statistics) NAME(copy_state)(run, *state++, first, rows, 1, w->count, out);
+}
+
+/* The channels of a step of a row. */
+static void NAME(scale_step)(const srnn_model *model, const REAL *x, REAL *held, REAL *channels) {
+    const int64_t features = model->features;
+    const REAL *mean = model->mean, *scale = model->scale;
+    for (int64_t sample = 0; sample < model->samples; sample++, x += features) {
+        for (int64_t i = 0; i < features; i++) {
+            const int missing = x[i] != x[i];
+            if (!missing) held[i] = (x[i] - mean[i]) / scale[i];
+            channels[i] = held[i];
+            if (model->has_mask) channels[features + i] = missing ? 0 : 1;
+        }
+        channels += model->has_mask ? 2 * features : features;
+    }
+}
+
+/* The statistics after another step of a row with the state h. */
+static void NAME(add_to_statistics)(const srnn_model *model, const REAL *h, REAL *restrict mean, REAL *restrict max,
+                                    REAL *count) {
+    const int64_t hidden = model->hidden;
+    const REAL steps = *count + 1;
+    if (model->statistics & SRNN_MEAN)
+        for (int64_t i = 0; i < hidden; i++) mean[i] += (h[i] - mean[i]) / steps;
+    if (model->statistics & SRNN_MAX) {
+        /* NaN is the maximum, which stays visible. */
+        const int is_first = !(*count > 0);
+        for (int64_t i = 0; i < hidden; i++) max[i] = is_first || !(h[i] <= max[i]) ? h[i] : max[i];
+    }
+    *count = steps;
+}
+
+/* Some steps of the first rows of a block. */
+static int32_t NAME(run_chunk)(const srnn_run *run, NAME(workspace) * w, const NAME(sizes) * sizes, int64_t first,
+                               int64_t rows, int64_t start, int64_t steps) {
+    const srnn_model *model = run->model;
+    const int64_t hidden = model->hidden, width = model->samples * model->features;
+    for (int64_t t = 0; t < steps; t++)
+        for (int64_t r = 0; r < rows; r++)
+            NAME(scale_step)
+    (model, (const REAL *)run->x + (run->order[first + r] * run->steps + start + t) * width,
+     w->held + r * model->features, w->channels + (t * rows + r) * sizes->channels);
+    const REAL *inputs = w->channels;
+    int64_t input_size = sizes->channels;
+    for (int64_t i = 0; i < model->num_layers; i++) {
+        const srnn_layer *layer = model->layers + i;
+        const int64_t columns = layer->family == SRNN_SHARED_GATE ? 2 * hidden : hidden;
+        const int needs_states = i + 1 < model->num_layers || model->statistics || model->every_step;
+        REAL *h = w->h + i * sizes->block * hidden;
+        NAME(affine)(steps * rows, input_size, columns, layer->input, layer->input_bias, inputs, w->drives);
+        srnn_call call = {
+            .family = layer->family,
+            .nonlinearity = layer->nonlinearity,
+            .hidden = hidden,
+            .rows = rows,
+            .steps = steps,
+            .substeps = 1,
+            .step_size = layer->step_size,
+            .recurrent = layer->recurrent,
+            .linear = layer->linear,
+            .bias = layer->bias,
+            .drives = {w->drives, rows * columns, columns},
+            .first = {h, 0, hidden},
+            .last = {h, 0, hidden},
+            .states = {needs_states ? w->outputs : NULL, rows * hidden, hidden},
+        };
+        const int32_t status = NAME(forward)(&call);
+        if (status != SRNN_OK) return status;
+        inputs = w->outputs;
+        input_size = hidden;
+    }
+    for (int64_t i = 0; model->statistics && i < steps * rows; i++) {
+        const int64_t r = i % rows;
+        NAME(add_to_statistics)(model, w->outputs + i * hidden, w->mean + r * hidden, w->max + r * hidden, w->count + r);
+    }
+    return SRNN_OK;
+}
+
+/* Computes the head of some inputs and writes the answers of each to answers + index(input) * outputs. */
+static void NAME(finish_answer)(const srnn_model *model, REAL *answer, REAL *probabilities) {
+    const REAL *mean = model->output_mean, *scale = model->output_scale;
+    const int64_t outputs = model->outputs;
+    for (int64_t i = 0; i < outputs; i++) {
+        if (model->temperature != 1) answer[i] /= (REAL)model->temperature;
+        if (mean) answer[i] = mean[i] + scale[i] * answer[i];
+    }
+    if (!probabilities) return;
+    REAL largest = answer[0], sum = 0;
+    for (int64_t i = 1; i < outputs; i++) largest = answer[i] > largest ? answer[i] : largest;
+    for (int64_t i = 0; i < outputs; i++) sum += probabilities[i] = (REAL)exp(answer[i] - largest);
+    for (int64_t i = 0; i < outputs; i++) probabilities[i] /= sum;
+}
+
+/* The answers after each step of a chunk. */
+static void NAME(answer_chunk)(const srnn_run *run, NAME(workspace) * w, int64_t first, int64_t rows, int64_t start,
+                               int64_t steps) {
+    const srnn_model *model = run->model;
+    const int64_t outputs = model->outputs;
+    NAME(affine)(steps * rows, model->hidden, outputs, model->head, model->head_bias, w->outputs, w->answers);
+    for (int64_t t = 0; t < steps; t++)
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t at = (run->order[first + r] * run->steps + start + t) * outputs;
+            REAL *answer = (REAL *)run->answers + at;
+            memcpy(answer, w->answers + (t * rows + r) * outputs, outputs * sizeof(REAL));
+            NAME(finish_answer)(model, answer, run->probabilities ? (REAL *)run->probabilities + at : NULL);
+        }
+}
+
+/* The answers after the last step of a block, or those of every step that is padding. */
+static void NAME(answer_block)(const srnn_run *run, NAME(workspace) * w, const NAME(sizes) * sizes, int64_t first,
+                               int64_t rows) {
+    const srnn_model *model = run->model;
+    const int64_t hidden = model->hidden, outputs = model->outputs;
+    const REAL *last = w->h + (model->num_layers - 1) * sizes->block * hidden;
+    const REAL *parts[] = {model->reads_last ? last : NULL, model->statistics & SRNN_MEAN ? w->mean : NULL,
+                           model->statistics & SRNN_MAX ? w->max : NULL};
+    for (int64_t r = 0; r < rows; r++) {
+        REAL *to = w->head_inputs + r * sizes->head_inputs;
+        for (int part = 0; part < 3; part++)
+            if (parts[part]) {
+                memcpy(to, parts[part] + r * hidden, hidden * sizeof(REAL));
+                to += hidden;
+            }
+    }
+    NAME(affine)(rows, sizes->head_inputs, outputs, model->head, model->head_bias, w->head_inputs, w->answers);
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t row = run->order[first + r], count = model->every_step ? run->steps : 1;
+        REAL *answer = w->answers + r * outputs;
+        for (int64_t t = model->every_step ? NAME(row_steps)(run, row) : 0; t < count; t++) {
+            const int64_t at = (row * count + t) * outputs;
+            REAL *to = (REAL *)run->answers + at;
+            memcpy(to, answer, outputs * sizeof(REAL));
+            NAME(finish_answer)(model, to, run->probabilities ? (REAL *)run->probabilities + at : NULL);
+        }
+    }
+}
+
+static int32_t NAME(run_model)(const srnn_run *run) {
+    if (run->rows == 0) return SRNN_OK;
+    const srnn_model *model = run->model;
+    const NAME(sizes) sizes = NAME(measure)(run);
+    NAME(workspace) w;
+    if (!NAME(allocate_model)(&w, model, &sizes)) return SRNN_NO_MEMORY;
+    int32_t status = SRNN_OK;
+    for (int64_t first = 0; first < run->rows && status == SRNN_OK; first += sizes.block) {
+        const int64_t rows = run->rows - first < sizes.block ? run->rows - first : sizes.block;
+        NAME(copy_states)(run, &w, &sizes, first, rows, 0);
+        int64_t active = rows;
+        for (int64_t step = 0, end; status == SRNN_OK; step = end) {
+            /* Rows whose sequence has ended are the last ones of the block. */
+            while (active && NAME(row_steps)(run, run->order[first + active - 1]) <= step) active--;
+            if (!active) break;
+            end = NAME(row_steps)(run, run->order[first + active - 1]);
+            if (end > step + sizes.chunk) end = step + sizes.chunk;
+            status = NAME(run_chunk)(run, &w, &sizes, first, active, step, end - step);
+            if (model->outputs && model->every_step) NAME(answer_chunk)(run, &w, first, active, step, end - step);
+        }
+        NAME(copy_states)(run, &w, &sizes, first, rows, 1);
+        if (model->outputs) NAME(answer_block)(run, &w, &sizes, first, rows);
+    }
+    free(w.memory);
+    return status;
+}

@@ -1,0 +1,251 @@
+"""The description of a model's layers that an export writes into ``step.onnx``, read and checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablernn_native.bindings import FAMILIES, NONLINEARITIES
+from stablernn_native.graph_file import GraphFile
+
+Array = NDArray[Any]
+
+KEY = "stablernn.layers"
+FORMAT = 1
+READOUTS: Mapping[str, tuple[str, ...]] = {
+    "last": ("last",),
+    "mean": ("mean",),
+    "max": ("max",),
+    "all": ("last", "mean", "max"),
+}
+"""The parts of the head's input: the last outputs, and running statistics of all."""
+
+
+class RefusedModelError(ValueError):
+    """A model that the engine does not run; the message says why and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer: the step of a family, and the product with its inputs.
+
+    Attributes:
+        family: A key of ``FAMILIES``.
+        nonlinearity: A key of ``NONLINEARITIES``.
+        step_size: Step size of the families that have one.
+        recurrent: ``(hidden, hidden)``.
+        linear: ``(hidden, hidden)``, or None.
+        bias: ``(hidden,)``, or None.
+        input: ``(hidden, channels)``, with a shared gate ``(2 hidden, channels)``.
+        input_bias: ``(hidden,)`` or ``(2 hidden,)``, or None.
+    """
+
+    family: str
+    nonlinearity: str
+    step_size: float
+    recurrent: Array
+    linear: Array | None
+    bias: Array | None
+    input: Array
+    input_bias: Array | None
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A linear head: ``mean + scale * (weight features + bias) / temperature``.
+
+    Attributes:
+        weight: ``(outputs, parts of the readout * hidden)``.
+        bias: ``(outputs,)``.
+        temperature: A number above 0.
+        mean: ``(outputs,)``; None for no scaling of the answers.
+        scale: Likewise.
+    """
+
+    weight: Array
+    bias: Array
+    temperature: float
+    mean: Array | None
+    scale: Array | None
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """A model: scaling of samples, layers, readout and head.
+
+    Attributes:
+        features: Features of a sample.
+        hidden: Length of the state of each layer.
+        patch: Samples of a step.
+        end_aligned: Whether the last patch of a sequence is the complete one.
+        mask_channel: Whether further channels say which values are observed.
+        mean: ``(features,)``.
+        scale: ``(features,)``.
+        layers: From input to output.
+        readout: A key of :data:`READOUTS`.
+        every_step: Whether a sequence has an answer at every step.
+        head: None for a head that the graph computes.
+    """
+
+    features: int
+    hidden: int
+    patch: int
+    end_aligned: bool
+    mask_channel: bool
+    mean: Array
+    scale: Array
+    layers: tuple[Layer, ...]
+    readout: str
+    every_step: bool
+    head: Head | None
+
+    @property
+    def state_sizes(self) -> list[int]:
+        """Lengths of the states: the last value of each feature, the layers, and the statistics with their count."""
+        statistics = [self.hidden for part in READOUTS[self.readout] if part != "last"]
+        return [self.features, *(self.hidden for _ in self.layers), *statistics, *([1] if statistics else [])]
+
+
+def read_description(file: GraphFile) -> Description:
+    """Read the description of a model.
+
+    Args:
+        file: Its ``step.onnx``.
+
+    Raises:
+        RefusedModelError: If there is none, it says that the engine cannot run the model, or it contradicts itself.
+    """
+    if KEY not in file.metadata:
+        raise RefusedModelError(
+            "its step.onnx does not describe its layers, as exports of stablernn before 0.2 did not. Export it again, or "
+            "use --engine onnx"
+        )
+    try:
+        document = json.loads(file.metadata[KEY])
+        if document["format"] != FORMAT:
+            raise RefusedModelError(
+                f"its step.onnx describes its layers in format {document['format']}, this engine reads {FORMAT}. "
+                "Install the stablernn-native that belongs to it, or use --engine onnx"
+            )
+        if "reason" in document:
+            raise RefusedModelError(f"{str(document['reason'])[:200]}, which this engine does not run. Use --engine onnx")
+        return _Reader(file).description(document)
+    except RefusedModelError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise RefusedModelError(
+            "the description of its layers in step.onnx cannot be read. Export it again, or use --engine onnx"
+        ) from error
+
+
+class _Reader:
+    """Reads the parts of the document, whose arrays are initializers of a file."""
+
+    def __init__(self, file: GraphFile) -> None:
+        self._file = file
+
+    def description(self, document: Mapping[str, Any]) -> Description:
+        features, hidden, patch = (_size(document, name) for name in ("features", "hidden", "patch"))
+        mask_channel, every_step = _flag(document, "mask_channel"), _flag(document, "every_step")
+        readout = _choice(document, "readout", READOUTS)
+        widths = [patch * features * (2 if mask_channel else 1), *(hidden for _ in document["layers"][1:])]
+        layers = [
+            self._layer(layer, hidden, width) for layer, width in zip(document["layers"], widths, strict=True)
+        ]
+        if every_step and (readout != "last" or document["head"] is None or patch != 1):
+            raise RefusedModelError("its answers at every step are not those of a linear head. Use --engine onnx")
+        head = None if document["head"] is None else self._head(document["head"], len(READOUTS[readout]) * hidden)
+        return Description(
+            features,
+            hidden,
+            patch,
+            _flag(document, "end_aligned"),
+            mask_channel,
+            self._array(document["mean"], features),
+            self._array(document["scale"], features),
+            tuple(layers),
+            readout,
+            every_step,
+            head,
+        )
+
+    def _layer(self, document: Mapping[str, Any], hidden: int, width: int) -> Layer:
+        family = _choice(document, "family", FAMILIES)
+        nonlinearity = _choice(document, "nonlinearity", NONLINEARITIES)
+        columns = 2 * hidden if family == "shared gate" else hidden
+        bias = self._optional(document["bias"], hidden)
+        if bias is None and nonlinearity in ("modrelu", "softshrink"):
+            raise ValueError("this nonlinearity has a bias")
+        linear = self._optional(document["linear"], hidden, hidden)
+        if linear is not None and family in ("plain", "shared gate"):
+            raise ValueError("these families have no linear matrix")
+        return Layer(
+            family,
+            nonlinearity,
+            _finite(document["step_size"]),
+            self._array(document["recurrent"], hidden, hidden),
+            linear,
+            bias,
+            self._array(document["input"], columns, width),
+            self._optional(document["input_bias"], columns),
+        )
+
+    def _head(self, document: Mapping[str, Any], inputs: int) -> Head:
+        outputs = len(self._file.constant(document["bias"]["initializer"]))
+        mean, scale = (
+            None if document[name] is None else np.array([_finite(value) for value in document[name]], np.float32)
+            for name in ("mean", "scale")
+        )
+        if (mean is None) != (scale is None) or any(part is not None and len(part) != outputs for part in (mean, scale)):
+            raise ValueError("mean and scale are those of the answers")
+        return Head(
+            self._array(document["weight"], outputs, inputs),
+            self._array(document["bias"], outputs),
+            _finite(document["temperature"]),
+            mean,
+            scale,
+        )
+
+    def _optional(self, reference: Mapping[str, Any] | None, *shape: int) -> Array | None:
+        return None if reference is None else self._array(reference, *shape)
+
+    def _array(self, reference: Mapping[str, Any], *shape: int) -> Array:
+        start, end = reference["rows"]
+        values = self._file.constant(reference["initializer"])[start:end]
+        if values.shape != shape:
+            raise ValueError(f"{reference['initializer']} has the shape {values.shape}, not {shape}")
+        factor = _finite(reference["factor"])
+        scaled = values if factor == 1 else (factor * values.astype(np.float64)).astype(np.float32)
+        return np.ascontiguousarray(scaled)
+
+
+def _size(document: Mapping[str, Any], name: str) -> int:
+    value = document[name]
+    if type(value) is not int or not 1 <= value < 2**31:
+        raise ValueError(f"{name} is a whole number of 1 or more")
+    return value
+
+
+def _flag(document: Mapping[str, Any], name: str) -> bool:
+    if type(document[name]) is not bool:
+        raise ValueError(f"{name} is true or false")
+    return bool(document[name])
+
+
+def _choice(document: Mapping[str, Any], name: str, choices: Mapping[str, Any]) -> str:
+    # A KeyError for another word.
+    choices[document[name]]
+    return str(document[name])
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("numbers are finite")
+    return number

@@ -1,0 +1,176 @@
+"""The layers of a model as data in the metadata of ``step.onnx``, for engines that run its recurrence by other means.
+
+What kind of step the nodes of a graph compute cannot be told from them alone. The description says it, and names the
+initializers that are its matrices, so that it holds no weights that could differ from those of the graph.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor
+
+from stablernn.cells import StableCell
+from stablernn.export.input_stage import InputStage
+from stablernn.nn.models import Classifier, SequenceModel, SequencePredictor
+
+KEY = "stablernn.layers"
+"""Key of the description, which is JSON, in ``metadata_props``."""
+FORMAT = 1
+_TOLERANCE = 1e-6
+"""Relative difference up to which a matrix counts as a multiple of an initializer."""
+
+Document = dict[str, Any]
+
+
+class _NotDescribedError(Exception):
+    """A model whose layers the format cannot describe; the message completes "cannot be run because"."""
+
+
+def add_description(step: onnx.ModelProto, model: SequenceModel) -> None:
+    """Write the description of a model into the metadata of its step graph, or the reason why there is none.
+
+    Args:
+        step: The graph of ``step.onnx``.
+        model: The model from which it was exported.
+    """
+    try:
+        document = {"format": FORMAT, **_describe(step.graph, model)}
+    except _NotDescribedError as error:
+        document = {"format": FORMAT, "reason": str(error)}
+    step.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=json.dumps(document, sort_keys=True)))
+
+
+def _describe(graph: onnx.GraphProto, model: SequenceModel) -> Document:
+    rnn = model.rnn
+    if len(rnn) > 1:
+        raise _NotDescribedError(f"it is an ensemble of {len(rnn)} members")
+    if model.max_dt is not None:
+        raise _NotDescribedError("its steps have a length, dt")
+    if model.input_name != "x":
+        raise _NotDescribedError("it reads tokens")
+    if rnn.embedding:
+        raise _NotDescribedError("it embeds its patches")
+    stage = InputStage.from_model(model)
+    if stage is None:
+        raise _NotDescribedError(
+            "its scaling is not 'standard', its patches overlap, or its answers are changes of the last value"
+        )
+    if stage.keep_missing:
+        raise _NotDescribedError(f"the cell '{rnn.first.cell}' reads missing values")
+    initializers = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    return {
+        "features": model.input_size,
+        "hidden": rnn.first.hidden_size,
+        "patch": stage.stride or 1,
+        "end_aligned": model.patches.end_aligned,
+        "mask_channel": stage.mask_channel,
+        "mean": _reference(initializers, stage.mean, "the mean of the features"),
+        "scale": _reference(initializers, stage.scale, "the scale of the features"),
+        "layers": [
+            _layer(initializers, cell, weights)
+            for cell, weights in zip(rnn.cells, model.materialize(), strict=True)
+        ],
+        "readout": model.readout,
+        "every_step": model.every_step,
+        "head": _head(initializers, model),
+    }
+
+
+def _layer(initializers: dict[str, np.ndarray], cell: StableCell, weights: tuple[Tensor, ...]) -> Document:
+    form = cell.step_form(weights)
+    if form is None:
+        raise _NotDescribedError(f"the step of the cell '{cell.key}' is of none of the four families")
+    weight, bias = _input_product(cell)
+
+    def reference(name: str, tensor: Tensor | None) -> Document | None:
+        return None if tensor is None else _reference(initializers, tensor.detach().numpy(), f"{name} of '{cell.key}'")
+
+    return {
+        "family": form.family,
+        "nonlinearity": form.nonlinearity,
+        "step_size": form.step_size,
+        "recurrent": reference("the recurrent matrix", form.recurrent),
+        "linear": reference("the linear matrix", form.linear),
+        "bias": reference("the bias", form.bias),
+        "input": reference("the input matrix", weight),
+        "input_bias": reference("the bias of the inputs", bias),
+    }
+
+
+def _input_product(cell: StableCell) -> tuple[Tensor, Tensor | None]:
+    """Return matrix and bias of the drive of a cell."""
+    weight, bias = getattr(cell, "weight_ih", None), getattr(cell, "bias_ih", None)
+    x = torch.linspace(-1, 1, 3 * cell.input_size).reshape(3, cell.input_size)
+    # Of the cells with a step form all do; a new one may not.
+    if not isinstance(weight, Tensor) or not torch.allclose(
+        cell.drive(x), torch.nn.functional.linear(x, weight, bias), atol=1e-6
+    ):
+        raise _NotDescribedError(f"the inputs of the cell '{cell.key}' enter by more than one matrix and one bias")
+    return weight, bias
+
+
+def _head(initializers: dict[str, np.ndarray], model: SequenceModel) -> Document | None:
+    """Describe a linear head; None for a head that an engine takes from the graph."""
+    if isinstance(model, Classifier):
+        linear, temperature, scaling = model.head.maps[0], float(model.temperature), None
+    elif isinstance(model, SequencePredictor):
+        linear, temperature = model.head, 1.0
+        scaling = model.targets if model.output == "real" else None
+    else:
+        return None
+    assert isinstance(linear, torch.nn.Linear)
+    return {
+        "weight": _reference(initializers, linear.weight.detach().numpy(), "the matrix of the head"),
+        "bias": _reference(initializers, linear.bias.detach().numpy(), "the bias of the head"),
+        "temperature": temperature,
+        # Short lists, which the exporter may have folded into other constants.
+        "mean": None if scaling is None else scaling.mean.tolist(),
+        "scale": None if scaling is None else scaling.scale.tolist(),
+    }
+
+
+def _reference(initializers: dict[str, np.ndarray], value: np.ndarray, label: str) -> Document:
+    """Return where an array stands: the name of an initializer, its rows, and the factor between both.
+
+    A step that was rewritten to fewer nodes holds its matrices multiplied by the step size, or on top of each other.
+    """
+    closest: Document | None = None
+    for name, rows, part in _parts(initializers, value.shape):
+        if np.array_equal(part, value):
+            return {"initializer": name, "rows": rows, "factor": 1.0}
+        factor = _factor(part, value)
+        if factor is not None and closest is None:
+            closest = {"initializer": name, "rows": rows, "factor": factor}
+    if closest is None:
+        raise _NotDescribedError(f"{label} is not among the initializers of its graphs")
+    return closest
+
+
+def _parts(
+    initializers: dict[str, np.ndarray], shape: tuple[int, ...]
+) -> Iterator[tuple[str, tuple[int, int], np.ndarray]]:
+    """Yield the runs of rows of initializers that have a shape: name, first row and the one after the last, values."""
+    for name, array in initializers.items():
+        if array.dtype != np.float32 or array.ndim != len(shape) or array.shape[1:] != shape[1:]:
+            continue
+        for start in range(0, len(array) - len(array) % shape[0], shape[0]):
+            yield name, (start, start + shape[0]), array[start : start + shape[0]]
+
+
+def _factor(part: np.ndarray, value: np.ndarray) -> float | None:
+    """Return the number by which an array is to be multiplied to give another one; None if there is none."""
+    part, value = part.astype(np.float64), value.astype(np.float64)
+    norm = float(np.vdot(part, part))
+    # A vector of one number is a multiple of every other.
+    if norm == 0 or part.size < 4:
+        return None
+    factor = float(np.vdot(part, value)) / norm
+    difference = np.abs(factor * part - value).max()
+    return factor if factor > 0 and difference <= _TOLERANCE * np.abs(value).max() else None
