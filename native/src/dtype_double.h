@@ -2,6 +2,7 @@
 
 #define REAL double
 #define BITS uint64_t
+#define ERF erf
 #define MANTISSA_BITS 52
 #define EXPONENT_BIAS 1023
 /* From here on tanh rounds to 1. */

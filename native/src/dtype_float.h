@@ -2,6 +2,7 @@
 
 #define REAL float
 #define BITS uint32_t
+#define ERF erff
 #define MANTISSA_BITS 23
 #define EXPONENT_BIAS 127
 /* From here on tanh rounds to 1. */

@@ -11,7 +11,7 @@ enum {
 typedef struct {
     void *memory;
     REAL *held, *h, *mean, *max, *count;
-    REAL *channels, *drives, *outputs, *head_inputs, *answers;
+    REAL *channels, *embedded, *drives, *outputs, *head_inputs, *answers;
 } NAME(workspace);
 
 typedef struct {
@@ -102,10 +102,10 @@ static NAME(sizes) NAME(measure)(const srnn_run *run) {
 static int NAME(allocate_model)(NAME(workspace) * w, const srnn_model *model, const NAME(sizes) * sizes) {
     const int64_t values = sizes->chunk * sizes->block, states = sizes->block * model->hidden;
     const int64_t counts[] = {sizes->block * model->features, model->num_layers * states, states, states, sizes->block,
-                              values * sizes->channels, values * sizes->columns, values * model->hidden,
+                              values * sizes->channels, values * model->embedding, values * sizes->columns, values * model->hidden,
                               sizes->block * sizes->head_inputs, values * model->outputs};
     REAL **parts[] = {&w->held, &w->h, &w->mean, &w->max, &w->count,
-                      &w->channels, &w->drives, &w->outputs, &w->head_inputs, &w->answers};
+                      &w->channels, &w->embedded, &w->drives, &w->outputs, &w->head_inputs, &w->answers};
     enum { PARTS = sizeof(counts) / sizeof(counts[0]) };
     int64_t total = 0;
     for (int i = 0; i < PARTS; i++) total += (counts[i] + LANES - 1) / LANES * LANES;
@@ -174,6 +174,10 @@ static void NAME(add_to_statistics)(const srnn_model *model, const REAL *h, REAL
     *count = steps;
 }
 
+static void NAME(gelu)(int64_t count, REAL *x) {
+    for (int64_t i = 0; i < count; i++) x[i] = x[i] * (REAL)0.5 * (1 + ERF(x[i] * (REAL)0.70710678118654752));
+}
+
 /* Some steps of the first rows of a block. */
 static int32_t NAME(run_chunk)(const srnn_run *run, NAME(workspace) * w, const NAME(sizes) * sizes, int64_t first,
                                int64_t rows, int64_t start, int64_t steps) {
@@ -186,6 +190,13 @@ static int32_t NAME(run_chunk)(const srnn_run *run, NAME(workspace) * w, const N
      w->held + r * model->features, w->channels + (t * rows + r) * sizes->channels);
     const REAL *inputs = w->channels;
     int64_t input_size = sizes->channels;
+    if (model->embedding) {
+        NAME(affine)(steps * rows, input_size, model->embedding, model->embedding_weight, model->embedding_bias, inputs,
+                     w->embedded);
+        NAME(gelu)(steps * rows * model->embedding, w->embedded);
+        inputs = w->embedded;
+        input_size = model->embedding;
+    }
     for (int64_t i = 0; i < model->num_layers; i++) {
         const srnn_layer *layer = model->layers + i;
         const int64_t columns = layer->family == SRNN_SHARED_GATE ? 2 * hidden : hidden;

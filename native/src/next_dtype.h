@@ -2,6 +2,7 @@
 
 #undef REAL
 #undef BITS
+#undef ERF
 #undef NAME
 #undef FMA
 #undef MIN

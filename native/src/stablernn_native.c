@@ -117,6 +117,8 @@ int32_t srnn_run_model(const srnn_run *run) {
     int complete = model->features > 0 && model->samples > 0 && model->hidden > 0 && model->num_layers > 0 &&
                    model->mean && model->scale && model->outputs >= 0 && run->rows >= 0 && run->steps >= 0 &&
                    run->order && run->x && run->states;
+    if (model->embedding)
+        complete = complete && model->embedding > 0 && model->embedding_weight && model->embedding_bias;
     if (model->outputs) complete = complete && model->head && model->head_bias && run->answers;
     for (int64_t i = 0; complete && i < model->num_layers; i++) {
         const srnn_layer *layer = model->layers + i;

@@ -103,6 +103,10 @@ typedef struct {
     const void *mean, *scale;
     int32_t has_mask;   /* each sample is followed by `features` channels that are 1 for a value and 0 for NaN */
     int32_t statistics; /* SRNN_MEAN | SRNN_MAX */
+    /* The first layer reads gelu(M c + b) of the channels c of a step, with M of (embedding, channels) from
+     * srnn_pack_affine, or the channels if `embedding` is 0. */
+    int64_t embedding;
+    const void *embedding_weight, *embedding_bias;
     int64_t hidden;
     int64_t num_layers;
     const srnn_layer *layers;

@@ -87,6 +87,8 @@ class Description:
         mask_channel: Whether further channels say which values are observed.
         mean: ``(features,)``.
         scale: ``(features,)``.
+        embedding: Matrix ``(width, channels of a step)`` and bias ``(width,)`` of a linear map, followed by a GELU, in
+            front of the first layer; None for none.
         layers: From input to output.
         readout: A key of :data:`READOUTS`.
         every_step: Whether a sequence has an answer at every step.
@@ -100,6 +102,7 @@ class Description:
     mask_channel: bool
     mean: Array
     scale: Array
+    embedding: tuple[Array, Array] | None
     layers: tuple[Layer, ...]
     readout: str
     every_step: bool
@@ -154,7 +157,10 @@ class _Reader:
         features, hidden, patch = (_size(document, name) for name in ("features", "hidden", "patch"))
         mask_channel, every_step = _flag(document, "mask_channel"), _flag(document, "every_step")
         readout = _choice(document, "readout", READOUTS)
-        widths = [patch * features * (2 if mask_channel else 1), *(hidden for _ in document["layers"][1:])]
+        channels = patch * features * (2 if mask_channel else 1)
+        embedding = None if document["embedding"] is None else self._embedding(document["embedding"], channels)
+        width = channels if embedding is None else len(embedding[1])
+        widths = [width, *(hidden for _ in document["layers"][1:])]
         layers = [
             self._layer(layer, hidden, width) for layer, width in zip(document["layers"], widths, strict=True)
         ]
@@ -169,6 +175,7 @@ class _Reader:
             mask_channel,
             self._array(document["mean"], features),
             self._array(document["scale"], features),
+            embedding,
             tuple(layers),
             readout,
             every_step,
@@ -179,6 +186,8 @@ class _Reader:
         family = _choice(document, "family", FAMILIES)
         nonlinearity = _choice(document, "nonlinearity", NONLINEARITIES)
         columns = 2 * hidden if family == "shared gate" else hidden
+        # First, since it proves the number of units.
+        recurrent = self._array(document["recurrent"], hidden, hidden)
         bias = self._optional(document["bias"], hidden)
         if bias is None and nonlinearity in ("modrelu", "softshrink"):
             raise ValueError("this nonlinearity has a bias")
@@ -189,15 +198,21 @@ class _Reader:
             family,
             nonlinearity,
             _finite(document["step_size"]),
-            self._array(document["recurrent"], hidden, hidden),
+            recurrent,
             linear,
             bias,
             self._array(document["input"], columns, width),
             self._optional(document["input_bias"], columns),
         )
 
+    def _embedding(self, document: Mapping[str, Any], channels: int) -> tuple[Array, Array]:
+        start, end = document["weight"]["rows"]
+        return self._array(document["weight"], end - start, channels), self._array(document["bias"], end - start)
+
     def _head(self, document: Mapping[str, Any], inputs: int) -> Head:
-        outputs = len(self._file.constant(document["bias"]["initializer"]))
+        start, end = document["weight"]["rows"]
+        outputs = end - start
+        weight = self._array(document["weight"], outputs, inputs)
         mean, scale = (
             None if document[name] is None else np.array([_finite(value) for value in document[name]], np.float32)
             for name in ("mean", "scale")
@@ -205,7 +220,7 @@ class _Reader:
         if (mean is None) != (scale is None) or any(part is not None and len(part) != outputs for part in (mean, scale)):
             raise ValueError("mean and scale are those of the answers")
         return Head(
-            self._array(document["weight"], outputs, inputs),
+            weight,
             self._array(document["bias"], outputs),
             _finite(document["temperature"]),
             mean,
@@ -216,6 +231,8 @@ class _Reader:
         return None if reference is None else self._array(reference, *shape)
 
     def _array(self, reference: Mapping[str, Any], *shape: int) -> Array:
+        if "fill" in reference:
+            return np.full(shape, _finite(reference["fill"]), np.float32)
         start, end = reference["rows"]
         values = self._file.constant(reference["initializer"])[start:end]
         if values.shape != shape:

@@ -90,6 +90,11 @@ class NativeModel:
             every_step=description.every_step,
             temperature=1.0,
         )
+        if description.embedding is not None:
+            weight, bias = description.embedding
+            model.embedding = len(bias)
+            model.embedding_weight = self._pack_affine(weight)
+            model.embedding_bias = self._address(bias)
         if head is not None:
             model.head = self._pack_affine(head.weight)
             model.head_bias = self._address(head.bias)

@@ -55,8 +55,6 @@ def _describe(graph: onnx.GraphProto, model: SequenceModel) -> Document:
         raise _NotDescribedError("its steps have a length, dt")
     if model.input_name != "x":
         raise _NotDescribedError("it reads tokens")
-    if rnn.embedding:
-        raise _NotDescribedError("it embeds its patches")
     stage = InputStage.from_model(model)
     if stage is None:
         raise _NotDescribedError(
@@ -73,6 +71,7 @@ def _describe(graph: onnx.GraphProto, model: SequenceModel) -> Document:
         "mask_channel": stage.mask_channel,
         "mean": _reference(initializers, stage.mean, "the mean of the features"),
         "scale": _reference(initializers, stage.scale, "the scale of the features"),
+        "embedding": _linear(initializers, rnn.embeddings[0], "the embedding of patches") if rnn.embedding else None,
         "layers": [
             _layer(initializers, cell, weights)
             for cell, weights in zip(rnn.cells, model.materialize(), strict=True)
@@ -125,10 +124,8 @@ def _head(initializers: dict[str, np.ndarray], model: SequenceModel) -> Document
         scaling = model.targets if model.output == "real" else None
     else:
         return None
-    assert isinstance(linear, torch.nn.Linear)
     return {
-        "weight": _reference(initializers, linear.weight.detach().numpy(), "the matrix of the head"),
-        "bias": _reference(initializers, linear.bias.detach().numpy(), "the bias of the head"),
+        **_linear(initializers, linear, "the head"),
         "temperature": temperature,
         # Short lists, which the exporter may have folded into other constants.
         "mean": None if scaling is None else scaling.mean.tolist(),
@@ -136,11 +133,21 @@ def _head(initializers: dict[str, np.ndarray], model: SequenceModel) -> Document
     }
 
 
+def _linear(initializers: dict[str, np.ndarray], linear: torch.nn.Module, label: str) -> Document:
+    assert isinstance(linear, torch.nn.Linear)
+    return {
+        "weight": _reference(initializers, linear.weight.detach().numpy(), f"the matrix of {label}"),
+        "bias": _reference(initializers, linear.bias.detach().numpy(), f"the bias of {label}"),
+    }
+
+
 def _reference(initializers: dict[str, np.ndarray], value: np.ndarray, label: str) -> Document:
     """Return where an array stands: the name of an initializer, its rows, and the factor between both.
 
-    A step that was rewritten to fewer nodes holds its matrices multiplied by the step size, or on top of each other.
+    Of a vector of equal numbers, such as a bias of zeros, which the exporter leaves out, it is that number. A step that was rewritten to fewer nodes holds its matrices multiplied by the step size, or on top of each other.
     """
+    if value.ndim == 1 and (value == value[0]).all():
+        return {"fill": float(value[0])}
     closest: Document | None = None
     for name, rows, part in _parts(initializers, value.shape):
         if np.array_equal(part, value):

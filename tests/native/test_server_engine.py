@@ -35,6 +35,7 @@ MODELS: dict[str, Callable[[], SequenceModel]] = {
     "two-stage, max": lambda: srn.Classifier("lipschitz_rk2", 1, 3, 17, readout="max"),
     "shared gate, all": lambda: srn.Classifier("antisymmetric_g", 3, 11, 19, num_layers=2, readout="all"),
     "modrelu, patches": lambda: srn.Classifier("exprnn", 2, 3, 40, patch_size=3, patch_stride=3, mask_channel=True),
+    "embedding": lambda: srn.Classifier("rnn", 2, 3, 18, patch_size=4, patch_embedding=21, num_layers=2),
     "relu": lambda: srn.Classifier("identity_rnn", 2, 3, 9, num_layers=2),
     "wide": lambda: srn.Classifier("antisymmetric", 1, 10, 128),
     "forecast": lambda: srn.Forecaster("lipschitz", 3, 4, 21, target_indices=(0, 2), patch_size=4, patch_stride=4),
@@ -213,7 +214,6 @@ REFUSED: dict[str, tuple[Callable[[], SequenceModel], str]] = {
     "members": (lambda: srn.Classifier("rnn", 1, 2, 4, members=2), "it is an ensemble of 2 members"),
     "dt": (lambda: srn.Classifier("lipschitz", 1, 2, 4, max_dt=2.0), "its steps have a length, dt"),
     "tokens": (lambda: srn.SequencePredictor("rnn", 4, 4, 4, tokens=True), "it reads tokens"),
-    "embedding": (lambda: srn.Classifier("rnn", 1, 2, 4, patch_size=2, patch_embedding=3), "it embeds its patches"),
     "scaling": (
         lambda: srn.Classifier("rnn", 1, 2, 4, scaling="window", window=5),
         "its scaling is not 'standard', its patches overlap, or its answers are changes of the last value",

@@ -21,6 +21,7 @@ from stablernn.server_engine import TorchGraph
 from stablernn_registry import Registry, Signature
 from stablernn_runtime import ServedModel
 from stablernn_runtime.engines.benchmark import BATCH
+from stablernn_runtime.engines.plugins import entry_points
 from stablernn_runtime.engines.select import _open_auto, open_faster, open_version, select_faster
 from stablernn_runtime.errors import DeviceError, ModelLoadError, NotReadyError, SettingsError
 from stablernn_runtime.graph import CancellationToken
@@ -244,8 +245,8 @@ def test_an_unknown_engine_is_refused_with_those_there_are(zoo: Published) -> No
     with pytest.raises(SettingsError) as caught:
         ServedModel.load(zoo.registry.get("rotations"), "cpu", engine="trch")
     assert str(caught.value) == (
-        "Unknown engine 'trch'. Did you mean 'torch'? Allowed here: auto, onnx, torch. Further ones come with packages "
-        "that register them in the entry-point group 'stablernn.engines'."
+        f"Unknown engine 'trch'. Did you mean 'torch'? Allowed here: auto, onnx, {', '.join(sorted(entry_points()))}. "
+        "Further ones come with packages that register them in the entry-point group 'stablernn.engines'."
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 
 import stablernn as srn
 from stablernn.export import model_signature
+from stablernn.export.family_description import add_description
 from stablernn.export.scan import sequence_graph, step_graph
 from stablernn.export.step import export_parts, state_names
 from stablernn.nn.models import SequenceModel
@@ -23,7 +27,8 @@ from stablernn_cli.bench.limit import Sizes, forward_limit
 from stablernn_cli.bench.timing import LIMIT, Run
 from stablernn_cli.bench.training import CLASSES, peer_layer
 from stablernn_registry import Signature
-from stablernn_runtime.engines.session import Placement, open_session
+from stablernn_runtime.engines.plugins import NATIVE, Engine, EngineSession, entry_points
+from stablernn_runtime.engines.session import Placement, Session, open_session
 from stablernn_runtime.graph import Graph
 from stablernn_runtime.run_batch import BatchItem, run_steps
 from stablernn_runtime.state_guard import StateGuard
@@ -63,6 +68,27 @@ def graph_run(graph: onnx.ModelProto, feeds: Mapping[str, NDArray[np.generic]], 
     return lambda: session.run(["logits"], feeds)
 
 
+def open_native(model: SequenceModel, threads: int) -> Engine | None:
+    """Open a model with the engine ``native`` of the server; None if it is not installed or does not run the model."""
+    entry_point = entry_points().get(NATIVE)
+    if entry_point is None:
+        return None
+    parts = export_parts(model)
+    step = step_graph(parts)
+    add_description(step, model)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps({"signature": model_signature(model)}))
+        (folder / "step.onnx").write_bytes(step.SerializeToString())
+        (folder / "sequence.onnx").write_bytes(sequence_graph(parts).SerializeToString())
+        try:
+            engine: Engine = entry_point.load()(folder, "cpu")
+        except ValueError:
+            return None
+    engine.set_threads(threads)
+    return engine
+
+
 def sequence_rows(sizes: Sizes, threads: int) -> dict[str, Run]:
     """Return the rows of the outputs of a batch of whole sequences.
 
@@ -95,9 +121,12 @@ def sequence_model_rows(sizes: Sizes, model: SequenceModel, x: Tensor, threads: 
             for lstm in lstms:
                 lstm(x)
 
+    feeds, native = sequence_feeds(model, x), open_native(model, threads)
+    native_rows = {} if native is None else {"engine native of serve": lambda: native.sequence.run(["logits"], feeds)}
     return {
         LIMIT: forward_limit(sizes),
-        "sequence.onnx": graph_run(sequence_graph(export_parts(model)), sequence_feeds(model, x), threads),
+        "sequence.onnx": graph_run(sequence_graph(export_parts(model)), feeds, threads),
+        **native_rows,
         "engine auto of torch": run_torch,
         "nn.LSTM": run_lstm,
         "ONNX Runtime's LSTM": lambda: operator.run(None, lstm_feeds),
@@ -122,6 +151,7 @@ def step_rows(sizes: Sizes, threads: int) -> dict[str, Run]:
     rows = {
         LIMIT: forward_limit(replace(sizes, batch_size=1, length=STEPS_PER_RUN)),
         **_graph_steps(model, threads),
+        **_native_steps(model, threads),
         "torch, step by step": _torch_steps(model),
         "nn.LSTM, step by step": _lstm_steps(lstms),
         "ONNX Runtime's LSTM, step by step": _lstm_operator_steps(sizes, lstms, threads),
@@ -134,6 +164,22 @@ def _graph_steps(model: SequenceModel, threads: int) -> dict[str, Run]:
     """Return steps through ``step.onnx``, all of whose outputs are read."""
     content = step_graph(export_parts(model)).SerializeToString()
     session = open_session(content, "step.onnx", Placement("cpu"), threads)
+    names = ("step.onnx, session.run", "step.onnx, bound buffers", "step of a stream in the server's runtime")
+    return _session_steps(model, session, names)
+
+
+def _native_steps(model: SequenceModel, threads: int) -> dict[str, Run]:
+    """Return the same steps by the engine ``native``, where it runs the model."""
+    engine = open_native(model, threads)
+    if engine is None:
+        return {}
+    label = "engine native of serve"
+    names = (f"{label}, session.run", f"{label}, buffers", f"{label}, a stream in the runtime")
+    return _session_steps(model, EngineSession(engine.step, "the engine native"), names)
+
+
+def _session_steps(model: SequenceModel, session: Session, names_of_rows: tuple[str, str, str]) -> dict[str, Run]:
+    """Return steps through a session: by dictionaries, in buffers, and as the server runs them."""
     signature = Signature.model_validate(model_signature(model))
     assert signature.step is not None
     states = tuple(signature.states)
@@ -159,11 +205,7 @@ def _graph_steps(model: SequenceModel, threads: int) -> dict[str, Run]:
         (result,) = run_steps(graph, [BatchItem({"x": steps, **carried}, 1, 1, answers)], None)
         carried.update(result.states)  # type: ignore[union-attr]
 
-    return {
-        "step.onnx, session.run": run_dictionaries,
-        "step.onnx, bound buffers": run_buffers,
-        "step of a stream in the server's runtime": run_stream,
-    }
+    return dict(zip(names_of_rows, (run_dictionaries, run_buffers, run_stream), strict=True))
 
 
 def _torch_steps(model: SequenceModel) -> Run:

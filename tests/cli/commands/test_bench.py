@@ -13,6 +13,7 @@ from cli_helpers import Workplace
 from stablernn.engines import list_engines
 from stablernn_cli.bench import inference, timing, training
 from stablernn_cli.bench.limit import Sizes, layer_products
+from step_forms import HAS_NATIVE, needs_native
 
 TINY = ("--hidden-size", 4, "--batch-size", 2, "--length", 8, "--rounds", 2)
 PEERS = ["nn.LSTM", "nn.GRU", "nn.RNN"]
@@ -21,6 +22,7 @@ STEP_ROWS = [
     "step.onnx, session.run",
     "step.onnx, bound buffers",
     "step of a stream in the server's runtime",
+    *(f"engine native of serve, {kind}" for kind in ("session.run", "buffers", "a stream in the runtime") if HAS_NATIVE),
     "torch, step by step",
     "nn.LSTM, step by step",
     "ONNX Runtime's LSTM, step by step",
@@ -59,7 +61,9 @@ def test_each_part_is_a_table_with_its_rows_and_conditions(empty: Workplace) -> 
     ]
     engines = [f"engine {name}" for name in list_engines() if name != "structured"]
     assert names(train) == ["limit", *engines, "hand-written loop", *PEERS]
-    assert names(sequence) == ["limit", "sequence.onnx", "engine auto of torch", "nn.LSTM", "ONNX Runtime's LSTM"]
+    native = ["engine native of serve"] if HAS_NATIVE else []
+    peers = ["engine auto of torch", "nn.LSTM", "ONNX Runtime's LSTM"]
+    assert names(sequence) == ["limit", "sequence.onnx", *native, *peers]
     assert names(step) == STEP_ROWS
     for table in document["tables"]:
         for row in table["rows"]:
@@ -86,6 +90,16 @@ def test_a_part_can_be_chosen_and_is_printed_as_a_table(empty: Workplace) -> Non
 def test_a_cell_without_a_step_form_has_the_engine_loop_alone(empty: Workplace) -> None:
     (table,) = empty.ok("bench", *TINY, "--cell", "lstm", "--part", "train", "--json").json["tables"]
     assert names(table) == ["limit", "engine loop", *PEERS]
+
+
+@needs_native
+def test_the_engine_of_the_server_computes_the_model_of_its_row() -> None:
+    model = inference.bench_model(Sizes("antisymmetric", 4, 2, 8))
+    native, x = inference.open_native(model, threads=1), torch.randn(2, 8, 1)
+    assert native is not None
+    (logits,) = native.sequence.run(["logits"], inference.sequence_feeds(model, x))
+    np.testing.assert_allclose(logits, model(x).numpy(), atol=1e-6)
+    assert inference.open_native(inference.bench_model(Sizes("lstm", 4, 2, 8)), threads=1) is None
 
 
 @pytest.mark.parametrize("part", ["train", "sequence", "step"])

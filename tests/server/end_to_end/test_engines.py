@@ -19,6 +19,7 @@ from cli_helpers import first_document
 from engine_helpers import KINDS, environment, publish, random_inputs
 from published_models import Published, torch_answer
 from stablernn.export.parity import _max_errors
+from stablernn_runtime.engines.plugins import entry_points
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ MISSING = {
         1,
     ),
     "the entry point": (
-        ("stablernn-", "_editable_impl_stablernn"),
+        ("stablernn-", "stablernn_native-", "_editable_impl_stablernn"),
         "The engine 'torch' is not registered in this environment: no installed package has it in the entry-point "
         "group 'stablernn.engines'. Install the library with 'pip install stablernn'. Allowed here: auto, onnx.",
         2,
@@ -77,7 +78,7 @@ def test_an_unknown_engine_is_wrong_usage(zoo: Published) -> None:
         timeout=120,
     )
     assert done.stderr.splitlines()[-1].startswith(
-        "Error: Unknown engine 'tensorflow'. Allowed here: auto, onnx, torch. "
+        f"Error: Unknown engine 'tensorflow'. Allowed here: {', '.join(['auto', 'onnx', *sorted(entry_points())])}. "
     )
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
