@@ -126,8 +126,8 @@ def read_description(file: GraphFile) -> Description:
     """
     if KEY not in file.metadata:
         raise RefusedModelError(
-            "its step.onnx does not describe its layers, as exports of stablernn before 0.2 did not. Export it again, or "
-            "use --engine onnx"
+            "its step.onnx does not describe its layers, because it was exported before this engine existed. Export it "
+            "again, or use --engine onnx"
         )
     try:
         document = json.loads(file.metadata[KEY])
@@ -137,7 +137,9 @@ def read_description(file: GraphFile) -> Description:
                 "Install the stablernn-native that belongs to it, or use --engine onnx"
             )
         if "reason" in document:
-            raise RefusedModelError(f"{str(document['reason'])[:200]}, which this engine does not run. Use --engine onnx")
+            raise RefusedModelError(
+                f"{str(document['reason'])[:200]}, which this engine does not run. Use --engine onnx"
+            )
         return _Reader(file).description(document)
     except RefusedModelError:
         raise
@@ -161,9 +163,7 @@ class _Reader:
         embedding = None if document["embedding"] is None else self._embedding(document["embedding"], channels)
         width = channels if embedding is None else len(embedding[1])
         widths = [width, *(hidden for _ in document["layers"][1:])]
-        layers = [
-            self._layer(layer, hidden, width) for layer, width in zip(document["layers"], widths, strict=True)
-        ]
+        layers = [self._layer(layer, hidden, width) for layer, width in zip(document["layers"], widths, strict=True)]
         if every_step and (readout != "last" or document["head"] is None or patch != 1):
             raise RefusedModelError("its answers at every step are not those of a linear head. Use --engine onnx")
         head = None if document["head"] is None else self._head(document["head"], len(READOUTS[readout]) * hidden)
@@ -217,7 +217,9 @@ class _Reader:
             None if document[name] is None else np.array([_finite(value) for value in document[name]], np.float32)
             for name in ("mean", "scale")
         )
-        if (mean is None) != (scale is None) or any(part is not None and len(part) != outputs for part in (mean, scale)):
+        if (mean is None) != (scale is None) or any(
+            part is not None and len(part) != outputs for part in (mean, scale)
+        ):
             raise ValueError("mean and scale are those of the answers")
         return Head(
             weight,

@@ -162,13 +162,18 @@ class NativeModel:
         batch, steps = x.shape[:2]
         description = self._description
         answer_shape = (batch, steps, self.outputs) if description.every_step else (batch, self.outputs)
-        expected = [(x, np.float32, (batch, steps, description.patch, description.features)), (order, np.int64, (batch,))]
+        expected = [
+            (x, np.float32, (batch, steps, description.patch, description.features)),
+            (order, np.int64, (batch,)),
+        ]
         expected += [(state, np.float32, (batch, size)) for state, size in zip(states, self.state_sizes, strict=True)]
         expected += [(array, np.float32, answer_shape) for array in (answers, probabilities) if array is not None]
         expected += [] if lengths is None else [(lengths, np.int64, (batch,))]
         for array, dtype, shape in expected:
             if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-                raise ValueError(f"expected a contiguous array of {dtype.__name__} {shape}, got {array.dtype} {array.shape}.")
+                raise ValueError(
+                    f"expected a contiguous array of {dtype.__name__} {shape}, got {array.dtype} {array.shape}."
+                )
         if (answers is None) != (self.outputs == 0):
             raise ValueError("A model has answers if it has a head.")
         run = Run(

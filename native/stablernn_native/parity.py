@@ -70,7 +70,7 @@ def _compare(
     names = [tensor["name"] for tensor in graph["outputs"]]
     actual, expected = (function.run(names, feeds) for function in pair)
     for name, value, reference in zip(names, actual, expected, strict=True):
-        scale = max(float(np.abs(reference).max(initial=0)), np.finfo(np.float32).tiny)
+        scale = max(float(np.abs(reference).max(initial=0)), float(np.finfo(np.float32).tiny))
         difference = float(np.abs(value - reference).max(initial=0)) if value.shape == reference.shape else np.inf
         # NaN is no agreement.
         if not difference <= TOLERANCE * scale:

@@ -184,7 +184,9 @@ class StepBuffers:
             for name, start, end in zip([*outputs.states, *outputs.names], bounds, bounds[1:], strict=False)
         }
         flat = self._memory.reshape(-1)
-        arrays = [flat[rows * start : rows * end].reshape(rows, -1) for start, end in zip(bounds, bounds[1:], strict=False)]
+        arrays = [
+            flat[rows * start : rows * end].reshape(rows, -1) for start, end in zip(bounds, bounds[1:], strict=False)
+        ]
         states, answers = arrays[: len(outputs.states)], arrays[len(outputs.states) :]
         self.states = dict(zip(outputs.state_inputs, states, strict=True))
         self.outputs = dict(zip(outputs.names, answers, strict=False))
@@ -242,7 +244,8 @@ class StepGraph:
         self._model = model
         self._description = description
         self._outputs = outputs
-        # By the number of streams, the buffers that no run is using. Appending to a deque and taking from it are atomic.
+        # By the number of streams, the buffers that no run is using; appending to a deque and taking from it are
+        # atomic.
         self._free: defaultdict[int, deque[StepBuffers]] = defaultdict(deque)
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:

@@ -14,10 +14,11 @@ import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
-from torch import Tensor
+from torch import Tensor, nn
 
 from stablernn.cells import StableCell
 from stablernn.export.input_stage import InputStage
+from stablernn.nn.ensemble import Heads
 from stablernn.nn.models import Classifier, SequenceModel, SequencePredictor
 
 KEY = "stablernn.layers"
@@ -73,8 +74,7 @@ def _describe(graph: onnx.GraphProto, model: SequenceModel) -> Document:
         "scale": _reference(initializers, stage.scale, "the scale of the features"),
         "embedding": _linear(initializers, rnn.embeddings[0], "the embedding of patches") if rnn.embedding else None,
         "layers": [
-            _layer(initializers, cell, weights)
-            for cell, weights in zip(rnn.cells, model.materialize(), strict=True)
+            _layer(initializers, cell, weights) for cell, weights in zip(rnn.cells, model.materialize(), strict=True)
         ],
         "readout": model.readout,
         "every_step": model.every_step,
@@ -109,7 +109,7 @@ def _input_product(cell: StableCell) -> tuple[Tensor, Tensor | None]:
     x = torch.linspace(-1, 1, 3 * cell.input_size).reshape(3, cell.input_size)
     # Of the cells with a step form all do; a new one may not.
     if not isinstance(weight, Tensor) or not torch.allclose(
-        cell.drive(x), torch.nn.functional.linear(x, weight, bias), atol=1e-6
+        cell.drive(x), nn.functional.linear(x, weight, bias), atol=1e-6
     ):
         raise _NotDescribedError(f"the inputs of the cell '{cell.key}' enter by more than one matrix and one bias")
     return weight, bias
@@ -118,8 +118,10 @@ def _input_product(cell: StableCell) -> tuple[Tensor, Tensor | None]:
 def _head(initializers: dict[str, np.ndarray], model: SequenceModel) -> Document | None:
     """Describe a linear head; None for a head that an engine takes from the graph."""
     if isinstance(model, Classifier):
+        assert isinstance(model.head, Heads)
         linear, temperature, scaling = model.head.maps[0], float(model.temperature), None
     elif isinstance(model, SequencePredictor):
+        assert isinstance(model.head, nn.Linear)
         linear, temperature = model.head, 1.0
         scaling = model.targets if model.output == "real" else None
     else:
@@ -133,8 +135,8 @@ def _head(initializers: dict[str, np.ndarray], model: SequenceModel) -> Document
     }
 
 
-def _linear(initializers: dict[str, np.ndarray], linear: torch.nn.Module, label: str) -> Document:
-    assert isinstance(linear, torch.nn.Linear)
+def _linear(initializers: dict[str, np.ndarray], linear: nn.Module, label: str) -> Document:
+    assert isinstance(linear, nn.Linear)
     return {
         "weight": _reference(initializers, linear.weight.detach().numpy(), f"the matrix of {label}"),
         "bias": _reference(initializers, linear.bias.detach().numpy(), f"the bias of {label}"),
@@ -144,7 +146,8 @@ def _linear(initializers: dict[str, np.ndarray], linear: torch.nn.Module, label:
 def _reference(initializers: dict[str, np.ndarray], value: np.ndarray, label: str) -> Document:
     """Return where an array stands: the name of an initializer, its rows, and the factor between both.
 
-    Of a vector of equal numbers, such as a bias of zeros, which the exporter leaves out, it is that number. A step that was rewritten to fewer nodes holds its matrices multiplied by the step size, or on top of each other.
+    Of a vector of equal numbers, such as a bias of zeros, which the exporter leaves out, it is that number. A step that
+    was rewritten to fewer nodes holds its matrices multiplied by the step size, or on top of each other.
     """
     if value.ndim == 1 and (value == value[0]).all():
         return {"fill": float(value[0])}

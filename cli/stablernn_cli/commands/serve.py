@@ -52,8 +52,8 @@ def serve(
             metavar="auto|onnx|torch|native",
             envvar="STABLERNN_ENGINE",
             help="Engine that runs the models: onnx (ONNX Runtime, no torch), torch, native (compiled, with "
-            "stablernn-native), or one of an installed package; auto is onnx on the CPU, the faster of onnx and torch on "
-            "a GPU.",
+            "stablernn-native), or one of an installed package; auto is onnx on the CPU, the faster of onnx and torch "
+            "on a GPU.",
         ),
     ] = "auto",
     workers: Annotated[

@@ -22,7 +22,11 @@ STEP_ROWS = [
     "step.onnx, session.run",
     "step.onnx, bound buffers",
     "step of a stream in the server's runtime",
-    *(f"engine native of serve, {kind}" for kind in ("session.run", "buffers", "a stream in the runtime") if HAS_NATIVE),
+    *(
+        f"engine native of serve, {kind}"
+        for kind in ("session.run", "buffers", "a stream in the runtime")
+        if HAS_NATIVE
+    ),
     "torch, step by step",
     "nn.LSTM, step by step",
     "ONNX Runtime's LSTM, step by step",

@@ -156,7 +156,7 @@ def test_a_version_of_another_cell_is_refused(zoo: Published) -> None:
     )
     assert done.returncode == 1
     assert (
-        "'members:1' cannot be served by the engine 'native': it is an ensemble of 3 members, which this engine does not "
-        "run. Use --engine onnx."
+        "'members:1' cannot be served by the engine 'native': it is an ensemble of 3 members, which this engine does "
+        "not run. Use --engine onnx."
     ) in done.stderr
     assert "Traceback" not in done.stderr
