@@ -67,7 +67,8 @@ def bench(
 
     Prints up to three tables: a training step, by every engine that runs the cell, a loop written by hand and layers of
     torch; a batch of whole sequences, through the exported graph, the engine native of the server, torch and ONNX
-    Runtime's LSTM; a step of one stream, through the same. The data are random sequences of one feature, in float32 and on the CPU.
+    Runtime's LSTM; a step of one stream, through the same. The data are random sequences of one feature, in float32 and
+    on the CPU.
 
     All rows of a table are timed in turn, round after round, so that a slow moment of the machine affects each of them.
     The limit is the time of the cell's matrix products alone, by torch: those of each step with the state, and those
