@@ -59,7 +59,7 @@ def _describe(graph: onnx.GraphProto, model: SequenceModel) -> Document:
     stage = InputStage.from_model(model)
     if stage is None:
         raise _NotDescribedError(
-            "its scaling is not 'standard', its patches overlap, or its answers are changes of the last value"
+            "its scaling is another than 'standard' or 'none', its patches overlap, or it predicts changes"
         )
     if stage.keep_missing:
         raise _NotDescribedError(f"the cell '{rnn.first.cell}' reads missing values")
