@@ -74,8 +74,8 @@ class GraphFile:
         # The nodes are in topological order.
         for node in reversed(list(_parts(self._graph, _NODE))):
             fields = list(_read(node))
-            made = {bytes(name).decode() for name in _parts(fields, _NODE_OUTPUT)}
-            if made & needed and not made & set(inputs):
+            node_outputs = {bytes(name).decode() for name in _parts(fields, _NODE_OUTPUT)}
+            if node_outputs & needed and not node_outputs & set(inputs):
                 nodes.append(node)
                 needed.update(bytes(name).decode() for name in _parts(fields, _NODE_INPUT))
         values = {_text(value, _VALUE_NAME): value for value in _parts(self._graph, _INPUT, _OUTPUT)}

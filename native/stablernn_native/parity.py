@@ -19,7 +19,7 @@ _BATCH, _TIME, _STREAM_STEPS = 3, 11, 3
 class Function(Protocol):
     """A function or a session that computes a graph."""
 
-    def run(self, names: Sequence[str], feeds: Mapping[str, Array], /) -> Sequence[Array]:
+    def run(self, names: Sequence[str], feeds: Mapping[str, Array], /) -> Any:
         """Return outputs by name."""
         ...
 

@@ -84,7 +84,7 @@ class Outputs:
 
 
 class SequenceGraph:
-    """What ``sequence.onnx`` computes. Thread-safe.
+    """The function of ``sequence.onnx``. Thread-safe.
 
     Args:
         model: The model.
@@ -228,7 +228,7 @@ class StepBuffers:
 
 
 class StepGraph:
-    """What ``step.onnx`` computes. Thread-safe.
+    """The function of ``step.onnx``. Thread-safe.
 
     Args:
         model: The model.
