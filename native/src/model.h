@@ -10,12 +10,12 @@ enum {
 /* Working memory: the states of a block of rows, and the values of a chunk, (time, rows, d). */
 typedef struct {
     void *memory;
-    REAL *held, *h, *mean, *max, *count;
+    REAL *held, *before, *h, *mean, *max, *count;
     REAL *channels, *embedded, *drives, *outputs, *head_inputs, *answers;
 } NAME(workspace);
 
 typedef struct {
-    int64_t block, chunk, channels, columns, head_inputs;
+    int64_t block, chunk, before, channels, columns, head_inputs;
 } NAME(sizes);
 
 static int64_t NAME(affine_size)(int64_t outputs, int64_t inputs) { return NAME(padded)(outputs) * inputs; }
@@ -89,7 +89,9 @@ static NAME(sizes) NAME(measure)(const srnn_run *run) {
     for (int64_t i = 0; i < model->num_layers; i++)
         if (model->layers[i].family == SRNN_SHARED_GATE) sizes.columns = 2 * model->hidden;
     sizes.block = TILE_ROWS * BLOCK_TILES < run->rows ? TILE_ROWS * BLOCK_TILES : run->rows;
-    sizes.channels = model->samples * model->features * (model->has_mask ? 2 : 1);
+    const int64_t sample = model->features * (model->has_mask ? 2 : 1);
+    sizes.before = model->overlap * sample;
+    sizes.channels = sizes.before + model->samples * sample;
     const int statistics = !!(model->statistics & SRNN_MEAN) + !!(model->statistics & SRNN_MAX);
     sizes.head_inputs = (statistics + !!model->reads_last) * model->hidden;
     int64_t chunk = NAME(MAX_DRIVES) / (sizes.block * sizes.columns);
@@ -101,10 +103,10 @@ static NAME(sizes) NAME(measure)(const srnn_run *run) {
 
 static int NAME(allocate_model)(NAME(workspace) * w, const srnn_model *model, const NAME(sizes) * sizes) {
     const int64_t values = sizes->chunk * sizes->block, states = sizes->block * model->hidden;
-    const int64_t counts[] = {sizes->block * model->features, model->num_layers * states, states, states, sizes->block,
+    const int64_t counts[] = {sizes->block * model->features, sizes->block * sizes->before, model->num_layers * states, states, states, sizes->block,
                               values * sizes->channels, values * model->embedding, values * sizes->columns, values * model->hidden,
                               sizes->block * sizes->head_inputs, values * model->outputs};
-    REAL **parts[] = {&w->held, &w->h, &w->mean, &w->max, &w->count,
+    REAL **parts[] = {&w->held, &w->before, &w->h, &w->mean, &w->max, &w->count,
                       &w->channels, &w->embedded, &w->drives, &w->outputs, &w->head_inputs, &w->answers};
     enum { PARTS = sizeof(counts) / sizeof(counts[0]) };
     int64_t total = 0;
@@ -137,6 +139,7 @@ static void NAME(copy_states)(const srnn_run *run, NAME(workspace) * w, const NA
     const srnn_model *model = run->model;
     void *const *state = run->states;
     NAME(copy_state)(run, *state++, first, rows, model->features, w->held, out);
+    if (sizes->before) NAME(copy_state)(run, *state++, first, rows, sizes->before, w->before, out);
     for (int64_t i = 0; i < model->num_layers; i++)
         NAME(copy_state)(run, *state++, first, rows, model->hidden, w->h + i * sizes->block * model->hidden, out);
     if (model->statistics & SRNN_MEAN) NAME(copy_state)(run, *state++, first, rows, model->hidden, w->mean, out);
@@ -144,9 +147,12 @@ static void NAME(copy_states)(const srnn_run *run, NAME(workspace) * w, const NA
     if (model->statistics) NAME(copy_state)(run, *state++, first, rows, 1, w->count, out);
 }
 
-/* The channels of a step of a row. */
-static void NAME(scale_step)(const srnn_model *model, const REAL *x, REAL *held, REAL *channels) {
+/* The channels of a step of a row: those of the samples that it shares with the step before, and of the new ones. */
+static void NAME(scale_step)(const srnn_model *model, const REAL *x, REAL *held, int64_t before, REAL *shared,
+                             REAL *channels) {
     const int64_t features = model->features;
+    memcpy(channels, shared, before * sizeof(REAL));
+    channels += before;
     const REAL *mean = model->mean, *scale = model->scale;
     for (int64_t sample = 0; sample < model->samples; sample++, x += features) {
         for (int64_t i = 0; i < features; i++) {
@@ -157,6 +163,7 @@ static void NAME(scale_step)(const srnn_model *model, const REAL *x, REAL *held,
         }
         channels += model->has_mask ? 2 * features : features;
     }
+    memcpy(shared, channels - before, before * sizeof(REAL));
 }
 
 /* The statistics after another step of a row with the state h. */
@@ -187,7 +194,7 @@ static int32_t NAME(run_chunk)(const srnn_run *run, NAME(workspace) * w, const N
         for (int64_t r = 0; r < rows; r++)
             NAME(scale_step)
     (model, (const REAL *)run->x + (run->order[first + r] * run->steps + start + t) * width,
-     w->held + r * model->features, w->channels + (t * rows + r) * sizes->channels);
+     w->held + r * model->features, sizes->before, w->before + r * sizes->before, w->channels + (t * rows + r) * sizes->channels);
     const REAL *inputs = w->channels;
     int64_t input_size = sizes->channels;
     if (model->embedding) {

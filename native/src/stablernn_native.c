@@ -114,7 +114,7 @@ int32_t srnn_run_model(const srnn_run *run) {
     const srnn_model *model = run->model;
     const srnn_kernels *kernels = find(model->path, model->dtype);
     if (!kernels) return SRNN_NO_PATH;
-    int complete = model->features > 0 && model->samples > 0 && model->hidden > 0 && model->num_layers > 0 &&
+    int complete = model->features > 0 && model->samples > 0 && model->overlap >= 0 && model->hidden > 0 && model->num_layers > 0 &&
                    model->mean && model->scale && model->outputs >= 0 && run->rows >= 0 && run->steps >= 0 &&
                    run->order && run->x && run->states;
     if (model->embedding)

@@ -99,6 +99,7 @@ typedef struct {
     int32_t dtype;
     int64_t features; /* of a sample */
     int64_t samples;  /* of a step, a patch of them */
+    int64_t overlap;  /* samples of the steps before that a step sees as well */
     /* (features). A sample x becomes (x - mean) / scale, NaN the value before it. */
     const void *mean, *scale;
     int32_t has_mask;   /* each sample is followed by `features` channels that are 1 for a value and 0 for NaN */
@@ -129,7 +130,8 @@ typedef struct {
     int64_t rows;
     const int64_t *lengths; /* steps of each row of the batch, 0 to steps; or null if all have all */
     const void *x;          /* (batch, steps, samples, features) */
-    /* Read and written: the last value of each feature, scaled, (batch, features); the states of the layers,
+    /* Read and written: the last value of each feature, scaled, (batch, features); with an overlap the channels of
+     * the last samples, (batch, overlap * channels of a sample); the states of the layers,
      * (batch, hidden); the statistics, (batch, hidden), mean first; if there are any, their number of steps, (batch, 1). */
     void *const *states;
     /* (batch, outputs), of every step (batch, steps, outputs), where the last answer of a row repeats over its padding. */

@@ -81,6 +81,7 @@ class Model(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("features", ctypes.c_int64),
         ("samples", ctypes.c_int64),
+        ("overlap", ctypes.c_int64),
         ("mean", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
         ("has_mask", ctypes.c_int32),

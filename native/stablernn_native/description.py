@@ -83,6 +83,7 @@ class Description:
         features: Features of a sample.
         hidden: Length of the state of each layer.
         patch: Samples of a step.
+        overlap: Samples of the steps before that a step sees as well.
         end_aligned: Whether the last patch of a sequence is the complete one.
         mask_channel: Whether further channels say which values are observed.
         mean: ``(features,)``.
@@ -98,6 +99,7 @@ class Description:
     features: int
     hidden: int
     patch: int
+    overlap: int
     end_aligned: bool
     mask_channel: bool
     mean: Array
@@ -110,9 +112,12 @@ class Description:
 
     @property
     def state_sizes(self) -> list[int]:
-        """Lengths of the states: the last value of each feature, the layers, and the statistics with their count."""
+        """Lengths of the states: the last value of each feature, samples that steps share, layers, and statistics."""
+        shared = self.overlap * self.features * (2 if self.mask_channel else 1)
         statistics = [self.hidden for part in READOUTS[self.readout] if part != "last"]
-        return [self.features, *(self.hidden for _ in self.layers), *statistics, *([1] if statistics else [])]
+        layers = [self.hidden for _ in self.layers]
+        # The statistics come with the number of outputs that they have seen.
+        return [self.features, *([shared] if shared else []), *layers, *statistics, *([1] if statistics else [])]
 
 
 def read_description(file: GraphFile) -> Description:
@@ -159,7 +164,8 @@ class _Reader:
         features, hidden, patch = (_size(document, name) for name in ("features", "hidden", "patch"))
         mask_channel, every_step = _flag(document, "mask_channel"), _flag(document, "every_step")
         readout = _choice(document, "readout", READOUTS)
-        channels = patch * features * (2 if mask_channel else 1)
+        overlap = _size(document, "overlap", least=0)
+        channels = (overlap + patch) * features * (2 if mask_channel else 1)
         embedding = None if document["embedding"] is None else self._embedding(document["embedding"], channels)
         width = channels if embedding is None else len(embedding[1])
         widths = [width, *(hidden for _ in document["layers"][1:])]
@@ -171,6 +177,7 @@ class _Reader:
             features,
             hidden,
             patch,
+            overlap,
             _flag(document, "end_aligned"),
             mask_channel,
             self._array(document["mean"], features),
@@ -244,10 +251,10 @@ class _Reader:
         return np.ascontiguousarray(scaled)
 
 
-def _size(document: Mapping[str, Any], name: str) -> int:
+def _size(document: Mapping[str, Any], name: str, *, least: int = 1) -> int:
     value = document[name]
-    if type(value) is not int or not 1 <= value < 2**31:
-        raise ValueError(f"{name} is a whole number of 1 or more")
+    if type(value) is not int or not least <= value < 2**31:
+        raise ValueError(f"{name} is a whole number of {least} or more")
     return value
 
 

@@ -78,6 +78,7 @@ class NativeModel:
             dtype=FLOAT32,
             features=description.features,
             samples=description.patch,
+            overlap=description.overlap,
             mean=self._address(description.mean),
             scale=self._address(description.scale),
             has_mask=description.mask_channel,

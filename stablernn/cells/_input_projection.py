@@ -20,14 +20,18 @@ def project_input(cell: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | Non
         weight: ``(d, input_size)``.
         bias: ``(d,)``; None for 0.
     """
-    size = x[..., 0].numel() * len(weight) * x.element_size()
     is_plain = x.device.type == "cpu" and x.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
     # A mode such as FakeTensorMode replaces torch's functions, and its tensors may have no memory.
     has_mode = torch._C._len_torch_dispatch_stack() > 0
-    if size < MIN_BYTES or not is_plain or has_mode or is_transformed():
+    # The size last: while a program records the operations, it may be a symbol that must not be compared.
+    if not is_plain or has_mode or is_transformed() or _result_bytes(x, weight) < MIN_BYTES:
         return nn.functional.linear(x, weight, bias)
     projection: Tensor = _InputProjection.apply(pool_of(cell), x, weight, bias)  # type: ignore[no-untyped-call]
     return projection
+
+
+def _result_bytes(x: Tensor, weight: Tensor) -> int:
+    return x[..., 0].numel() * len(weight) * x.element_size()
 
 
 class _InputProjection(torch.autograd.Function):

@@ -17,7 +17,6 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from stablernn.cells import StableCell
-from stablernn.export.input_stage import InputStage
 from stablernn.nn.ensemble import Heads
 from stablernn.nn.models import Classifier, SequenceModel, SequencePredictor
 
@@ -56,22 +55,23 @@ def _describe(graph: onnx.GraphProto, model: SequenceModel) -> Document:
         raise _NotDescribedError("its steps have a length, dt")
     if model.input_name != "x":
         raise _NotDescribedError("it reads tokens")
-    stage = InputStage.from_model(model)
-    if stage is None:
-        raise _NotDescribedError(
-            "its scaling is another than 'standard' or 'none', its patches overlap, or it predicts changes"
-        )
-    if stage.keep_missing:
+    scaling, patches = model.scaling, model.patches
+    if scaling.kind not in ("standard", "none"):
+        raise _NotDescribedError(f"its scaling is '{scaling.kind}'")
+    if model.predict_change:
+        raise _NotDescribedError("it predicts changes")
+    if scaling.keep_missing:
         raise _NotDescribedError(f"the cell '{rnn.first.cell}' reads missing values")
     initializers = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     return {
         "features": model.input_size,
         "hidden": rnn.first.hidden_size,
-        "patch": stage.stride or 1,
-        "end_aligned": model.patches.end_aligned,
-        "mask_channel": stage.mask_channel,
-        "mean": _reference(initializers, stage.mean, "the mean of the features"),
-        "scale": _reference(initializers, stage.scale, "the scale of the features"),
+        "patch": patches.stride,
+        "overlap": patches.size - patches.stride,
+        "end_aligned": patches.end_aligned,
+        "mask_channel": scaling.mask_channel,
+        "mean": _reference(initializers, scaling.mean.numpy(), "the mean of the features"),
+        "scale": _reference(initializers, scaling.scale.numpy(), "the scale of the features"),
         "embedding": _linear(initializers, rnn.embeddings[0], "the embedding of patches") if rnn.embedding else None,
         "layers": [
             _layer(initializers, cell, weights) for cell, weights in zip(rnn.cells, model.materialize(), strict=True)

@@ -36,6 +36,10 @@ MODELS: dict[str, Callable[[], SequenceModel]] = {
     "shared gate, all": lambda: srn.Classifier("antisymmetric_g", 3, 11, 19, num_layers=2, readout="all"),
     "modrelu, patches": lambda: srn.Classifier("exprnn", 2, 3, 40, patch_size=3, patch_stride=3, mask_channel=True),
     "embedding": lambda: srn.Classifier("rnn", 2, 3, 18, patch_size=4, patch_embedding=21, num_layers=2),
+    "overlapping patches": lambda: srn.Classifier("lipschitz", 2, 3, 18, patch_size=5, patch_stride=2, readout="all"),
+    "as by default": lambda: srn.Classifier(
+        "antisymmetric", 1, 10, 24, patch_size=16, patch_stride=4, patch_embedding=12, mask_channel=True, readout="all"
+    ),
     "relu": lambda: srn.Classifier("identity_rnn", 2, 3, 9, num_layers=2, scaling="none"),
     "wide": lambda: srn.Classifier("antisymmetric", 1, 10, 128),
     "forecast": lambda: srn.Forecaster("lipschitz", 3, 4, 21, target_indices=(0, 2), patch_size=4, patch_stride=4),
@@ -216,7 +220,11 @@ REFUSED: dict[str, tuple[Callable[[], SequenceModel], str]] = {
     "tokens": (lambda: srn.SequencePredictor("rnn", 4, 4, 4, tokens=True), "it reads tokens"),
     "scaling": (
         lambda: srn.Classifier("rnn", 1, 2, 4, scaling="window", window=5),
-        "its scaling is another than 'standard' or 'none', its patches overlap, or it predicts changes",
+        "its scaling is 'window'",
+    ),
+    "changes": (
+        lambda: srn.SequencePredictor("rnn", 1, 1, 4, output="real", predict_change=True),
+        "it predicts changes",
     ),
 }
 
