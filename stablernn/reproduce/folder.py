@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stablernn.atomic_files import read_json, to_json_types, write_json
-from stablernn.errors import CheckpointError, ConfigError
-from stablernn.reproduce.table import FULL, ProtocolName, Table
+from stablernn.errors import ConfigError
+from stablernn.reproduce.table import FULL, DataSet, ProtocolName, Row, Table
 
 if TYPE_CHECKING:
     from stablernn.training.run_directory import RunDirectory
@@ -25,21 +26,25 @@ def default_folder(root: Path, table: Table, protocol: ProtocolName) -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """The training run of one cell and seed of a table.
+    """One row of a table on one data set with one seed: a training run, or a measurement without training.
 
     Attributes:
-        cell: Key of the cell in the catalog.
+        row: The row.
+        data: The data set.
         seed: Seed of the training.
         path: The run directory.
+        label: Row and data set in messages; the row alone where there is one data set.
     """
 
-    cell: str
+    row: Row
+    data: DataSet
     seed: int
     path: Path
+    label: str
 
     @property
     def name(self) -> str:
-        return f"{self.cell}, seed {self.seed}"
+        return f"{self.label}, seed {self.seed}"
 
     @property
     def directory(self) -> RunDirectory:
@@ -47,6 +52,12 @@ class Run:
         from stablernn.training.run_directory import RunDirectory
 
         return RunDirectory(self.path)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """Content of ``summary.json``; None while the run is not done."""
+        path = self.path / "summary.json"
+        return dict(read_json(path)) if path.is_file() else None
 
     @property
     def is_done(self) -> bool:
@@ -68,67 +79,105 @@ class ReproductionFolder:
 
     Args:
         path: The folder, which may not exist yet.
+        table: The table.
+        protocol: The protocol.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, table: Table, protocol: ProtocolName) -> None:
         self.path = path
+        self.table = table
+        self.data_sets = table.data_sets(protocol)
         self.protocol = path / "protocol.json"
         self.results = path / "results.json"
         self.page = path / "table.md"
+        self.figure = path / f"{table.key}.png"
 
-    def figure(self, table: Table) -> Path:
-        return self.path / f"{table.key}.png"
+    def run(self, row: Row, data: DataSet, seed: int) -> Run:
+        """Return the run of a row on a data set, whose name is in the folder's name where there are several."""
+        stem, label = row.key, row.key
+        if len(self.data_sets) > 1:
+            stem, label = f"{row.key}-{data.key}", f"{row.key}, {data.key}"
+        return Run(row, data, seed, self.path / "runs" / f"{stem}-{seed}", label)
 
-    def run(self, cell: str, seed: int) -> Run:
-        return Run(cell, seed, self.path / "runs" / f"{cell}-{seed}")
+    def known_runs(self) -> list[Run]:
+        """Return the runs whose folders exist, in the order of the data sets, then of the rows, then by seed."""
+        runs = []
+        for data in self.data_sets:
+            for row in self.table.rows:
+                prefix = self.run(row, data, 0).path.name.removesuffix("0")
+                # Folders of other names are not ours, and are ignored.
+                seeds = [path.name.removeprefix(prefix) for path in (self.path / "runs").glob(f"{prefix}*")]
+                runs += [self.run(row, data, seed) for seed in sorted(int(seed) for seed in seeds if seed.isdecimal())]
+        return runs
 
-    def finished_runs(self, table: Table) -> list[Run]:
-        """Return the runs that are done, in the order of the table, then by seed."""
-        finished = []
-        for cell in table.cells:
-            # Folders of other names are not ours, and are ignored.
-            seeds = [path.name.removeprefix(f"{cell}-") for path in (self.path / "runs").glob(f"{cell}-*")]
-            runs = [self.run(cell, seed) for seed in sorted(int(seed) for seed in seeds if seed.isdecimal())]
-            finished += [run for run in runs if run.is_done]
-        return finished
+    def finished_runs(self) -> list[Run]:
+        """Return the runs that are done."""
+        return [run for run in self.known_runs() if run.is_done]
 
-    def measurement(self, run: Run, epoch: int) -> Path:
-        return self.path / "measured" / f"{run.cell}-{run.seed}-epoch-{epoch}.json"
+    def measurement(self, run: Run, epoch: int | None = None) -> Path:
+        """Return the file of a measurement of a run, at one epoch where the kind of the table has several."""
+        suffix = "" if epoch is None else f"-epoch-{epoch}"
+        return self.path / "measured" / f"{run.path.name}{suffix}.json"
 
-    def prepare(self, protocol: Mapping[str, Any]) -> None:
-        """Create the folder and store the protocol that all its runs share, or compare it with the stored one.
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from the folder, which is created.
 
         Raises:
-            ConfigError: If the folder cannot be created, or contains another reproduction.
+            ConfigError: If the folder cannot be created, or another process uses it.
         """
+        import filelock
+
         try:
             for name in ("runs", "measured"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"Cannot create the folder '{error.filename}': {error.strerror}.") from error
-        # As JSON types, because a tuple would differ from the list that is read back.
-        requested = to_json_types(protocol)
-        if not self.protocol.is_file():
-            if any((self.path / "runs").iterdir()):
-                raise ConfigError(
-                    f"'{self.path}' has runs but no protocol.json, so their settings are unknown. Name another "
-                    "folder with --output."
-                )
-            write_json(self.protocol, requested)
-            return
-        stored = read_json(self.protocol)
-        differing_keys = [key for key in requested if stored.get(key) != requested[key]]
-        if differing_keys:
-            raise ConfigError(
-                f"'{self.path}' contains the {stored.get('name')} reproduction of '{stored.get('table')}', and the "
-                f"requested one differs in {', '.join(differing_keys)}. Name another folder with --output, or remove "
-                "this one."
-            )
-
-    def read_results(self) -> dict[str, Any] | None:
-        """Return the results; None if there are none yet or the file cannot be read."""
+        lock = filelock.FileLock(self.path / ".lock")
         try:
-            results = read_json(self.results)
-        except CheckpointError:
-            return None
-        return results if isinstance(results, dict) else None
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            raise ConfigError(
+                f"Another process reproduces a table in '{self.path}'. Wait for it, run more rows at once with --jobs, "
+                "or name another folder with --output."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def prepare(self, protocol: Mapping[str, Any], data: Mapping[str, str]) -> None:
+        """Store the protocol that all runs of the folder share, or compare it with the stored one.
+
+        Args:
+            protocol: Table, name of the protocol, and settings of measurements.
+            data: Fingerprints of the data sets that are to be used, by key.
+
+        Raises:
+            ConfigError: If the folder contains another reproduction.
+        """
+        # As JSON types, because a tuple would differ from the list that is read back.
+        requested = dict(to_json_types(protocol))
+        stored: dict[str, Any] = {}
+        if self.protocol.is_file():
+            stored = read_json(self.protocol)
+            differing = [key for key in requested if stored.get(key) != requested[key]]
+            known = stored.get("data", {})
+            differing += [f"data of {key}" for key, value in data.items() if known.get(key, value) != value]
+            if differing:
+                self._refuse(stored, differing)
+        elif any((self.path / "runs").iterdir()):
+            raise ConfigError(
+                f"'{self.path}' has runs but no protocol.json, so their settings are unknown. Name another "
+                "folder with --output."
+            )
+        merged = {**requested, "data": {**stored.get("data", {}), **data}}
+        if merged != stored:
+            write_json(self.protocol, merged)
+
+    def _refuse(self, stored: Mapping[str, Any], differing: Sequence[str]) -> None:
+        raise ConfigError(
+            f"'{self.path}' contains the {stored.get('name')} reproduction of '{stored.get('table')}', and the "
+            f"requested one differs in {', '.join(differing)}. Name another folder with --output, or remove "
+            "this one."
+        )

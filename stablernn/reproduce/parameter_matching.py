@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
-from stablernn.nn.models import Classifier
 from stablernn.reproduce.table import Row, Table
 
 
-def parameter_count(cell: str, hidden_size: int, input_size: int, classes: int) -> int:
-    """Return the number of parameters of a classifier with one layer of this cell that reads its last state."""
-    # Building a model draws its weights, which must not change the random state of the caller.
-    with torch.random.fork_rng(devices=[]):
-        model = Classifier(cell, input_size, classes, hidden_size)
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+def matched_hidden_size(count: Callable[[int], int], parameters: int) -> int:
+    """Return the hidden size whose number of parameters is nearest to the given one; of two, the smaller.
 
-
-def matched_hidden_size(cell: str, parameters: int, input_size: int, classes: int) -> int:
-    """Return the hidden size whose number of parameters is nearest to the given one; of two, the smaller."""
-
-    def count(size: int) -> int:
-        return parameter_count(cell, size, input_size, classes)
-
-    # The count grows with the hidden size: double until it is reached, then bisect.
+    Args:
+        count: Function from a hidden size to the number of parameters, which grows with it.
+        parameters: The number to match.
+    """
+    # Double until it is reached, then bisect.
     above = 1
     while count(above) < parameters:
         above *= 2
@@ -35,11 +27,16 @@ def matched_hidden_size(cell: str, parameters: int, input_size: int, classes: in
     return above
 
 
-def hidden_size(table: Table, row: Row, input_size: int, classes: int) -> int:
-    """Return the hidden size of a row of a table."""
+def hidden_size(table: Table, row: Row, count: Callable[[Row, int], int]) -> int:
+    """Return the hidden size of a row of a table.
+
+    Args:
+        table: The table.
+        row: The row.
+        count: Function from a row and a hidden size to the number of parameters.
+    """
     if row.hidden_size is not None:
         return row.hidden_size
     reference = table.row(table.reference)
     assert reference.hidden_size is not None
-    target = parameter_count(reference.cell, reference.hidden_size, input_size, classes)
-    return matched_hidden_size(row.cell, target, input_size, classes)
+    return matched_hidden_size(lambda size: count(row, size), count(reference, reference.hidden_size))

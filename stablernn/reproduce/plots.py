@@ -31,7 +31,7 @@ def plot_attacks(path: Path, results: Results) -> None:
     for axes, (view, view_title) in zip(panels, _TITLES.items(), strict=True):
         _style(axes, view_title if results["state"] == FULL else f"{view_title} (short: no comparison)")
         for (color, marker), row in zip(_LINES, results["views"][view], strict=False):
-            _plot_curve(axes, results, view, row["cell"], color, marker)
+            _plot_curve(axes, results, view, row["row"], color, marker)
         axes.set_xlabel("PGD: largest change of a pixel, of the range 0 to 1")
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1.02)
@@ -42,12 +42,12 @@ def plot_attacks(path: Path, results: Results) -> None:
     _save(figure, path)
 
 
-def _plot_curve(axes: Axes, results: Results, view: str, cell: str, color: str, marker: str) -> None:
+def _plot_curve(axes: Axes, results: Results, view: str, row: str, color: str, marker: str) -> None:
     reports = [
         measurement["robustness"]
         for run in results["runs"]
         for measurement in run["measured"]
-        if run["cell"] == cell and measurement["epoch"] == run["views"][view]
+        if run["row"] == row and measurement["epoch"] == run["views"][view]
     ]
     if not reports:
         return
@@ -62,4 +62,4 @@ def _plot_curve(axes: Axes, results: Results, view: str, cell: str, color: str, 
         [[report["accuracy"], *attack["accuracy"]] for report, attack in zip(reports, attacks, strict=True)]
     )
     axes.fill_between(budgets, accuracy.min(axis=0), accuracy.max(axis=0), color=color, alpha=0.15, linewidth=0)
-    axes.plot(budgets, accuracy.mean(axis=0), color=color, marker=marker, markersize=4, linewidth=1.6, label=cell)
+    axes.plot(budgets, accuracy.mean(axis=0), color=color, marker=marker, markersize=4, linewidth=1.6, label=row)

@@ -8,59 +8,98 @@ from typing import Any
 from stablernn.reproduce.table import FULL, Column, Table
 
 TITLES = {
+    "best": "The weights that are best by validation",
+    "measured": "As measured, without training",
     "whole": "After all epochs: the weights that are best by validation",
     "matched": "At equal clean accuracy: the weights of the first epoch with a validation accuracy of {accuracy}",
 }
-_FIRST_COLUMNS = (Column("clean", "accuracy", percent=True),)
-_EMPTY_CELLS = ("", "", "", "")
-_LAST_COLUMNS = (Column("median radius", "median_radius"),)
+_EMPTY_CELLS = ("", "", "", "", "")
+
+Results = Mapping[str, Any]
+ViewRows = Sequence[Mapping[str, Any]]
 
 
-def header(table: Table) -> list[str]:
+def sections(table: Table, results: Results) -> list[tuple[str, tuple[Column, ...], ViewRows]]:
+    """Return title, columns and rows of each table that is printed: one a view and data set."""
+    data_sets = table.data_sets(results["protocol"]["name"])
+    found = []
+    for view, rows in results["views"].items():
+        for data in data_sets:
+            data_rows = [row for row in rows if row["data"] == data.key]
+            if data_rows:
+                view_title = title(view, results)
+                section_title = view_title if len(data_sets) == 1 else f"{data.title}. {view_title}"
+                found.append((section_title, table.columns_of(data), data_rows))
+    return found
+
+
+def header(columns: Sequence[Column]) -> list[str]:
     """Return the titles of the columns of :func:`lines`."""
-    titles = [column.title for column in _columns(table)]
-    return ["cell", "", *titles, "proved", "hidden", "parameters", "epoch"]
+    return ["row", "", *(column.title for column in columns), "proved", "hidden", "parameters", "epoch", "done"]
 
 
-def lines(table: Table, rows: Sequence[Mapping[str, Any]], *, narrow: bool = False) -> list[list[str]]:
+def lines(columns: Sequence[Column], rows: ViewRows, *, narrow: bool = False) -> list[list[str]]:
     """Return a line with the measured figures of each model and one with those of the paper, ``-`` if it has none.
 
     Args:
-        table: The table.
-        rows: Rows of one view.
+        columns: Columns of the figures.
+        rows: Rows of one view and data set.
         narrow: Whether the range over the seeds is on a separate line instead of after the mean.
     """
     table_lines = []
     for row in rows:
-        cells = [(column, row["figures"].get(column.figure)) for column in _columns(table)]
-        epochs = _format_span(row["epochs"])
-        properties = [" or ".join(row["kinds"]) or "-", str(row["hidden_size"]), f"{row['parameters']:,}", epochs]
-        means = [_format_mean(column, figure) for column, figure in cells]
-        ranges = [_format_range(column, figure) for column, figure in cells]
+        cells = [(column, row["figures"].get(column.figure)) for column in columns]
+        properties = [
+            " or ".join(row["kinds"]) or "-",
+            format_count(row["hidden_size"]),
+            format_count(row["parameters"]),
+            _format_span(row["epochs"]),
+            format_length(row["length"]),
+        ]
+        means = [format_figure(column, figure) for column, figure in cells]
+        ranges = [format_range(column, figure) for column, figure in cells]
         has_ranges = any(ranges)
         if not narrow:
             means = [f"{mean} ({spread})" if spread else mean for mean, spread in zip(means, ranges, strict=True)]
-        table_lines.append([row["cell"], "here", *means, *properties])
+        table_lines.append([row["row"], "here", *means, *properties])
         if narrow and has_ranges:
             table_lines.append(["", "range", *(spread or "-" for spread in ranges), *_EMPTY_CELLS])
         published = row["published"] or {}
-        printed = [f"{published[c.figure]:g}" if c.figure in published else "-" for c in _columns(table)]
-        table_lines.append(["", "paper", *printed, *_EMPTY_CELLS])
+        printed = [format_published(published.get(column.key)) for column in columns]
+        counts = ["", "", row["published_parameters"] or "", "", ""]
+        table_lines.append(["", "paper", *printed, *counts])
     return table_lines
 
 
-def title(view: str, results: Mapping[str, Any]) -> str:
+def title(view: str, results: Results) -> str:
     """Return the title of a view."""
-    return TITLES[view].format(accuracy=f"{results['match']['validation_accuracy']:.4f}")
+    match = results.get("match")
+    return TITLES[view].format(accuracy="" if match is None else f"{match['validation_accuracy']:.4f}")
 
 
-def notes(results: Mapping[str, Any]) -> list[str]:
+def notes(table: Table, results: Results) -> list[str]:
     """Return the sentences that explain the table, one per note."""
-    protocol = results["protocol"]
-    sentences = [] if results["state"] == FULL else [_incomplete_note(protocol["name"], results["missing"])]
+    sentences = [] if results["state"] == FULL else [_incomplete_note(results)]
     seeds = sorted({run["seed"] for run in results["runs"]})
     spread = "mean (smallest to largest) over the seeds" if len(seeds) > 1 else "the seed"
     sentences.append(f"Here: {spread} {', '.join(map(str, seeds))}. Paper: {results['source']} as printed.")
+    sentences += _robustness_notes(results)
+    if results["protocol"]["lost"]:
+        sentences.append(f"Not in the paper, so that they were chosen here: {results['protocol']['lost']}.")
+    sentences += table.remarks
+    left_out = [
+        f"{row['row']}, seed {seed}" for row in results["views"].get("matched", ()) for seed in row["seeds_left_out"]
+    ]
+    if left_out:
+        sentences.append(
+            f"Never at a validation accuracy of {results['match']['validation_accuracy']:.4f}: {'; '.join(left_out)}."
+        )
+    return sentences
+
+
+def _robustness_notes(results: Results) -> list[str]:
+    sentences = []
+    protocol = results["protocol"]
     attacks, headline = protocol["attacks"], protocol["headline"]
     if attacks is not None:
         sentences.append(
@@ -75,40 +114,43 @@ def notes(results: Mapping[str, Any]) -> list[str]:
             "lmax, trace and condition (lmax over the modulus of the smallest eigenvalue) are of the loss on "
             f"{protocol['curvature']['sequences']} training images."
         )
-    if protocol["lost"]:
-        sentences.append(f"Not in the paper, so that they were chosen here: {protocol['lost']}.")
-    left_out = [f"{row['cell']}, seed {seed}" for row in results["views"]["matched"] for seed in row["seeds_left_out"]]
-    if left_out:
-        sentences.append(
-            f"Never at a validation accuracy of {results['match']['validation_accuracy']:.4f}: {'; '.join(left_out)}."
-        )
     return sentences
 
 
-def _incomplete_note(protocol: str, missing: Sequence[str]) -> str:
-    if protocol != FULL:
+_MOST_MISSING = 12
+"""Names of missing runs that are listed; a table may have hundreds."""
+
+
+def _incomplete_note(results: Results) -> str:
+    if results["protocol"]["name"] != FULL:
         return "SHORT: the scaled-down protocol, which shows that it works and compares nothing."
-    return f"PARTIAL: not all of the protocol is done; missing: {'; '.join(missing)}."
+    missing, done = results["missing"], results["progress"]
+    sentences = []
+    if done["epochs"] is not None and done["epochs"] < 1:
+        sentences.append(f"some runs did {100 * done['epochs']:.3g} % of the published training")
+    if done["partial_data"]:
+        sentences.append("some runs had a part of their data set")
+    if missing:
+        more = len(missing) - _MOST_MISSING
+        names = "; ".join(missing[:_MOST_MISSING]) + (f"; and {more} more" if more > 0 else "")
+        sentences.append(f"missing: {names}")
+    return f"PARTIAL: not all of the protocol is done; {'; '.join(sentences)}."
 
 
-def page(table: Table, results: Mapping[str, Any]) -> str:
-    """Return both views as Markdown."""
+def page(table: Table, results: Results) -> str:
+    """Return all views as Markdown."""
     page_lines = []
-    for view, rows in results["views"].items():
-        page_lines += [f"**{title(view, results)}**", ""]
-        page_lines += [_markdown_row(header(table)), _markdown_row(["---"] * len(header(table)))]
-        page_lines += [_markdown_row([f"`{line[0]}`" if line[0] else "", *line[1:]]) for line in lines(table, rows)]
+    for section_title, columns, rows in sections(table, results):
+        page_lines += [f"**{section_title}**", ""]
+        page_lines += [markdown_row(header(columns)), markdown_row(["---"] * len(header(columns)))]
+        page_lines += [markdown_row([f"`{line[0]}`" if line[0] else "", *line[1:]]) for line in lines(columns, rows)]
         page_lines.append("")
-    return "\n".join([*page_lines, *_paragraphs(notes(results))])
+    return "\n".join([*page_lines, *_paragraphs(notes(table, results))])
 
 
 def _paragraphs(sentences: Sequence[str]) -> list[str]:
     # Markdown needs an empty line between paragraphs.
     return [line for sentence in sentences for line in (sentence, "")]
-
-
-def _columns(table: Table) -> tuple[Column, ...]:
-    return (*_FIRST_COLUMNS, *table.columns, *(_LAST_COLUMNS if table.full.attacks is not None else ()))
 
 
 def _format_span(epochs: Sequence[int]) -> str:
@@ -117,20 +159,39 @@ def _format_span(epochs: Sequence[int]) -> str:
     return f"{min(epochs)} to {max(epochs)}" if min(epochs) < max(epochs) else str(epochs[0])
 
 
-def _format_mean(column: Column, figure: Mapping[str, Any] | None) -> str:
-    return "-" if figure is None else _format_number(column, figure["mean"])
+def format_count(number: int | None) -> str:
+    """Return a whole number with commas, ``-`` for none."""
+    return "-" if number is None else f"{number:,}"
 
 
-def _format_range(column: Column, figure: Mapping[str, Any] | None) -> str:
-    """Format the smallest and the largest value of several seeds; empty if there is one seed."""
-    if figure is None or len(figure["values"]) < 2:
+def format_length(length: Mapping[str, Any] | None) -> str:
+    """Return how much of the published training was done, such as ``20 of 100 epochs``."""
+    return "-" if length is None else f"{length['done']:,} of {length['published']:,} {length['unit']}"
+
+
+def format_published(figure: float | None) -> str:
+    """Return a published figure as it is printed, ``-`` for none."""
+    return "-" if figure is None else f"{figure:g}"
+
+
+def format_figure(column: Column, figure: Mapping[str, Any] | None) -> str:
+    """Return the statistic of a figure that a column shows, ``-`` for none."""
+    return "-" if figure is None else format_number(column, figure[column.statistic])
+
+
+def format_range(column: Column, figure: Mapping[str, Any] | None) -> str:
+    """Format the smallest and the largest value of several seeds; empty for one seed and for an extreme value."""
+    if figure is None or len(figure["values"]) < 2 or column.statistic != "mean":
         return ""
-    return f"{_format_number(column, figure['min'])} to {_format_number(column, figure['max'])}"
+    return f"{format_number(column, figure['min'])} to {format_number(column, figure['max'])}"
 
 
-def _format_number(column: Column, value: float) -> str:
-    return f"{100 * value:.1f}" if column.percent else f"{value:.3g}"
+def format_number(column: Column, value: float) -> str:
+    """Return a measured value in the digits of a column."""
+    shown = 100 * value if column.percent else value
+    return f"{shown:.3g}" if column.decimals is None else f"{shown:.{column.decimals}f}"
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
+    """Return a line of a Markdown table."""
     return f"| {' | '.join(cells)} |"

@@ -2,60 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from stablernn.errors import CheckpointError
 from stablernn.reproduce.folder import ReproductionFolder, default_folder
-from stablernn.reproduce.published_tables import TABLES
-from stablernn.reproduce.shipped_results import shipped_results
-from stablernn.reproduce.table import FULL, SHORT, STATES, State
+from stablernn.reproduce.progress import current_runs, progress, state_of
+from stablernn.reproduce.results_file import read_results
+from stablernn.reproduce.stored_results import stored_results
+from stablernn.reproduce.table import FULL, SHORT, STATES, Table
+from stablernn.reproduce.tables import TABLES
+
+Results = dict[str, Any]
 
 
 def states(root: Path) -> list[dict[str, Any]]:
-    """Return every table with the state of its best reproduction, made below a folder or shipped with stablernn."""
-    rows = []
-    for table in TABLES.values():
-        folders = [ReproductionFolder(default_folder(root, table, name)) for name in (FULL, SHORT)]
-        pairs = [(folder, results) for folder in folders if (results := folder.read_results()) is not None]
-        # The most advanced state; the full protocol comes first among equals.
-        best = max(pairs, key=lambda pair: STATES.index(state_of(pair[1])), default=None)
-        shipped = shipped_results(table)
-        candidates = [pair[1] for pair in (best, shipped) if pair is not None]
-        rows.append(
-            {
-                "table": table.key,
-                "paper": table.paper,
-                "rows": len(table.rows),
-                "state": max((state_of(results) for results in candidates), key=STATES.index, default=STATES[0]),
-                "title": table.title,
-                "source": table.source,
-                "output": None if best is None else str(best[0].path),
-                "shipped": None if shipped is None else _shipped_row(*shipped),
-                "finished_runs": {
-                    FULL: len(folders[0].finished_runs(table)),
-                    SHORT: len(folders[1].finished_runs(table)),
-                },
-            }
-        )
-    return rows
+    """Return every table with the state of its best reproduction, made below a folder or stored with stablernn.
+
+    A file that cannot be used, because it was edited or is damaged, is left out; ``problems`` has the reason.
+    """
+    return [_table_state(root, table) for table in TABLES.values()]
 
 
-def _shipped_row(path: Path, results: dict[str, Any]) -> dict[str, Any]:
+def _table_state(root: Path, table: Table) -> dict[str, Any]:
+    problems: list[str] = []
+    folders = [ReproductionFolder(default_folder(root, table, name), table, name) for name in (FULL, SHORT)]
+    made = []
+    for folder in folders:
+        results = _usable(lambda path=folder.results: read_results(path), problems)
+        if results is not None and results.get("table") == table.key:
+            made.append((folder, results))
+    # The most advanced state; the full protocol comes first among equals.
+    best = max(made, key=lambda pair: STATES.index(state_of(table, pair[1])), default=None)
+    stored = _usable(lambda: stored_results(table), problems)
+    candidates = [pair[1] for pair in (best, stored) if pair is not None]
+    shown = max(candidates, key=lambda results: STATES.index(state_of(table, results)), default=None)
+    return {
+        "table": table.key,
+        "paper": table.paper,
+        "rows": len(table.rows),
+        "state": STATES[0] if shown is None else state_of(table, shown),
+        "title": table.title,
+        "source": table.source,
+        "data": [data.key for data in table.data],
+        "progress": None if shown is None else _progress(table, shown),
+        "output": None if best is None else str(best[0].path),
+        "shipped": None if stored is None else _stored_row(table, *stored),
+        "finished_runs": {
+            FULL: len(folders[0].finished_runs()),
+            SHORT: len(folders[1].finished_runs()),
+        },
+        "problems": problems,
+    }
+
+
+def _usable(read: Callable[[], Any], problems: list[str]) -> Any:
+    try:
+        return read()
+    except CheckpointError as error:
+        problems.append(str(error))
+        return None
+
+
+def _progress(table: Table, results: Mapping[str, Any]) -> dict[str, Any]:
+    protocol = results["protocol"]["name"]
+    return progress(table, protocol, current_runs(table, protocol, results["runs"]))
+
+
+def _stored_row(table: Table, path: Path, results: Results) -> dict[str, Any]:
     environment = results["environment"]
     return {
-        "state": state_of(results),
+        "state": state_of(table, results),
         "commit": environment["commit"],
         "time": environment["time"],
         "results": str(path),
     }
-
-
-def state_of(results: Mapping[str, Any]) -> State:
-    """Return the state of results.
-
-    It is computed, because the state in a file may be older than the name ``partial``.
-    """
-    if results["protocol"]["name"] != FULL:
-        return "short"
-    return "partial" if results["missing"] else "full"

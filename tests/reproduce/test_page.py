@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stablernn.atomic_files import to_json_types
-from stablernn.reproduce.published_tables import TABLES
 from stablernn.reproduce.rendering import page
+from stablernn.reproduce.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
 TABLE = TABLES["robustness"]
@@ -18,7 +18,7 @@ TABLE = TABLES["robustness"]
 
 @pytest.fixture
 def results() -> dict[str, Any]:
-    path = ROOT / "benchmarks" / "results" / "reproduce_robustness.json"
+    path = ROOT / "benchmarks" / "results" / "reproduce" / "robustness" / "results.json"
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 

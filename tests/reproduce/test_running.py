@@ -19,11 +19,11 @@ from stablernn.data import ClassificationData, load_data
 from stablernn.errors import CheckpointError, ConfigError, InterruptedRun, UnknownNameError
 from stablernn.nn.models import Classifier
 from stablernn.reproduce.folder import default_folder
-from stablernn.reproduce.measurement import in_raw_units
-from stablernn.reproduce.published_tables import TABLES
+from stablernn.reproduce.kinds.robustness_measurement import in_raw_units
 from stablernn.reproduce.run_protocol import reproduce
 from stablernn.reproduce.states import states
 from stablernn.reproduce.table import FULL, SHORT, ProtocolName, Table
+from stablernn.reproduce.tables import TABLES
 from stablernn.robustness.attacks import PerturbedClassifier, differentiable_copy
 from stablernn.training import Progress, load_config, load_run, train
 
@@ -179,13 +179,22 @@ def test_a_kind_that_was_measured_before_it_was_withdrawn_is_shown_as_none(short
 def test_what_is_missing_is_done_and_joins_the_rest(full: Made, tmp_path: Path) -> None:
     place = copied(full, tmp_path)
     shutil.move(place / "runs" / "lstm-0", place / "runs" / "lstm-7")
+    config = place / "runs" / "lstm-7" / "config.yaml"
+    text = config.read_text()
+    with pytest.raises(ConfigError, match=r"runs/lstm-7' is not the one of this table\. .*'training\.seed' was 0 "):
+        reproduce("robustness", FULL, place, rows=["lipschitz"])
+    config.write_text("seed: 7\n".join(text.rsplit("seed: 0\n", 1)))
     shutil.rmtree(place / "runs" / "lstm-1")
-    part = reproduce("robustness", FULL, place, cells=["lipschitz"])
+    part = reproduce("robustness", FULL, place, rows=["lipschitz"])
     known = [(run["cell"], run["seed"]) for run in part["runs"]]
     assert known == [("lipschitz", 0), ("lipschitz", 1), ("lstm", 7)]
     assert (part["state"], part["missing"]) == ("partial", ["lstm, seed 0", "lstm, seed 1"])
     page = (place / "table.md").read_text()
     assert "PARTIAL: not all of the protocol is done; missing: lstm, seed 0; lstm, seed 1." in page
+
+
+def without_times(views: dict[str, Any]) -> dict[str, Any]:
+    return {view: [{**row, "cpu_hours": None} for row in rows] for view, rows in views.items()}
 
 
 def test_a_stopped_run_goes_on_to_the_same_numbers(table: Table, short: Made, tmp_path: Path) -> None:
@@ -201,9 +210,10 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(table: Table, short: Made, tm
     with pytest.raises(InterruptedRun):
         train(settings, run, progress=stop)
     assert not (run / "summary.json").exists()
-    assert states(tmp_path / "reproductions")[0]["finished_runs"] == {"full": 0, "short": 1}
+    (state,) = (row for row in states(tmp_path / "reproductions") if row["table"] == "robustness")
+    assert state["finished_runs"] == {"full": 0, "short": 1}
     results = reproduce("robustness", SHORT, place)
-    assert results["views"] == short.results["views"]
+    assert without_times(results["views"]) == without_times(short.results["views"])
     assert read_json(run / "env.json")["resumed"]
     for epoch in range(1, EPOCHS + 1):
         once, resumed = weights(short.folder / "runs" / "lipschitz-0", epoch), weights(run, epoch)
@@ -226,8 +236,8 @@ def test_each_epoch_keeps_its_own_weights(short: Made) -> None:
 
 def test_the_states_of_a_table(full: Made, short: Made, tmp_path: Path) -> None:
     def state() -> tuple[str, dict[str, int]]:
-        (found,) = states(tmp_path / "reproductions")
-        assert (found["table"], found["rows"]) == ("robustness", 2)
+        (found,) = (row for row in states(tmp_path / "reproductions") if row["table"] == "robustness")
+        assert found["rows"] == 2
         assert "Lipschitz Recurrent Neural Networks" in found["paper"]
         return found["state"], found["finished_runs"]
 
@@ -275,9 +285,9 @@ def test_runs_of_unknown_origin_are_refused(table: Table, tmp_path: Path) -> Non
     ("arguments", "kind", "sentence"),
     [
         (
-            {"cells": ["lstn"]},
+            {"rows": ["lstn"]},
             UnknownNameError,
-            "Unknown cell of the table 'robustness' 'lstn'. Did you mean 'lstm'? It has lipschitz, lstm.",
+            "Unknown row of the table 'robustness' 'lstn'. Did you mean 'lstm'? It has lipschitz, lstm.",
         ),
         ({"seeds": []}, ConfigError, "seeds are different whole numbers from 0 to 4,294,967,295, got none."),
         ({"seeds": [1, 1]}, ConfigError, "seeds are different whole numbers from 0 to 4,294,967,295, got 1, 1."),

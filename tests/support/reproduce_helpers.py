@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from named_helpers import at_home, images, lay, published
-from stablernn.reproduce import published_tables as tables
-from stablernn.reproduce.published_tables import TABLES
+from stablernn.reproduce.settings import merge, ours
 from stablernn.reproduce.table import Curvature, Protocol, Row, Table
+from stablernn.reproduce.tables import TABLES
 from stablernn.robustness.settings import Settings
 
 EPOCHS = 3
@@ -28,8 +28,8 @@ def little_table(monkeypatch: pytest.MonkeyPatch, **changes: object) -> Table:
     table = TABLES["robustness"]
 
     def little(protocol: Protocol, seeds: tuple[int, ...]) -> Protocol:
-        training = {**protocol.settings["training"], "batch_size": 8, "epochs": EPOCHS, "plots": False}
-        settings = {**protocol.settings, "training": training}
+        training = {"training.batch_size": 8, "training.epochs": EPOCHS, "training.plots": False}
+        settings = merge(protocol.settings, ours(training))
         attacks = Settings(
             linf_budgets=(0.02, 0.05), l2_budgets=(0.5, 1.0), sequences=6, steps=2, draws=2, hessian=False
         )
@@ -37,10 +37,10 @@ def little_table(monkeypatch: pytest.MonkeyPatch, **changes: object) -> Table:
 
     rows = tuple(replace(row, hidden_size=row.hidden_size and 4) for row in table.rows)
     small = replace(table, rows=rows, full=little(table.full, (0, 1)), short=little(table.short, (0,)))
-    monkeypatch.setitem(tables.TABLES, table.key, replace(small, **changes))
+    monkeypatch.setitem(TABLES, table.key, replace(small, **changes))
     return small
 
 
 def two_rows(table: Table) -> tuple[Row, ...]:
     """One that the paper has, and one that it has not."""
-    return tuple(row for row in table.rows if row.cell in ("lipschitz", "lstm"))
+    return tuple(row for row in table.rows if row.key in ("lipschitz", "lstm"))

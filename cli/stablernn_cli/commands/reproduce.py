@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from stablernn.reproduce.table import Table
+from stablernn.reproduce.tables import TABLES
 from stablernn_cli.errors import UsageError
 from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output
 
-app = typer.Typer(help="Train published tables again", no_args_is_help=True, add_completion=False)
+_LONGEST_TITLE = 60
 
-# Same as in stablernn.reproduce.published_tables, whose import is too slow for a program that only prints its help.
-TABLES = {
-    "robustness": "Attacked accuracy and curvature, MNIST in rows",
-}
+app = typer.Typer(help="Train published tables again", no_args_is_help=True, add_completion=False)
 
 
 @app.command("list")
@@ -30,25 +29,53 @@ def list_(
 ) -> None:
     """List the tables that can be reproduced
 
-    With the state of the best reproduction, below the folder or shipped with stablernn: not run; short, a scaled-down
-    one; partial, if some runs of the comparison are done; full, if all are.
+    With the state of the best reproduction, below the folder or stored with stablernn: not run; short, a scaled-down
+    one; partial, a share of the training, of the data or of the seeds; full, if all is done.
 
     Example: stablernn reproduce list
     """
+    from stablernn.errors import CheckpointError
     from stablernn.reproduce.states import states
 
     output = Output.of(context, as_json)
     rows = states(root)
     if as_json:
         output.document(rows)
-        return
-    columns = ("table", "paper", "source", "rows", "state", "output")
-    # Without a reproduction below the folder, the shipped one counts.
-    lines = [{**row, "output": row["output"] or (row["shipped"] and "shipped")} for row in rows]
+    else:
+        _show_states(output, rows)
+    problems = [problem for row in rows for problem in row["problems"]]
+    if problems:
+        raise CheckpointError(problems[0])
+
+
+def _show_states(output: Output, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = ("table", "source", "rows", "state", "done", "output")
+    # Without a reproduction below the folder, the stored one counts.
+    lines = [
+        {**row, "done": _describe_progress(row["progress"]), "output": row["output"] or (row["shipped"] and "shipped")}
+        for row in rows
+    ]
     output.table(columns, [[row[column] for column in columns] for row in lines])
     for row in rows:
+        output.note(f"{row['table']}: {row['title']}. {row['paper']}")
         if row["shipped"] is not None:
             output.note(f"{row['table']}: {_describe_shipped(row['shipped'])}")
+
+
+def _describe_progress(progress: Mapping[str, Any] | None) -> str | None:
+    """Return how much is done: runs, and shares of rows, data, seeds and epochs that are below the whole."""
+    if progress is None:
+        return None
+    parts = ["{} of {} runs".format(*progress["runs"])]
+    for name in ("rows", "data", "seeds"):
+        done, total = progress[name]
+        if done < total:
+            parts.append(f"{name} {done} of {total}")
+    if progress["epochs"] is not None and progress["epochs"] < 1:
+        parts.append(f"epochs {100 * progress['epochs']:.3g} %")
+    if progress["partial_data"]:
+        parts.append("data sets in part")
+    return ", ".join(parts)
 
 
 def _describe_shipped(shipped: Mapping[str, Any]) -> str:
@@ -58,8 +85,9 @@ def _describe_shipped(shipped: Mapping[str, Any]) -> str:
     return f"{shipped['state']} results of {shipped['time'][:10]}, commit {commit[:12]}{changes}: {shipped['results']}"
 
 
-def _command(key: str, title: str) -> Callable[..., None]:
+def _command(table: Table) -> Callable[..., None]:
     """Return the command that reproduces one table."""
+    key, data_names = table.key, ", ".join(data.key for data in table.data) or "none"
 
     def command(
         context: typer.Context,
@@ -69,7 +97,26 @@ def _command(key: str, title: str) -> Callable[..., None]:
         seeds: Annotated[
             str | None, typer.Option(metavar="N,N,...", help="Seeds of the runs; default: the protocol's.")
         ] = None,
-        cells: Annotated[str | None, typer.Option(metavar="CELL,...", help="Cells of the table; default: all.")] = None,
+        rows: Annotated[str | None, typer.Option(metavar="KEY,...", help="Rows of the table; default: all.")] = None,
+        cells: Annotated[
+            str | None, typer.Option(metavar="KEY,...", help="Deprecated name of --rows.", hidden=True)
+        ] = None,
+        data: Annotated[
+            str | None,
+            typer.Option(metavar="NAME,...", help="Data sets of the table, named above; default: the published ones."),
+        ] = None,
+        epochs: Annotated[
+            int | None,
+            typer.Option(
+                min=1, help="Epochs after which training stops; the result is partial, and a greater number goes on."
+            ),
+        ] = None,
+        steps: Annotated[
+            int | None, typer.Option(min=1, help="Optimizer steps after which training stops, as --epochs.")
+        ] = None,
+        partial_data: Annotated[
+            bool, typer.Option("--partial-data", help="Accept a data set of which only a part is on disk.")
+        ] = False,
         match_accuracy: Annotated[
             float | None,
             typer.Option(
@@ -91,13 +138,22 @@ def _command(key: str, title: str) -> Callable[..., None]:
         jobs: Annotated[int, typer.Option(min=1, help="Parallel runs, one thread each.")] = 1,
         as_json: JsonOption = False,
     ) -> None:
-        _reproduce(Output.of(context, as_json), key, short, seeds, cells, match_accuracy, output, jobs)
+        printer = Output.of(context, as_json)
+        arguments = {
+            "seeds": None if seeds is None else _parse_seeds(seeds),
+            "rows": _split(_rows_option(printer, rows, cells)),
+            "data": _split(data),
+            "partial_data": partial_data,
+            "match_accuracy": match_accuracy,
+            "jobs": jobs,
+        }
+        _reproduce(printer, key, short, output, (epochs, steps), arguments)
 
     # A docstring cannot be an f-string; the help is made from this attribute.
-    command.__doc__ = f"""{title}
+    command.__doc__ = f"""{_first_line(table)}
 
     Trains the models of the published table and models to compare them with, measures them, and prints the results next
-    to the published figures. Finished runs in the folder are reused, and stopped ones continue: press Ctrl-C and repeat
+    to the published figures. Data sets: {data_names}. Finished runs in the folder are reused, and stopped ones continue: press Ctrl-C and repeat
     the command. docs/reproduce.md has the protocol, the gaps of the paper that were filled, and the results.
 
     Example: stablernn reproduce {key} --short --jobs 2
@@ -105,21 +161,41 @@ def _command(key: str, title: str) -> Callable[..., None]:
     return command
 
 
-for _key, _title in TABLES.items():
-    app.command(_key)(_command(_key, _title))
+def _first_line(table: Table) -> str:
+    """Return the title of a table as the first line of a help text, which has a capital letter and few characters."""
+    line = table.title[0].upper() + table.title[1:]
+    return line if len(line) < _LONGEST_TITLE else f"{line[: _LONGEST_TITLE - 4].rpartition(' ')[0].rstrip(',')} ..."
+
+
+for _key, _table in TABLES.items():
+    app.command(_key)(_command(_table))
+
+
+def _rows_option(output: Output, rows: str | None, cells: str | None) -> str | None:
+    if cells is None:
+        return rows
+    if rows is not None:
+        raise UsageError("--cells is the deprecated name of --rows; give --rows alone.")
+    output.note("--cells is deprecated: use --rows.")
+    return cells
+
+
+def _split(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",")]
 
 
 def _reproduce(
     output: Output,
     key: str,
     short: bool,
-    seeds: str | None,
-    cells: str | None,
-    match_accuracy: float | None,
     folder: Path | None,
-    jobs: int,
+    length: tuple[int | None, int | None],
+    arguments: Mapping[str, Any],
 ) -> None:
-    seed_numbers = None if seeds is None else _parse_seeds(seeds)
+    epochs, steps = length
+    if epochs is not None and steps is not None:
+        raise UsageError("--epochs and --steps exclude each other.")
+    match_accuracy = arguments["match_accuracy"]
     if match_accuracy is not None and not 0 < match_accuracy <= 1:
         raise UsageError(f"--match-accuracy must be above 0 and at most 1, got {match_accuracy:g}.")
     with output.status("Loading ..."):
@@ -127,18 +203,12 @@ def _reproduce(
 
         from stablernn.reproduce.run_protocol import reproduce
         from stablernn.reproduce.table import FULL, SHORT
+        from stablernn.reproduce.training_runs import Length
         from stablernn.training.loop.environment import environment
     if not short and (environment(device("cpu"))["commit"] or "").endswith("-dirty"):
         output.note("Note: the code has uncommitted changes, so these results cannot be reproduced from a commit.")
     results = reproduce(
-        key,
-        SHORT if short else FULL,
-        folder,
-        seeds=seed_numbers,
-        cells=None if cells is None else [cell.strip() for cell in cells.split(",")],
-        jobs=jobs,
-        match_accuracy=match_accuracy,
-        report=output.note,
+        key, SHORT if short else FULL, folder, length=Length(epochs, steps), report=output.note, **arguments
     )
     if output.as_json:
         output.document(results)
@@ -157,16 +227,17 @@ def _parse_seeds(text: str) -> list[int]:
 
 
 def _show(output: Output, results: Mapping[str, Any]) -> None:
-    from stablernn.reproduce.published_tables import published_table
-    from stablernn.reproduce.rendering import header, lines, notes, title
+    from stablernn.reproduce.rendering import header, lines, notes, sections
+    from stablernn.reproduce.tables import published_table
 
-    # Two views of the same runs: their best weights, and those of the first epoch at a common accuracy.
     table = published_table(results["table"])
     output.text(f"{table.paper}, {table.source}: {table.title}")
-    for view, rows in results["views"].items():
+    for title, columns, rows in sections(table, results):
         output.text()
-        output.table(header(table), lines(table, rows, narrow=True), title=title(view, results))
+        output.table(header(columns), lines(columns, rows, narrow=True), title=title)
     output.text()
-    for sentence in notes(results):
+    for sentence in notes(table, results):
         output.text(sentence)
-    output.note(f"Wrote {results['output']} (results.json, table.md, {table.key}.png, runs).")
+    figure = Path(results["output"]) / f"{table.key}.png"
+    drawn = f", {figure.name}" if figure.is_file() else ""
+    output.note(f"Wrote {results['output']} (results.json, table.md{drawn}, runs).")

@@ -6,6 +6,7 @@ import hashlib
 import re
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,14 @@ from stablernn.data.named.entry import DatasetInfo, Request
 from stablernn.data.named.lazy import LazySplit
 from stablernn.data.named.places import DataFile, check_digest
 from stablernn.data.sequences import pad_sequences
+from stablernn.data.step_data import StepData, StoredSteps
 from stablernn.data.types import ClassificationData
 
 _NAME = re.compile(r"(?:.*/)?recordings/(\d)_([a-z]+)_(\d+)\.wav")
 _COMMIT = "26eb9aaf76e81b692f806f9140c2d2777410d7a1"
 # Splits by the number of a recording of a speaker and digit; 0 to 4 are the published test set.
 _TEST, _VALIDATION = range(5), range(5, 10)
+_SPECTRUM = tuple(f"bin_{index}" for index in range(BINS))
 
 
 def recordings(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -58,6 +61,49 @@ def _digest(contents: dict[str, bytes]) -> str:
 
 def load(request: Request) -> ClassificationData:
     """Load the log-magnitude spectrum of each recording or, for ``waveform``, its samples from -1 to 1."""
+    is_waveform = request.variant == "waveform"
+    splits: dict[SplitName, LazySplit] = {
+        name: _lazy_split(group) for name, group in _read_splits(request, waveform=is_waveform).items()
+    }
+    features = ("sample",) if is_waveform else _SPECTRUM
+    return classification_data(request, tuple("0123456789"), features, splits)
+
+
+def load_frames(request: Request) -> StepData:
+    """Load the log-magnitude spectrum of each recording, whose next frame is to be predicted at every step."""
+    groups = _read_splits(request, waveform=False)
+    splits: dict[SplitName, StoredSteps] = {
+        name: StoredSteps([x[:-1] for _, _, x in group], [x[1:] for _, _, x in group]) for name, group in groups.items()
+    }
+    return StepData(
+        name=request.info.key,
+        output="real",
+        tokens=False,
+        features=_SPECTRUM,
+        outputs=_SPECTRUM,
+        train=splits["train"],
+        validation=splits["validation"],
+        test=splits["test"],
+        continuous=False,
+        headline="mse",
+        notes={
+            "sequences": {name: len(split) for name, split in splits.items()},
+            "frames": {name: int(split.lengths.sum()) for name, split in splits.items()},
+            **request.notes(),
+        },
+        fingerprint=request.fingerprint(),
+    )
+
+
+_Recordings = list[tuple[str, int, Float32Array]]
+
+
+def _read_splits(request: Request, *, waveform: bool) -> dict[SplitName, _Recordings]:
+    """Return name, digit and values of the recordings of each split.
+
+    Raises:
+        DataError: If there are none, one has another name, or they are not the published ones.
+    """
     (file,) = request.info.files
     path = request.paths[file.name]
     contents = {Path(name).name: content for name, content in recordings(path)}
@@ -65,26 +111,21 @@ def load(request: Request) -> ClassificationData:
         raise errors.DataError(f"'{path}' has no recordings DIGIT_SPEAKER_NUMBER.wav. Fetch it again.")
     if file.checksum is not None:
         check_digest(request.info.key, file.checksum, _digest(contents), path)
-    members: dict[SplitName, list[tuple[str, int, Float32Array]]] = {"train": [], "validation": [], "test": []}
+    members: dict[SplitName, _Recordings] = {"train": [], "validation": [], "test": []}
     for name in sorted(contents):
         match = _NAME.fullmatch(f"recordings/{name}")
         if match is None:
             raise errors.DataError(f"'{path}': '{name}' is not named DIGIT_SPEAKER_NUMBER.wav.")
         digit, _, number = match.groups()
         samples, rate = read_speech(name, contents[name])
-        if request.variant == "waveform":
-            # (samples, 1)
-            x = scale_samples(samples).astype(np.float32)[:, None]
-        else:
-            x = log_magnitudes(samples, rate)
+        # (samples, 1) or (frames, bins)
+        x = scale_samples(samples).astype(np.float32)[:, None] if waveform else log_magnitudes(samples, rate)
         split: SplitName = "test" if int(number) in _TEST else "validation" if int(number) in _VALIDATION else "train"
         members[split].append((name.removesuffix(".wav"), int(digit), x))
-    features = ("sample",) if request.variant == "waveform" else tuple(f"bin_{index}" for index in range(BINS))
-    splits: dict[SplitName, LazySplit] = {name: _lazy_split(recordings) for name, recordings in members.items()}
-    return classification_data(request, tuple("0123456789"), features, splits)
+    return members
 
 
-def _lazy_split(recordings: list[tuple[str, int, Float32Array]]) -> LazySplit:
+def _lazy_split(recordings: _Recordings) -> LazySplit:
     names, digits, values = zip(*recordings, strict=True)
 
     # Recordings have different lengths, and padding all of them at once would take much more memory.
@@ -95,25 +136,34 @@ def _lazy_split(recordings: list[tuple[str, int, Float32Array]]) -> LazySplit:
     return LazySplit(make, sum(x.nbytes for x in values), lengths, np.array(digits, np.int64), names)
 
 
+_ARCHIVE = DataFile(
+    "recordings.tar",
+    "sha256:44c8e2002eef7b944445e96603c78e68ce69f0a0156657cc7c92e6ed7828925f",
+    f"https://github.com/Jakobovski/free-spoken-digit-dataset/archive/{_COMMIT}.tar.gz",
+    also=("recordings",),
+    digest=recordings_digest,
+)
+_FSDD = DatasetInfo(
+    key="fsdd",
+    title="Free Spoken Digit Dataset, 6 speakers",
+    task="classify",
+    licence="CC BY-SA 4.0",
+    source=f"Z. Jackson et al., Jakobovski/free-spoken-digit-dataset at {_COMMIT[:7]}",
+    splits="recordings 0-4 of each speaker and digit are test, as published; 5-9 validate",
+    files=(_ARCHIVE,),
+    folders=("fsdd", "free-spoken-digit-dataset", "FSDD"),
+    variants=("spectrogram", "waveform"),
+    load=load,
+)
+
 DATASETS = (
-    DatasetInfo(
-        key="fsdd",
-        title="Free Spoken Digit Dataset, 6 speakers",
-        task="classify",
-        licence="CC BY-SA 4.0",
-        source=f"Z. Jackson et al., Jakobovski/free-spoken-digit-dataset at {_COMMIT[:7]}",
-        splits="recordings 0-4 of each speaker and digit are test, as published; 5-9 validate",
-        files=(
-            DataFile(
-                "recordings.tar",
-                "sha256:44c8e2002eef7b944445e96603c78e68ce69f0a0156657cc7c92e6ed7828925f",
-                f"https://github.com/Jakobovski/free-spoken-digit-dataset/archive/{_COMMIT}.tar.gz",
-                also=("recordings",),
-                digest=recordings_digest,
-            ),
-        ),
-        folders=("fsdd", "free-spoken-digit-dataset", "FSDD"),
-        variants=("spectrogram", "waveform"),
-        load=load,
+    _FSDD,
+    replace(
+        _FSDD,
+        key="fsdd-frames",
+        title="Free Spoken Digit Dataset, the next frame of 129 log-magnitudes",
+        task="predict-next",
+        variants=(),
+        load=load_frames,
     ),
 )

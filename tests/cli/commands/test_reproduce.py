@@ -13,7 +13,7 @@ import pytest
 from cli_helpers import Workplace
 from reproduce_helpers import little_images, little_table, two_rows
 from stablernn.data import dataset_info
-from stablernn.reproduce.published_tables import TABLES
+from stablernn.reproduce.tables import TABLES
 from stablernn_cli.commands import reproduce
 
 

@@ -13,8 +13,8 @@ from stablernn.data.options import NAMED_OPTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "datasets.md").read_text(encoding="utf-8")
 NAMES = (
-    "adding cifar10 cifar10-noise-padded co2 copy digits etth1 etth2 ettm1 ettm2 fashion-mnist fsdd jsb m4-hourly "
-    "mnist mnist-rows musedata nottingham piano-midi pmnist ptb-char ptb-word timit"
+    "adding cifar10 cifar10-noise-padded co2 copy digits etth1 etth2 ettm1 ettm2 fashion-mnist fsdd fsdd-frames jsb "
+    "m4-hourly mnist mnist-rows musedata nottingham piano-midi pmnist ptb-char ptb-word timit"
 )
 ALL = pytest.mark.parametrize("info", list_datasets(), ids=lambda info: info.key)
 

@@ -168,11 +168,12 @@ def digits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
         path.write_bytes(
             packed({**contents, "../README.md": b"x"}, "free-spoken-digit-dataset-26eb9aa/recordings", "w:gz")
         )
-    info = dataset_info("fsdd")
     # The hash of the same recordings, whatever holds them.
     lines = [f"{hashlib.sha256(contents[name]).hexdigest()} {name}\n" for name in sorted(contents)]
     checksum = sha256("".join(lines).encode())
-    entry(monkeypatch, replace(info, files=(replace(info.files[0], checksum=checksum),)))
+    for key in ("fsdd", "fsdd-frames"):
+        info = dataset_info(key)
+        entry(monkeypatch, replace(info, files=(replace(info.files[0], checksum=checksum),)))
     return path
 
 
@@ -198,6 +199,19 @@ def test_spoken_digits_as_waveforms(digits: Path) -> None:
     place = data.train.ids.index("3_anna_10")
     expected = (tone(3, 400) / 32768).astype(np.float32)[:, None]
     np.testing.assert_array_equal(data.train.gather([place]).x[0], expected)
+
+
+def test_the_frames_of_spoken_digits_are_shifted_by_one(digits: Path) -> None:
+    data = load_data("fsdd-frames")
+    assert isinstance(data, StepData)
+    assert (data.output, data.headline, data.continuous) == ("real", "mse", False)
+    assert data.notes["sequences"] == {"train": 40, "validation": 100, "test": 100}
+    labeled = load_data("fsdd")
+    assert isinstance(labeled, ClassificationData)
+    for index, spectrum in ((0, labeled.train.sequences()[0]), (7, labeled.train.sequences()[7])):
+        sample = data.train.gather([index])
+        np.testing.assert_array_equal(sample.x[0], spectrum[:-1])
+        np.testing.assert_array_equal(sample.y[0], spectrum[1:])
 
 
 def test_other_recordings_are_refused(digits: Path) -> None:

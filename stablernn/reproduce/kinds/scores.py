@@ -1,0 +1,40 @@
+"""Tables of the scores of trained models: accuracy, bits per character, perplexity, log-likelihood, squared error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stablernn.reproduce.folder import Run
+from stablernn.reproduce.kinds.kind import Outcome, Request, RunResult
+from stablernn.reproduce.kinds.trained import TrainedKind
+
+
+class ScoresKind(TrainedKind):
+    """Scores of the weights that are best by validation, as the summary of each run has them.
+
+    Figures are named by split and metric: ``test.accuracy``, ``validation.mse``.
+    """
+
+    views = ("best",)
+
+    def work(self, request: Request) -> Outcome:
+        return Outcome([self._describe(request, run) for run in self.train(request)])
+
+    def _describe(self, request: Request, run: Run) -> RunResult:
+        document = self.describe_training(request, run)
+        summary = run.summary
+        assert summary is not None
+        figures = {
+            f"{split}.{name}": value
+            for split, scores in summary["metrics"].items()
+            for name, value in scores.items()
+            # Scores of baselines and tables stand under the same keys.
+            if isinstance(value, int | float)
+        }
+        best = document["best_epoch"]
+        certificate: dict[str, Any] = summary.get("certificate") or {}
+        return {
+            **document,
+            "views": {"best": best},
+            "measured": [{"epoch": best, "kind": certificate.get("kind"), "figures": figures}],
+        }

@@ -1,0 +1,51 @@
+"""Kinds of tables whose models are trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stablernn.atomic_files import read_json
+from stablernn.reproduce.folder import Run
+from stablernn.reproduce.kinds.kind import Kind, Request, RunResult
+from stablernn.reproduce.processes import Job
+from stablernn.reproduce.training_runs import RunPlan, TrainingRuns, train_run
+from stablernn.training.settings.load import load_config
+
+
+class TrainedKind(Kind):
+    """A table of training runs."""
+
+    def __init__(self) -> None:
+        self._plans: list[RunPlan] = []
+
+    def prepare(self, request: Request) -> dict[str, str]:
+        # Finished runs that were not asked for enter the table too, so that they are checked as well.
+        asked = {run.path for run in request.runs}
+        others = [run for run in request.folder.finished_runs() if run.path not in asked]
+        runs = TrainingRuns(request.table, request.rules.name, request.length, partial_data=request.partial_data)
+        self._plans, fingerprints = runs.plan([*request.runs, *others])
+        return fingerprints
+
+    def train(self, request: Request) -> list[Run]:
+        """Train the runs that are not done, and return all that are."""
+        asked = self._plans[: len(request.runs)]
+        jobs = [Job(plan.run.name, train_run, (plan.settings, plan.run.path)) for plan in asked if not plan.is_done]
+        request.run_remaining(jobs, "trained", len(asked))
+        return request.folder.finished_runs()
+
+    def describe_training(self, request: Request, run: Run) -> RunResult:
+        """Return the description of a finished run without its measurements."""
+        plan = next(plan for plan in self._plans if plan.run.path == run.path)
+        summary, first = read_json(run.directory.summary), read_json(run.directory.environment)
+        training = {key: summary[key] for key in ("parameters", "seconds", "epochs", "steps", "best_epoch", "engine")}
+        machine: dict[str, Any] = {key: first[key] for key in ("commit", "time", "device", "threads")}
+        return {
+            **request.describe(run),
+            "run": str(run.path.relative_to(request.folder.path)),
+            "hidden_size": load_config(run.directory.config).model.hidden_size,
+            **training,
+            **machine,
+            "resumed": len(first.get("resumed", [])),
+            "length": plan.length(summary["steps"]),
+            "partial_data": summary.get("partial") or None,
+        }

@@ -1,0 +1,39 @@
+"""Results of reproduced tables that are stored in the repository and shipped with stablernn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stablernn.atomic_files import to_json_types
+from stablernn.reproduce.results_file import read_results
+from stablernn.reproduce.table import FULL, Table
+
+STORED = Path("benchmarks") / "results" / "reproduce"
+"""Folder of the results of all tables, relative to the repository."""
+
+
+def stored_path(key: str) -> Path | None:
+    """Return the file with the stored results of a table, or None if there is none."""
+    # The wheel has them next to this file, a checkout among the results of the benchmarks.
+    folders = (Path(__file__).parent / "results", Path(__file__).parents[2] / STORED)
+    return next((path for folder in folders if (path := folder / key / "results.json").is_file()), None)
+
+
+def stored_results(table: Table) -> tuple[Path, dict[str, Any]] | None:
+    """Return the file and content of the stored results of a table, or None.
+
+    Results with other settings of measurements are ignored: the table was changed after they were made.
+
+    Raises:
+        CheckpointError: If the file was edited.
+    """
+    path = stored_path(table.key)
+    results = None if path is None else read_results(path)
+    if path is None or results is None:
+        return None
+    protocol = to_json_types(table.full.document())
+    is_current = results["protocol"]["name"] == FULL and all(
+        results["protocol"].get(key) == protocol[key] for key in protocol
+    )
+    return (path, results) if is_current else None

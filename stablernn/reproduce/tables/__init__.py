@@ -1,0 +1,42 @@
+"""The published tables that can be reproduced, one file a table or a family of them; an entry here adds another one."""
+
+from __future__ import annotations
+
+from stablernn.errors import unknown
+from stablernn.reproduce.table import Table
+from stablernn.reproduce.tables.ablation import ABLATION
+from stablernn.reproduce.tables.cifar10 import CIFAR10
+from stablernn.reproduce.tables.copy_task import COPY
+from stablernn.reproduce.tables.init_sensitivity import INIT_SENSITIVITY
+from stablernn.reproduce.tables.mnist_pixel import MNIST_PIXEL
+from stablernn.reproduce.tables.polyphonic import POLYPHONIC
+from stablernn.reproduce.tables.ptb import PTB_CHAR, PTB_WORD
+from stablernn.reproduce.tables.robustness import ROBUSTNESS
+from stablernn.reproduce.tables.speech import SPEECH
+
+TABLES = {
+    table.key: table
+    for table in (
+        MNIST_PIXEL,
+        CIFAR10,
+        PTB_CHAR,
+        PTB_WORD,
+        SPEECH,
+        POLYPHONIC,
+        COPY,
+        ROBUSTNESS,
+        INIT_SENSITIVITY,
+        ABLATION,
+    )
+}
+
+
+def published_table(key: str) -> Table:
+    """Return a published table by its key.
+
+    Raises:
+        UnknownNameError: If there is no such table.
+    """
+    if key not in TABLES:
+        raise unknown("table", key, TABLES, "See 'stablernn reproduce list'.")
+    return TABLES[key]
