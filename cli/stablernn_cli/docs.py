@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stablernn.reproduce.results_page import results_page
+from stablernn.reproduce.stored_results import STORED
 from stablernn.training.evaluation.metric_catalog import TASKS, Task, metrics_of
 from stablernn_cli.docs_configuration import configuration_page
 from stablernn_cli.main import app
@@ -244,6 +246,7 @@ def main() -> None:
     (root / "stablernn" / "cells" / "catalog.json").write_text(cells_catalog(), encoding="utf-8")
     (root / "stablernn" / "data" / "named" / "catalog.json").write_text(datasets_catalog(), encoding="utf-8")
     (root / "docs" / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    (root / "docs" / "results.md").write_text(results_page(root / STORED), encoding="utf-8")
     # Pages written by hand, of which only the tables are generated.
     serving_page = root / "docs" / "serving.md"
     serving_page.write_text(serving(serving_page.read_text(encoding="utf-8")), encoding="utf-8")

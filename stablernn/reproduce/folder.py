@@ -103,7 +103,7 @@ class ReproductionFolder:
         """Return the runs whose folders exist, in the order of the data sets, then of the rows, then by seed."""
         runs = []
         for data in self.data_sets:
-            for row in self.table.rows:
+            for row in self.table.rows_on(data):
                 prefix = self.run(row, data, 0).path.name.removesuffix("0")
                 # Folders of other names are not ours, and are ignored.
                 seeds = [path.name.removeprefix(prefix) for path in (self.path / "runs").glob(f"{prefix}*")]

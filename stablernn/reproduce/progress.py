@@ -17,7 +17,7 @@ def current_runs(table: Table, protocol: ProtocolName, runs: Sequence[RunDocumen
 
     Results may be older than a change of the table.
     """
-    known = {(row.key, data.key): (row, data) for row in table.rows for data in table.data_sets(protocol)}
+    known = {(row.key, data.key): (row, data) for data in table.data_sets(protocol) for row in table.rows_on(data)}
     current = []
     for run in runs:
         pair = known.get((run["row"], run["data"]))
@@ -41,7 +41,7 @@ def missing_runs(table: Table, protocol: ProtocolName, runs: Sequence[RunDocumen
         f"{row.key}, {data.key}, seed {seed}" if several else f"{row.key}, seed {seed}"
         for seed in table.protocol(protocol).seeds
         for data in data_sets
-        for row in table.rows
+        for row in table.rows_on(data)
         if (row.key, data.key, seed) not in done
     ]
 
@@ -54,11 +54,12 @@ def progress(table: Table, protocol: ProtocolName, runs: Sequence[RunDocument]) 
         sets left out; ``epochs``, the smallest share of the published training that a run did; ``partial_data``, True
         if a run used a part of its data set.
     """
-    data = [entry.key for entry in table.data_sets(protocol) if not entry.is_optional]
+    data_sets = [entry for entry in table.data_sets(protocol) if not entry.is_optional]
+    data = [entry.key for entry in data_sets]
     seeds = table.protocol(protocol).seeds
     counted = [run for run in runs if run["data"] in data and run["seed"] in seeds]
     return {
-        "runs": [len(counted), len(data) * len(table.rows) * len(seeds)],
+        "runs": [len(counted), sum(len(table.rows_on(entry)) for entry in data_sets) * len(seeds)],
         "rows": [len({run["row"] for run in counted}), len(table.rows)],
         "data": [len({run["data"] for run in counted}), len(data)],
         "seeds": [len({run["seed"] for run in counted}), len(seeds)],

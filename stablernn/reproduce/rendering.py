@@ -22,15 +22,15 @@ ViewRows = Sequence[Mapping[str, Any]]
 def sections(table: Table, results: Results) -> list[tuple[str, tuple[Column, ...], ViewRows]]:
     """Return title, columns and rows of each table that is printed: one a view and data set."""
     data_sets = table.data_sets(results["protocol"]["name"])
-    found = []
+    printed: list[tuple[str, tuple[Column, ...], ViewRows]] = []
     for view, rows in results["views"].items():
         for data in data_sets:
             data_rows = [row for row in rows if row["data"] == data.key]
             if data_rows:
                 view_title = title(view, results)
                 section_title = view_title if len(data_sets) == 1 else f"{data.title}. {view_title}"
-                found.append((section_title, table.columns_of(data), data_rows))
-    return found
+                printed.append((section_title, table.columns_of(data), data_rows))
+    return printed
 
 
 def header(columns: Sequence[Column]) -> list[str]:
@@ -65,7 +65,7 @@ def lines(columns: Sequence[Column], rows: ViewRows, *, narrow: bool = False) ->
         if narrow and has_ranges:
             table_lines.append(["", "range", *(spread or "-" for spread in ranges), *_EMPTY_CELLS])
         published = row["published"] or {}
-        printed = [format_published(published.get(column.key)) for column in columns]
+        printed = [format_published(column, published.get(column.key)) for column in columns]
         counts = ["", "", row["published_parameters"] or "", "", ""]
         table_lines.append(["", "paper", *printed, *counts])
     return table_lines
@@ -169,9 +169,11 @@ def format_length(length: Mapping[str, Any] | None) -> str:
     return "-" if length is None else f"{length['done']:,} of {length['published']:,} {length['unit']}"
 
 
-def format_published(figure: float | None) -> str:
-    """Return a published figure as it is printed, ``-`` for none."""
-    return "-" if figure is None else f"{figure:g}"
+def format_published(column: Column, figure: float | None) -> str:
+    """Return a published figure in the digits of its column, ``-`` for none."""
+    if figure is None:
+        return "-"
+    return f"{figure:g}" if column.decimals is None else f"{figure:.{column.decimals}f}"
 
 
 def format_figure(column: Column, figure: Mapping[str, Any] | None) -> str:

@@ -72,6 +72,8 @@ def reproduce(
     selected_data = _select_data(table, protocol, data)
     run_seeds = _check_seeds(rules.seeds if seeds is None else seeds)
     _check_numbers(jobs, match_accuracy, length or Length())
+    if match_accuracy is not None and table.kind != "robustness":
+        raise ConfigError(f"match_accuracy is not used by '{key}', which compares no models at equal accuracy.")
     folder = ReproductionFolder(output or default_folder(ROOT, table, protocol), table, protocol)
     runs = _runs(folder, table, selected_rows, selected_data, run_seeds)
     request = Request(
@@ -119,8 +121,13 @@ def _runs(
     folder: ReproductionFolder, table: Table, rows: Sequence[Row], data_sets: Sequence[DataSet], seeds: Sequence[int]
 ) -> list[Run]:
     """Return the runs: first all rows with the first seed, so that a stopped table has no row without a run."""
-    chosen = [row for row in table.rows if row in rows]
-    return [folder.run(row, data, seed) for seed in seeds for data in data_sets for row in chosen]
+    return [
+        folder.run(row, data, seed)
+        for seed in seeds
+        for data in data_sets
+        for row in table.rows_on(data)
+        if row in rows
+    ]
 
 
 def _select_data(table: Table, protocol: ProtocolName, keys: Sequence[str] | None) -> list[DataSet]:

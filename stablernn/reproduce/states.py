@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ def _table_state(root: Path, table: Table) -> dict[str, Any]:
     folders = [ReproductionFolder(default_folder(root, table, name), table, name) for name in (FULL, SHORT)]
     made = []
     for folder in folders:
-        results = _usable(lambda path=folder.results: read_results(path), problems)
+        results = _usable(partial(read_results, folder.results), problems)
         if results is not None and results.get("table") == table.key:
             made.append((folder, results))
     # The most advanced state; the full protocol comes first among equals.
     best = max(made, key=lambda pair: STATES.index(state_of(table, pair[1])), default=None)
-    stored = _usable(lambda: stored_results(table), problems)
+    stored = _usable(partial(stored_results, table), problems)
     candidates = [pair[1] for pair in (best, stored) if pair is not None]
     shown = max(candidates, key=lambda results: STATES.index(state_of(table, results)), default=None)
     return {

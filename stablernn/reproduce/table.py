@@ -89,6 +89,7 @@ class Row:
         published_parameters: Number of parameters as the paper prints it, by data set.
         reason: Explanation of a printed number of parameters that differs from the model's by more than its rounding.
         options: Settings of a measurement without training.
+        data: Data sets of the full protocol that the row is run on; empty: all.
     """
 
     key: str
@@ -101,6 +102,7 @@ class Row:
     published_parameters: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    data: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class Table:
     Attributes:
         key: Name on the command line.
         title: Title.
+        summary: Title in at most 60 characters; empty if the title is as short.
         paper: Authors, title, venue.
         source: Number of the table or figure in the paper.
         kind: Kind of measurement.
@@ -188,6 +191,7 @@ class Table:
     headline: Mapping[str, float] = field(default_factory=dict)
     unspecified: str = ""
     remarks: tuple[str, ...] = ()
+    summary: str = ""
 
     def row(self, key: str) -> Row:
         """Return a row by its key.
@@ -221,6 +225,11 @@ class Table:
                 return data
         keys = [data.key for data in data_sets]
         raise unknown(f"data set of the table '{self.key}'", key, keys, f"It has {', '.join(keys)}.")
+
+    def rows_on(self, data: DataSet) -> tuple[Row, ...]:
+        """Return the rows that are run on a data set; on one of the short protocol's own, all."""
+        is_own = data not in self.data
+        return tuple(row for row in self.rows if is_own or not row.data or data.key in row.data)
 
     def columns_of(self, data: DataSet) -> tuple[Column, ...]:
         """Return the columns that are shown for a data set."""

@@ -11,7 +11,7 @@ from stablernn.data.step_data import Data
 from stablernn.errors import ConfigError
 from stablernn.reproduce.folder import Run
 from stablernn.reproduce.parameter_matching import hidden_size
-from stablernn.reproduce.table import DataSet, ProtocolName, Table
+from stablernn.reproduce.table import DataSet, ProtocolName, Row, Table
 from stablernn.training import load_run_data, train
 from stablernn.training.loaded_run import stored_settings
 from stablernn.training.resume import check_resumable
@@ -124,9 +124,7 @@ class TrainingRuns:
     def _plan_run(self, run: Run, data: Data, sizes: dict[str, int]) -> RunPlan:
         task = task_for(data)
         if run.row.key not in sizes:
-            size = hidden_size(
-                self._table, run.row, lambda row, units: self._parameters(task, run.data, row.key, units)
-            )
+            size = hidden_size(self._table, run.row, lambda row, units: self._parameters(task, run.data, row, units))
             most = self._table.protocol(self._protocol).most_units
             sizes[run.row.key] = size if most is None else min(size, most)
         tree = self.tree(run, sizes[run.row.key])
@@ -140,9 +138,9 @@ class TrainingRuns:
         _check_stored(plan)
         return plan
 
-    def _parameters(self, task: Task, data: DataSet, key: str, units: int) -> int:
+    def _parameters(self, task: Task, data: DataSet, row: Row, units: int) -> int:
         """Return the number of parameters of a row with some hidden size."""
-        run = Run(self._table.row(key), data, 0, Path(), key)
+        run = Run(row, data, 0, Path(), row.key)
         model = task.build_model(resolve(validate(self.tree(run, units)), task))
         return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 

@@ -14,6 +14,9 @@ import pytest
 import typer
 
 from cli_helpers import Workplace, run_alone
+from stablernn.reproduce.results_page import results_page
+from stablernn.reproduce.stored_results import STORED
+from stablernn.reproduce.tables import TABLES
 from stablernn_cli.commands import ENTRIES
 from stablernn_cli.docs import cells_catalog, cells_page, datasets_catalog, evaluation, readme, render, serving
 from stablernn_cli.docs_configuration import configuration_page
@@ -46,7 +49,7 @@ COMMANDS = {
     "doctor",
     "quickstart",
     "reproduce list",
-    "reproduce robustness",
+    *(f"reproduce {key}" for key in TABLES),
 }
 
 
@@ -161,6 +164,8 @@ def test_the_documentation_is_current() -> None:
     assert (root / "docs" / "configuration.md").read_text(encoding="utf-8") == configuration_page(), "run `make docs`"
     served = (root / "docs" / "serving.md").read_text(encoding="utf-8")
     assert served == serving(served), "run `make docs`"
+    results = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    assert results == results_page(root / STORED), "run `make docs`"
     evaluated = (root / "docs" / "evaluation.md").read_text(encoding="utf-8")
     assert evaluated == evaluation(evaluated), "run `make docs`"
     page = (root / "README.md").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ def rows_of_different_shapes() -> list[tuple[Table, Row, DataSet]]:
     found: dict[tuple[object, ...], tuple[Table, Row, DataSet]] = {}
     for table in TRAINED:
         for data in table.data:
-            for row in table.rows:
+            for row in table.rows_on(data):
                 found.setdefault((table.key, row.key, shape(data)), (table, row, data))
     return list(found.values())
 

@@ -14,7 +14,13 @@ from stablernn_cli.errors import UsageError
 from stablernn_cli.options import JsonOption
 from stablernn_cli.output import Output
 
-_LONGEST_TITLE = 60
+EpochsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Epochs after which training stops; the result is partial, and a greater number goes on."),
+]
+StepsOption = Annotated[
+    int | None, typer.Option(min=1, help="Optimizer steps after which training stops, as --epochs.")
+]
 
 app = typer.Typer(help="Train published tables again", no_args_is_help=True, add_completion=False)
 
@@ -105,15 +111,8 @@ def _command(table: Table) -> Callable[..., None]:
             str | None,
             typer.Option(metavar="NAME,...", help="Data sets of the table, named above; default: the published ones."),
         ] = None,
-        epochs: Annotated[
-            int | None,
-            typer.Option(
-                min=1, help="Epochs after which training stops; the result is partial, and a greater number goes on."
-            ),
-        ] = None,
-        steps: Annotated[
-            int | None, typer.Option(min=1, help="Optimizer steps after which training stops, as --epochs.")
-        ] = None,
+        epochs: EpochsOption = None,
+        steps: StepsOption = None,
         partial_data: Annotated[
             bool, typer.Option("--partial-data", help="Accept a data set of which only a part is on disk.")
         ] = False,
@@ -153,8 +152,9 @@ def _command(table: Table) -> Callable[..., None]:
     command.__doc__ = f"""{_first_line(table)}
 
     Trains the models of the published table and models to compare them with, measures them, and prints the results next
-    to the published figures. Data sets: {data_names}. Finished runs in the folder are reused, and stopped ones continue: press Ctrl-C and repeat
-    the command. docs/reproduce.md has the protocol, the gaps of the paper that were filled, and the results.
+    to the published figures. Data sets: {data_names}. Finished runs in the folder are reused, and stopped ones
+    continue: press Ctrl-C and repeat the command. docs/reproduce.md has the protocol, the gaps of the paper that were
+    filled, and the results.
 
     Example: stablernn reproduce {key} --short --jobs 2
     """
@@ -162,9 +162,9 @@ def _command(table: Table) -> Callable[..., None]:
 
 
 def _first_line(table: Table) -> str:
-    """Return the title of a table as the first line of a help text, which has a capital letter and few characters."""
-    line = table.title[0].upper() + table.title[1:]
-    return line if len(line) < _LONGEST_TITLE else f"{line[: _LONGEST_TITLE - 4].rpartition(' ')[0].rstrip(',')} ..."
+    """Return the first line of a help text, which is short and begins with a capital letter."""
+    line = table.summary or table.title
+    return line[0].upper() + line[1:]
 
 
 for _key, _table in TABLES.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stablernn.reproduce.folder import Run
@@ -24,17 +25,21 @@ class ScoresKind(TrainedKind):
         document = self.describe_training(request, run)
         summary = run.summary
         assert summary is not None
-        figures = {
-            f"{split}.{name}": value
-            for split, scores in summary["metrics"].items()
-            for name, value in scores.items()
-            # Scores of baselines and tables stand under the same keys.
-            if isinstance(value, int | float)
-        }
         best = document["best_epoch"]
         certificate: dict[str, Any] = summary.get("certificate") or {}
         return {
             **document,
             "views": {"best": best},
-            "measured": [{"epoch": best, "kind": certificate.get("kind"), "figures": figures}],
+            "measured": [{"epoch": best, "kind": certificate.get("kind"), "figures": score_figures(summary)}],
         }
+
+
+def score_figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores of a run's summary by split and metric, such as ``test.accuracy``."""
+    return {
+        f"{split}.{name}": value
+        for split, scores in summary["metrics"].items()
+        for name, value in scores.items()
+        # Scores of baselines and tables stand under the same keys.
+        if isinstance(value, int | float)
+    }

@@ -7,12 +7,15 @@ from stablernn.reproduce.table import Table
 from stablernn.reproduce.tables.ablation import ABLATION
 from stablernn.reproduce.tables.cifar10 import CIFAR10
 from stablernn.reproduce.tables.copy_task import COPY
+from stablernn.reproduce.tables.dynamics import DYNAMICS
 from stablernn.reproduce.tables.init_sensitivity import INIT_SENSITIVITY
 from stablernn.reproduce.tables.mnist_pixel import MNIST_PIXEL
 from stablernn.reproduce.tables.polyphonic import POLYPHONIC
 from stablernn.reproduce.tables.ptb import PTB_CHAR, PTB_WORD
 from stablernn.reproduce.tables.robustness import ROBUSTNESS
+from stablernn.reproduce.tables.spectra import SPECTRA
 from stablernn.reproduce.tables.speech import SPEECH
+from stablernn.reproduce.tables.speed import SPEED
 
 TABLES = {
     table.key: table
@@ -27,6 +30,9 @@ TABLES = {
         ROBUSTNESS,
         INIT_SENSITIVITY,
         ABLATION,
+        DYNAMICS,
+        SPECTRA,
+        SPEED,
     )
 }
 

@@ -35,6 +35,7 @@ def _row(option: str, value: float) -> Row:
 ABLATION = Table(
     key="ablation",
     title="accuracy against the factor of the linear term and the share of the skew part, MNIST pixel by pixel",
+    summary="accuracy by linear factor and by skew share, pixel MNIST",
     paper=LIPSCHITZ_PAPER,
     source="figure 3",
     kind="classification",

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,11 @@ from cli_helpers import Workplace
 from reproduce_helpers import little_images, little_table, two_rows
 from stablernn.data import dataset_info
 from stablernn.reproduce.tables import TABLES
-from stablernn_cli.commands import reproduce
+
+
+def robustness(workplace: Workplace, *options: str) -> dict[str, Any]:
+    rows = workplace.ok("reproduce", "list", *options, "--json").json
+    return next(row for row in rows if row["table"] == "robustness")
 
 
 @pytest.fixture
@@ -25,8 +30,12 @@ def little(empty: Workplace, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     return empty
 
 
-def test_every_table_has_its_command() -> None:
-    assert list(reproduce.TABLES) == list(TABLES)
+def test_every_table_has_its_command(empty: Workplace) -> None:
+    listed = empty.ok("-q", "reproduce", "list", "--json").json
+    assert [row["table"] for row in listed] == list(TABLES)
+    assert [row["rows"] for row in listed] == [len(table.rows) for table in TABLES.values()]
+    assert len(listed) == 13
+    assert {"table", "paper", "rows", "state"} <= listed[0].keys()
 
 
 def test_a_table_is_made_and_printed_beside_the_published_one(little: Workplace) -> None:
@@ -35,12 +44,12 @@ def test_a_table_is_made_and_printed_beside_the_published_one(little: Workplace)
     assert lines[0].startswith("Erichson, Azencot, Queiruga, Hodgkinson, Mahoney: Lipschitz Recurrent Neural Networks")
     assert result.out.count("lipschitz ") == 2
     published = [line.split() for line in lines if line.split()[:1] == ["paper"]]
-    assert published[0] == ["paper", "-", "93", "89.2", "54.1", "0.14", "3.1", "23.2", "-"]
+    assert published[0] == ["paper", "-", "93.0", "89.2", "54.1", "0.14", "3.1", "23.2", "-"]
     assert published[1] == ["paper", *["-"] * 8]
     assert "SHORT: the scaled-down protocol, which shows that it works and compares nothing." in lines
     assert "trained 2 of 2: lstm, seed 0" in result.err
     written = {path.name for path in (little.folder / "reproductions" / "robustness-short").iterdir()}
-    assert written == {"measured", "protocol.json", "results.json", "robustness.png", "runs", "table.md"}
+    assert written == {".lock", "measured", "protocol.json", "results.json", "robustness.png", "runs", "table.md"}
 
 
 def test_the_document_and_the_list_agree(little: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +57,7 @@ def test_the_document_and_the_list_agree(little: Workplace, monkeypatch: pytest.
     little_table(monkeypatch, rows=(table.row("lipschitz"),))
 
     def listed(*options: str) -> dict[str, object]:
-        (row,) = little.ok("reproduce", "list", *options, "--json").json
+        row = robustness(little, *options)
         return {key: row[key] for key in ("table", "rows", "state", "output")}
 
     nothing = {"table": "robustness", "rows": 1, "state": "not run", "output": None}
@@ -63,13 +72,14 @@ def test_the_document_and_the_list_agree(little: Workplace, monkeypatch: pytest.
     assert (full["state"], full["missing"]) == ("full", [])
     assert listed() == {**nothing, "state": "full", "output": "reproductions/robustness"}
     assert listed("--root", "elsewhere") == nothing
-    text = little.ok("reproduce", "list").out.splitlines()
-    assert text[2].split()[0] == "robustness"
-    assert text[2].split()[-2:] == ["full", "reproductions/robustness"]
+    (line,) = (line for line in little.ok("reproduce", "list").out.splitlines() if line.startswith("robustness "))
+    assert line.split()[-1] == "reproductions/robustness"
+    assert " full " in line
+    assert " 2 of 2 runs " in line
 
 
 def test_the_list_knows_the_results_that_are_shipped(empty: Workplace) -> None:
-    (row,) = empty.ok("reproduce", "list", "--json").json
+    row = robustness(empty)
     shipped = Path(row["shipped"]["results"])
     results = json.loads(shipped.read_text())
     assert (row["state"], row["output"], row["finished_runs"]) == ("full", None, {"full": 0, "short": 0})
@@ -80,26 +90,59 @@ def test_the_list_knows_the_results_that_are_shipped(empty: Workplace) -> None:
         "results": str(shipped),
     }
     listed = empty.ok("reproduce", "list")
-    assert listed.out.splitlines()[2].split()[-2:] == ["full", "shipped"]
+    (line,) = (line for line in listed.out.splitlines() if line.startswith("robustness "))
+    assert line.split()[-1] == "shipped"
     assert f"robustness: full results of {row['shipped']['time'][:10]}, commit {row['shipped']['commit'][:12]}" in (
         " ".join(listed.err.split())
     )
 
 
 def test_shipped_results_of_another_protocol_are_not_those_of_the_table(little: Workplace) -> None:
-    (row,) = little.ok("reproduce", "list", "--json").json
+    row = robustness(little)
     assert (row["state"], row["shipped"]) == ("not run", None)
+
+
+def test_an_edited_result_is_refused_and_the_others_are_listed(little: Workplace) -> None:
+    little.ok("-q", "reproduce", "robustness", "--short", "--rows", "lstm")
+    path = little.folder / "reproductions" / "robustness-short" / "results.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1', 1))
+    result = little("reproduce", "list")
+    assert result.code == 1
+    assert result.out.count("not run") == 13
+    assert "results.json' was edited after it was written" in result.sentence
+    # The same command writes it again from the runs.
+    little.ok("-q", "reproduce", "robustness", "--short", "--rows", "lstm")
+    assert robustness(little)["state"] == "short"
+
+
+def test_the_old_name_of_the_rows_is_deprecated(little: Workplace) -> None:
+    result = little.ok("reproduce", "robustness", "--short", "--cells", "lstm")
+    assert "--cells is deprecated: use --rows." in result.err
+    assert little("reproduce", "robustness", "--cells", "lstm", "--rows", "lstm").code == 2
+
+
+def test_a_table_without_training_in_seconds(empty: Workplace) -> None:
+    result = empty.ok("reproduce", "dynamics")
+    assert "(results.json, table.md, dynamics.png, runs)" in result.err
+    refused = empty("reproduce", "dynamics", "--epochs", "1", "--output", "other")
+    assert refused.code == 2
+    assert refused.sentence.startswith("'dynamics' trains nothing")
 
 
 BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "cell": (
-        ("--cells", "lipschitz,lstn"),
-        "Unknown cell of the table 'robustness' 'lstn'. Did you mean 'lstm'? It has lipschitz, lstm.",
+        ("--rows", "lipschitz,lstn"),
+        "Unknown row of the table 'robustness' 'lstn'. Did you mean 'lstm'? It has lipschitz, lstm.",
     ),
     "seeds": (("--seeds", "0,one"), "--seeds must be a list of whole numbers such as 0,1,2, got '0,one'."),
     "seeds twice": (("--seeds", "1,1"), "--seeds must be a list of distinct numbers of 0 or more, got '1,1'."),
     "seed below 0": (("--seeds", "-1"), "--seeds must be a list of distinct numbers of 0 or more, got '-1'."),
     "match": (("--match-accuracy", "97"), "--match-accuracy must be above 0 and at most 1, got 97."),
+    "data": (
+        ("--data", "mnist"),
+        "Unknown data set of the table 'robustness' 'mnist'. Did you mean 'mnist-rows'? It has mnist-rows.",
+    ),
+    "lengths": (("--epochs", "1", "--steps", "2"), "--epochs and --steps exclude each other."),
     "jobs": (
         ("--jobs", "0"),
         "--jobs must be greater than or equal to 1, got '0'. See 'stablernn reproduce robustness --help'.",
@@ -123,8 +166,8 @@ def test_an_unknown_table(little: Workplace) -> None:
 
 
 def test_another_protocol_in_the_same_folder(little: Workplace) -> None:
-    little.ok("-q", "reproduce", "robustness", "--short", "--cells", "lstm", "--output", "out")
-    result = little("reproduce", "robustness", "--cells", "lstm", "--output", "out")
+    little.ok("-q", "reproduce", "robustness", "--short", "--rows", "lstm", "--output", "out")
+    result = little("reproduce", "robustness", "--rows", "lstm", "--output", "out")
     assert result.sentence == (
         "'out' contains the short reproduction of 'robustness', and the requested one differs in name. Name another "
         "folder with --output, or remove this one."
@@ -161,7 +204,7 @@ def needs_mnist() -> None:
 @pytest.mark.slow
 def test_the_short_table_of_one_cell_on_mnist_itself(empty: Workplace) -> None:
     needs_mnist()
-    found = empty.ok("-q", "reproduce", "robustness", "--short", "--cells", "lipschitz", "--json").json
+    found = empty.ok("-q", "reproduce", "robustness", "--short", "--rows", "lipschitz", "--json").json
     (run,) = found["runs"]
     assert (run["hidden_size"], run["parameters"], run["steps"]) == (64, 9418, 860)
     figures = found["views"]["whole"][0]["figures"]
@@ -172,7 +215,7 @@ def test_the_short_table_of_one_cell_on_mnist_itself(empty: Workplace) -> None:
 @pytest.mark.slow
 def test_ctrl_c_leaves_what_the_same_command_goes_on_with(empty: Workplace) -> None:
     needs_mnist()
-    words = ("reproduce", "robustness", "--short", "--cells", "lipschitz,neural_ode_rnn", "--jobs", 2)
+    words = ("reproduce", "robustness", "--short", "--rows", "lipschitz,neural_ode_rnn", "--jobs", 2)
     runs = empty.folder / "reproductions" / "robustness-short" / "runs"
     with empty.start(*words) as process:
         # After their first epoch both are in the middle of a training, however slow the machine is.

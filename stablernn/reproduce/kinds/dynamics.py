@@ -1,0 +1,82 @@
+"""Tables of the trajectories of small systems, with a picture of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from stablernn.plotting import BLUE, GREEN, ORANGE, _save, _style
+from stablernn.reproduce.folder import Run
+from stablernn.reproduce.kinds.kind import Request
+from stablernn.reproduce.kinds.measured import MeasuredKind
+from stablernn.reproduce.table import Table
+
+Array = npt.NDArray[np.float64]
+
+_COLORS = (BLUE, GREEN, ORANGE)
+
+
+class DynamicsKind(MeasuredKind):
+    """End points of trajectories without input."""
+
+    def measure(self, request: Request, runs: list[Run]) -> list[tuple[Run, dict[str, Any]]]:
+        return [(run, _simulate(run.row.options, request.rules.options)) for run in runs]
+
+    def draw(self, path: Path, table: Table, results: Mapping[str, Any]) -> None:
+        runs = results["runs"]
+        columns = min(4, len(runs))
+        lines = -(-len(runs) // columns)
+        figure = Figure(figsize=(3.2 * columns, 3.2 * lines), layout="constrained")
+        panels = figure.subplots(lines, columns, squeeze=False).ravel()
+        for axes, run in zip(panels, runs, strict=False):
+            _style(axes, run["row"])
+            for color, trajectory in zip(_COLORS, run["trajectories"], strict=True):
+                points = np.array(trajectory)
+                axes.plot(points[:, 0], points[:, 1], color=color, linewidth=1.2)
+                axes.plot(*points[-1], color=color, marker="o", markersize=4)
+        for axes in panels[len(runs) :]:
+            axes.set_visible(False)
+        _save(figure, path)
+
+
+def system_matrix(options: Mapping[str, Any]) -> Array:
+    """Return the 2 x 2 matrix of a row: as it stands there, or drawn with a seed."""
+    if "matrix" in options:
+        return np.array(options["matrix"], np.float64)
+    drawn = np.random.RandomState(options["seed"]).standard_normal((2, 2))
+    if options["draw"] == "normal":
+        return drawn
+    orthogonal, triangular = np.linalg.qr(drawn)
+    # With a positive diagonal of R the draw is uniform over the orthogonal matrices.
+    signed: Array = orthogonal * np.sign(np.diag(triangular))
+    return signed
+
+
+def _simulate(options: Mapping[str, Any], rules: Mapping[str, Any]) -> dict[str, Any]:
+    matrix = system_matrix(options)
+    is_feedback = options["rule"] == "feedback"
+    step_size = rules["step_size"]
+    trajectories = []
+    for start in rules["starts"]:
+        states = [np.array(start, np.float64)]
+        for _ in range(rules["steps"]):
+            change = np.tanh(matrix @ states[-1])
+            states.append(states[-1] + step_size * change if is_feedback else change)
+        trajectories.append(np.stack(states))
+    jacobian = np.eye(2) + step_size * matrix if is_feedback else matrix
+    return {
+        "hidden_size": 2,
+        "parameters": None,
+        "seconds": 0.0,
+        "matrix": matrix.tolist(),
+        "trajectories": [states.tolist() for states in trajectories],
+        "figures": {
+            **{f"norm_{n}": float(np.linalg.norm(states[-1])) for n, states in enumerate(trajectories)},
+            "spectral_radius": float(np.abs(np.linalg.eigvals(jacobian)).max()),
+        },
+    }

@@ -1,0 +1,91 @@
+"""Tables of the Jacobian spectra of trained models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stablernn.atomic_files import read_json, write_json
+from stablernn.cells.lipschitz import SymmetricSkewCell
+from stablernn.dynamics.report import MAX_JACOBIANS, MAX_STEPS, select_samples
+from stablernn.dynamics.spectra import LayerDynamics, spectra
+from stablernn.nn.models import SequenceModel
+from stablernn.reproduce.folder import Run
+from stablernn.reproduce.kinds.kind import Outcome, Request, RunResult
+from stablernn.reproduce.kinds.scores import score_figures
+from stablernn.reproduce.kinds.trained import TrainedKind
+from stablernn.reproduce.processes import Job
+from stablernn.training import load_run
+from stablernn.training.build_model import create_model
+from stablernn.training.loop.device import torch_settings
+
+
+class SpectraKind(TrainedKind):
+    """Eigenvalues of the Jacobians of the best weights, and those of the matrices before and after training."""
+
+    views = ("best",)
+
+    def work(self, request: Request) -> Outcome:
+        runs = self.train(request)
+        jobs = [
+            Job(run.name, measure_spectra, (run.path, request.folder.measurement(run, _best_epoch(run))))
+            for run in runs
+            # A longer training may have another best epoch.
+            if not request.folder.measurement(run, _best_epoch(run)).is_file()
+        ]
+        request.run_remaining(jobs, "measured", len(runs))
+        return Outcome([self._describe(request, run) for run in runs])
+
+    def _describe(self, request: Request, run: Run) -> RunResult:
+        best = _best_epoch(run)
+        measurement: dict[str, Any] = read_json(request.folder.measurement(run, best))
+        summary = run.summary
+        assert summary is not None
+        figures = {**score_figures(summary), **measurement["figures"]}
+        certificate = (summary.get("certificate") or {}).get("kind")
+        return {
+            **self.describe_training(request, run),
+            "spectrum": measurement["spectrum"],
+            "views": {"best": best},
+            "measured": [{"epoch": best, "kind": certificate, "figures": figures}],
+        }
+
+
+def measure_spectra(directory: Path, path: Path) -> None:
+    """Measure the best weights of a run and write the measurement to a file."""
+    with torch_settings(torch.device("cpu"), seed=0, threads=1):
+        loaded = load_run(directory)
+        data = loaded.load_data()
+        samples = select_samples(data, "test", MAX_STEPS)
+        layers = LayerDynamics(loaded.model, samples)
+        size = len(layers.directions)
+        # A decomposition takes cubic time, so that fewer Jacobians of long states are taken.
+        count = max(16, min(MAX_JACOBIANS, int(MAX_JACOBIANS * (128 / size) ** 3)))
+        spectrum = spectra(layers.jacobians(layers.trajectory(), count), layers.step_size).document()
+        torch.manual_seed(loaded.config.training.seed)
+        first, last = _real_parts(create_model(loaded.config, data)), _real_parts(loaded.model)
+    figures = {
+        "radius_max": spectrum["spectral_radius"]["most"],
+        "mean_modulus": spectrum["mean_modulus"],
+        "share_outside": spectrum["share_outside"],
+        **{f"{name}_first": value for name, value in first.items()},
+        **{f"{name}_last": value for name, value in last.items()},
+    }
+    write_json(path, {"figures": figures, "spectrum": spectrum})
+
+
+def _real_parts(model: SequenceModel) -> dict[str, float | None]:
+    """Return the largest real part of the eigenvalues of the matrices A and W; None for cells that have none."""
+    cell = model.rnn.cells[0]
+    if not isinstance(cell, SymmetricSkewCell):
+        return {"linear": None, "recurrent": None}
+    with torch.no_grad():
+        matrices = {"linear": cell.linear_matrix(), "recurrent": cell.recurrent_matrix()}
+        return {name: float(torch.linalg.eigvals(matrix.double()).real.max()) for name, matrix in matrices.items()}
+
+
+def _best_epoch(run: Run) -> int:
+    best: int = read_json(run.directory.summary)["best_epoch"]
+    return best

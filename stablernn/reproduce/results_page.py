@@ -1,0 +1,187 @@
+"""The page of all reproduced tables, from their stored results. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stablernn.errors import CheckpointError
+from stablernn.reproduce.progress import current_runs, progress, state_of
+from stablernn.reproduce.rendering import (
+    TITLES,
+    format_count,
+    format_figure,
+    format_length,
+    format_number,
+    format_published,
+    format_range,
+    markdown_row,
+)
+from stablernn.reproduce.results_file import read_results
+from stablernn.reproduce.table import FULL, Column, DataSet, Row, Table, matches_print
+from stablernn.reproduce.tables import TABLES
+
+_HEAD = """# Results
+
+Written by `make docs` from the `results.json` of each table below `benchmarks/results/reproduce`; do not edit by hand.
+What each table measures, and how to run it, is in [reproduce.md](reproduce.md).
+
+`full`: all runs of the protocol; `partial`: a share of the training, of the data or of the seeds, so that nothing is
+compared with the paper but what the columns say; `not run`: no stored result. "Ours" is the mean over the seeds with
+the smallest and the largest, at the weights that are best by validation; "difference" is ours minus the published
+figure, in the same unit. CPU hours are the seconds of training times its threads, on a machine that was not idle.
+"""
+
+_HEADER = ("row", "figure", "published", "ours", "difference", "parameters, published", "ours", "done", "CPU hours")
+
+Results = Mapping[str, Any]
+
+
+def results_page(folder: Path) -> str:
+    """Return the page.
+
+    Args:
+        folder: Folder with one folder a table.
+
+    Raises:
+        CheckpointError: If stored results were edited, or are not of the full protocol.
+    """
+    stored = {key: read_results(folder / key / "results.json") for key in TABLES}
+    for key, results in stored.items():
+        if results is not None and (results["table"], results["protocol"]["name"]) != (key, FULL):
+            raise CheckpointError(f"'{folder / key / 'results.json'}' is not a result of the full protocol of '{key}'.")
+    parts = [_HEAD, "\n", *_overview(stored)]
+    for key, table in TABLES.items():
+        parts += _table_section(table, stored[key])
+    return "".join(parts)
+
+
+def _overview(stored: Mapping[str, Results | None]) -> Iterator[str]:
+    yield _line(("table", "of", "state", "runs", "rows", "data sets", "seeds", "epochs"))
+    yield _line(["---"] * 8)
+    for key, table in TABLES.items():
+        results = stored[key]
+        done = ["-"] * 5
+        if results is not None:
+            shares = progress(table, FULL, current_runs(table, FULL, results["runs"]))
+            done = [f"{shares[name][0]} of {shares[name][1]}" for name in ("runs", "rows", "data", "seeds")]
+            epochs = "-" if shares["epochs"] is None else f"{100 * shares['epochs']:.3g} %"
+            done.append(f"{epochs} or more" if shares["epochs"] not in (None, 1.0) else epochs)
+        yield _line((f"[`{key}`](#{key})", table.source, _state(table, results), *done))
+
+
+def _state(table: Table, results: Results | None) -> str:
+    return "not run" if results is None else state_of(table, results)
+
+
+def _table_section(table: Table, results: Results | None) -> Iterator[str]:
+    yield f"\n## {table.key}\n\n"
+    yield f"{table.title[0].upper()}{table.title[1:]}. {table.paper}, {table.source}.\n\n"
+    if results is None:
+        yield f"Not run: `stablernn reproduce {table.key}`.\n"
+    else:
+        yield f"{_machine(results)}\n"
+    for view in results["views"] if results is not None else ("",):
+        rows = [] if results is None else results["views"][view]
+        for data in table.data:
+            yield from _data_section(table, data, rows, _section_title(table, data, view, results))
+    for sentence in _footnotes(table, results):
+        yield f"\n{sentence}\n"
+
+
+def _section_title(table: Table, data: DataSet, view: str, results: Results | None) -> str:
+    parts = [data.title] if len(table.data) > 1 else []
+    if results is not None and len(results["views"]) > 1:
+        parts.append(TITLES[view].format(accuracy=f"{results['match']['validation_accuracy']:.4f}"))
+    return ". ".join(parts)
+
+
+def _machine(results: Results) -> str:
+    machine = results["environment"]
+    runs = results["runs"]
+    commits = sorted({run["commit"] or "unknown" for run in runs}) or [machine["commit"] or "unknown"]
+    names = []
+    for commit in commits:
+        name, _, dirty = commit.partition("-")
+        names.append(name[:12] + (" with uncommitted changes" if dirty else ""))
+    hours = sum(run["seconds"] * run["threads"] for run in runs) / 3600
+    threads = sorted({run["threads"] for run in runs})
+    devices = sorted({run["device"] for run in runs})
+    return (
+        f"Measured {machine['time'][:10]}; trained at commit {', '.join(names)}; torch {machine['packages']['torch']}, "
+        f"{machine['platform']}, {', '.join(devices)}, threads {', '.join(map(str, threads))}; {len(runs)} runs, "
+        f"{hours:.2f} CPU hours."
+    )
+
+
+def _data_section(table: Table, data: DataSet, view_rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[str]:
+    measured = {row["row"]: row for row in view_rows if row["data"] == data.key}
+    if not measured and data.is_optional:
+        return
+    if title:
+        yield f"\n**{title}**\n"
+    yield "\n" + _line(_HEADER) + _line(["---"] * len(_HEADER))
+    for row in table.rows_on(data):
+        yield from _row_lines(table, row, data, measured.get(row.key))
+
+
+def _row_lines(table: Table, row: Row, data: DataSet, measured: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield a line a column; what is of the whole row stands in the first one."""
+    published = table.published(row, data)
+    for number, column in enumerate(table.columns_of(data)):
+        figure = None if measured is None else measured["figures"].get(column.figure)
+        ours = format_figure(column, figure)
+        spread = format_range(column, figure)
+        if spread:
+            ours = f"{ours} ({spread}; {len(measured['seeds']) if measured else 0} seeds)"
+        elif figure is not None:
+            ours = f"{ours} ({_seed_words(len(figure['values']))})"
+        cells = [
+            column.title,
+            format_published(column, published.get(column.key)),
+            ours,
+            _difference(column, figure, published),
+        ]
+        whole = ["", "", "", ""] if number else _row_cells(row, data, measured)
+        yield _line([f"`{row.key}`" if not number else "", *cells, *whole])
+
+
+def _seed_words(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _row_cells(row: Row, data: DataSet, measured: Mapping[str, Any] | None) -> list[str]:
+    printed = row.published_parameters.get(data.key, "-")
+    if measured is None:
+        return [printed, "-", "-", "-"]
+    count = format_count(measured["parameters"])
+    if printed != "-" and not matches_print(measured["parameters"], printed):
+        count = f"{count}: {row.reason}"
+    length = format_length(measured["length"])
+    if measured["partial_data"]:
+        length = f"{length}, with a part of the data"
+    return [printed, count, length, f"{measured['cpu_hours']:.2f}"]
+
+
+def _difference(column: Column, figure: Mapping[str, Any] | None, published: Mapping[str, float]) -> str:
+    if figure is None or column.key not in published:
+        return "-"
+    unit = 100 if column.percent else 1
+    difference = unit * figure[column.statistic] - published[column.key]
+    text = format_number(Column(column.title, column.figure, decimals=column.decimals), abs(difference))
+    return f"{'-' if difference < 0 else '+'}{text}"
+
+
+def _footnotes(table: Table, results: Results | None) -> Iterator[str]:
+    if results is not None:
+        stale = len(results["runs"]) - len(current_runs(table, FULL, results["runs"]))
+        if stale:
+            yield f"{stale} of the runs have settings that the table no longer has, and do not count as done."
+    yield from table.remarks
+    if table.unspecified:
+        yield f"Not in the paper, so that they were chosen here: {table.unspecified}."
+
+
+def _line(cells: Sequence[str]) -> str:
+    return markdown_row(cells) + "\n"

@@ -1,0 +1,246 @@
+"""Tables of scores, of spectra and without training, made by the real training and measurements."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import pytest
+
+from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun, UnknownNameError
+from stablernn.reproduce.kinds.dynamics import system_matrix
+from stablernn.reproduce.progress import progress, state_of
+from stablernn.reproduce.results_file import content_hash, read_results, write_results
+from stablernn.reproduce.run_protocol import reproduce
+from stablernn.reproduce.settings import merge, ours
+from stablernn.reproduce.table import FULL, SHORT, DataSet, Protocol, Table
+from stablernn.reproduce.tables import TABLES
+from stablernn.reproduce.tables.common import DIGITS
+from stablernn.reproduce.training_runs import Length
+from stablernn.training import Progress, load_config, train
+
+
+def on_digits(monkeypatch: pytest.MonkeyPatch, key: str, rows: tuple[str, ...], epochs: int = 2) -> Table:
+    """A table of sequences with little rows, trained on digits in its full protocol."""
+    table = TABLES[key]
+    little = tuple(replace(table.row(name), hidden_size=4, data=(), data_settings={}) for name in rows)
+    settings = ours({"training.epochs": epochs, "training.batch_size": 256, "training.plots": False})
+    changed = replace(
+        table, rows=little, data=(DIGITS,), full=Protocol(FULL, seeds=(0, 1), settings=settings), short_data=None
+    )
+    monkeypatch.setitem(TABLES, key, changed)
+    return changed
+
+
+@pytest.fixture
+def pixels(monkeypatch: pytest.MonkeyPatch) -> Table:
+    return on_digits(monkeypatch, "mnist-pixel", ("lipschitz-64", "antisymmetric"))
+
+
+def figures(results: dict[str, Any]) -> list[Any]:
+    return [row["figures"] for row in results["views"]["best"]]
+
+
+def test_a_cut_training_is_partial_and_goes_on_to_the_numbers_of_the_whole(pixels: Table, tmp_path: Path) -> None:
+    rows = ["lipschitz-64"]
+    part = reproduce("mnist-pixel", FULL, tmp_path / "a", rows=rows, seeds=[0], length=Length(epochs=1))
+    assert part["state"] == "partial"
+    (row,) = part["views"]["best"]
+    assert row["length"] == {"unit": "epochs", "done": 1, "published": 2, "share": 0.5}
+    assert part["progress"]["epochs"] == 0.5
+    assert "some runs did 50 % of the published training" in (tmp_path / "a" / "table.md").read_text()
+    grown = reproduce("mnist-pixel", FULL, tmp_path / "a", rows=rows, seeds=[0])
+    whole = reproduce("mnist-pixel", FULL, tmp_path / "b", rows=rows, seeds=[0])
+    assert figures(grown) == figures(whole)
+    assert grown["runs"][0]["length"]["share"] == 1.0
+    assert figures(grown) != figures(part)
+
+
+def test_a_cut_in_steps_is_taken_in_the_middle_of_an_epoch(pixels: Table, tmp_path: Path) -> None:
+    made = reproduce("mnist-pixel", FULL, tmp_path, rows=["lipschitz-64"], seeds=[0], length=Length(steps=3))
+    (run,) = made["runs"]
+    # 1,077 sequences in batches of 256 are 5 steps.
+    assert (run["steps"], run["length"]["done"], run["length"]["published"]) == (3, 0.6, 2)
+
+
+def test_the_scores_are_those_of_the_run_and_state_their_machine(pixels: Table, tmp_path: Path) -> None:
+    results = reproduce("mnist-pixel", FULL, tmp_path)
+    assert (results["state"], results["missing"]) == ("full", [])
+    assert results["progress"]["runs"] == [4, 4]
+    for run in results["runs"]:
+        summary = json.loads((tmp_path / run["run"] / "summary.json").read_text())
+        (measured,) = run["measured"]
+        assert measured["figures"]["test.accuracy"] == summary["metrics"]["test"]["accuracy"]
+        assert measured["epoch"] == summary["best_epoch"]
+        assert run["threads"] == 1
+        assert run["commit"] == json.loads((tmp_path / run["run"] / "env.json").read_text())["commit"]
+        assert not list((tmp_path / run["run"] / "checkpoints").glob("epoch-*"))
+    row = results["views"]["best"][0]
+    assert row["cpu_hours"] == pytest.approx(sum(run["seconds"] for run in results["runs"][:2]) / 3600)
+
+
+def test_results_of_another_table_do_not_count(pixels: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = reproduce("mnist-pixel", FULL, tmp_path)
+    other = replace(pixels.rows[0], settings=merge(pixels.rows[0].settings, ours({"training.lr": 0.5})))
+    changed = replace(pixels, rows=(other, pixels.rows[1]))
+    assert state_of(changed, results) == "partial"
+    assert state_of(pixels, results) == "full"
+    monkeypatch.setitem(TABLES, "mnist-pixel", changed)
+    with pytest.raises(ConfigError, match=r"is not the one of this table\. .*'training\.lr' was 0\.003 when"):
+        reproduce("mnist-pixel", FULL, tmp_path)
+
+
+def test_a_run_with_a_part_of_its_data_makes_a_table_partial(pixels: Table, tmp_path: Path) -> None:
+    results = reproduce("mnist-pixel", FULL, tmp_path)
+    for run in results["runs"]:
+        run["partial_data"] = ["data_batch_3.bin"]
+    assert progress(pixels, FULL, results["runs"])["partial_data"]
+    assert state_of(pixels, results) == "partial"
+
+
+def test_an_edited_result_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    written = write_results(path, {"table": "copy", "views": {"best": [0.5]}})
+    assert read_results(path) == written
+    # Indentation and the order of keys are no content.
+    path.write_text(json.dumps(dict(reversed(written.items()))))
+    assert read_results(path) == written
+    path.write_text(path.read_text().replace("0.5", "0.9"))
+    with pytest.raises(CheckpointError, match=r"results\.json' was edited after it was written: its content does not "):
+        read_results(path)
+    path.write_text(json.dumps({"table": "copy"}))
+    with pytest.raises(CheckpointError, match=r"results\.json' has no 'sha256' of its content"):
+        read_results(path)
+    assert read_results(tmp_path / "none.json") is None
+    assert content_hash({"a": 1}) != content_hash({"a": 1.0})
+
+
+def test_two_processes_do_not_share_a_folder(pixels: Table, tmp_path: Path) -> None:
+    with filelock.FileLock(tmp_path / ".lock"), pytest.raises(ConfigError) as error:
+        reproduce("mnist-pixel", FULL, tmp_path)
+    assert str(error.value).startswith(f"Another process reproduces a table in '{tmp_path}'. Wait for it, ")
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_missing_data_set_is_named_with_its_file_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STABLERNN_DATA", str(tmp_path / "data"))
+    with pytest.raises(DataError, match=r"'timit' .*LDC"):
+        reproduce("speech", FULL, tmp_path / "out", rows=["lstm"], data=["timit"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "sentence"),
+    [
+        (
+            {"data": ["mnst"]},
+            UnknownNameError,
+            r"^Unknown data set of the table 'mnist-pixel' 'mnst'\. It has digits\.$",
+        ),
+        ({"length": Length(epochs=0)}, ConfigError, r"^epochs must be 1 or more, got 0\.$"),
+        ({"length": Length(1, 1)}, ConfigError, r"^epochs and steps exclude each other, got 1 and 1\.$"),
+        ({"match_accuracy": 0.5}, ConfigError, r"^match_accuracy is not used by 'mnist-pixel'"),
+    ],
+)
+def test_arguments_that_are_refused(
+    pixels: Table, tmp_path: Path, arguments: dict[str, Any], kind: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(kind, match=sentence):
+        reproduce("mnist-pixel", FULL, tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_end_points_of_the_dynamics_are_those_of_the_formula(tmp_path: Path) -> None:
+    results = reproduce("dynamics", FULL, tmp_path)
+    assert results["state"] == "full"
+    found = {row["row"]: row["figures"] for row in results["views"]["measured"]}
+    norms = [found["g-imaginary"][f"norm_{number}"]["mean"] for number in range(3)]
+    np.testing.assert_allclose(norms, [0.7894, 1.0190, 1.1923], atol=5e-5)
+    norms = [found["h-diffusion"][f"norm_{number}"]["mean"] for number in range(3)]
+    np.testing.assert_allclose(norms, [0.5176, 0.7109, 0.8407], atol=5e-5)
+    assert found["g-imaginary"]["spectral_radius"]["mean"] == pytest.approx(1.0198, abs=1e-5)
+    assert (tmp_path / "dynamics.png").stat().st_size > 10_000
+    told: list[str] = []
+    again = reproduce("dynamics", FULL, tmp_path, report=told.append)
+    assert (told, again["views"]) == ([], results["views"])
+
+
+@pytest.mark.parametrize("key", ["c-orthogonal-0", "d-orthogonal-1"])
+def test_the_drawn_matrices_are_orthogonal(key: str) -> None:
+    matrix = system_matrix(TABLES["dynamics"].row(key).options)
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(2), atol=1e-12)
+
+
+def test_a_table_without_training_takes_no_length(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^'dynamics' trains nothing: epochs, steps, partial data"):
+        reproduce("dynamics", FULL, tmp_path, length=Length(epochs=1))
+
+
+def test_the_speed_of_every_engine_is_measured_in_turn(tmp_path: Path) -> None:
+    results = reproduce("speed", SHORT, tmp_path)
+    figures = {row["row"]: row["figures"] for row in results["views"]["measured"]}
+    assert {"antisymmetric-loop", "antisymmetric-fused", "lstm-loop", "lstm-torch"} <= figures.keys()
+    for run in results["runs"]:
+        assert len(run["step_seconds"]) == TABLES["speed"].short.options["rounds"]
+        assert figures[run["row"]]["step_milliseconds"]["mean"] > 0
+    assert figures["lstm-torch"]["ratio_to_torch_lstm"]["mean"] == 1
+
+
+def test_the_spectra_are_those_of_the_matrices_before_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_digits(monkeypatch, "spectra", ("lipschitz-1", "lstm"))
+    results = reproduce("spectra", FULL, tmp_path, seeds=[0])
+    found = {row["row"]: row["figures"] for row in results["views"]["best"]}
+    # A share of 1 leaves the skew part, whose eigenvalues are imaginary, less the damping.
+    for name in ("linear_first", "linear_last", "recurrent_first", "recurrent_last"):
+        assert found["lipschitz-1"][name]["mean"] == pytest.approx(-0.001, abs=1e-6)
+        assert found["lstm"][name] is None
+    assert found["lstm"]["radius_max"]["mean"] > found["lstm"]["mean_modulus"]["mean"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["mnist-pixel", "copy", "spectra"])
+def test_an_interrupted_table_goes_on_to_the_same_numbers(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if key == "copy":
+        table = TABLES[key]
+        rows = tuple(replace(table.row(name), hidden_size=8) for name in ("rnn", "exprnn"))
+        settings = ours({"training.max_steps": 12, "training.plots": False})
+        data = DataSet("copy-10", "copy", ours({"data.source": "copy", "data.length": 10}))
+        full = Protocol(FULL, seeds=(0,), settings=settings)
+        monkeypatch.setitem(TABLES, key, replace(table, rows=rows, data=(data,), full=full))
+    else:
+        on_digits(monkeypatch, key, ("lipschitz-0.75",) if key == "spectra" else ("lipschitz-64",))
+    whole = reproduce(key, FULL, tmp_path / "whole", seeds=[0])
+
+    def stop(now: Progress) -> None:
+        if now.step == 3:
+            raise KeyboardInterrupt
+
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    run = tmp_path / "stopped" / whole["runs"][0]["run"]
+    settings_of_run = load_config(run / "config.yaml")
+    shutil.rmtree(run)
+    shutil.rmtree(tmp_path / "stopped" / "measured")
+    with pytest.raises(InterruptedRun):
+        train(settings_of_run, run, progress=stop)
+    resumed = reproduce(key, FULL, tmp_path / "stopped", seeds=[0])
+    assert figures(resumed) == figures(whole)
+    assert resumed["runs"][0]["resumed"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [key for key in TABLES if key not in ("robustness", "dynamics", "speed")])
+def test_two_rows_of_each_short_table(key: str, tmp_path: Path) -> None:
+    rows = [row.key for row in TABLES[key].rows]
+    results = reproduce(key, SHORT, tmp_path, rows=[rows[0], rows[-1]])
+    assert results["state"] == "short"
+    for row in results["views"]["best"]:
+        assert row["figures"]["test.accuracy"] is not None

@@ -1,0 +1,78 @@
+"""The page of results shows what is stored, beside what is published."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stablernn.errors import CheckpointError
+from stablernn.reproduce.results_file import read_results, write_results
+from stablernn.reproduce.results_page import results_page
+from stablernn.reproduce.stored_results import STORED
+from stablernn.reproduce.tables import TABLES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / STORED / "robustness", tmp_path / "robustness")
+    return tmp_path
+
+
+def test_every_table_and_row_is_on_the_page(stored: Path) -> None:
+    page = results_page(stored)
+    for key, table in TABLES.items():
+        assert f"| [`{key}`](#{key}) |" in page
+        section = page.partition(f"\n## {key}\n")[2].partition("\n## ")[0]
+        for row in table.rows:
+            assert f"| `{row.key}` |" in section
+    assert "| [`robustness`](#robustness) | table 3 | full | 18 of 18 |" in page
+    assert "Not run: `stablernn reproduce mnist-pixel`." in page
+
+
+def test_figures_stand_beside_the_published_ones_with_their_difference(stored: Path) -> None:
+    page = results_page(stored)
+    # 37.63 of 256 images, 93.0 in the paper.
+    assert "|  | PGD | 93.0 | 37.6 (35.9 to 39.5; 3 seeds) | -55.4 |" in page
+    assert "| `lipschitz` | clean | - | 96.0 (95.8 to 96.2; 3 seeds) | - | - | 9,418 | 10 of 10 epochs |" in page
+
+
+def test_an_edited_result_is_on_no_page(stored: Path) -> None:
+    path = stored / "robustness" / "results.json"
+    path.write_text(path.read_text().replace("0.96", "0.99", 1))
+    with pytest.raises(CheckpointError, match="was edited after it was written"):
+        results_page(stored)
+
+
+def test_a_scaled_down_result_is_on_no_page(stored: Path) -> None:
+    path = stored / "robustness" / "results.json"
+    results = json.loads(path.read_text())
+    results["protocol"]["name"] = "short"
+    write_results(path, results)
+    with pytest.raises(CheckpointError, match="is not a result of the full protocol of 'robustness'"):
+        results_page(stored)
+
+
+def test_a_part_is_named_as_one(stored: Path) -> None:
+    path = stored / "robustness" / "results.json"
+    results = read_results(path)
+    assert results is not None
+    results["runs"] = [run for run in results["runs"] if run["seed"] == 0]
+    for run in results["runs"]:
+        run["length"] = {"unit": "epochs", "done": 2, "published": 10, "share": 0.2}
+    write_results(path, results)
+    page = results_page(stored)
+    assert "| table 3 | partial | 6 of 18 | 6 of 6 | 1 of 1 | 1 of 3 | 20 % or more |" in page
+
+
+@pytest.mark.parametrize("key", [key for key in TABLES if (ROOT / STORED / key).is_dir()])
+def test_stored_results_are_of_the_tables_as_they_are(key: str) -> None:
+    results = read_results(ROOT / STORED / key / "results.json")
+    assert results is not None
+    assert results["table"] == key
+    for entry in ("commit", "time", "platform", "threads"):
+        assert results["environment"][entry]
