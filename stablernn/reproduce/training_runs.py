@@ -83,7 +83,7 @@ class TrainingRuns:
 
     def __init__(self, table: Table, protocol: ProtocolName, length: Length, *, partial_data: bool = False) -> None:
         self._table = table
-        self._protocol = protocol
+        self._protocol: ProtocolName = protocol
         self._length = length
         self._partial_data = partial_data
 

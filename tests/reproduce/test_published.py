@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stablernn.cells import cell_info
 from stablernn.errors import UnknownNameError
 from stablernn.nn.models import Classifier
 from stablernn.reproduce.parameter_matching import hidden_size, matched_hidden_size
@@ -64,6 +65,18 @@ def test_the_first_column_of_each_data_set_is_that_of_the_paper(key: str, text: 
     assert {
         row.key: [(row.published.get(entry.key) or (None,))[0] for entry in data] for row in table.rows if row.published
     } == printed
+
+
+def test_the_settings_of_the_preset_are_those_of_the_papers_table_8() -> None:
+    options = cell_info("lipschitz").options("paper")
+    printed = {"skew_weight": 0.75, "linear_damping": 0.001, "recurrent_damping": 0.001, "step_size": 0.03}
+    assert {name: options[name] for name in printed} == printed
+    for key in ("lipschitz-64", "lipschitz-128"):
+        table = TABLES["mnist-pixel"]
+        row = table.row(key)
+        rates = [validate(table.run_tree(row, data, "full")).training.lr for data in table.data]
+        assert rates == [0.003, 0.0035]
+        assert validate(table.run_tree(row, table.data[0], "full")).model.cell_options == {}
 
 
 def test_the_tables_whose_figures_are_lost_have_none() -> None:
