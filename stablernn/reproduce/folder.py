@@ -162,11 +162,11 @@ class ReproductionFolder:
         if self.protocol.is_file():
             stored = read_json(self.protocol)
             differing = [key for key in requested if stored.get(key) != requested[key]]
-            known = stored.get("data", {})
-            differing += [f"data of {key}" for key, value in data.items() if known.get(key, value) != value]
+            stored_data = stored.get("data", {})
+            differing += [f"data of {key}" for key, value in data.items() if stored_data.get(key, value) != value]
             if differing:
                 self._refuse(stored, differing)
-        elif any((self.path / "runs").iterdir()):
+        elif self._has_unknown_files():
             raise ConfigError(
                 f"'{self.path}' has runs but no protocol.json, so their settings are unknown. Name another "
                 "folder with --output."
@@ -174,6 +174,11 @@ class ReproductionFolder:
         merged = {**requested, "data": {**stored.get("data", {}), **data}}
         if merged != stored:
             write_json(self.protocol, merged)
+
+    def _has_unknown_files(self) -> bool:
+        """Return True if there is a measurement, or a folder that is no run and whose settings nobody can compare."""
+        is_run = [(path / "config.yaml").is_file() for path in (self.path / "runs").iterdir()]
+        return not all(is_run) or any((self.path / "measured").iterdir())
 
     def _refuse(self, stored: Mapping[str, Any], differing: Sequence[str]) -> None:
         raise ConfigError(

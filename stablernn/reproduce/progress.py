@@ -1,4 +1,4 @@
-"""How much of the protocol of a table is done. Imports no torch, so that lists are fast."""
+"""Progress of the protocol of a table. Imports no torch, so that lists are fast."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def current_runs(table: Table, protocol: ProtocolName, runs: Sequence[RunDocumen
 
     Results may be older than a change of the table.
     """
-    known = {(row.key, data.key): (row, data) for data in table.data_sets(protocol) for row in table.rows_on(data)}
+    pairs = {(row.key, data.key): (row, data) for data in table.data_sets(protocol) for row in table.rows_on(data)}
     current = []
     for run in runs:
-        pair = known.get((run["row"], run["data"]))
+        pair = pairs.get((run["row"], run["data"]))
         if pair is not None and run["settings"] == run_settings(table, *pair, protocol):
             current.append(run)
     return current
@@ -57,12 +57,12 @@ def progress(table: Table, protocol: ProtocolName, runs: Sequence[RunDocument]) 
     data_sets = [entry for entry in table.data_sets(protocol) if not entry.is_optional]
     data = [entry.key for entry in data_sets]
     seeds = table.protocol(protocol).seeds
-    counted = [run for run in runs if run["data"] in data and run["seed"] in seeds]
+    protocol_runs = [run for run in runs if run["data"] in data and run["seed"] in seeds]
     return {
-        "runs": [len(counted), sum(len(table.rows_on(entry)) for entry in data_sets) * len(seeds)],
-        "rows": [len({run["row"] for run in counted}), len(table.rows)],
-        "data": [len({run["data"] for run in counted}), len(data)],
-        "seeds": [len({run["seed"] for run in counted}), len(seeds)],
+        "runs": [len(protocol_runs), sum(len(table.rows_on(entry)) for entry in data_sets) * len(seeds)],
+        "rows": [len({run["row"] for run in protocol_runs}), len(table.rows)],
+        "data": [len({run["data"] for run in protocol_runs}), len(data)],
+        "seeds": [len({run["seed"] for run in protocol_runs}), len(seeds)],
         "epochs": min((run["length"]["share"] for run in runs if run.get("length")), default=None),
         "partial_data": any(run.get("partial_data") for run in runs),
     }

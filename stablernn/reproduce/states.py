@@ -29,13 +29,13 @@ def states(root: Path) -> list[dict[str, Any]]:
 def _table_state(root: Path, table: Table) -> dict[str, Any]:
     problems: list[str] = []
     folders = [ReproductionFolder(default_folder(root, table, name), table, name) for name in (FULL, SHORT)]
-    made = []
+    pairs = []
     for folder in folders:
         results = _usable(partial(read_results, folder.results), problems)
         if results is not None and results.get("table") == table.key:
-            made.append((folder, results))
+            pairs.append((folder, results))
     # The most advanced state; the full protocol comes first among equals.
-    best = max(made, key=lambda pair: STATES.index(state_of(table, pair[1])), default=None)
+    best = max(pairs, key=lambda pair: STATES.index(state_of(table, pair[1])), default=None)
     stored = _usable(partial(stored_results, table), problems)
     candidates = [pair[1] for pair in (best, stored) if pair is not None]
     shown = max(candidates, key=lambda results: STATES.index(state_of(table, results)), default=None)

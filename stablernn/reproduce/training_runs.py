@@ -125,15 +125,15 @@ class TrainingRuns:
         task = task_for(data)
         if run.row.key not in sizes:
             size = hidden_size(self._table, run.row, lambda row, units: self._parameters(task, run.data, row, units))
-            most = self._table.protocol(self._protocol).most_units
-            sizes[run.row.key] = size if most is None else min(size, most)
+            largest = self._table.protocol(self._protocol).most_units
+            sizes[run.row.key] = size if largest is None else min(size, largest)
         tree = self.tree(run, sizes[run.row.key])
         resolved = resolve(validate(tree), task)
         training = resolved.training
         assert training.batch_size is not None
         epoch_steps = task.steps_per_epoch(training.batch_size, training.bptt_steps or 0)
         published = training.max_steps or (training.epochs or 0) * epoch_steps
-        steps = self._asked_steps(published, epoch_steps)
+        steps = self._requested_steps(published, epoch_steps)
         plan = RunPlan(run, _cut(tree, resolved, steps, epoch_steps), resolved, steps, published, epoch_steps)
         _check_stored(plan)
         return plan
@@ -144,11 +144,11 @@ class TrainingRuns:
         model = task.build_model(resolve(validate(self.tree(run, units)), task))
         return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
-    def _asked_steps(self, published: int, epoch_steps: int) -> int:
-        asked = self._length.steps
+    def _requested_steps(self, published: int, epoch_steps: int) -> int:
+        steps = self._length.steps
         if self._length.epochs is not None:
-            asked = self._length.epochs * epoch_steps
-        return published if asked is None else min(asked, published)
+            steps = self._length.epochs * epoch_steps
+        return published if steps is None else min(steps, published)
 
 
 def train_run(settings: Mapping[str, Any], directory: Path) -> None:

@@ -103,6 +103,15 @@ def test_a_run_with_a_part_of_its_data_makes_a_table_partial(pixels: Table, tmp_
     assert state_of(pixels, results) == "partial"
 
 
+def test_a_run_from_elsewhere_enters_the_table_where_its_settings_are_those(pixels: Table, tmp_path: Path) -> None:
+    made = reproduce("mnist-pixel", FULL, tmp_path / "a", rows=["lipschitz-64"], seeds=[0])
+    (tmp_path / "b" / "runs").mkdir(parents=True)
+    shutil.move(tmp_path / "a" / "runs" / "lipschitz-64-0", tmp_path / "b" / "runs" / "lipschitz-64-0")
+    told: list[str] = []
+    taken = reproduce("mnist-pixel", FULL, tmp_path / "b", rows=["lipschitz-64"], seeds=[0], report=told.append)
+    assert (told, figures(taken)) == ([], figures(made))
+
+
 def test_an_edited_result_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     written = write_results(path, {"table": "copy", "views": {"best": [0.5]}})

@@ -68,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a reproduction measured.
+    """The figures that a reproduction measured.
 
     Attributes:
         runs: Every finished run of the folder: :meth:`Request.describe`, ``hidden_size``, ``parameters``, ``seconds``,

@@ -46,9 +46,9 @@ class SpeedKind(MeasuredKind):
             times: dict[Any, list[float]] = {path: [] for path in steps}
             for _ in range(options["rounds"]):
                 for path, step in steps.items():
-                    begun = time.thread_time()
+                    start = time.thread_time()
                     step()
-                    times[path].append(time.thread_time() - begun)
+                    times[path].append(time.thread_time() - start)
         reference = next((times[run.path] for run in runs if run.row.options["engine"] == _TORCH), None)
         epoch_steps = -(-_TRAINING_IMAGES // len(x))
         return [
@@ -102,7 +102,7 @@ def _document(
     model: nn.Module, hidden_size: int | None, times: list[float], reference: list[float] | None, epoch_steps: int
 ) -> dict[str, Any]:
     median = statistics.median(times)
-    ratios = None if reference is None else [own / other for own, other in zip(times, reference, strict=True)]
+    ratios = None if reference is None else [seconds / other for seconds, other in zip(times, reference, strict=True)]
     return {
         "hidden_size": hidden_size,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

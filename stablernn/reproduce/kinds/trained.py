@@ -20,17 +20,17 @@ class TrainedKind(Kind):
 
     def prepare(self, request: Request) -> dict[str, str]:
         # Finished runs that were not asked for enter the table too, so that they are checked as well.
-        asked = {run.path for run in request.runs}
-        others = [run for run in request.folder.finished_runs() if run.path not in asked]
+        requested = {run.path for run in request.runs}
+        others = [run for run in request.folder.finished_runs() if run.path not in requested]
         runs = TrainingRuns(request.table, request.rules.name, request.length, partial_data=request.partial_data)
         self._plans, fingerprints = runs.plan([*request.runs, *others])
         return fingerprints
 
     def train(self, request: Request) -> list[Run]:
         """Train the runs that are not done, and return all that are."""
-        asked = self._plans[: len(request.runs)]
-        jobs = [Job(plan.run.name, train_run, (plan.settings, plan.run.path)) for plan in asked if not plan.is_done]
-        request.run_remaining(jobs, "trained", len(asked))
+        plans = self._plans[: len(request.runs)]
+        jobs = [Job(plan.run.name, train_run, (plan.settings, plan.run.path)) for plan in plans if not plan.is_done]
+        request.run_remaining(jobs, "trained", len(plans))
         return request.folder.finished_runs()
 
     def describe_training(self, request: Request, run: Run) -> RunResult:
