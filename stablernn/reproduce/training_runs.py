@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.data.step_data import Data
-from stablernn.errors import ConfigError
+from stablernn.errors import ConfigError, DataError
 from stablernn.reproduce.folder import Run
 from stablernn.reproduce.parameter_matching import hidden_size
-from stablernn.reproduce.table import DataSet, ProtocolName, Row, Table
+from stablernn.reproduce.table import FULL, DataSet, ProtocolName, Row, Table
 from stablernn.training import load_run_data, train
 from stablernn.training.loaded_run import stored_settings
 from stablernn.training.resume import check_resumable
@@ -118,8 +118,16 @@ class TrainingRuns:
         return tree
 
     def _load(self, run: Run) -> Data:
-        # The hidden size does not matter for loading.
-        return load_run_data(validate(self.tree(run, run.row.hidden_size or 1)))
+        try:
+            # The hidden size does not matter for loading.
+            return load_run_data(validate(self.tree(run, run.row.hidden_size or 1)))
+        except DataError as error:
+            # The option of a reproduction is another one than that of a training.
+            sentence = str(error).replace("--set data.partial=true", "--partial-data")
+            if self._table.short_data is not None and self._protocol == FULL:
+                names = ", ".join(data.settings["data.source"].value for data in self._table.short_data)
+                sentence += f" The short protocol (--short) takes '{names}' instead, which needs no files."
+            raise DataError(sentence) from None
 
     def _plan_run(self, run: Run, data: Data, sizes: dict[str, int]) -> RunPlan:
         task = task_for(data)

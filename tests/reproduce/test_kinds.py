@@ -138,7 +138,7 @@ def test_two_processes_do_not_share_a_folder(pixels: Table, tmp_path: Path) -> N
 
 def test_a_missing_data_set_is_named_with_its_file_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STABLERNN_DATA", str(tmp_path / "data"))
-    with pytest.raises(DataError, match=r"'timit' .*LDC"):
+    with pytest.raises(DataError, match=r"'timit' .*LDC.* The short protocol \(--short\) takes 'copy' instead, which "):
         reproduce("speech", FULL, tmp_path / "out", rows=["lstm"], data=["timit"])
     assert not (tmp_path / "out").exists()
 

@@ -30,9 +30,10 @@ class MeasuredKind(Kind):
 
     def work(self, request: Request) -> Outcome:
         remaining = [run for run in request.runs if not request.folder.measurement(run).is_file()]
-        for number, (run, measurement) in enumerate(self.measure(request, remaining), 1):
+        measured = self.measure(request, remaining)
+        for number, (run, measurement) in enumerate(measured, 1):
             write_json(request.folder.measurement(run), measurement | {"environment": _machine()})
-            request.report(f"measured {number} of {len(remaining)}: {run.name}")
+            request.report(f"measured {number} of {len(measured)}: {run.name}")
         runs = [
             request.folder.run(row, data, seed)
             for data in request.folder.data_sets
