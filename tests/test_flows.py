@@ -32,7 +32,15 @@ from stablernn_registry import Registry
 from stablernn_server import Settings, create_app
 from stablernn_server.batching import dispatch
 
-MODEL_CODE = ("stablernn/bounds/", "stablernn/cells/", "stablernn/engines/", "stablernn/nn/", "stablernn/param")
+MODEL_CODE = (
+    "stablernn/bounds/",
+    "stablernn/cells/",
+    "stablernn/engines/",
+    "stablernn/nn/",
+    "stablernn/param",
+    "stablernn/transforms",
+    "stablernn/buffers",
+)
 """The model itself, which an export calls again and again: the first walk has these files."""
 TRANSPORT = ("server/stablernn_server/process/", "server/stablernn_server/transport/")
 """Files below the application: connections and the process."""

@@ -213,12 +213,11 @@ class _Reader:
         )
 
     def _embedding(self, document: Mapping[str, Any], channels: int) -> tuple[Array, Array]:
-        start, end = document["weight"]["rows"]
-        return self._array(document["weight"], end - start, channels), self._array(document["bias"], end - start)
+        width = _rows(document["weight"])
+        return self._array(document["weight"], width, channels), self._array(document["bias"], width)
 
     def _head(self, document: Mapping[str, Any], inputs: int) -> Head:
-        start, end = document["weight"]["rows"]
-        outputs = end - start
+        outputs = _rows(document["weight"])
         weight = self._array(document["weight"], outputs, inputs)
         mean, scale = (
             None if document[name] is None else np.array([_finite(value) for value in document[name]], np.float32)
@@ -241,6 +240,9 @@ class _Reader:
 
     def _array(self, reference: Mapping[str, Any], *shape: int) -> Array:
         if "fill" in reference:
+            # A matrix proves its size by the initializer that holds it.
+            if len(shape) > 1:
+                raise ValueError("only vectors are of equal numbers")
             return np.full(shape, _finite(reference["fill"]), np.float32)
         start, end = reference["rows"]
         values = self._file.constant(reference["initializer"])[start:end]
@@ -256,6 +258,13 @@ def _size(document: Mapping[str, Any], name: str, *, least: int = 1) -> int:
     if type(value) is not int or not least <= value < 2**31:
         raise ValueError(f"{name} is a whole number of {least} or more")
     return value
+
+
+def _rows(reference: Mapping[str, Any]) -> int:
+    start, end = reference["rows"]
+    if end - start < 1:
+        raise ValueError("a matrix has 1 row or more")
+    return int(end - start)
 
 
 def _flag(document: Mapping[str, Any], name: str) -> bool:

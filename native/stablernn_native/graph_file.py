@@ -22,6 +22,8 @@ _VALUE_NAME = 1
 _KEY, _VALUE = 1, 2
 _FLOAT = 1
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_LARGEST_SHIFT = 63
+"""Of the last byte of a number of 64 bits, each byte of which holds seven."""
 
 
 class GraphFile:
@@ -125,6 +127,8 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
+        if shift > _LARGEST_SHIFT:
+            raise ValueError("a number is longer than 64 bits")
 
 
 def _parts(fields: Sequence[_Field], *numbers: int) -> Iterator[memoryview]:

@@ -130,11 +130,16 @@ class NativeModel:
 
         # Threads of their own and no pool, which would not survive a fork.
         workers = [threading.Thread(target=work_on, args=(part,)) for part in range(1, count)]
-        for worker in workers:
-            worker.start()
-        work_on(0)
-        for worker in workers:
-            worker.join()
+        started: list[threading.Thread] = []
+        try:
+            for worker in workers:
+                worker.start()
+                started.append(worker)
+            work_on(0)
+        finally:
+            # Also where a thread could not be started: the others still write into the arrays of the call.
+            for worker in started:
+                worker.join()
         for status in statuses:
             check_run(status)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stablernn_registry import Registry, Version
+from stablernn_runtime.engines.loaded_graphs import ONNX
 from stablernn_runtime.errors import ModelLoadError, NotReadyError, ServingError
 from stablernn_runtime.isolation import (
     Abort,
@@ -27,15 +28,21 @@ _passed: set[str] = set()
 """Keys of the versions that were opened in time; they depend on the content, not on names and dates."""
 
 
-def has_passed(version: Version, threads: int) -> bool:
-    """Return whether :func:`try_opening` has opened a version of the same content with as many threads before."""
-    return _key(version, threads) in _passed
+def has_passed(version: Version, threads: int, engine: str = ONNX) -> bool:
+    """Return whether :func:`try_opening` has opened a version of the same content in the same way before."""
+    return _key(version, threads, engine) in _passed
 
 
 def try_opening(
-    version: Version, root: Path, threads: int, seconds: float, memory_bytes: int, abort: Abort | None = None
+    version: Version,
+    root: Path,
+    threads: int,
+    seconds: float,
+    memory_bytes: int,
+    abort: Abort | None = None,
+    engine: str = ONNX,
 ) -> None:
-    """Open a version with ONNX Runtime in another process, unless that was done before.
+    """Open a version in another process, unless that was done before.
 
     Args:
         version: The version.
@@ -44,16 +51,17 @@ def try_opening(
         seconds: Time limit.
         memory_bytes: Memory limit.
         abort: Ends the other process when the server stops.
+        engine: Name of the engine that opens it.
 
     Raises:
         ModelLoadError: If it cannot be opened, or takes longer or more.
         NotReadyError: If ``abort`` is set.
     """
-    key = _key(version, threads)
+    key = _key(version, threads, engine)
     if key in _passed:
         return
     # The other process reads the version from the registry, and by the digest makes sure that it is this one.
-    request = {"root": str(root), "ref": version.ref, "digest": version.digest, "threads": threads}
+    request = {"root": str(root), "ref": version.ref, "digest": version.digest, "threads": threads, "engine": engine}
     try:
         answer = _process.ask(request, seconds, memory_bytes, abort)
     except AbortedError as error:
@@ -73,11 +81,11 @@ def close() -> None:
     _process.close()
 
 
-def _key(version: Version, threads: int) -> str:
-    """Return a text of all that opening depends on: the threads, and the manifest, which has a hash of each graph."""
+def _key(version: Version, threads: int, engine: str) -> str:
+    """Return a text of all that opening depends on: engine, threads, and the manifest with a hash of each graph."""
     # Copies of a version under other names and numbers are opened alike.
     fields = version.manifest.model_dump(mode="json", exclude={"name", "version", "created", "lineage", "metrics"})
-    return f"{threads} {hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}"
+    return f"{engine} {threads} {hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()}"
 
 
 def _open(request: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +93,7 @@ def _open(request: dict[str, Any]) -> dict[str, Any]:
     if version.digest != request["digest"]:
         raise ModelLoadError(f"'{version.ref}' is another version now")
     try:
-        ServedModel.load(version, "cpu", request["threads"])
+        ServedModel.load(version, "cpu", request["threads"], request["engine"])
     except ServingError as error:
         # The limit of this process, not a property of the version.
         if is_out_of_memory(error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,8 @@ from step_forms import CELLS, needs_native
 pytestmark = needs_native
 
 try:
-    from stablernn_native import available_paths
+    from stablernn_native import available_paths, model
+    from stablernn_native.graph_file import GraphFile
     from stablernn_native.server_engine import NativeServerEngine, native_engine
 except ImportError:
     PATHS: list[str] = []
@@ -266,6 +268,12 @@ def no_number(document: dict[str, Any]) -> str:
     return str(document).replace("'", '"').replace("None", "null").replace("nan", "NaN").replace("True", "true")
 
 
+def no_embedding(document: dict[str, Any]) -> None:
+    """Inputs of no width, which the kernels would take for inputs without an embedding."""
+    document["embedding"] = {"weight": {**document["head"]["weight"], "rows": [0, 0]}, "bias": {"fill": 0.0}}
+    document["layers"][0]["input"] = {"fill": 0.0}
+
+
 UNREADABLE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no JSON": lambda document: "{",
     "a list": lambda document: "[]",
@@ -279,6 +287,9 @@ UNREADABLE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a word for a number": lambda document: document["layers"][0].update(step_size="fast"),
     "a head of another size": lambda document: document["head"].update(weight=document["head"]["bias"]),
     "no bias of modReLU": lambda document: document["layers"][0].update(nonlinearity="modrelu"),
+    "an embedding of no width": no_embedding,
+    "a matrix of equal numbers": lambda document: document["layers"][0].update(recurrent={"fill": 0.0}),
+    "a head without rows": lambda document: document["head"]["weight"].update(rows=[0, 0]),
     "an index in place of rows": lambda document: document["mean"].update(rows=3),
 }
 
@@ -321,6 +332,32 @@ def test_other_numbers_than_those_of_the_graph_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="differs from its graph by .* Use --engine onnx, and report it"):
         native_engine(damaged(tmp_path, versions, change), "cpu")
+
+
+def test_a_number_of_many_bytes_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="its step.onnx is not an ONNX model"):
+        GraphFile(b"\x08" + b"\xff" * 1_000_000 + b"\x01")
+
+
+def test_threads_that_have_started_end_before_an_error_is_raised(
+    versions: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They write into the arrays of the call, which nobody holds any more after it."""
+    started: list[threading.Thread] = []
+
+    class Scarce(threading.Thread):
+        def start(self) -> None:
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(self)
+            super().start()
+
+    engine = native_engine(versions("wide"), "cpu")
+    engine.set_threads(3)
+    monkeypatch.setattr(model.threading, "Thread", Scarce)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        sequence_values(engine, sequence_feeds(engine.signature, 64, 100))
+    assert [thread.is_alive() for thread in started] == [False]
 
 
 def test_a_gpu_is_refused(versions: Callable[[str], Path]) -> None:

@@ -205,7 +205,7 @@ class Dispatcher:
         if first.kind != "sequence" or parts < 2 or not is_alone or self._settings.workers > 1:
             return [batch]
         whole_ns = self._costs.run_ns(first, batch.rows, batch.time_steps)
-        part_ns = self._costs.run_ns(first, -(-batch.rows // parts), batch.time_steps)
+        part_ns = self._costs.run_ns(first, batch.rows // parts, batch.time_steps)
         if whole_ns == math.inf:
             return [batch]
         # What a part takes is not known before the first division.

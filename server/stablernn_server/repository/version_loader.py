@@ -27,6 +27,9 @@ from stablernn_server.observability.telemetry import Telemetry
 from stablernn_server.repository.eviction import VersionKey, trim_memory
 from stablernn_server.settings import Settings
 
+_TRIED_ENGINES = (ONNX, AUTO, NATIVE)
+"""Engines that read the graphs of a version; those of other packages have to limit themselves how they open one."""
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -167,8 +170,13 @@ class VersionLoader:
 
     def _is_tried(self, version: Version) -> bool:
         """Return whether a version needs no trial; engines of packages have to limit themselves how they open one."""
-        # The engine `native` opens the graphs, too, to compare itself with them.
-        return self._settings.engine not in (ONNX, AUTO, NATIVE) or has_passed(version, self._settings.threads)
+        settings = self._settings
+        return settings.engine not in _TRIED_ENGINES or has_passed(version, settings.threads, self._trial_engine)
+
+    @property
+    def _trial_engine(self) -> str:
+        # What `auto` may take beside ONNX Runtime is torch, which builds nothing from a graph.
+        return NATIVE if self._settings.engine == NATIVE else ONNX
 
     def _try_out(self, version: Version) -> None:
         """Open a version in a separate process, which may take a minute.
@@ -187,6 +195,7 @@ class VersionLoader:
                 settings.load_timeout_seconds,
                 settings.load_memory_bytes,
                 self._abort,
+                self._trial_engine,
             )
         except ModelLoadError as error:
             self._note_failure(version, error, started)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, cast
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
@@ -245,3 +245,16 @@ class DirectExchange(RequestResponseCycle):
             self._protocol.transport.close()
         elif not self.disconnected:
             self._write(FAILED)
+
+
+def closing_response(response: RawResponse, default_headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return the bytes of a response that ends its connection."""
+    headers = {
+        "Content-Type": response.media_type,
+        "Content-Length": str(len(response.body)),
+        **response.headers,
+        "Connection": "close",
+    }
+    fields = [*default_headers, *((name.encode(), value.encode()) for name, value in headers.items())]
+    lines = (b"%b: %b\r\n" % field for field in fields)
+    return b"".join((STATUS_LINE[response.status], *lines, b"\r\n", response.body))

@@ -10,15 +10,16 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stablernn_server.errors import BusyError, HeadTooLargeError, InputError, ReadTimeoutError, ServerError
 from stablernn_server.http.asgi import Scope
 from stablernn_server.http.request import ActiveRequest
 from stablernn_server.http.responses import error_response
 from stablernn_server.transport.connections import Connection, ConnectionTable
-from stablernn_server.transport.direct_exchange import DirectExchange, is_direct_target
+from stablernn_server.transport.direct_exchange import DirectExchange, closing_response, is_direct_target
 from stablernn_server.transport.head_cache import CheckedHeads, HeadCache
+from stablernn_server.transport.ignored_upgrade import can_ignore_upgrade, head_without_upgrade
 from stablernn_server.transport.websocket_handshake import check_handshake
 from stablernn_server.transport.write_coalescing import CoalescingTransport
 
@@ -143,9 +144,13 @@ class HttpProtocol(HttpToolsProtocol):
         assert self.parser is not None, "data after the connection was lost"
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as upgrade:
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
+            elif can_ignore_upgrade(self.parser):
+                head = head_without_upgrade(self.parser, self.url, self.headers)
+                self.parser = httptools.HttpRequestParser(self)
+                self.data_received(head + data[upgrade.args[0] :])
             return
         except httptools.HttpParserError:
             # Also when a callback of ours has raised: see _end_parser.
@@ -164,8 +169,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(self._head_too_large())
         elif self._head_timer is None and not self._is_answering() and not self.transport.is_closing():
             self._start_head_timer()
-        if is_between and self._head_cache.is_useful and isinstance(self.cycle, DirectExchange):
-            self._head_cache.keep(data, self.cycle)
+        new = self.cycle if is_between and self.cycle is not cycle else None
+        if isinstance(new, DirectExchange) and self._head_cache.is_useful:
+            self._head_cache.keep(data, new)
 
     def on_message_begin(self) -> None:
         """Start with the next request."""
@@ -208,6 +214,8 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             self._check_handshake()
             return
+        if can_ignore_upgrade(self.parser):
+            return
         self._cancel_head_timer()
         self._table.mark_busy(self)
         self._coalescing.is_receiving = True
@@ -228,6 +236,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End a request."""
+        assert self.parser is not None
+        if can_ignore_upgrade(self.parser):
+            return
         self._coalescing.is_receiving = False
         if self._arriving is None:
             super().on_message_complete()
@@ -433,16 +444,7 @@ class HttpProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         # After the head of another response, an error response would be read as a part of its body.
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            headers = {
-                "Content-Type": response.media_type,
-                "Content-Length": str(len(response.body)),
-                **response.headers,
-                "Connection": "close",
-            }
-            lines = [name.encode() + b": " + value.encode() + b"\r\n" for name, value in headers.items()]
-            default_lines = [name + b": " + value + b"\r\n" for name, value in self.server_state.default_headers]
-            status_line = STATUS_LINE[response.status]
-            self.transport.write(b"".join((status_line, *default_lines, *lines, b"\r\n", response.body)))
+            self.transport.write(closing_response(response, self.server_state.default_headers))
         self._table.mark_idle(self)
         self._coalescing.is_receiving = True
         self.transport.close()

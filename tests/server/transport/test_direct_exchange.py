@@ -129,6 +129,38 @@ def test_a_body_may_come_in_pieces(running: Running, animals: ServedModel, size:
             assert (status, data(answer)) == (200, probabilities(animals, x))
 
 
+@pytest.mark.parametrize("connection_field", ["Upgrade, HTTP2-Settings", "keep-alive, Upgrade"])
+@pytest.mark.parametrize("path", [INFER, f"{INFER}?a=b"], ids=["direct", "by ASGI"])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_an_offer_of_another_protocol_is_ignored(
+    running: Running, animals: ServedModel, is_split: bool, path: str, connection_field: str
+) -> None:
+    """The body belongs to the request, also where it looks like another one."""
+    fields = (f"Connection: {connection_field}", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+    x = series(8)
+    whole = request(content(x), *fields, path=path)
+    smuggled = request(HEALTH, *fields, path=path)
+    with connected(running.port) as connection:
+        for message in (whole, smuggled, whole):
+            head, _, body = message.partition(b"\r\n\r\n")
+            connection.sendall(head + b"\r\n\r\n" + (b"" if is_split else body))
+            if is_split:
+                time.sleep(0.05)
+                connection.sendall(body)
+        responses = [read_response(connection) for _ in range(3)]
+        connection.sendall(HEALTH)
+        assert read_response(connection)[0] == 200
+    assert [status for status, _, _ in responses] == [200, 400, 200]
+    assert data(responses[0][2]) == data(responses[2][2]) == probabilities(animals, x)
+
+
+def test_an_offer_does_not_keep_a_connection_open(running: Running) -> None:
+    with connected(running.port) as connection:
+        connection.sendall(request(content(series(9)), "Connection: close, Upgrade", "Upgrade: h2c"))
+        assert read_response(connection)[0] == 200
+        assert is_closed(connection)
+
+
 def test_both_ways_answer_the_same_on_one_connection(running: Running, exchanges: list[DirectExchange]) -> None:
     body = content(series(6))
     paths = [INFER, "/v2/models/%61nimals/infer", f"{INFER}?a=b", "/v2/models/animals/versions/1/infer", INFER]
