@@ -1,6 +1,7 @@
-/* Runs one path on made-up numbers, every family, nonlinearity and dtype at several sizes, and writes all results to
- * standard output as doubles: a block for each call, begun by the number of its values. The last block holds the largest
- * error of tanh in single precision, in units of the last place. Programs of two machines can so be compared.
+/* Runs one path on made-up numbers, every family, nonlinearity and dtype at several sizes, and whole models, and writes
+ * all results to standard output as doubles: a block for each call, begun by the number of its values. The last block
+ * holds the largest error of tanh in single precision, in units of the last place. Programs of two machines can so be
+ * compared.
  *
  *     all_calls neon > results
  */
@@ -125,6 +126,82 @@ static void run(srnn_call call, int options) {
     free(linear);
 }
 
+static void *filled(int dtype, int64_t count, double scale, double shift) {
+    void *to = malloc(count * (dtype == SRNN_FLOAT32 ? sizeof(float) : sizeof(double)));
+    fill(to, dtype, count, scale, shift);
+    return to;
+}
+
+static void *packed_affine(int32_t path, int dtype, int64_t outputs, int64_t inputs) {
+    void *matrix = filled(dtype, outputs * inputs, 1.5 / sqrt((double)inputs), 0);
+    void *to = malloc(srnn_affine_size(path, dtype, outputs, inputs) * sizeof(double));
+    demand(srnn_pack_affine(path, dtype, outputs, inputs, matrix, to));
+    free(matrix);
+    return to;
+}
+
+/* A model of two layers from samples to answers, with the parts that the bits of `options` choose. The program ends soon:
+ * its memory is not freed. */
+static void run_model(int32_t path, int32_t dtype, int32_t family, int64_t hidden, int options) {
+    enum { LAYERS = 2, FEATURES = 2, SAMPLES = 3, OUTPUTS = 3, RUN_STEPS = 7, RUN_ROWS = 11 };
+    const int has_mask = options & 1, has_embedding = !!(options & 2), every_step = !!(options & 4);
+    const int64_t overlap = options & 1 ? 4 : 0, sample = has_mask ? 2 * FEATURES : FEATURES;
+    const int64_t channels = (overlap + SAMPLES) * sample, width = has_embedding ? 6 : channels;
+    const int statistics = every_step ? 0 : SRNN_MEAN | SRNN_MAX;
+    srnn_layer layers[LAYERS];
+    for (int i = 0; i < LAYERS; i++) {
+        const int64_t columns = family == SRNN_SHARED_GATE ? 2 * hidden : hidden;
+        srnn_call call = {.path = path, .dtype = dtype, .hidden = hidden};
+        const int has_linear = family == SRNN_RESIDUAL || family == SRNN_TWO_STAGE;
+        layers[i] = (srnn_layer){
+            .family = family,
+            .nonlinearity = SRNN_TANH,
+            .step_size = 0.3,
+            .recurrent = packed(&call, filled(dtype, hidden * hidden, 1.5 / sqrt((double)hidden), 0), 0),
+            .linear = has_linear ? packed(&call, filled(dtype, hidden * hidden, 1.5 / sqrt((double)hidden), 0), 0) : NULL,
+            .input = packed_affine(path, dtype, columns, i ? hidden : width),
+            .input_bias = filled(dtype, columns, 0.5, 0),
+        };
+    }
+    srnn_model model = {
+        .path = path, .dtype = dtype, .features = FEATURES, .samples = SAMPLES, .overlap = overlap,
+        .mean = filled(dtype, FEATURES, 1, 0), .scale = filled(dtype, FEATURES, 0.5, 1), .has_mask = has_mask,
+        .statistics = statistics, .hidden = hidden, .num_layers = LAYERS, .layers = layers, .outputs = OUTPUTS,
+        .reads_last = 1, .every_step = every_step,
+        .head = packed_affine(path, dtype, OUTPUTS, every_step ? hidden : 3 * hidden),
+        .head_bias = filled(dtype, OUTPUTS, 0.5, 0), .temperature = 1.5,
+    };
+    if (has_embedding) {
+        model.embedding = width;
+        model.embedding_weight = packed_affine(path, dtype, width, channels);
+        model.embedding_bias = filled(dtype, width, 0.5, 0);
+    }
+    const int64_t sizes[] = {FEATURES, overlap * sample, hidden, hidden, hidden, hidden, 1};
+    void *states[7];
+    int count = 0;
+    for (int i = 0; i < (statistics ? 7 : 4); i++)
+        /* The last is the number of steps that the statistics have seen. */
+        if (sizes[i]) states[count++] = filled(dtype, RUN_ROWS * sizes[i], i < 6, i < 6 ? 0 : 2);
+    int64_t order[RUN_ROWS], lengths[RUN_ROWS];
+    for (int i = 0; i < RUN_ROWS; i++) {
+        order[i] = RUN_ROWS - 1 - i;
+        lengths[i] = i * RUN_STEPS / (RUN_ROWS - 1);
+    }
+    const int64_t answers = RUN_ROWS * OUTPUTS * (every_step ? RUN_STEPS : 1);
+    void *x = filled(dtype, RUN_ROWS * RUN_STEPS * SAMPLES * FEATURES, 2, 0);
+    for (int64_t i = 5; i < RUN_ROWS * RUN_STEPS * SAMPLES * FEATURES; i += 17) set(x, dtype, i, NAN);
+    srnn_run run = {
+        .model = &model, .steps = RUN_STEPS, .order = order, .rows = RUN_ROWS, .lengths = lengths, .x = x,
+        .states = states, .answers = filled(dtype, answers, 0, 0), .probabilities = filled(dtype, answers, 0, 0),
+    };
+    demand(srnn_run_model(&run));
+    put(run.answers, dtype, answers);
+    put(run.probabilities, dtype, answers);
+    count = 0;
+    for (int i = 0; i < (statistics ? 7 : 4); i++)
+        if (sizes[i]) put(states[count++], dtype, RUN_ROWS * sizes[i]);
+}
+
 static double error_of_tanh(int32_t path) {
     enum { COUNT = 64 };
     float x[COUNT], value[COUNT];
@@ -155,7 +232,12 @@ int main(int count, char **arguments) {
         fprintf(stderr, "this machine does not have the path\n");
         return 2;
     }
-    for (int32_t dtype = 0; dtype < 2; dtype++)
+    for (int32_t dtype = 0; dtype < 2; dtype++) {
+        for (int32_t family = 0; family < 4; family++)
+            for (int options = 0; options < 8; options++) {
+                state = 2;
+                run_model(path, dtype, family, options & 1 ? 19 : 40, options);
+            }
         for (int32_t family = 0; family < 4; family++)
             for (int32_t nonlinearity = 0; nonlinearity < 3; nonlinearity++)
                 for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
@@ -166,6 +248,7 @@ int main(int count, char **arguments) {
                                           .steps = STEPS, .step_size = 0.3};
                         run(call, options);
                     }
+    }
     double error = error_of_tanh(path);
     put(&error, SRNN_FLOAT64, 1);
     return 0;
