@@ -376,10 +376,13 @@ def test_a_scrape_tells_of_all_workers_whichever_answers(two_workers: dict[str, 
         while len(answered) < 2:
             assert time.monotonic() < deadline, f"only {answered} answered"
             answer = httpx.get(f"{two_workers['url']}/metrics")
-            answered.add(answer.headers["x-request-id"].partition("-")[0])
             found = samples(answer.text)
-            assert value(found, "requests_total", **which, route=route, code="200") == len(served)
-            assert value(found, "executions_total", **which, kind="sequence") == len(served)
+            requests = value(found, "requests_total", **which, route=route, code="200")
+            executions = value(found, "executions_total", **which, kind="sequence")
+            assert max(requests, executions) <= len(served)
+            # A worker counts a request when its response is on the way already.
+            if requests == executions == len(served):
+                answered.add(answer.headers["x-request-id"].partition("-")[0])
 
     deadline = time.monotonic() + 30
     while len(set(served)) < 2:
