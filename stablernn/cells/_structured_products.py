@@ -23,7 +23,7 @@ class StructuredProduct(Protocol):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What W is built from; autograd leads from here to the parameters."""
+        """Tensors that W is built from; autograd leads from here to the parameters."""
         ...
 
     def replace(self, tensors: Sequence[Tensor]) -> StructuredProduct:

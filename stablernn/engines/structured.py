@@ -96,14 +96,14 @@ class StructuredSequence(torch.autograd.Function):
         is_training = any(ctx.needs_input_grad)
         time, h = len(drives), _as_complex(first)
         # Of what no backward pass reads, one slot is used again and again.
-        kept = time if is_training else 1
+        slots = time if is_training else 1
         states = pool.take(h, time + 1 if is_training or every_output else 2, *h.shape)
-        arguments, moduli = pool.take(h, kept, *h.shape), pool.take(first, kept, *h.shape)
+        arguments, moduli = pool.take(h, slots, *h.shape), pool.take(first, slots, *h.shape)
         masks = _masks(valid, time)
         states[0] = h
         for index, (drive, mask) in enumerate(zip(drives.unbind(), masks, strict=True)):
             old, new = states[index % len(states)], states[(index + 1) % len(states)]
-            z, modulus = arguments[index % kept], moduli[index % kept]
+            z, modulus = arguments[index % slots], moduli[index % slots]
             torch.add(product.apply(old), _as_complex(drive), out=z)
             _modulus(z, out=modulus)
             torch.mul(z, (modulus + bias).relu_().div_(modulus + step.offset), out=new)
@@ -191,8 +191,8 @@ def _differentiable(
         results.append(torch.stack(outputs))
         gradients.append(grad_outputs)
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    found = iter(torch.autograd.grad(results, wanted, gradients, create_graph=True, allow_unused=True))
-    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
+    remaining = iter(torch.autograd.grad(results, wanted, gradients, create_graph=True, allow_unused=True))
+    return tuple(next(remaining) if tensor.requires_grad else None for tensor in inputs)
 
 
 def _modulus(z: Tensor, *, out: Tensor) -> Tensor:

@@ -32,9 +32,9 @@ def head_without_upgrade(
         headers: Its fields, with names in lower case.
     """
     options = b",".join(value for name, value in headers if name == b"connection").lower().split(b",")
-    kept = [option for option in map(bytes.strip, options) if option and option not in _OFFER_FIELDS]
+    other_options = [option for option in map(bytes.strip, options) if option and option not in _OFFER_FIELDS]
     fields = [(name, value) for name, value in headers if name not in _OFFER_FIELDS]
-    if kept:
-        fields.append((b"connection", b", ".join(kept)))
+    if other_options:
+        fields.append((b"connection", b", ".join(other_options)))
     first = b"%b %b HTTP/%b" % (parser.get_method(), target, parser.get_http_version().encode())
     return b"\r\n".join([first, *(b"%b: %b" % field for field in fields), b"", b""])
