@@ -1,8 +1,8 @@
 """A whole sequence as one node of the autograd graph, for complex units whose matrix has a structure.
 
-The plain loop multiplies by the real form of the matrix, ``(2 N, 2 N)``, and keeps a graph of every step. Here states
-are complex numbers, products use the structure that the cell states (:mod:`stablernn.cells._structured_products`), and
-the gradients of what the matrix is built from are those of one product over many time steps.
+The plain loop multiplies by the real form of the matrix, ``(2 N, 2 N)``, and keeps a graph of every step. Here products
+use the structure that the cell states (:mod:`stablernn.cells._structured_products`), and the gradients of what the
+matrix is built from are those of one product over many time steps.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from torch import Tensor
 from stablernn.buffers import BufferPool, pool_of
 from stablernn.cells import StableCell, State
 from stablernn.cells._complex import FLOOR, ComplexCell, StructuredStep
-from stablernn.cells._structured_products import StructuredProduct
 from stablernn.engines.select import register_engine
 from stablernn.parametrizations import complex_modrelu
 from stablernn.transforms import is_transformed
 
 MIN_HIDDEN = 256
 """Complex units from which on the structure takes less time than the matrix, multiplied out."""
-CHUNK_ROWS = 1 << 12
-"""States, over steps and sequences, whose products are differentiated at once."""
 
 
 class StructuredEngine:
@@ -94,26 +91,28 @@ class StructuredSequence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         product = step.product.replace(tensors)
         is_training = any(ctx.needs_input_grad)
-        time, h = len(drives), _as_complex(first)
+        time, parts = len(drives), (len(first), 2, len(bias))
         # Of what no backward pass reads, one slot is used again and again.
         slots = time if is_training else 1
-        states = pool.take(h, time + 1 if is_training or every_output else 2, *h.shape)
-        arguments, moduli = pool.take(h, slots, *h.shape), pool.take(first, slots, *h.shape)
-        masks = _masks(valid, time)
-        states[0] = h
+        states = pool.take(first, time + 1 if is_training or every_output else 2, *first.shape)
+        arguments, moduli = pool.take(first, slots, *first.shape), pool.take(first, slots, len(first), len(bias))
+        masks, scale, shifted = _masks(valid, time), torch.empty_like(moduli[0]), torch.empty_like(moduli[0])
+        states[0] = first
         for index, (drive, mask) in enumerate(zip(drives.unbind(), masks, strict=True)):
             old, new = states[index % len(states)], states[(index + 1) % len(states)]
             z, modulus = arguments[index % slots], moduli[index % slots]
-            torch.add(product.apply(old), _as_complex(drive), out=z)
-            _modulus(z, out=modulus)
-            torch.mul(z, (modulus + bias).relu_().div_(modulus + step.offset), out=new)
+            product.apply(old, drive, out=z)
+            _modulus(z.view(parts), out=modulus)
+            torch.add(modulus, bias, out=scale).relu_().div_(torch.add(modulus, step.offset, out=shifted))
+            torch.mul(z.view(parts), scale[:, None], out=new.view(parts))
             if mask is not None:
                 new.copy_(torch.where(mask, new, old))
-        last = _as_real(states[time % len(states)])
+        # A copy, which does not keep the states of all steps in memory.
+        last = states[time % len(states)].clone()
         ctx.step, ctx.pool, ctx.masks, ctx.every_output = step, pool, masks, every_output
         if is_training:
             ctx.save_for_backward(drives, first, bias, states, arguments, moduli, *tensors)
-        return (_as_real(states[1:]) if every_output else first.new_empty(0)), last
+        return (states[1:].clone() if every_output else first.new_empty(0)), last
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -124,30 +123,33 @@ class StructuredSequence(torch.autograd.Function):
             # create_graph=True: a second derivative is taken of what the plain steps compute.
             outputs = grad_outputs if ctx.every_output else None
             return None, None, None, None, *_differentiable(ctx, [drives, first, bias, *tensors], outputs, grad_last)
-        product, time = step.product.replace(tensors), len(drives)
+        product, parts = step.product.replace(tensors), (len(first), 2, len(bias))
         of_arguments = ctx.pool.take(arguments, *arguments.shape)
         grad_bias = torch.zeros_like(bias)
-        g = _as_complex(grad_last)
-        for index in range(time - 1, -1, -1):
+        of_tensors = [torch.zeros_like(tensor) for tensor in tensors]
+        # Kept for all steps: to map fresh memory takes longer than these operations.
+        inverse, scale, slope, along, weighted = (torch.empty_like(moduli[0]) for _ in range(5))
+        g = grad_last
+        for index in range(len(drives) - 1, -1, -1):
             if ctx.every_output:
-                g = g + _as_complex(grad_outputs[index])
-            z, modulus, mask = arguments[index], moduli[index], ctx.masks[index]
-            inverse = (modulus + step.offset).reciprocal_()
-            shifted = modulus + bias
-            # Both are divided by the modulus and the offset; the slope is 0 where the units are off.
-            slope = (shifted > 0) * inverse
-            scale = shifted.relu_().mul_(inverse)
-            along = (z.real * g.real).addcmul_(z.imag, g.imag)
+                g = g + grad_outputs[index]
+            z, modulus, mask, g_parts = arguments[index].view(parts), moduli[index], ctx.masks[index], g.reshape(parts)
+            torch.add(modulus, step.offset, out=inverse).reciprocal_()
+            torch.add(modulus, bias, out=scale).relu_().mul_(inverse)
+            # Of relu(modulus + bias) / (modulus + offset), without its second term: 0 where the units are off.
+            torch.sign(scale, out=slope).mul_(inverse)
+            torch.mul(z[:, 0], g_parts[:, 0], out=along).addcmul_(z[:, 1], g_parts[:, 1])
             if mask is not None:
-                along = along * mask
-            grad_bias += (along * slope).sum(dim=0)
-            by_modulus = along.mul_(slope - scale * inverse).div_(modulus)
-            gradient = torch.mul(z, by_modulus, out=of_arguments[index])
-            gradient += g * (scale if mask is None else scale * mask)
-            back = product.adjoint(gradient)
+                along.mul_(mask)
+            grad_bias += torch.mul(along, slope, out=weighted).sum(dim=0)
+            by_modulus = along.mul_(slope.addcmul_(scale, inverse, value=-1)).div_(modulus)
+            gradient = torch.mul(z, by_modulus[:, None], out=of_arguments[index].view(parts))
+            gradient.addcmul_(g_parts, (scale if mask is None else scale.mul_(mask))[:, None])
+            back, of_product = product.backward(states[index], of_arguments[index])
+            for total, part in zip(of_tensors, of_product, strict=True):
+                total += part
             g = back if mask is None else torch.where(mask, back, g)
-        of_tensors = _product_gradients(product, states[:-1], of_arguments)
-        return None, None, None, None, _as_real(of_arguments), _as_real(g), grad_bias, *of_tensors
+        return None, None, None, None, of_arguments, g, grad_bias, *of_tensors
 
 
 def _masks(valid: Tensor | None, time: int) -> list[Tensor | None]:
@@ -159,23 +161,6 @@ def _masks(valid: Tensor | None, time: int) -> list[Tensor | None]:
     return masks
 
 
-def _product_gradients(product: StructuredProduct, states: Tensor, gradients: Tensor) -> list[Tensor]:
-    """Return the gradients by the tensors of a product, added up over chunks of steps.
-
-    Args:
-        product: The product.
-        states: What it was applied to, ``(time, batch, N)``.
-        gradients: The gradients by its results.
-    """
-    sums = [torch.zeros_like(tensor) for tensor in product.tensors]
-    depth = max(1, CHUNK_ROWS // max(1, states.shape[1]))
-    for start in range(0, len(states), depth):
-        part = slice(start, start + depth)
-        for total, gradient in zip(sums, product.gradients(states[part], gradients[part]), strict=True):
-            total += gradient
-    return sums
-
-
 def _differentiable(
     ctx: Any, inputs: list[Tensor], grad_outputs: Tensor | None, grad_last: Tensor
 ) -> tuple[Tensor | None, ...]:
@@ -183,7 +168,7 @@ def _differentiable(
     drives, h, bias, *tensors = inputs
     product, outputs = ctx.step.product.replace(tensors), []
     for drive, mask in zip(drives.unbind(), ctx.masks, strict=True):
-        new = complex_modrelu(_as_real(product.apply(_as_complex(h))) + drive, bias, ctx.step.offset)
+        new = complex_modrelu(product.apply(h, drive), bias, ctx.step.offset)
         h = new if mask is None else torch.where(mask, new, h)
         outputs.append(h)
     results, gradients = [h], [grad_last]
@@ -196,19 +181,10 @@ def _differentiable(
 
 
 def _modulus(z: Tensor, *, out: Tensor) -> Tensor:
-    """Return the modulus as :func:`stablernn.parametrizations.complex_modrelu` computes it."""
-    torch.mul(z.real, z.real, out=out)
-    return out.addcmul_(z.imag, z.imag).add_(FLOOR**2).sqrt_()
-
-
-def _as_complex(h: Tensor) -> Tensor:
-    """Return ``[Re | Im]``, ``(..., 2 N)``, as complex numbers."""
-    return torch.complex(*h.chunk(2, dim=-1))
-
-
-def _as_real(z: Tensor) -> Tensor:
-    """Return complex numbers as ``[Re | Im]``."""
-    return torch.cat([z.real, z.imag], dim=-1)
+    """Return the modulus of ``(batch, 2, N)`` as :func:`stablernn.parametrizations.complex_modrelu` computes it."""
+    re, im = z.unbind(dim=1)
+    torch.mul(re, re, out=out)
+    return out.addcmul_(im, im).add_(FLOOR**2).sqrt_()
 
 
 register_engine(StructuredEngine())

@@ -14,6 +14,7 @@ from stablernn.cells._complex import ComplexCell
 from stablernn.engines import list_engines, select_engine, structured
 from stablernn.engines.structured import MIN_HIDDEN
 from stablernn.errors import ConfigError
+from stablernn.parametrizations import real_form
 
 CELLS: list[tuple[str, dict[str, Any]]] = [
     ("kru", {}),
@@ -83,12 +84,13 @@ def test_products_and_their_gradients_are_those_of_the_matrix(key: str, options:
     assert isinstance(cell, ComplexCell)
     product, matrix = cell.structured_product(), cell.complex_matrix()
     assert product is not None
-    h, g = (torch.randn(2, 3, 24, dtype=torch.complex128) for _ in range(2))
-    torch.testing.assert_close(product.apply(h), h @ matrix.mT)
-    torch.testing.assert_close(product.adjoint(g), g @ matrix.conj())
-    expected = torch.autograd.grad(product.apply(h), product.tensors, g)
-    detached = product.replace([tensor.detach() for tensor in product.tensors])
-    for gradient, reference in zip(detached.gradients(h, g), expected, strict=True):
+    h, g, drive = (torch.randn(5, 48).double() for _ in range(3))
+    real_matrix = real_form(matrix)
+    torch.testing.assert_close(product.apply(h, drive), h @ real_matrix.mT + drive)
+    expected = torch.autograd.grad(product.apply(h, drive), product.tensors, g)
+    by_state, gradients = product.replace([tensor.detach() for tensor in product.tensors]).backward(h, g)
+    torch.testing.assert_close(by_state, g @ real_matrix)
+    for gradient, reference in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, reference)
 
 
