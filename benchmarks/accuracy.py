@@ -56,7 +56,7 @@ GOALS = {
     **{"digits": 0.985, "ItalyPowerDemand": 0.965, "GunPoint": 0.980, "ECG200": 0.890, "Coffee": 0.970},
     **{"JapaneseVowels": 0.975, "BasicMotions": 0.990, "ECG5000": 0.942, "FordA": 0.943, "mean": 0.965},
 }
-"""Mean test accuracies that the project set out to reach."""
+"""Goals for the mean test accuracy."""
 FORECAST_GOALS = {
     "m4-hourly": {"owa": 0.60},
     "etth1": {"mse": 0.390, "mae": 0.410},

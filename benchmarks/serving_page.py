@@ -23,7 +23,7 @@ def page(results: Row) -> str:
         "reloads": _reloads,
         "fuzz": _fuzz,
     }
-    lines += ["## What was set out to reach", "", "| what | goal | reached | |", "|---|---|---|---|"]
+    lines += ["## Goals", "", "| what | goal | reached | |", "|---|---|---|---|"]
     lines += [
         f"| {what} | {goal} | {reached} | {'yes' if met else 'no'} |" for what, goal, reached, met in goals(results)
     ]

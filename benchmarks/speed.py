@@ -1,34 +1,33 @@
-"""Time of a training step by engine, of inference and of one streamed step, beside the limit and the peers.
+"""Time training steps, inference and streamed steps, beside a lower limit and beside other implementations.
 
     pip install -e '.[bench]' && make native     # JAX and torchrecurrent; the compiled engine
-    python benchmarks/speed.py --short           # one table of each kind, 3 minutes, printed
-    python benchmarks/speed.py                   # the whole grid; goes on where it was stopped
-    python benchmarks/speed.py --only lengths    # the tables whose name begins so; --again measures them again
-    python benchmarks/speed.py --page            # writes docs/speed.md and its image from the results
+    python benchmarks/speed.py --short           # one table of each kind, printed and not stored
+    python benchmarks/speed.py                   # all tables; continues where it was stopped
+    python benchmarks/speed.py --only lengths    # only tables whose name begins with this; --again repeats them
+    python benchmarks/speed.py --page            # writes docs/speed.md and its plot from the stored results
 
-``stablernn bench`` measures the same rows at sizes of your own.
+``stablernn bench`` prints the same rows for sizes of your choice.
 
-A step is forward, backward and Adam, of one recurrent layer with a linear classifier on the last state, one input
-feature, float32, one thread. All rows of a table are timed in turn, round after round, so that a slow moment of the
-machine falls on each of them; what is compared is the ratio to the limit of the same rounds. The limit of a step is
-the time of its matrix products alone, at their own shapes and without anything in between: h K^T and g K for each
-time step, and one product for the gradient of K; twice that for a cell with two matrices, four times for two matrices
-in two stages. Denormal numbers are flushed to zero for everybody: with them the backward pass of nn.LSTM is several
-times slower, that of the cells here is not.
+A training step is the forward pass, the backward pass and an Adam update of one recurrent layer with a linear
+classifier on the last state, in float32, with one input feature and one thread. The rows of a table are timed in turn,
+round after round, so that a slow moment of the machine affects all of them, and rows are compared by their ratio to the
+limit of the same round. The limit is the time of the matrix products alone: ``h K^T`` and ``g K`` at each time step,
+and one product for the gradient of ``K``; twice that for a cell with two matrices, four times that for two matrices and
+two stages. Denormal numbers are flushed to zero in every row. Without flushing, the backward pass of ``nn.LSTM`` is
+several times slower, and that of the cells here is not.
 
-JAX runs ``lax.scan`` under jit, in training with value, gradient and Adam in one compiled function, in a process of
-its own, between the other rows of each round; ``STABLERNN_BENCH_JAX`` names its folder where it is not installed. Its
-parameters are the matrices of a step themselves, which the cells here build from free ones. torchrecurrent has no
-compiled steps, and not every cell.
+JAX runs ``lax.scan`` under ``jit``; loss, gradient and Adam are one compiled function. It runs in its own process, and
+its rows are timed in the same rounds; set ``STABLERNN_BENCH_JAX`` to its folder if it is installed elsewhere. Its
+parameters are the matrices themselves, whereas the cells here compute them from unconstrained parameters in every step.
+torchrecurrent has no compiled path and lacks some of the cells.
 
-Of the tables ``threads`` times are wall times, elsewhere processor times. Mixed lengths are uniform from 1 on; very
-unequal ones are a sixteenth of the full length for all sequences but one. Memory is what a process of its own holds
-at most during two training steps, beyond what it held before, and a state tensor one number for each time step,
-sequence and unit.
+Times are processor times, except in the tables ``threads``, which have wall times. Mixed lengths are uniform between 1
+and T. In very unequal lengths all sequences but one have a sixteenth of T. Memory is the peak of a process of its own
+during two training steps, less what it held before; one state tensor is ``(T, B, N)``.
 
-The tables ``inference`` are whole sequences through ``sequence.onnx``, with the runtime's settings, and the tables
-``step`` a thousand steps of one stream through ``step.onnx``, so that their milliseconds are microseconds of a step.
-Their limit is the products of the forward pass.
+The tables ``inference`` run whole sequences through ``sequence.onnx`` with the settings of the server. The tables
+``step`` run a stream of a thousand steps through ``step.onnx``, so that milliseconds are microseconds per step. Their
+limit is the products of the forward pass.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def pending(stored: dict[str, Any], *, only: str, again: bool) -> list[Table]:
 
     Args:
         stored: The results so far.
-        only: How their names begin.
-        again: Whether those are measured again that have their rows already.
+        only: The beginning of their names.
+        again: Whether stored tables are measured again.
     """
     chosen = [table for table in tables(short=False) if table.name.startswith(only)]
     if again:
@@ -112,8 +111,8 @@ def run(*, short: bool, only: str, again: bool, is_flushed: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--short", action="store_true", help="one table of each kind, printed and not stored")
-    parser.add_argument("--only", default="", help="only tables whose name begins so")
-    parser.add_argument("--again", action="store_true", help="also measure tables again that are stored")
+    parser.add_argument("--only", default="", help="only tables whose name begins with this")
+    parser.add_argument("--again", action="store_true", help="repeat tables that are stored already")
     parser.add_argument("--page", action="store_true", help="write docs/speed.md from the results")
     arguments = parser.parse_args()
     if arguments.page:

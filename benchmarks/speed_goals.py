@@ -1,4 +1,4 @@
-"""What the benchmark was set out to reach, computed from its stored tables."""
+"""The goals of the benchmark, and whether its stored tables meet them."""
 
 from __future__ import annotations
 

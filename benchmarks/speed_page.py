@@ -86,7 +86,7 @@ def _conditions(tables: Tables) -> Iterator[str]:
 def _goals(tables: Tables) -> Iterator[str]:
     found = list(goals(tables))
     met, missed, missing = summary(found)
-    yield "## What was set out to reach"
+    yield "## Goals"
     yield ""
     yield f"{met} met, {missed} missed, {missing} not measured yet."
     yield ""
