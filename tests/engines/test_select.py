@@ -92,13 +92,13 @@ def plugin(engine: OnlyRNN, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     """Install a distribution with one engine, as a function of the engine's name and the code of its factory."""
 
     def install(name: str, factory: str) -> None:
-        (tmp_path / "some_engines.py").write_text(PLUGIN.format(factory=factory), encoding="utf-8")
-        metadata = tmp_path / "some_engines-1.2.dist-info"
+        (tmp_path / "training_plugin.py").write_text(PLUGIN.format(factory=factory), encoding="utf-8")
+        metadata = tmp_path / "training_plugin-1.2.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: some-engines\nVersion: 1.2\n", encoding="utf-8"
+            "Metadata-Version: 2.1\nName: training-plugin\nVersion: 1.2\n", encoding="utf-8"
         )
-        entry = f"[stablernn.training_engines]\n{name} = some_engines:create\n"
+        entry = f"[stablernn.training_engines]\n{name} = training_plugin:create\n"
         (metadata / "entry_points.txt").write_text(entry, encoding="utf-8")
         # Without what the environment has installed.
         points = Distribution.at(metadata).entry_points
@@ -106,7 +106,7 @@ def plugin(engine: OnlyRNN, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setattr(_select, "_is_loaded", False)
         monkeypatch.setattr(_select, "_BROKEN", {})
-        monkeypatch.delitem(sys.modules, "some_engines", raising=False)
+        monkeypatch.delitem(sys.modules, "training_plugin", raising=False)
 
     return install
 
@@ -142,7 +142,7 @@ def test_an_engine_that_cannot_be_loaded(
     plugin: Callable[[str, str], None], name: str, factory: str, reason: str
 ) -> None:
     plugin(name, factory)
-    sentence = f"The engine '{name}' of some-engines 1.2 could not be loaded: {reason}"
+    sentence = f"The engine '{name}' of training-plugin 1.2 could not be loaded: {reason}"
     with pytest.warns(UserWarning, match="could not be loaded") as warned:
         assert list_engines() == ["loop", "only_rnn"]
     assert [str(warning.message) for warning in warned] == [f"{sentence}. It is left out."]
