@@ -196,4 +196,5 @@ def format_number(column: Column, value: float) -> str:
 
 def markdown_row(cells: Sequence[str]) -> str:
     """Return a line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
+    # A vertical bar would end the cell.
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

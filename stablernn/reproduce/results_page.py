@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stablernn.reproduce.rendering import (
     markdown_row,
 )
 from stablernn.reproduce.results_file import read_results
+from stablernn.reproduce.statements import VERDICTS, judge_statements
 from stablernn.reproduce.table import FULL, Column, DataSet, Row, Table, matches_print
 from stablernn.reproduce.tables import TABLES
 
@@ -31,6 +33,16 @@ What each table measures, and how to run it, is in [reproduce.md](reproduce.md).
 compared with the paper but what the columns say; `not run`: no stored result. "Ours" is the mean over the seeds with
 the smallest and the largest, at the weights that are best by validation; "difference" is ours minus the published
 figure, in the same unit. CPU hours are the seconds of training times its threads, on a machine that was not idle.
+"""
+
+_STATEMENTS_HEAD = """
+## Statements of the papers
+
+Sentences of the papers in our words, judged by the stored results: `held` where every comparison that the sentence
+needs was made and came out so, `not held` where one did not, `not tested` where one is missing and none contradicts it.
+One mean is better than another if it is so by more than the larger of both ranges over the seeds. What was
+trained in part, or once, is said so.
+
 """
 
 _HEADER = ("row", "figure", "published", "ours", "difference", "parameters, published", "ours", "done", "CPU hours")
@@ -51,7 +63,7 @@ def results_page(folder: Path) -> str:
     for key, results in stored.items():
         if results is not None and (results["table"], results["protocol"]["name"]) != (key, FULL):
             raise CheckpointError(f"'{folder / key / 'results.json'}' is not a result of the full protocol of '{key}'.")
-    parts = [_HEAD, "\n", *_overview(stored)]
+    parts = [_HEAD, "\n", *_overview(stored), _STATEMENTS_HEAD, *_statement_lines(stored)]
     for key, table in TABLES.items():
         parts += _table_section(table, stored[key])
     return "".join(parts)
@@ -69,6 +81,18 @@ def _overview(stored: Mapping[str, Results | None]) -> Iterator[str]:
             epochs = "-" if shares["epochs"] is None else f"{100 * shares['epochs']:.3g} %"
             done.append(f"{epochs} or more" if shares["epochs"] not in (None, 1.0) else epochs)
         yield _line((f"[`{key}`](#{key})", table.source, _state(table, results), *done))
+
+
+def _statement_lines(stored: Mapping[str, Results | None]) -> Iterator[str]:
+    judged = judge_statements(stored)
+    verdicts = Counter(entry["verdict"] for entry in judged)
+    counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS)
+    yield f"Of {len(judged)} statements: {counts}.\n\n"
+    yield _line(("table", "statement", "source", "verdict", "figures"))
+    yield _line(["---"] * 5)
+    for entry in judged:
+        link = f"[`{entry['table']}`](#{entry['table']})"
+        yield _line((link, entry["statement"], entry["source"], entry["verdict"], entry["figures"]))
 
 
 def _state(table: Table, results: Results | None) -> str:

@@ -11,6 +11,7 @@ from stablernn.errors import CheckpointError
 from stablernn.reproduce.folder import ReproductionFolder, default_folder
 from stablernn.reproduce.progress import current_runs, progress, state_of
 from stablernn.reproduce.results_file import read_results
+from stablernn.reproduce.statements import judge_statements
 from stablernn.reproduce.stored_results import stored_results
 from stablernn.reproduce.table import FULL, SHORT, STATES, Table
 from stablernn.reproduce.tables import TABLES
@@ -22,11 +23,18 @@ def states(root: Path) -> list[dict[str, Any]]:
     """Return every table with the state of its best reproduction, made below a folder or stored with stablernn.
 
     A file that cannot be used, because it was edited or is damaged, is left out; ``problems`` has the reason.
+    ``statements`` are those of the papers that the figures of the table are judged by.
     """
-    return [_table_state(root, table) for table in TABLES.values()]
+    shown: dict[str, Results] = {}
+    rows = [_table_state(root, table, shown) for table in TABLES.values()]
+    judged = judge_statements(shown)
+    return [
+        {**row, "statements": [statement for statement in judged if statement["table"] == row["table"]]} for row in rows
+    ]
 
 
-def _table_state(root: Path, table: Table) -> dict[str, Any]:
+def _table_state(root: Path, table: Table, all_shown: dict[str, Results]) -> dict[str, Any]:
+    """Return the state of a table, and add the results that it is of to those of all tables."""
     problems: list[str] = []
     folders = [ReproductionFolder(default_folder(root, table, name), table, name) for name in (FULL, SHORT)]
     pairs = []
@@ -39,6 +47,8 @@ def _table_state(root: Path, table: Table) -> dict[str, Any]:
     stored = _usable(partial(stored_results, table), problems)
     candidates = [pair[1] for pair in (best, stored) if pair is not None]
     shown = max(candidates, key=lambda results: STATES.index(state_of(table, results)), default=None)
+    if shown is not None:
+        all_shown[table.key] = shown
     return {
         "table": table.key,
         "paper": table.paper,
