@@ -12,6 +12,7 @@ import filelock
 import numpy as np
 import pytest
 
+from reproduce_helpers import on_digits
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun, UnknownNameError
 from stablernn.reproduce.kinds.dynamics import system_matrix
 from stablernn.reproduce.progress import progress, state_of
@@ -20,21 +21,8 @@ from stablernn.reproduce.run_protocol import reproduce
 from stablernn.reproduce.settings import merge, ours
 from stablernn.reproduce.table import FULL, SHORT, DataSet, Protocol, Table
 from stablernn.reproduce.tables import TABLES
-from stablernn.reproduce.tables.common import DIGITS
 from stablernn.reproduce.training_runs import Length
 from stablernn.training import Progress, load_config, train
-
-
-def on_digits(monkeypatch: pytest.MonkeyPatch, key: str, rows: tuple[str, ...], epochs: int = 2) -> Table:
-    """A table of sequences with little rows, trained on digits in its full protocol."""
-    table = TABLES[key]
-    little = tuple(replace(table.row(name), hidden_size=4, data=(), data_settings={}) for name in rows)
-    settings = ours({"training.epochs": epochs, "training.batch_size": 256, "training.plots": False})
-    changed = replace(
-        table, rows=little, data=(DIGITS,), full=Protocol(FULL, seeds=(0, 1), settings=settings), short_data=None
-    )
-    monkeypatch.setitem(TABLES, key, changed)
-    return changed
 
 
 @pytest.fixture

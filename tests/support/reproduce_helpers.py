@@ -9,8 +9,9 @@ import pytest
 
 from named_helpers import at_home, images, lay, published
 from stablernn.reproduce.settings import merge, ours
-from stablernn.reproduce.table import Curvature, Protocol, Row, Table
+from stablernn.reproduce.table import FULL, Curvature, Protocol, Row, Table
 from stablernn.reproduce.tables import TABLES
+from stablernn.reproduce.tables.common import DIGITS
 from stablernn.robustness.settings import Settings
 
 EPOCHS = 3
@@ -44,3 +45,15 @@ def little_table(monkeypatch: pytest.MonkeyPatch, **changes: object) -> Table:
 def two_rows(table: Table) -> tuple[Row, ...]:
     """One that the paper has, and one that it has not."""
     return tuple(row for row in table.rows if row.key in ("lipschitz", "lstm"))
+
+
+def on_digits(monkeypatch: pytest.MonkeyPatch, key: str, rows: tuple[str, ...], epochs: int = 2) -> Table:
+    """A table of sequences with little rows, trained on digits in its full protocol."""
+    table = TABLES[key]
+    little = tuple(replace(table.row(name), hidden_size=4, data=(), data_settings={}) for name in rows)
+    settings = ours({"training.epochs": epochs, "training.batch_size": 256, "training.plots": False})
+    changed = replace(
+        table, rows=little, data=(DIGITS,), full=Protocol(FULL, seeds=(0, 1), settings=settings), short_data=None
+    )
+    monkeypatch.setitem(TABLES, key, changed)
+    return changed
