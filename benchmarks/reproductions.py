@@ -2,10 +2,12 @@
 
     python benchmarks/reproductions.py store reproductions/copy reproductions/mnist-pixel
     python benchmarks/reproductions.py restore mnist-pixel
+    python benchmarks/reproductions.py draw robustness
 
-``store`` writes the results of a folder to ``benchmarks/results/reproduce/TABLE``, and what resuming its unfinished runs
-needs to ``benchmarks/results/unfinished/TABLE``; then `make docs` writes the page. ``restore`` copies these runs to
-``reproductions/TABLE``, where `stablernn reproduce TABLE` goes on with them, in a fresh clone too.
+``store`` writes the results of a folder to ``benchmarks/results/reproduce/TABLE``, with their picture in
+``docs/images``, and what resuming its unfinished runs needs to ``benchmarks/results/unfinished/TABLE``; then
+`make docs` writes the page. ``restore`` copies these runs to ``reproductions/TABLE``, where `stablernn reproduce TABLE`
+goes on with them, in a fresh clone too. ``draw`` draws the pictures of stored results again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from stablernn.errors import StableRNNError
 from stablernn.reproduce.folder import ROOT as REPRODUCTIONS
-from stablernn.reproduce.repository import LARGEST_FILE, restore, store
+from stablernn.reproduce.repository import LARGEST_FILE, draw, restore, store
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,11 +35,16 @@ def main(words: list[str] | None = None, root: Path = ROOT) -> int:
     restoring = commands.add_parser("restore", help="copy the unfinished runs of a table to where they go on")
     restoring.add_argument("table", metavar="TABLE")
     restoring.add_argument("--output", type=Path, metavar="DIR", help="default: reproductions/TABLE")
+    drawing = commands.add_parser("draw", help="draw the pictures of stored results again")
+    drawing.add_argument("tables", nargs="+", metavar="TABLE")
     arguments = parser.parse_args(words)
     try:
         if arguments.command == "restore":
             output = arguments.output or REPRODUCTIONS / arguments.table
             print(*restore(arguments.table, root, output), sep="\n")
+        elif arguments.command == "draw":
+            for table in arguments.tables:
+                print(*draw(table, root), sep="\n")
         else:
             for folder in arguments.folders:
                 print(*store(folder, root, largest_file=arguments.largest_file), sep="\n")

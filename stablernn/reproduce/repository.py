@@ -14,9 +14,10 @@ from typing import Any
 from stablernn.atomic_files import read_json, write_json
 from stablernn.errors import CheckpointError, ConfigError
 from stablernn.reproduce.folder import ReproductionFolder, Run
+from stablernn.reproduce.kinds import kind_of
 from stablernn.reproduce.merging import merge_results
 from stablernn.reproduce.results_file import read_results, write_results
-from stablernn.reproduce.stored_results import STORED
+from stablernn.reproduce.stored_results import PICTURES, STORED, picture_name
 from stablernn.reproduce.table import FULL, Table
 from stablernn.reproduce.tables import published_table
 
@@ -75,6 +76,7 @@ def store(folder: Path, root: Path, *, largest_file: int = LARGEST_FILE) -> list
         path.parent.mkdir(parents=True, exist_ok=True)
         results = write_results(path, results)
         report.append(f"stored {len(results['runs'])} runs, {results['state']}: {path}")
+        report += draw(table.key, root)
     shelf = root / UNFINISHED / table.key
     whole = _whole_runs(results)
     for run in ReproductionFolder(folder, table, FULL).known_runs():
@@ -87,6 +89,28 @@ def store(folder: Path, root: Path, *, largest_file: int = LARGEST_FILE) -> list
             shutil.rmtree(run.path)
             report.append(f"removed the run {run.name}, which is done: {run.path}")
     return report
+
+
+def draw(key: str, root: Path) -> list[str]:
+    """Draw the picture of the stored results of a table, if it has one.
+
+    Returns:
+        A sentence about the picture; none without a picture.
+
+    Raises:
+        ConfigError: If the repository has no results of the table.
+        CheckpointError: If they were edited.
+    """
+    table = published_table(key)
+    path = root / STORED / key / "results.json"
+    results = read_results(path)
+    if results is None:
+        raise ConfigError(f"There are no results of '{key}' to draw: '{path}' does not exist.")
+    if not table.has_picture:
+        return []
+    picture = root / PICTURES / picture_name(key)
+    kind_of(table).draw(picture, table, results)
+    return [f"drew {picture}"]
 
 
 def restore(key: str, root: Path, folder: Path) -> list[str]:

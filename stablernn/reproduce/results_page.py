@@ -21,6 +21,7 @@ from stablernn.reproduce.rendering import (
 )
 from stablernn.reproduce.results_file import read_results
 from stablernn.reproduce.statements import VERDICTS, judge_statements
+from stablernn.reproduce.stored_results import picture_name
 from stablernn.reproduce.table import FULL, Column, DataSet, Row, Table, matches_print
 from stablernn.reproduce.tables import TABLES
 
@@ -110,6 +111,8 @@ def _table_section(table: Table, results: Results | None) -> Iterator[str]:
         rows = [] if results is None else results["views"][view]
         for data in table.data:
             yield from _data_section(table, data, rows, _section_title(table, data, view, results))
+    if results is not None and table.has_picture:
+        yield f"\n![{table.summary or table.title}](images/{picture_name(table.key)})\n"
     for sentence in _footnotes(table, results):
         yield f"\n{sentence}\n"
 

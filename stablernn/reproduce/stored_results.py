@@ -12,6 +12,14 @@ from stablernn.reproduce.table import FULL, Table
 STORED = Path("benchmarks") / "results" / "reproduce"
 """Folder of the results of all tables, relative to the repository."""
 
+PICTURES = Path("docs") / "images"
+"""Folder of their pictures, relative to the repository."""
+
+
+def picture_name(key: str) -> str:
+    """Return the name of the picture of a table in :data:`PICTURES`."""
+    return f"reproduce_{key}.png"
+
 
 def stored_path(key: str) -> Path | None:
     """Return the file with the stored results of a table, or None if there is none."""

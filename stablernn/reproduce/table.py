@@ -173,6 +173,7 @@ class Table:
         headline: Budget at which each accuracy under attack is shown.
         unspecified: Settings that the paper does not state, so that they were chosen here.
         remarks: Sentences on what is compared with what.
+        sweeps: Dotted keys of the settings that the rows sweep, with the label of the axis on which they are drawn.
     """
 
     key: str
@@ -192,6 +193,12 @@ class Table:
     unspecified: str = ""
     remarks: tuple[str, ...] = ()
     summary: str = ""
+    sweeps: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_picture(self) -> bool:
+        """True if a picture is drawn of its results."""
+        return bool(self.sweeps) or self.kind in ("robustness", "spectra", "dynamics")
 
     def row(self, key: str) -> Row:
         """Return a row by its key.

@@ -15,6 +15,8 @@ import pytest
 from reproduce_helpers import on_digits
 from stablernn.errors import CheckpointError, ConfigError, DataError, InterruptedRun, UnknownNameError
 from stablernn.reproduce.kinds.dynamics import system_matrix
+from stablernn.reproduce.kinds.pendulum import pendulum
+from stablernn.reproduce.plots import sweep_points
 from stablernn.reproduce.progress import progress, state_of
 from stablernn.reproduce.results_file import content_hash, read_results, write_results
 from stablernn.reproduce.run_protocol import reproduce
@@ -199,6 +201,46 @@ def test_the_spectra_are_those_of_the_matrices_before_and_after(
         assert found["lipschitz-1"][name]["mean"] == pytest.approx(-0.001, abs=1e-6)
         assert found["lstm"][name] is None
     assert found["lstm"]["radius_max"]["mean"] > found["lstm"]["mean_modulus"]["mean"] > 0
+    for run in results["runs"]:
+        # 4 units, and two tensors of state of the LSTM; whole Jacobians.
+        size = 8 if run["row"] == "lstm" else 4
+        moduli = np.abs(np.array(run["eigenvalues"]) @ [1, 1j]).reshape(-1, size)
+        assert moduli.max() <= found[run["row"]]["radius_max"]["mean"] + 1e-5
+    assert (tmp_path / "spectra.png").stat().st_size > 10_000
+
+
+def test_the_curves_of_a_sweep_are_the_accuracies_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ("linear-scale-0", "linear-scale-1", "skew-weight-0.5")
+    table = on_digits(monkeypatch, "ablation", rows, epochs=1)
+    results = reproduce("ablation", FULL, tmp_path)
+    ((factors, means, errors),) = sweep_points(table, results, "model.cell_options.linear_scale", "digits")
+    np.testing.assert_array_equal(factors, [0, 1])
+    figures = [row["figures"]["test.accuracy"] for row in results["views"]["best"]]
+    np.testing.assert_allclose(means, [figure["mean"] for figure in figures[:2]])
+    np.testing.assert_allclose(means - errors[0], [figure["min"] for figure in figures[:2]])
+    np.testing.assert_allclose(means + errors[1], [figure["max"] for figure in figures[:2]])
+    assert len(sweep_points(table, results, "model.cell_options.skew_weight", "digits")[0][0]) == 1
+    assert sweep_points(table, results, "model.cell_options.skew_weight", "mnist") == []
+    assert (tmp_path / "ablation.png").stat().st_size > 10_000
+
+
+def test_the_pendulum_keeps_its_energy() -> None:
+    states = pendulum(np.array([0.5, -0.75]), 200, 0.1)
+    energy = states[:, 1] ** 2 / 2 - np.cos(states[:, 0])
+    np.testing.assert_allclose(energy, energy[0], atol=1e-9)
+    # Small swings have a period of 2 pi.
+    small = pendulum(np.array([1e-3, 0.0]), 100, 2 * np.pi / 100)
+    np.testing.assert_allclose(small[-1], small[0], atol=1e-8)
+
+
+def test_a_unit_learns_the_pendulum_where_its_matrices_can(tmp_path: Path) -> None:
+    rows = ["pendulum-0.75-0", "pendulum-1-0", "pendulum-1-0.1"]
+    results = reproduce("dynamics", FULL, tmp_path, rows=rows)
+    figures = {row["row"]: row["figures"] for row in results["views"]["measured"]}
+    assert figures["pendulum-0.75-0"]["distance"]["mean"] < 0.2 < figures["pendulum-1-0"]["distance"]["mean"]
+    assert figures["pendulum-1-0.1"]["norm_2"]["mean"] < 0.1 < 1 < figures["pendulum-1-0"]["norm_2"]["mean"]
+    for run in results["runs"]:
+        assert np.shape(run["trajectories"]) == np.shape(run["targets"]) == (3, 201, 2)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from stablernn.errors import CheckpointError, ConfigError, InterruptedRun
 from stablernn.reproduce.repository import UNFINISHED, restore, store
 from stablernn.reproduce.results_file import read_results, write_results
 from stablernn.reproduce.run_protocol import reproduce
-from stablernn.reproduce.stored_results import STORED
+from stablernn.reproduce.stored_results import PICTURES, STORED
 from stablernn.reproduce.table import FULL, SHORT, Table
 from stablernn.reproduce.training_runs import Length
 from stablernn.training import Progress, load_config, train
@@ -199,6 +199,17 @@ def test_a_scaled_down_reproduction_and_other_folders_are_not_stored(tmp_path: P
         restore("copy", tmp_path, tmp_path / "c")
 
 
+def test_the_picture_is_drawn_of_what_is_stored(tmp_path: Path) -> None:
+    reproduce("dynamics", FULL, tmp_path / "a", rows=["g-imaginary"])
+    store(committed(tmp_path / "a"), tmp_path)
+    picture = tmp_path / PICTURES / "reproduce_dynamics.png"
+    one = picture.read_bytes()
+    shutil.rmtree(tmp_path / "a")
+    reproduce("dynamics", FULL, tmp_path / "a", rows=["h-diffusion"])
+    store(committed(tmp_path / "a"), tmp_path)
+    assert len(picture.read_bytes()) > 1.3 * len(one)
+
+
 @pytest.fixture
 def script() -> Iterator[Any]:
     sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -213,5 +224,8 @@ def test_the_script_stores_and_restores(
     assert script.main(["store", str(tmp_path / "a")], tmp_path) == 0
     assert script.main(["restore", KEY, "--output", str(tmp_path / "b")], tmp_path) == 0
     assert "restored lipschitz-64, seed 0" in capsys.readouterr().out
+    assert script.main(["draw", KEY], tmp_path) == 0
+    assert script.main(["draw", "copy"], tmp_path) == 1
+    assert capsys.readouterr().err.startswith("Error: There are no results of 'copy' to draw: '")
     assert script.main(["restore", "copy"], tmp_path) == 1
     assert capsys.readouterr().err.startswith("Error: '")

@@ -11,7 +11,7 @@ import pytest
 from stablernn.errors import CheckpointError
 from stablernn.reproduce.results_file import read_results, write_results
 from stablernn.reproduce.results_page import results_page
-from stablernn.reproduce.stored_results import STORED
+from stablernn.reproduce.stored_results import PICTURES, STORED, picture_name
 from stablernn.reproduce.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -76,3 +76,11 @@ def test_stored_results_are_of_the_tables_as_they_are(key: str) -> None:
     assert results["table"] == key
     for entry in ("commit", "time", "platform", "threads"):
         assert results["environment"][entry]
+
+
+@pytest.mark.parametrize("key", [key for key in TABLES if (ROOT / STORED / key).is_dir()])
+def test_the_pictures_of_stored_results_are_on_the_page(key: str) -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    has_picture = TABLES[key].has_picture
+    assert (f"](images/{picture_name(key)})" in page) is has_picture
+    assert (ROOT / PICTURES / picture_name(key)).is_file() is has_picture

@@ -8,40 +8,29 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
 
-from stablernn.plotting import BLUE, GREEN, ORANGE, _save, _style
 from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.kind import Request
 from stablernn.reproduce.kinds.measured import MeasuredKind
+from stablernn.reproduce.kinds.pendulum import learn_pendulum
+from stablernn.reproduce.plots import plot_trajectories
 from stablernn.reproduce.table import Table
 
 Array = npt.NDArray[np.float64]
-
-_COLORS = (BLUE, GREEN, ORANGE)
 
 
 class DynamicsKind(MeasuredKind):
     """End points of trajectories without input."""
 
     def measure(self, request: Request, runs: list[Run]) -> list[tuple[Run, dict[str, Any]]]:
-        return [(run, _simulate(run.row.options, request.rules.options)) for run in runs]
+        return [(run, _measure(run.row.options, request.rules.options)) for run in runs]
 
     def draw(self, path: Path, table: Table, results: Mapping[str, Any]) -> None:
-        runs = results["runs"]
-        columns = min(4, len(runs))
-        lines = -(-len(runs) // columns)
-        figure = Figure(figsize=(3.2 * columns, 3.2 * lines), layout="constrained")
-        panels = figure.subplots(lines, columns, squeeze=False).ravel()
-        for axes, run in zip(panels, runs, strict=False):
-            _style(axes, run["row"])
-            for color, trajectory in zip(_COLORS, run["trajectories"], strict=True):
-                points = np.array(trajectory)
-                axes.plot(points[:, 0], points[:, 1], color=color, linewidth=1.2)
-                axes.plot(*points[-1], color=color, marker="o", markersize=4)
-        for axes in panels[len(runs) :]:
-            axes.set_visible(False)
-        _save(figure, path)
+        plot_trajectories(path, results)
+
+
+def _measure(options: Mapping[str, Any], rules: Mapping[str, Any]) -> dict[str, Any]:
+    return learn_pendulum(options, rules) if options["rule"] == "pendulum" else _simulate(options, rules)
 
 
 def system_matrix(options: Mapping[str, Any]) -> Array:

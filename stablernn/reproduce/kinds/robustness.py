@@ -11,7 +11,7 @@ from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.kind import Outcome, Request, RunResult
 from stablernn.reproduce.kinds.robustness_measurement import extract_figures, measure
 from stablernn.reproduce.kinds.trained import TrainedKind
-from stablernn.reproduce.plots import plot_attacks
+from stablernn.reproduce.plots import plot_robustness
 from stablernn.reproduce.processes import Job
 from stablernn.reproduce.table import ProtocolName, Table
 from stablernn.reproduce.tables import published_table
@@ -62,7 +62,7 @@ class RobustnessKind(TrainedKind):
         }
 
     def draw(self, path: Path, table: Table, results: Mapping[str, Any]) -> None:
-        plot_attacks(path, results)
+        plot_robustness(path, results)
 
 
 def measure_run(directory: Path, epoch: int, key: str, protocol: ProtocolName, path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.kind import Outcome, Request, RunResult
 from stablernn.reproduce.kinds.trained import TrainedKind
+from stablernn.reproduce.plots import plot_sweeps
+from stablernn.reproduce.table import Table
 
 
 class ScoresKind(TrainedKind):
@@ -20,6 +23,10 @@ class ScoresKind(TrainedKind):
 
     def work(self, request: Request) -> Outcome:
         return Outcome([self._describe(request, run) for run in self.train(request)])
+
+    def draw(self, path: Path, table: Table, results: Mapping[str, Any]) -> None:
+        if table.sweeps:
+            plot_sweeps(path, table, results)
 
     def _describe(self, request: Request, run: Run) -> RunResult:
         document = self.describe_training(request, run)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from stablernn.atomic_files import read_json, write_json
@@ -16,10 +19,15 @@ from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.kind import Outcome, Request, RunResult
 from stablernn.reproduce.kinds.scores import score_figures
 from stablernn.reproduce.kinds.trained import TrainedKind
+from stablernn.reproduce.plots import plot_spectra
 from stablernn.reproduce.processes import Job
+from stablernn.reproduce.table import Table
 from stablernn.training import load_run
 from stablernn.training.build_model import create_model
 from stablernn.training.loop.device import torch_settings
+
+_DRAWN_EIGENVALUES = 1024
+"""Eigenvalues of a run that are kept for the picture: 25 KB of JSON."""
 
 
 class SpectraKind(TrainedKind):
@@ -38,6 +46,9 @@ class SpectraKind(TrainedKind):
         request.run_remaining(jobs, "measured", len(runs))
         return Outcome([self._describe(request, run) for run in runs])
 
+    def draw(self, path: Path, table: Table, results: Mapping[str, Any]) -> None:
+        plot_spectra(path, results)
+
     def _describe(self, request: Request, run: Run) -> RunResult:
         best = _best_epoch(run)
         measurement: dict[str, Any] = read_json(request.folder.measurement(run, best))
@@ -48,6 +59,7 @@ class SpectraKind(TrainedKind):
         return {
             **self.describe_training(request, run),
             "spectrum": measurement["spectrum"],
+            "eigenvalues": measurement["eigenvalues"],
             "views": {"best": best},
             "measured": [{"epoch": best, "kind": certificate, "figures": figures}],
         }
@@ -63,9 +75,10 @@ def measure_spectra(directory: Path, path: Path) -> None:
         size = len(layers.directions)
         # A decomposition takes cubic time, so that fewer Jacobians of long states are taken.
         count = max(16, min(MAX_JACOBIANS, int(MAX_JACOBIANS * (128 / size) ** 3)))
-        spectrum = spectra(layers.jacobians(layers.trajectory(), count), layers.step_size).document()
+        measured = spectra(layers.jacobians(layers.trajectory(), count), layers.step_size)
         torch.manual_seed(loaded.config.training.seed)
         first, last = _real_parts(create_model(loaded.config, data)), _real_parts(loaded.model)
+    spectrum = measured.document()
     figures = {
         "radius_max": spectrum["spectral_radius"]["most"],
         "mean_modulus": spectrum["mean_modulus"],
@@ -73,7 +86,16 @@ def measure_spectra(directory: Path, path: Path) -> None:
         **{f"{name}_first": value for name, value in first.items()},
         **{f"{name}_last": value for name, value in last.items()},
     }
-    write_json(path, {"figures": figures, "spectrum": spectrum})
+    write_json(path, {"figures": figures, "spectrum": spectrum, "eigenvalues": _drawn(measured.eigenvalues)})
+
+
+def _drawn(eigenvalues: npt.NDArray[Any]) -> list[list[float]]:
+    """Return real and imaginary parts of the eigenvalues of some Jacobians, ``(Jacobians, size)``, for the picture."""
+    size = eigenvalues.shape[1]
+    # Evenly over all Jacobians, as many as there is room for.
+    count = max(1, min(len(eigenvalues), _DRAWN_EIGENVALUES // size))
+    chosen = eigenvalues[np.linspace(0, len(eigenvalues) - 1, count).astype(int)].ravel()
+    return [[round(float(value.real), 6), round(float(value.imag), 6)] for value in chosen]
 
 
 def _real_parts(model: SequenceModel) -> dict[str, float | None]:

@@ -30,6 +30,20 @@ _ROUNDING = 0.001
 """Rounding of a printed accuracy, at both ends of a range together."""
 _DIGITS_TEST_IMAGES = 360
 _SENSITIVITY_ROWS = tuple(row.key for row in published_table("init-sensitivity").rows)
+_PENDULUM_NORMS = tuple(
+    Figure(
+        "dynamics",
+        "none",
+        f"norm_{number}",
+        view="measured",
+        is_lower_better=True,
+        label=f"last norm from start {number + 1}",
+    )
+    for number in range(3)
+)
+_PENDULUM_DISTANCE = Figure(
+    "dynamics", "none", "distance", view="measured", is_lower_better=True, label="distance from the pendulum"
+)
 
 
 def _printed_spreads(data: str) -> dict[str, float]:
@@ -181,6 +195,20 @@ LIPSCHITZ = (
                 Better(loss("speech", data, "mse"), ("momentum_lstm", "sr_lstm"), ("lstm",)),
             ),
         )
+    ),
+    Statement(
+        "damping-decides-the-pendulum",
+        "The tuning of share and damping decides how a unit behaves that learns the pendulum: of two skew-symmetric "
+        "ones the damped one loses its energy.",
+        f"{_PAPER}, section 4, figure 1",
+        Better(_PENDULUM_NORMS, ("pendulum-1-0.1",), ("pendulum-1-0",)),
+    ),
+    Statement(
+        "symmetric-part-learns-the-pendulum",
+        "With a symmetric part the unit can follow growth and decay: it stays nearer to the pendulum than a "
+        "skew-symmetric one.",
+        f"{_PAPER}, section 4, figure 1",
+        Better((_PENDULUM_DISTANCE,), ("pendulum-0.75-0", "pendulum-0.75-0.1"), ("pendulum-1-0", "pendulum-1-0.1")),
     ),
     Statement(
         "skew-share-turns-eigenvalues-imaginary",

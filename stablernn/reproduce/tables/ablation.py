@@ -50,6 +50,10 @@ ABLATION = Table(
     short_data=(DIGITS,),
     settings=PLAIN_CLASSIFIER,
     reference="skew-weight-0.5",
+    sweeps={
+        "model.cell_options.linear_scale": "factor of the linear term",
+        "model.cell_options.skew_weight": "share of the skew part",
+    },
     unspecified="the values of both sweeps, the damping of the second one, the hidden size, the seeds",
     remarks=(
         "linear-scale is the factor of A h, whose value 0 leaves a neural ODE; skew-weight is the share of the skew "
