@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stablernn.reproduce.progress import describe_state
 from stablernn.reproduce.table import FULL, Column, Table
 
 TITLES = {
@@ -79,7 +80,7 @@ def title(view: str, results: Results) -> str:
 
 def notes(table: Table, results: Results) -> list[str]:
     """Return the sentences that explain the table, one per note."""
-    sentences = [] if results["state"] == FULL else [_incomplete_note(results)]
+    sentences = [] if results["state"] == FULL else [_incomplete_note(table, results)]
     seeds = sorted({run["seed"] for run in results["runs"]})
     spread = "mean (smallest to largest) over the seeds" if len(seeds) > 1 else "the seed"
     sentences.append(f"Here: {spread} {', '.join(map(str, seeds))}. Paper: {results['source']} as printed.")
@@ -121,7 +122,7 @@ _MOST_MISSING = 12
 """Names of missing runs that are listed; a table may have hundreds."""
 
 
-def _incomplete_note(results: Results) -> str:
+def _incomplete_note(table: Table, results: Results) -> str:
     if results["protocol"]["name"] != FULL:
         return "SHORT: the scaled-down protocol, which shows that it works and compares nothing."
     missing, done = results["missing"], results["progress"]
@@ -134,7 +135,9 @@ def _incomplete_note(results: Results) -> str:
         more = len(missing) - _MOST_MISSING
         names = "; ".join(missing[:_MOST_MISSING]) + (f"; and {more} more" if more > 0 else "")
         sentences.append(f"missing: {names}")
-    return f"PARTIAL: not all of the protocol is done; {'; '.join(sentences)}."
+    state = describe_state(table, results)
+    summary = "not all of the protocol is done" if state == "partial" else state
+    return f"PARTIAL: {'; '.join([summary, *sentences])}."
 
 
 def page(table: Table, results: Results) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stablernn.errors import CheckpointError
-from stablernn.reproduce.progress import current_runs, progress, state_of
+from stablernn.reproduce.progress import current_runs, describe_optional_runs, describe_state, progress
 from stablernn.reproduce.rendering import (
     TITLES,
     format_count,
@@ -31,7 +31,8 @@ Written by `make docs` from the `results.json` of each table below `benchmarks/r
 What each table measures, and how to run it, is in [reproduce.md](reproduce.md).
 
 `full`: all runs of the protocol; `partial`: a share of the training, of the data or of the seeds, so that nothing is
-compared with the paper but what the columns say; `not run`: no stored result. "Ours" is the mean over the seeds with
+compared with the paper but what the columns say; `not run`: no stored result. Where data sets differ, each has its own
+state; those that the papers do not have count for themselves alone. "Ours" is the mean over the seeds with
 the smallest and the largest, at the weights that are best by validation; "difference" is ours minus the published
 figure, in the same unit. CPU hours are the seconds of training times its threads, on a machine that was not idle.
 """
@@ -81,6 +82,7 @@ def _overview(stored: Mapping[str, Results | None]) -> Iterator[str]:
             done = [f"{shares[name][0]} of {shares[name][1]}" for name in ("runs", "rows", "data", "seeds")]
             epochs = "-" if shares["epochs"] is None else f"{100 * shares['epochs']:.3g} %"
             done.append(f"{epochs} or more" if shares["epochs"] not in (None, 1.0) else epochs)
+            done[0] = "; ".join([done[0], *describe_optional_runs(table, results)])
         yield _line((f"[`{key}`](#{key})", table.source, _state(table, results), *done))
 
 
@@ -97,7 +99,7 @@ def _statement_lines(stored: Mapping[str, Results | None]) -> Iterator[str]:
 
 
 def _state(table: Table, results: Results | None) -> str:
-    return "not run" if results is None else state_of(table, results)
+    return "not run" if results is None else describe_state(table, results)
 
 
 def _table_section(table: Table, results: Results | None) -> Iterator[str]:

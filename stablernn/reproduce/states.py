@@ -9,7 +9,14 @@ from typing import Any
 
 from stablernn.errors import CheckpointError
 from stablernn.reproduce.folder import ReproductionFolder, default_folder
-from stablernn.reproduce.progress import current_runs, progress, state_of
+from stablernn.reproduce.progress import (
+    current_runs,
+    data_states,
+    describe_optional_runs,
+    describe_state,
+    progress,
+    state_of,
+)
 from stablernn.reproduce.results_file import read_results
 from stablernn.reproduce.statements import judge_statements
 from stablernn.reproduce.stored_results import stored_results
@@ -47,6 +54,7 @@ def _table_state(root: Path, table: Table, all_shown: dict[str, Results]) -> dic
     stored = _usable(partial(stored_results, table), problems)
     candidates = [pair[1] for pair in (best, stored) if pair is not None]
     shown = max(candidates, key=lambda results: STATES.index(state_of(table, results)), default=None)
+    keys = [data.key for data in table.data]
     if shown is not None:
         all_shown[table.key] = shown
     return {
@@ -54,9 +62,13 @@ def _table_state(root: Path, table: Table, all_shown: dict[str, Results]) -> dic
         "paper": table.paper,
         "rows": len(table.rows),
         "state": STATES[0] if shown is None else state_of(table, shown),
+        "data_states": dict.fromkeys(keys, STATES[0]) if shown is None else data_states(table, shown),
+        "description": STATES[0] if shown is None else describe_state(table, shown),
+        "optional_runs": [] if shown is None else describe_optional_runs(table, shown),
         "title": table.title,
+        "summary": table.summary or table.title,
         "source": table.source,
-        "data": [data.key for data in table.data],
+        "data": keys,
         "progress": None if shown is None else _progress(table, shown),
         "output": None if best is None else str(best[0].path),
         "shipped": None if stored is None else _stored_row(table, *stored),

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from result_documents import results_of
 from stablernn.errors import CheckpointError
+from stablernn.reproduce.progress import data_states, describe_state
 from stablernn.reproduce.results_file import read_results, write_results
 from stablernn.reproduce.results_page import results_page
 from stablernn.reproduce.stored_results import PICTURES, STORED, picture_name
@@ -84,3 +86,38 @@ def test_the_pictures_of_stored_results_are_on_the_page(key: str) -> None:
     has_picture = TABLES[key].has_picture
     assert (f"](images/{picture_name(key)})" in page) is has_picture
     assert (ROOT / PICTURES / picture_name(key)).is_file() is has_picture
+
+
+ROWS = ("lipschitz-64", "lipschitz_rk2-64", "lipschitz-128", "lipschitz_rk2-128")
+
+
+def sensitivity(*parts: tuple[str, int, float]) -> dict[str, object]:
+    """The states of init-sensitivity with a number of seeds and a share of the training on data sets."""
+    runs = [
+        run
+        for data, seeds, share in parts
+        for run in results_of("init-sensitivity", {(row, data): [{}] * seeds for row in ROWS}, share)["runs"]
+    ]
+    results = {**results_of("init-sensitivity", {}), "runs": runs}
+    table = TABLES["init-sensitivity"]
+    return {"state": describe_state(table, results), "data": data_states(table, results)}
+
+
+def test_an_optional_data_set_that_is_done_is_full_and_the_published_ones_are_not() -> None:
+    assert sensitivity(("digits", 10, 1.0)) == {
+        "state": "full on digits; not run on mnist, pmnist",
+        "data": {"mnist": "not run", "pmnist": "not run", "digits": "full"},
+    }
+    assert sensitivity(("digits", 10, 1.0), ("mnist", 3, 0.1)) == {
+        "state": "full on digits; partial on mnist; not run on pmnist",
+        "data": {"mnist": "partial", "pmnist": "not run", "digits": "full"},
+    }
+    assert sensitivity(("digits", 9, 1.0))["data"] == {
+        "mnist": "not run",
+        "pmnist": "not run",
+        "digits": "partial",
+    }
+    whole = (("mnist", 10, 1.0), ("pmnist", 10, 1.0))
+    assert sensitivity(*whole)["state"] == "full"
+    # A stand-in that was cut does not make the published table partial.
+    assert sensitivity(*whole, ("digits", 10, 0.5))["state"] == "full on mnist, pmnist; partial on digits"

@@ -31,12 +31,16 @@ def list_(
     root: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the reproductions.", show_default=True)] = Path(
         "reproductions"
     ),
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Add the papers, the origin of shipped results, and what they decide.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the tables that can be reproduced
 
     With the state of the best reproduction, below the folder or stored with stablernn: not run; short, a scaled-down
-    one; partial, a share of the training, of the data or of the seeds; full, if all is done.
+    one; partial, a share of the training, of the data or of the seeds; full, if all is done. Data sets are named where
+    their states differ.
 
     Example: stablernn reproduce list
     """
@@ -49,26 +53,41 @@ def list_(
         output.document(rows)
     else:
         _show_states(output, rows)
+        if verbose:
+            _show_sources(output, rows)
     problems = [problem for row in rows for problem in row["problems"]]
     if problems:
         raise CheckpointError(problems[0])
 
 
 def _show_states(output: Output, rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = ("table", "source", "rows", "state", "done", "output")
-    # Without a reproduction below the folder, the stored one counts.
     lines = [
-        {**row, "done": _describe_progress(row["progress"]), "output": row["output"] or (row["shipped"] and "shipped")}
+        (
+            row["table"],
+            row["summary"],
+            row["description"],
+            _describe_progress(row["progress"], row["optional_runs"]),
+            # Without a reproduction below the folder, the stored one counts.
+            row["output"] or (row["shipped"] and "shipped"),
+        )
         for row in rows
     ]
-    output.table(columns, [[row[column] for column in columns] for row in lines])
+    output.table(("table", "measures", "state", "done", "output"), lines)
+
+
+def _show_sources(output: Output, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
-        output.note(f"{row['table']}: {row['title']}. {row['paper']}")
+        output.text()
+        output.text(f"{row['table']}: {row['title']}; {row['rows']} rows on {', '.join(row['data'])}.")
+        output.text(f"{row['paper']}, {row['source']}.")
         if row["shipped"] is not None:
-            output.note(f"{row['table']}: {_describe_shipped(row['shipped'])}")
+            output.text(f"Shipped: {_describe_shipped(row['shipped'])}")
+        for statement in row["statements"]:
+            if statement["verdict"] != "not tested":
+                output.text(f"{statement['verdict'].capitalize()}: {statement['statement']} {statement['figures']}.")
 
 
-def _describe_progress(progress: Mapping[str, Any] | None) -> str | None:
+def _describe_progress(progress: Mapping[str, Any] | None, optional_runs: Sequence[str]) -> str | None:
     """Return how much is done: runs, and shares of rows, data, seeds and epochs that are below the whole."""
     if progress is None:
         return None
@@ -81,7 +100,7 @@ def _describe_progress(progress: Mapping[str, Any] | None) -> str | None:
         parts.append(f"epochs {100 * progress['epochs']:.3g} %")
     if progress["partial_data"]:
         parts.append("data sets in part")
-    return ", ".join(parts)
+    return ", ".join([*parts, *optional_runs])
 
 
 def _describe_shipped(shipped: Mapping[str, Any]) -> str:

@@ -92,9 +92,29 @@ def test_the_list_knows_the_results_that_are_shipped(empty: Workplace) -> None:
     listed = empty.ok("reproduce", "list")
     (line,) = (line for line in listed.out.splitlines() if line.startswith("robustness "))
     assert line.split()[-1] == "shipped"
-    assert f"robustness: full results of {row['shipped']['time'][:10]}, commit {row['shipped']['commit'][:12]}" in (
-        " ".join(listed.err.split())
-    )
+    described = empty.ok("reproduce", "list", "--verbose").out
+    shipped_line = f"Shipped: full results of {row['shipped']['time'][:10]}, commit {row['shipped']['commit'][:12]}"
+    assert shipped_line in " ".join(described.split())
+
+
+def test_the_list_has_a_line_a_table_and_with_verbose_its_papers_and_statements(empty: Workplace) -> None:
+    listed = empty.ok("reproduce", "list")
+    lines = [line for line in listed.out.splitlines() if line.strip()]
+    # A heading, a rule, the tables.
+    assert [line.split()[0] for line in lines[2:]] == list(TABLES)
+    assert listed.err == ""
+    assert "attacked accuracy and curvature, MNIST in rows" in listed.out
+    verbose = empty.ok("reproduce", "list", "--verbose").out
+    for table in TABLES.values():
+        assert f"{table.paper}, {table.source}." in verbose
+    assert "Held: The Lipschitz RNN keeps more accuracy under PGD than the neural ODE and the" in verbose
+    assert "not tested" not in verbose.lower()
+
+
+def test_statements_are_judged_in_the_document(empty: Workplace) -> None:
+    statements = {entry["key"]: entry for entry in robustness(empty)["statements"]}
+    assert statements["lipschitz-resists-pgd"]["verdict"] == "held"
+    assert statements["lipschitz-flatter-trace"]["verdict"] == "not held"
 
 
 def test_shipped_results_of_another_protocol_are_not_those_of_the_table(little: Workplace) -> None:
