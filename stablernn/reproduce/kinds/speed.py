@@ -28,18 +28,22 @@ Step = Callable[[], None]
 
 
 class SpeedKind(MeasuredKind):
-    """Processor time of training steps; all rows are timed in turn, so that a busy machine slows each of them."""
+    """Processor time of training steps; all rows are timed in turn, so that a busy machine slows each of them.
+
+    Rows that were measured stay as they are; a row whose engine is missing is measured once it is there.
+    """
 
     def measure(self, request: Request, runs: list[Run]) -> list[tuple[Run, dict[str, Any]]]:
-        if not runs:
-            return []
-        # A ratio needs all rows of one round, also those that an earlier call measured.
-        runs = list(request.runs)
         options = request.rules.options
         with torch_settings(torch.device("cpu"), seed=0, threads=1):
+            models = {run.path: model for run in runs if (model := _build(run.row)) is not None}
+            if not models:
+                return []
+            # A ratio needs the reference in the same rounds, also where an earlier call measured it.
+            references = [run for run in request.runs if run.row.options["engine"] == _TORCH]
+            models |= {run.path: model for run in references if (model := _build(run.row)) is not None}
             x = torch.rand(options["batch_size"], options["time_steps"], 1)
             y = torch.randint(_CLASSES, (len(x),))
-            models = {run.path: model for run in runs if (model := _build(run.row)) is not None}
             steps = {path: _training_step(model, x, y) for path, model in models.items()}
             for step in steps.values():
                 step()
@@ -49,7 +53,7 @@ class SpeedKind(MeasuredKind):
                     start = time.thread_time()
                     step()
                     times[path].append(time.thread_time() - start)
-        reference = next((times[run.path] for run in runs if run.row.options["engine"] == _TORCH), None)
+        reference = next((times[run.path] for run in references), None)
         epoch_steps = -(-_TRAINING_IMAGES // len(x))
         return [
             (run, _document(models[run.path], run.row.hidden_size, times[run.path], reference, epoch_steps))
