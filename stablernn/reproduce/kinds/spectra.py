@@ -94,8 +94,8 @@ def _drawn(eigenvalues: npt.NDArray[Any]) -> list[list[float]]:
     size = eigenvalues.shape[1]
     # Evenly over all Jacobians, as many as there is room for.
     count = max(1, min(len(eigenvalues), _DRAWN_EIGENVALUES // size))
-    chosen = eigenvalues[np.linspace(0, len(eigenvalues) - 1, count).astype(int)].ravel()
-    return [[round(float(value.real), 6), round(float(value.imag), 6)] for value in chosen]
+    values = eigenvalues[np.linspace(0, len(eigenvalues) - 1, count).astype(int)].ravel()
+    return [[round(float(value.real), 6), round(float(value.imag), 6)] for value in values]
 
 
 def _real_parts(model: SequenceModel) -> dict[str, float | None]:
