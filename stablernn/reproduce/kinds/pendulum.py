@@ -105,8 +105,9 @@ def learn_pendulum(options: Mapping[str, Any], rules: Mapping[str, Any]) -> dict
         "hidden_size": 2,
         "parameters": sum(parameter.numel() for parameter in cell.parameters()),
         "seconds": 0.0,
-        "trajectories": trajectories.tolist(),
-        "targets": [states.tolist() for states in targets],
+        # For the picture alone, so that six digits do.
+        "trajectories": trajectories.round(6).tolist(),
+        "targets": [states.round(6).tolist() for states in targets],
         "figures": {
             **{f"norm_{n}": float(np.linalg.norm(states[-1])) for n, states in enumerate(trajectories)},
             "spectral_radius": float(np.abs(np.linalg.eigvals(jacobian.numpy())).max()),
