@@ -1,7 +1,7 @@
 """Time training steps, inference and streamed steps, beside a lower limit and beside other implementations.
 
     pip install -e '.[bench]' && make native     # JAX and torchrecurrent; the compiled engine
-    python benchmarks/speed.py --short           # one table of each kind, printed and not stored
+    python benchmarks/speed.py --short           # one table of each kind, in minutes, printed and not stored
     python benchmarks/speed.py                   # all tables; continues where it was stopped
     python benchmarks/speed.py --only lengths    # only tables whose name begins with this; --again repeats them
     python benchmarks/speed.py --page            # writes docs/speed.md and its plot from the stored results
@@ -19,7 +19,10 @@ several times slower, and that of the cells here is not.
 JAX runs ``lax.scan`` under ``jit``; loss, gradient and Adam are one compiled function. It runs in its own process, and
 its rows are timed in the same rounds; set ``STABLERNN_BENCH_JAX`` to its folder if it is installed elsewhere. Its
 parameters are the matrices themselves, whereas the cells here compute them from unconstrained parameters in every step.
-torchrecurrent has no compiled path and lacks some of the cells.
+torchrecurrent has no compiled path and lacks some of the cells. ``nn.LSTM`` takes up to three times as long while the C
+allocator maps fresh memory for its workspace in every step, and in a process that also runs other rows this changes
+from table to table. The tables ``allocator`` therefore measure it in processes of their own, by default and with memory
+that is kept.
 
 Times are processor times, except in the tables ``threads``, which have wall times. Mixed lengths are uniform between 1
 and T. In very unequal lengths all sequences but one have a sixteenth of T. Memory is the peak of a process of its own

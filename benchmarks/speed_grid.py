@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from speed_allocator import allocator_rows
 from speed_inference import inference_table, step_table
 from speed_memory import memory_rows
 from speed_training import BUILDERS, auto_engine
@@ -71,6 +73,7 @@ def tables(*, short: bool) -> Iterator[Table]:
         if not short or kind not in kinds:
             kinds.add(kind)
             yield _training_table(kind, f"{kind} {name}", sizes, short=short)
+    yield from _allocator_tables(short=short)
     yield from _memory_tables(short=short)
     yield from _inference_tables(short=short)
 
@@ -118,6 +121,17 @@ def _training_table(kind: str, name: str, sizes: Sizes, *, short: bool) -> Table
         described |= {"layers": sizes.num_layers, "members": sizes.members}
     auto = auto_engine(sizes, timed=kind == "lengths")
     return Table(name, described, rounds, functools.partial(_timed, build, rounds, clock=clock), clock, auto)
+
+
+def _allocator_tables(*, short: bool) -> Iterator[Table]:
+    rounds = SHORT_ROUNDS if short else ROUNDS
+    for cell, batch in itertools.product(("antisymmetric", "lipschitz"), (32, 128)):
+        sizes = Sizes(cell, 128, batch, 784)
+        described = {"cell": cell, "batch": batch, "time_steps": 784, "hidden": 128}
+        timed = functools.partial(allocator_rows, sizes, rounds)
+        yield Table(f"allocator {_name(sizes)}", described, rounds, timed, auto=auto_engine(sizes))
+        if short:
+            break
 
 
 def _memory_tables(*, short: bool) -> Iterator[Table]:

@@ -19,6 +19,7 @@ HEADINGS = {
     "members": "Members of an ensemble",
     "certified": "Certified training",
     "threads": "Threads",
+    "allocator": "The C allocator",
     "memory": "Memory",
     "inference": "Inference",
     "step": "One streamed step",

@@ -154,6 +154,15 @@ def test_the_projection_is_timed_within_the_certified_step() -> None:
     assert rows["projection of the step before"]() != first
 
 
+def test_rows_are_measured_under_both_settings_of_the_allocator() -> None:
+    allocator = module("allocator")
+    figures = allocator.allocator_rows(TINY, rounds=2)
+    chosen = [row for row in figures if not row.endswith(", memory kept")]
+    assert len(chosen) == 5
+    assert list(figures) == chosen + [f"{row}, memory kept" for row in chosen]
+    assert {figures[row]["ratio"] for row in ("limit", "limit, memory kept")} == {1.0}
+
+
 @pytest.mark.slow
 def test_memory_is_that_of_the_states_that_a_row_keeps() -> None:
     rows = module("memory").memory_rows(Sizes("antisymmetric", 64, 16, 4096))
@@ -171,7 +180,24 @@ MAIN = "train antisymmetric B=128 T=784 N=128"
         ({MAIN: {"engine native": 1.6}}, "training step, {}: `auto` / limit", "1.60", True),
         ({MAIN: {"engine native": 1.8}}, "training step, {}: `auto` / limit", "1.80", False),
         ({MAIN: {"nn.LSTM": 2.0}}, "training step, {}: `auto` / limit", None, False),
-        ({MAIN: {"engine native": 1.0, "nn.LSTM": 4.6}}, "training step, {}: times as fast as nn.LSTM", "4.60", True),
+        (
+            {MAIN.replace("train", "allocator"): {"engine native": 1.0, "nn.LSTM": 4.6}},
+            "training step, {}: times as fast as nn.LSTM by default",
+            "4.60",
+            True,
+        ),
+        (
+            {MAIN.replace("train", "allocator"): {"engine native, memory kept": 1.0, "nn.LSTM, memory kept": 3.0}},
+            "training step, {}: times as fast as nn.LSTM, memory kept",
+            "3.00",
+            False,
+        ),
+        (
+            {"inference lipschitz B=1 T=784 N=128": {"engine native of serve": 0.3, "JAX lax.scan": 0.4}},
+            "inference, lipschitz B=1: `native` / JAX lax.scan",
+            "0.75",
+            True,
+        ),
         (
             {MAIN: {"engine native": 1.0, "JAX lax.scan": 1.5}},
             "training step, {}: times as fast as JAX lax.scan",
