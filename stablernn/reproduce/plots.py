@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -83,7 +84,7 @@ def _read_noise(kind: str, reports: Sequence[Mapping[str, Any]]) -> tuple[Sequen
     return curves[0]["levels"], np.array([curve["accuracy"] for curve in curves])
 
 
-def _plot_band(axes: Axes, x: Sequence[float], values: Array, *, color: str, marker: str, label: str) -> None:
+def _plot_band(axes: Axes, x: Sequence[float], values: Array, *, color: Any, marker: str, label: str) -> None:
     """Plot the mean and the range over the seeds of values, ``(seeds, points)``."""
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, linewidth=0)
     axes.plot(x, values.mean(axis=0), color=color, marker=marker, markersize=4, linewidth=1.6, label=label)
@@ -133,6 +134,38 @@ def plot_sweeps(path: Path, table: Table, results: Results) -> None:
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    _save(figure, path)
+
+
+def plot_curves(path: Path, table: Table, results: Results) -> None:
+    """Plot the validation score of each row after each epoch, by data set: mean and range over the seeds.
+
+    Args:
+        path: PNG file.
+        table: The table.
+        results: Its results.
+    """
+    runs = results["runs"]
+    data_sets = [
+        data for data in table.data_sets(results["protocol"]["name"]) if any(run["data"] == data.key for run in runs)
+    ]
+    figure, panels = _panels(len(data_sets), columns=min(2, len(data_sets)), size=5.0)
+    for axes, data in zip(panels, data_sets, strict=True):
+        _style(axes, data.title if results["state"] == FULL else f"{data.title} (not the full protocol)")
+        rows = [row.key for row in table.rows_on(data)]
+        for row in rows:
+            curves = [run["validation_curve"] for run in runs if (run["row"], run["data"]) == (row, data.key)]
+            if curves:
+                # Seeds that stopped earlier end the common part.
+                length = min(len(curve["epochs"]) for curve in curves)
+                values = np.array([curve["values"][:length] for curve in curves])
+                color = colormaps["tab20"](rows.index(row) / len(rows))
+                _plot_band(axes, curves[0]["epochs"][:length], values, color=color, marker="", label=row)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(
+            f"validation {next(run['validation_curve']['metric'] for run in runs if run['data'] == data.key)}"
+        )
+        axes.legend(frameon=False, fontsize=8)
     _save(figure, path)
 
 

@@ -198,7 +198,7 @@ class Table:
     @property
     def has_picture(self) -> bool:
         """True if a picture is drawn of its results."""
-        return bool(self.sweeps) or self.kind in ("robustness", "spectra", "dynamics")
+        return self.kind != "speed"
 
     def row(self, key: str) -> Row:
         """Return a row by its key.

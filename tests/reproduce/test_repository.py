@@ -14,11 +14,13 @@ import pytest
 
 from reproduce_helpers import on_digits
 from stablernn.errors import CheckpointError, ConfigError, InterruptedRun
+from stablernn.reproduce.kinds import kind_of
 from stablernn.reproduce.repository import UNFINISHED, restore, store
 from stablernn.reproduce.results_file import read_results, write_results
 from stablernn.reproduce.run_protocol import reproduce
 from stablernn.reproduce.stored_results import PICTURES, STORED
 from stablernn.reproduce.table import FULL, SHORT, Table
+from stablernn.reproduce.tables import published_table
 from stablernn.reproduce.training_runs import Length
 from stablernn.training import Progress, load_config, train
 
@@ -97,7 +99,7 @@ def test_a_run_that_was_interrupted_goes_on_in_another_checkout_to_the_same_numb
     # The run is done, so that its checkpoints are no longer needed.
     told = store(tmp_path / "b", root)
     assert told[0].startswith("stored 1 runs, partial: ")
-    assert told[1].startswith("removed the run lipschitz-64, seed 0, which is done: ")
+    assert told[-1].startswith("removed the run lipschitz-64, seed 0, which is done: ")
     assert not list((root / UNFINISHED / KEY).iterdir())
     assert figures(stored(root)) == figures(whole)
 
@@ -208,6 +210,19 @@ def test_the_picture_is_drawn_of_what_is_stored(tmp_path: Path) -> None:
     reproduce("dynamics", FULL, tmp_path / "a", rows=["h-diffusion"])
     store(committed(tmp_path / "a"), tmp_path)
     assert len(picture.read_bytes()) > 1.3 * len(one)
+
+
+def test_curves_hold_every_epoch_of_every_run(tmp_path: Path) -> None:
+    results = reproduce("mnist-pixel", SHORT, tmp_path, rows=["scornn", "lstm"])
+    for run in results["runs"]:
+        curve = run["validation_curve"]
+        assert curve["metric"] == "accuracy"
+        assert curve["epochs"] == list(range(1, run["epochs"] + 1))
+        assert curve["values"][run["best_epoch"] - 1] == run["measured"][0]["figures"]["validation.accuracy"]
+    both = (tmp_path / "mnist-pixel.png").read_bytes()
+    results["runs"] = results["runs"][:1]
+    kind_of(published_table("mnist-pixel")).draw(tmp_path / "one.png", published_table("mnist-pixel"), results)
+    assert (tmp_path / "one.png").read_bytes() != both
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from stablernn.reproduce.folder import Run
 from stablernn.reproduce.kinds.kind import Outcome, Request, RunResult
 from stablernn.reproduce.kinds.trained import TrainedKind
-from stablernn.reproduce.plots import plot_sweeps
+from stablernn.reproduce.plots import plot_curves, plot_sweeps
 from stablernn.reproduce.table import Table
 
 
@@ -27,6 +27,8 @@ class ScoresKind(TrainedKind):
     def draw(self, path: Path, table: Table, results: Mapping[str, Any]) -> None:
         if table.sweeps:
             plot_sweeps(path, table, results)
+        else:
+            plot_curves(path, table, results)
 
     def _describe(self, request: Request, run: Run) -> RunResult:
         document = self.describe_training(request, run)
@@ -36,9 +38,21 @@ class ScoresKind(TrainedKind):
         certificate: dict[str, Any] = summary.get("certificate") or {}
         return {
             **document,
+            "validation_curve": _validation_curve(run, request.table.columns_of(run.data)[0].figure),
             "views": {"best": best},
             "measured": [{"epoch": best, "kind": certificate.get("kind"), "figures": score_figures(summary)}],
         }
+
+
+def _validation_curve(run: Run, figure: str) -> dict[str, Any]:
+    """Return the validation score after each epoch that the log has, of the metric of a figure."""
+    metric = figure.partition(".")[2]
+    records = run.directory.records()
+    return {
+        "metric": metric,
+        "epochs": [record["epoch"] for record in records],
+        "values": [record["validation"][metric] for record in records],
+    }
 
 
 def score_figures(summary: Mapping[str, Any]) -> dict[str, float]:
