@@ -151,15 +151,17 @@ def plot_curves(path: Path, table: Table, results: Results) -> None:
     ]
     figure, panels = _panels(len(data_sets), columns=min(2, len(data_sets)), size=5.0)
     for axes, data in zip(panels, data_sets, strict=True):
-        _style(axes, data.title if results["state"] == FULL else f"{data.title} (not the full protocol)")
+        _style(axes, data.key if results["state"] == FULL else f"{data.key} (not the full protocol)")
         rows = [row.key for row in table.rows_on(data)]
-        for row in rows:
+        colors: Sequence[Any] = [color for color, _ in _LINES]
+        if len(rows) > len(colors):
+            colors = colormaps["tab20"].colors  # type: ignore[attr-defined]
+        for color, row in zip(colors, rows, strict=False):
             curves = [run["validation_curve"] for run in runs if (run["row"], run["data"]) == (row, data.key)]
             if curves:
                 # Seeds that stopped earlier end the common part.
                 length = min(len(curve["epochs"]) for curve in curves)
                 values = np.array([curve["values"][:length] for curve in curves])
-                color = colormaps["tab20"](rows.index(row) / len(rows))
                 _plot_band(axes, curves[0]["epochs"][:length], values, color=color, marker="", label=row)
         axes.set_xlabel("epoch")
         axes.set_ylabel(
