@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -87,10 +90,10 @@ def _id(value: object) -> str | None:
     return None
 
 
-def _random_layer(key: str, sizes: tuple[int, ...], options: dict[str, Any], engine: str = "loop") -> StableRNN:
+def _random_layer(key: str, sizes: tuple[int, ...], options: dict[str, Any]) -> StableRNN:
     """A float64 layer away from its start, as an optimizer step leaves it: biases too are nonzero, norms about one."""
     _, _, features, hidden = sizes
-    layer = StableRNN(key, features, hidden, engine=engine, **options).double().eval()
+    layer = StableRNN(key, features, hidden, engine="loop", **options).double().eval()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.4 * hidden**-0.5)
     layer.after_step(1, 100)
@@ -102,15 +105,9 @@ def _inputs(layer: StableRNN, sizes: tuple[int, ...], dtype: torch.dtype) -> tup
     x = torch.randn(batch, time, features, dtype=dtype)
     if layer.cells[0].takes_missing:
         x[torch.rand(x.shape) < 0.2] = torch.nan
-    # The first row starts, the others go on from where other inputs led them: by the loop, since the engine under test
-    # need not take this cell or this dtype.
-    by_loop = copy.deepcopy(layer).double()
-    by_loop.engine = "loop"
+    # The first row starts, the others go on from where other inputs led them.
     with torch.no_grad():
-        _, reached = by_loop.run(
-            torch.randn(batch, 4, features, dtype=torch.float64),
-            tuple(tensor.double() for tensor in layer.initial_state(batch)),
-        )
+        _, reached = layer.run(torch.randn(batch, 4, features, dtype=torch.float64), layer.initial_state(batch))
     for tensor in reached:
         tensor[0] = 0
     return x, tuple(tensor.to(dtype) for tensor in reached)
@@ -150,9 +147,41 @@ def _assert_close(name: str, expected: list[Tensor], got: list[Tensor], toleranc
         assert error <= allowed, f"{name} {index}: off by {error:.3g}, {allowed:.3g} allowed"
 
 
-def _run_or_skip(layer: StableRNN, x: Tensor, state: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
+@dataclass(frozen=True)
+class _Case:
+    """A float64 layer on the engine ``loop``, what it is run with, and what its reference makes of that."""
+
+    layer: StableRNN
+    x: Tensor
+    state: tuple[Tensor, ...]
+    values: list[Tensor]
+    gradients: list[Tensor]
+
+
+# All engines of a case follow each other, so that the reference, the slowest part, runs once for them. The case is the
+# same in whichever test it is built, because it draws from a seed of its own.
+@functools.lru_cache(maxsize=1)
+def _case(key: str, sizes: tuple[int, ...], options: str, dtype: torch.dtype) -> _Case:
+    """Return a case.
+
+    Args:
+        key: Name of the cell.
+        sizes: Batch, time, features, hidden.
+        options: Options of the cell, as JSON.
+        dtype: What the inputs are drawn in; parameters are numbers that this type holds exactly.
+    """
+    torch.manual_seed(0)
+    layer = _random_layer(key, sizes, json.loads(options)).to(dtype).double()
+    x, state = _inputs(layer, sizes, dtype)
+    x, state = x.double(), tuple(tensor.double() for tensor in state)
+    return _Case(layer, x, state, *_results(layer, x, state, reference=True))
+
+
+def _run_or_skip(case: _Case, engine: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    layer = copy.deepcopy(case.layer).to(dtype)
+    layer.engine = engine
     try:
-        return _results(layer, x, state, reference=False)
+        return _results(layer, case.x.to(dtype), tuple(tensor.to(dtype) for tensor in case.state), reference=False)
     except ConfigError as error:
         pytest.skip(str(error))
 
@@ -176,12 +205,10 @@ CASES = [
 def test_float64_values_and_gradients_are_those_of_the_reference(
     key: str, options: dict[str, Any], sizes: tuple[int, ...], engine: str
 ) -> None:
-    layer = _random_layer(key, sizes, options, engine)
-    x, state = _inputs(layer, sizes, torch.float64)
-    values, gradients = _run_or_skip(layer, x, state)
-    expected_values, expected_gradients = _results(layer, x, state, reference=True)
-    _assert_close("value", expected_values, values, 1e-9)
-    _assert_close("gradient", expected_gradients, gradients, 1e-9)
+    case = _case(key, sizes, json.dumps(options), torch.float64)
+    values, gradients = _run_or_skip(case, engine, torch.float64)
+    _assert_close("value", case.values, values, 1e-9)
+    _assert_close("gradient", case.gradients, gradients, 1e-9)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -190,15 +217,9 @@ def test_float64_values_and_gradients_are_those_of_the_reference(
 def test_float32_values_and_gradients_are_those_of_the_float64_reference(
     key: str, sizes: tuple[int, ...], engine: str
 ) -> None:
-    exact = _random_layer(key, sizes, {}).float().double()  # parameters that float32 holds exactly
-    layer = copy.deepcopy(exact).float()
-    layer.engine = engine
-    x, state = _inputs(layer, sizes, torch.float32)
-    values, gradients = _run_or_skip(layer, x, state)
-    expected_values, expected_gradients = _results(
-        exact, x.double(), tuple(tensor.double() for tensor in state), reference=True
-    )
+    case = _case(key, sizes, "{}", torch.float32)
+    values, gradients = _run_or_skip(case, engine, torch.float32)
     # One rounding is 6e-8; sums over 63 units and 63 steps leave about a hundred of them in a value, and gradients
     # also add up over time.
-    _assert_close("value", expected_values, values, 1e-5)
-    _assert_close("gradient", expected_gradients, gradients, 3e-5)
+    _assert_close("value", case.values, values, 1e-5)
+    _assert_close("gradient", case.gradients, gradients, 3e-5)
