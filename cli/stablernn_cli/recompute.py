@@ -142,9 +142,8 @@ def _json(content: bytes) -> Any:
 def _compute(files: Mapping[str, bytes], longest: object) -> tuple[Mapping[str, Any] | str, Mapping[str, Any] | str]:
     """Return the certificate and the parity report, or in place of each the reason why it cannot be computed."""
     try:
-        from stablernn.certificates.certificate import certify
         from stablernn.errors import CheckpointError, ParityError
-        from stablernn.export.load_exported import recompute, reload
+        from stablernn.export.load_exported import recompute, recompute_certificate
         from stablernn_runtime.graph_safety import check_graph
     except ModuleNotFoundError as error:
         lacks = f"this installation has no '{error.name}', which the computation needs"
@@ -163,7 +162,7 @@ def _compute(files: Mapping[str, bytes], longest: object) -> tuple[Mapping[str, 
         # Any error may come from running graphs that do not belong to the weights.
         wrong = f"the graphs cannot be compared with the weights: {_detail(error)}"
     try:
-        return certify(reload(files["config.json"], files["weights.safetensors"])).document(), wrong
+        return recompute_certificate(files), wrong
     except MemoryError:
         raise
     except Exception as error:

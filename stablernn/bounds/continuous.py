@@ -91,7 +91,7 @@ def continuous_rate(linear: Matrix, recurrent: Matrix) -> float:
     """
     triangle = -log_norm_upper_bound(linear) - norm_upper_bound(recurrent)
     unit = np.eye(len(linear))
-    return max(triangle, -_slope(linear, unit, recurrent, 0.0, _multiplier(linear, unit, recurrent)) / 2)
+    return max(triangle, -_slope(linear, unit, recurrent, 0.0, _equal_multipliers(linear, unit, recurrent)) / 2)
 
 
 def largest_euler_step(step: LureSystem, bound: StepBound) -> float:
@@ -109,9 +109,14 @@ def largest_euler_step(step: LureSystem, bound: StepBound) -> float:
     """
     linear, neurons = step.F - np.eye(len(step.F)), step.G
     lengths = [_longest_step(linear, neurons, step.V)]
-    if bound.metric is not None:
-        inverse = np.linalg.inv(bound.metric)
-        lengths.append(_longest_step(bound.metric @ linear @ inverse, bound.metric @ neurons, step.V @ inverse))
+    for norm in (bound, *bound.other_norms):
+        metric = np.eye(len(linear)) if norm.metric is None else norm.metric
+        inverse = np.linalg.inv(metric)
+        system = metric @ linear @ inverse, metric @ neurons, step.V @ inverse
+        if norm.metric is not None:
+            lengths.append(_longest_step(*system))
+        if norm.multipliers is not None:
+            lengths.append(_longest_step(*system, multipliers=norm.multipliers))
     for weights in (np.ones(len(linear)), bound.weights):
         if weights is not None:
             lengths.append(_longest_step_by_rows(linear, neurons @ step.V, weights))
@@ -147,20 +152,30 @@ def largest_step(step_of_length: Callable[[float], LureSystem], regular: float) 
     return low
 
 
-def _longest_step(linear: Matrix, neurons: Matrix, recurrent: Matrix, max_length: float = 1e4) -> float:
-    """Return a length up to which one multiplier proves rates up to 1, within a hundredth of the longest.
+def _longest_step(
+    linear: Matrix,
+    neurons: Matrix,
+    recurrent: Matrix,
+    *,
+    multipliers: Matrix | None = None,
+    max_length: float = 1e4,
+) -> float:
+    """Return a length up to which the same multipliers prove rates up to 1, within a hundredth of the longest.
 
-    Of the step ``h + s (linear h + neurons f(recurrent h))`` of length ``s``.
+    Of the step ``h + s (linear h + neurons f(recurrent h))`` of length ``s``. The multipliers of length 1 are given, or
+    they are equal and the best for no length.
     """
-    multiplier = _multiplier(linear, neurons, recurrent)
+    if multipliers is None:
+        multipliers = _equal_multipliers(linear, neurons, recurrent)
 
     def is_proved(length: float) -> bool:
         # A rate as far beyond 1 as a certificate's tolerance lets a matrix be that float32 has rounded.
         tolerance = 2 * len(linear) * FLOAT32_EPSILON / max(length, 1.0)
-        return _slope(linear, neurons, recurrent, length, multiplier) <= tolerance
+        return _slope(linear, neurons, recurrent, length, multipliers) <= tolerance
 
-    # From 2 multiplier / norm(neurons)^2 on, the corner in _slope is not positive.
-    low, high = 0.0, min(max_length, 2 * multiplier / max(norm_upper_bound(neurons) ** 2, EPSILON))
+    # From 2 max(multipliers) / norm(neurons)^2 on, the corner in _slope is not positive.
+    longest = 2 * float(multipliers.max()) / max(norm_upper_bound(neurons) ** 2, EPSILON)
+    low, high = 0.0, min(max_length, longest)
     if not is_proved(high * 1e-6):
         return 0.0
     while high > 1.01 * low and high > 1e-6:
@@ -189,26 +204,26 @@ def _longest_step_by_rows(linear: Matrix, nonlinear: Matrix, weights: Matrix, ma
     return longest
 
 
-def _multiplier(linear: Matrix, neurons: Matrix, recurrent: Matrix) -> float:
-    """Return the multiplier of the smallest slope of a step of no length."""
+def _equal_multipliers(linear: Matrix, neurons: Matrix, recurrent: Matrix) -> Matrix:
+    """Return the multipliers, all the same, of the smallest slope of a step of no length."""
     # Imported here, since it takes a fifth of a second, and most commands prove nothing.
     from scipy import optimize
 
     def slope(exponent: float) -> float:
-        return _slope(linear, neurons, recurrent, 0.0, math.exp(exponent))
+        return _slope(linear, neurons, recurrent, 0.0, np.full(len(recurrent), math.exp(exponent)))
 
     # The search is on a logarithmic scale around the ratio of the norms, which balances both factors of the side.
     center = math.log(max(norm_upper_bound(neurons), 1e-12) / max(norm_upper_bound(recurrent), 1e-12))
     best: Any = optimize.minimize_scalar(
         slope, bounds=(center - 6, center + 6), method="bounded", options={"xatol": 0.01}
     )
-    return math.exp(float(best.x))
+    return np.full(len(recurrent), math.exp(float(best.x)))
 
 
-def _slope(linear: Matrix, neurons: Matrix, recurrent: Matrix, step: float, multiplier: float) -> float:
+def _slope(linear: Matrix, neurons: Matrix, recurrent: Matrix, step: float, multipliers: Matrix) -> float:
     """Return ``(r^2 - 1) / step`` of an Euler step, its limit for a step of 0: it must not be positive."""
-    corner = 2 * multiplier * np.eye(neurons.shape[1]) - step * neurons.T @ neurons
-    side = neurons + step * linear.T @ neurons + multiplier * recurrent.T
+    corner = 2 * np.diag(multipliers) - step * neurons.T @ neurons
+    side = neurons + step * linear.T @ neurons + recurrent.T * multipliers
     values = np.diagonal(corner)
     # A diagonal corner holds its eigenvalues already.
     if np.count_nonzero(corner) > len(values):

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Matrix = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
 
 EPSILON = float(np.finfo(np.float64).eps)
 
@@ -64,6 +65,16 @@ def row_norms(matrix: Matrix) -> Matrix:
     """Return at least the 2-norm of each row."""
     norms: Matrix = np.linalg.norm(matrix, axis=1) * (1 + matrix.shape[1] * EPSILON)
     return norms
+
+
+def inverse_norm_upper_bound(matrix: Matrix) -> float:
+    """Return at least the norm of the inverse."""
+    return 1 / max(smallest_singular_value_lower_bound(matrix), EPSILON * norm_upper_bound(matrix))
+
+
+def inverse_error_factor(matrix: Matrix) -> float:
+    """Return the factor by which the norm of a product with the computed inverse can be too small."""
+    return 1 + 8 * len(matrix) * EPSILON * norm_upper_bound(matrix) * inverse_norm_upper_bound(matrix)
 
 
 def round_to_float32(form: Matrix) -> Matrix:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +18,18 @@ import numpy as np
 
 from stablernn.bounds.linalg import (
     EPSILON,
+    Indices,
     Matrix,
     infinity_norm_upper_bound,
+    inverse_error_factor,
+    inverse_norm_upper_bound,
     norm_upper_bound,
     round_to_float32,
-    rounding_error_bound,
     row_norm_upper_bound,
     smallest_singular_value_lower_bound,
 )
+from stablernn.bounds.matrix_inequality import LureMap, MatrixInequality
+from stablernn.bounds.norm_search import search_multipliers, search_norm
 from stablernn.bounds.step_bound import Ball, Hypothesis, StepBound
 
 
@@ -32,7 +38,8 @@ class LureSystem:
     """A step ``h <- F h + G w + B x + c``, ``w = f(V h + D w + U x + d)``, with the slopes of ``f`` within 0 to 1.
 
     ``f`` acts coordinate by coordinate; or on groups of coordinates, where its Jacobian is symmetric with eigenvalues
-    within 0 to 1, and no ``D`` is given.
+    within 0 to 1, and no ``D`` is given. The coordinates of a group must be named in ``groups``: a proof weighs the
+    coordinates of ``w`` one by one, which is wrong where one depends on the argument of another.
 
     Attributes:
         F: ``(n, n)``.
@@ -43,6 +50,7 @@ class LureSystem:
         B: ``(n, m)``; None for zeros.
         c: ``(n,)``; None for zeros.
         f_max: The largest modulus of ``f``, infinity if it is unbounded.
+        groups: ``(q,)``, the number of each neuron's group, from 0 on; None if ``f`` acts coordinate by coordinate.
     """
 
     F: Matrix
@@ -53,6 +61,49 @@ class LureSystem:
     B: Matrix | None = None
     c: Matrix | None = None
     f_max: float = 1.0
+    groups: Indices | None = None
+
+    @property
+    def map(self) -> LureMap:
+        """The map of differences of states."""
+        groups = np.arange(len(self.V)) if self.groups is None else self.groups
+        return LureMap(self.F, self.G, self.V, self.D, groups)
+
+
+@dataclass(frozen=True)
+class ProvedNorm:
+    """A norm in which a rate of a step is proved, and how.
+
+    Attributes:
+        rate: The contraction rate.
+        metric: ``T`` of the norm ``|T e|``, ``(n, n)``; None for the identity.
+        multipliers: The diagonal of ``L`` that proves it, ``(q,)``.
+    """
+
+    rate: float
+    metric: Matrix | None
+    multipliers: Matrix
+
+
+_given_norms: ContextVar[Sequence[tuple[Matrix | None, Matrix]] | None] = ContextVar("given_norms", default=None)
+
+
+@contextmanager
+def given_norms(norms: Sequence[tuple[Matrix | None, Matrix]] = ()) -> Iterator[None]:
+    """Within the context, :func:`lure_bound` takes norms of a certificate in place of a search for better ones.
+
+    With none it is quick, as training needs it after each epoch. With those of a stored certificate it verifies that
+    certificate, whose norms a search on another machine would not find again to the last digit.
+
+    Args:
+        norms: Metrics, None for the identity, and the multipliers of each. They need not be right: whatever they do not
+            prove is not used, and those that do not fit a step are left out.
+    """
+    token = _given_norms.set(norms)
+    try:
+        yield
+    finally:
+        _given_norms.reset(token)
 
 
 def lure_bound(
@@ -63,12 +114,12 @@ def lure_bound(
     hypotheses: tuple[Hypothesis, ...] = (),
     metrics: Sequence[Matrix] = (),
 ) -> StepBound:
-    """Return the best rate that a few quadratic forms prove, its input gain, and an invariant ball if there is one.
+    """Return the smallest rate that a search for a quadratic form proves, with its gains and an invariant ball if any.
 
-    For differences of two states, ``w^T L (v - w) >= 0`` for ``L = l I``, ``l`` not negative. So a rate ``r`` in the
-    norm ``|T e|`` is proved where, with ``P = T^T T``,
-
-        [ r^2 P - F^T P F ,  -F^T P G - V^T L ;  .  ,  2 L - L D - D^T L - G^T P G ]  is positive semidefinite.
+    The rate holds in the norm ``|T e|`` in which :mod:`stablernn.bounds.matrix_inequality` proves it. A few matrices
+    ``T`` are tried, with the same multiplier for all neurons; from the best of them a search goes on to a full matrix
+    and to a multiplier for each group of neurons. The norms tried before have larger rates but can have smaller gains,
+    and are kept as ``other_norms`` of the bound.
 
     Args:
         step: The step.
@@ -79,38 +130,110 @@ def lure_bound(
     """
     if not all(hypothesis.holds for hypothesis in hypotheses):
         return StepBound(hypotheses=hypotheses)
-    size = len(step.F)
-    rate, metric = _best_multiplier(step.F, step.G, step.V, step.D, None, None)[0], None
-    # The identity is kept if it already reaches what no metric can improve on.
-    if rate > _rate_lower_bound(step) * (1 + 1e-6):
-        for candidate in [*_candidate_metrics(step), *(matrix / np.linalg.norm(matrix, 2) for matrix in metrics)]:
-            form = round_to_float32(candidate)
-            # A singular form is no norm.
-            if not smallest_singular_value_lower_bound(form):
-                continue
-            form_rate, _ = _best_multiplier(step.F, step.G, step.V, step.D, form, form)
-            if form_rate * (1 + 1e-6) < rate:
-                rate, metric = form_rate, form
-    input_part = np.zeros((size, step.U.shape[1])) if step.B is None else step.B
-    gain, _ = _best_multiplier(input_part, step.G, step.U, step.D, None, metric)
+    identity, candidate = _candidate_norms(step, metrics)
+    best = _searched_norm(step, candidate)
+    others = [norm for norm in (candidate, identity) if norm is not best]
+    if candidate is identity:
+        others = others[:1]
+    if _given_norms.get() is None:
+        others = [_with_searched_multipliers(step, norm) for norm in others]
+    # Of two balls the smaller one holds all states, too.
+    balls = min(
+        (_balls(step, states, norm.rate, norm.metric) for norm in (best, candidate)),
+        key=lambda balls: balls[0].radius if balls and balls[0].norm == "l2" else -1.0 if balls else math.inf,
+    )
+    bounds = [_bound_in(step, norm, states, output, hypotheses) for norm in (best, *others)]
+    return replace(bounds[0], balls=balls, other_norms=tuple(bounds[1:]))
+
+
+def _bound_in(
+    step: LureSystem, norm: ProvedNorm, states: tuple[str, ...], output: int | None, hypotheses: tuple[Hypothesis, ...]
+) -> StepBound:
+    """Return the bound in one norm, without its balls."""
+    input_part = np.zeros((len(step.F), step.U.shape[1])) if step.B is None else step.B
+    lure_map = replace(step.map, F=input_part, V=step.U)
+    gain, _ = _best_multipliers(lure_map, None, norm.metric, is_searched=_given_norms.get() is None)
     output_gain = 1.0
-    if metric is not None:
-        output_gain = norm_upper_bound(np.linalg.inv(metric)[:output]) * _inverse_error_factor(metric)
+    if norm.metric is not None:
+        output_gain = norm_upper_bound(np.linalg.inv(norm.metric)[:output]) * inverse_error_factor(norm.metric)
     return StepBound(
         covers=states,
-        norm="l2" if metric is None else "weighted-l2",
-        rate=rate,
+        norm="l2" if norm.metric is None else "weighted-l2",
+        rate=norm.rate,
         gain=gain,
         output_gain=output_gain,
-        metric=metric,
-        balls=_balls(step, states, rate, metric),
+        metric=norm.metric,
+        multipliers=norm.multipliers,
         hypotheses=hypotheses,
     )
 
 
-def lure_rate(step: LureSystem, metric: Matrix | None = None) -> float:
-    """Return the rate that :func:`lure_bound` proves in one given norm ``|T e|``, the 2-norm for None."""
-    return _best_multiplier(step.F, step.G, step.V, step.D, metric, metric)[0]
+def _candidate_norms(step: LureSystem, metrics: Sequence[Matrix]) -> tuple[ProvedNorm, ProvedNorm]:
+    """Return the 2-norm and the best norm of a few candidates, both with the same multiplier for all neurons."""
+    identity = best = ProvedNorm(*_rate(step, None))
+    # The identity is kept if it already reaches what no metric can improve on.
+    if identity.rate > _rate_lower_bound(step) * (1 + 1e-6):
+        for candidate in [*_candidate_metrics(step), *(matrix / np.linalg.norm(matrix, 2) for matrix in metrics)]:
+            norm = _norm_of(step, candidate)
+            if norm is not None and norm.rate * (1 + 1e-6) < best.rate:
+                best = norm
+    return identity, best
+
+
+def _norm_of(step: LureSystem, metric: Matrix | None, known: Sequence[Matrix] = ()) -> ProvedNorm | None:
+    """Return what is proved in the norm of a metric rounded to float32; None if it is no norm."""
+    form = None if metric is None else round_to_float32(metric)
+    # A singular form is no norm.
+    if form is not None and not (np.isfinite(form).all() and smallest_singular_value_lower_bound(form)):
+        return None
+    return ProvedNorm(*_rate(step, form, known))
+
+
+def _rate(step: LureSystem, metric: Matrix | None, known: Sequence[Matrix] = ()) -> tuple[float, Matrix | None, Matrix]:
+    rate, multipliers = _best_multipliers(step.map, metric, metric, known=known)
+    return rate, metric, multipliers
+
+
+def _searched_norm(step: LureSystem, start: ProvedNorm) -> ProvedNorm:
+    """Return the best norm that a search finds, or that is given in its place; the start itself if none is better."""
+    given, best = _given_norms.get(), start
+    norms: Sequence[tuple[Matrix | None, Matrix]] = given or ()
+    if given is None and _is_worth_a_search(start.rate, _rate_lower_bound(step)):
+        start_metric = np.eye(len(step.F)) if start.metric is None else start.metric
+        found = search_norm(step.map, start_metric, start.multipliers, lowest=_rate_lower_bound(step))
+        norms = () if found is None else (found,)
+    for metric, multipliers in norms:
+        if metric is not None and metric.shape != step.F.shape:
+            continue
+        norm = _norm_of(step, metric, [multipliers])
+        if norm is not None and norm.rate * (1 + 1e-6) < best.rate:
+            best = norm
+    return best
+
+
+def _with_searched_multipliers(step: LureSystem, norm: ProvedNorm) -> ProvedNorm:
+    """Return what is proved in the same norm with a multiplier for each group of neurons."""
+    rate, multipliers = _best_multipliers(step.map, norm.metric, norm.metric, is_searched=True)
+    return ProvedNorm(rate, norm.metric, multipliers)
+
+
+def _is_worth_a_search(rate: float, lowest: float) -> bool:
+    """Return whether a rate is so far above what no norm can improve on that a search is worth its time."""
+    if not math.isfinite(rate) or rate <= lowest * (1 + 1e-6):
+        return False
+    # Near 1 the last thousandth decides on the kind of the certificate.
+    return rate > lowest * (1 + 1e-3) or rate > 1 >= lowest
+
+
+def lure_rate(step: LureSystem, metric: Matrix | None = None, multipliers: Matrix | None = None) -> float:
+    """Return the rate that is proved in one given norm ``|T e|``, by one multiplier for all neurons or by given ones.
+
+    Args:
+        step: The step.
+        metric: ``T``; None for the identity.
+        multipliers: ``(q,)``, to try besides equal ones; None for none.
+    """
+    return _rate(step, metric, () if multipliers is None else [multipliers])[0]
 
 
 def largest_state_norm(step: LureSystem, rate: float, metric: Matrix | None = None) -> float:
@@ -125,17 +248,14 @@ def largest_state_norm(step: LureSystem, rate: float, metric: Matrix | None = No
     return ball.radius * (math.sqrt(len(step.F)) if ball.norm == "linf" else 1.0)
 
 
-def lure_gain(F: Matrix, G: Matrix, V: Matrix, D: Matrix | None = None, *, metric: Matrix | None = None) -> float:
-    """Return at least ``|F e + G w| / |T e|`` for differences ``w`` of neurons, as in :class:`LureSystem`.
+def lure_gain(lure_map: LureMap, *, metric: Matrix | None = None) -> float:
+    """Return at least ``|F e + G w| / |T e|`` for differences ``w`` of neurons.
 
     Args:
-        F: ``(k, n)``.
-        G: ``(k, q)``.
-        V: ``(q, n)``.
-        D: ``(q, q)``, strictly lower triangular; None for zeros.
+        lure_map: The map; :attr:`LureSystem.map` with other matrices in place of those of the step.
         metric: ``T``, ``(n, n)``; None for the identity.
     """
-    return _best_multiplier(F, G, V, D, metric, None)[0]
+    return _best_multipliers(lure_map, metric, None, is_searched=_given_norms.get() is None)[0]
 
 
 def cholesky_factors(form: Matrix) -> list[Matrix]:
@@ -177,7 +297,9 @@ def dominance_bound(step: LureSystem, bound: StepBound) -> StepBound:
         gain=row_norm_upper_bound(lengths[:, None] * step.U / weights[:, None]),
         output_gain=float(np.linalg.norm(weights)) * (1 + size * EPSILON),
         metric=None,
+        multipliers=None,
         weights=None if (weights == 1).all() else weights,
+        other_norms=(replace(bound, balls=(), other_norms=()), *bound.other_norms),
     )
 
 
@@ -234,35 +356,59 @@ def _perron_vector(entries: Matrix) -> Matrix:
     return np.maximum(vector, 1e-6)
 
 
-def _best_multiplier(
-    F: Matrix, G: Matrix, V: Matrix, D: Matrix | None, before: Matrix | None, after: Matrix | None
-) -> tuple[float, float]:
-    """Return the least factor over multipliers ``L = l I``, and that ``l``; infinity if none proves anything.
+def _best_multipliers(
+    lure_map: LureMap,
+    before: Matrix | None,
+    after: Matrix | None,
+    *,
+    is_searched: bool = False,
+    known: Sequence[Matrix] = (),
+) -> tuple[float, Matrix]:
+    """Return the least factor found and the multipliers that prove it; infinity if none proves anything.
 
     Args:
-        F: As in :class:`LureSystem`, as ``G``, ``V`` and ``D``; or the matrix of an input or an output in its place.
-        G: See ``F``.
-        V: See ``F``.
-        D: See ``F``.
+        lure_map: The map.
         before: The metric of differences before the map; None for the identity.
         after: The metric of differences after it; None for the identity.
+        is_searched: True to search for a multiplier of each group; otherwise all have the same.
+        known: Multipliers ``(q,)`` to try as well.
     """
-    # Imported here, as in `_candidate_metrics`.
+    inequality = MatrixInequality(lure_map.F, lure_map.G, lure_map.V, lure_map.D, before, after)
+    factor, multiplier = _best_equal_multiplier(inequality, lure_map)
+    best = factor, np.full(len(lure_map.V), multiplier)
+    candidates = [*known]
+    if is_searched and lure_map.groups.max(initial=0) > 0 and 0 < factor < math.inf:
+        found = search_multipliers(lure_map, before, after, best[1])
+        candidates += [] if found is None else [found]
+    for multipliers in candidates:
+        candidate_factor = inequality.factor(multipliers) if lure_map.allows(multipliers) else math.inf
+        # Equal multipliers stay where others are no better.
+        if candidate_factor * (1 + 1e-9) < best[0]:
+            best = candidate_factor, multipliers
+    return best
+
+
+def _best_equal_multiplier(inequality: MatrixInequality, lure_map: LureMap) -> tuple[float, float]:
+    """Return the least factor over multipliers ``L = l I``, and that ``l``."""
+    # Imported here, since it takes a fifth of a second, and most commands prove nothing.
     from scipy import optimize
 
-    inequality = _MatrixInequality(F, G, V, D, before, after)
+    V, D = lure_map.V, lure_map.D
     outer = inequality.neuron_part
     smallest = norm_upper_bound(outer) ** 2
     # No multiplier below half of it proves anything, unless neurons read one another.
     floor = 0.5 if D is None else 0.0
 
+    def proved(multiplier: float) -> float:
+        return inequality.factor(np.full(len(V), multiplier))
+
     def factor(exponent: float) -> float:
-        value = inequality.factor(smallest * (floor + math.exp(exponent)))
+        value = proved(smallest * (floor + math.exp(exponent)))
         # Too small a multiplier proves nothing; the search is to go on among larger ones.
         return value if math.isfinite(value) else 1e30 * (10 - exponent)
 
     if not smallest:
-        return inequality.factor(1.0), 1.0
+        return proved(1.0), 1.0
     best: Any = optimize.minimize_scalar(factor, bounds=(-7, 9), method="bounded", options={"xatol": 0.02})
     best_factor = float(best.fun) if best.fun < 1e30 else math.inf
     searched = best_factor, smallest * (floor + math.exp(float(best.x)))
@@ -273,69 +419,7 @@ def _best_multiplier(
     # Where V is next to nothing, the multiplier that makes both its terms alike lies beyond what is searched.
     balancing = float(np.linalg.norm(cross)) / math.sqrt(squares) if squares > 1e-24 * smallest else 1e12 * smallest
     multipliers = [multiplier for multiplier in (cancelling, balancing) if multiplier > smallest * floor]
-    return min([searched, *((inequality.factor(multiplier), multiplier) for multiplier in multipliers)])
-
-
-class _MatrixInequality:
-    """The matrix inequality of a step, for which a search tries many multipliers ``l`` of ``L = l I``.
-
-    Whatever does not depend on the multiplier is computed once, above all the singular values of the metrics.
-
-    Args:
-        F: As :func:`_best_multiplier` takes it, as all others.
-        G: See ``F``.
-        V: See ``F``.
-        D: See ``F``.
-        before: See ``F``.
-        after: See ``F``.
-    """
-
-    def __init__(
-        self, F: Matrix, G: Matrix, V: Matrix, D: Matrix | None, before: Matrix | None, after: Matrix | None
-    ) -> None:
-        self.state_part, self.neuron_part = (F, G) if after is None else (after @ F, after @ G)
-        self._neurons, self._inner = V, D
-        self._gram = self.neuron_part.T @ self.neuron_part
-        self._cross = self.state_part.T @ self.neuron_part
-        self._gram_error = rounding_error_bound(self.neuron_part, self.neuron_part)
-        self._cross_error = rounding_error_bound(self.state_part, self.neuron_part)
-        self._neurons_error = rounding_error_bound(V)
-        # Of the terms of the multiplier.
-        self._multiplier_terms = 2 + (0 if D is None else norm_upper_bound(D))
-        self._inverse = None if before is None else np.linalg.inv(before)
-        self._inverse_norm = 1.0 if before is None else _inverse_norm_upper_bound(before)
-        self._inverse_factor = 1.0 if before is None else _inverse_error_factor(before)
-
-    def factor(self, multiplier: float) -> float:
-        """Return the least ``r`` for one multiplier, by the Schur complement; infinity if it proves nothing."""
-        corner = 2 * multiplier * np.eye(len(self._gram)) - self._gram
-        if self._inner is not None:
-            corner = corner - multiplier * (self._inner + self._inner.T)
-        side = self._cross + multiplier * self._neurons.T
-        values, vectors = np.linalg.eigh((corner + corner.T) / 2)
-        # The smallest eigenvalue less its error: of the product X^T X, and of the terms of the multiplier.
-        error_of_multiplier = 8 * len(corner) * EPSILON * multiplier * self._multiplier_terms
-        lowest = float(values[0]) - self._gram_error - error_of_multiplier
-        if lowest <= 0:
-            return math.inf
-        # With every eigenvalue of the corner lowered by what rounding can have done, the complement only grows.
-        half = (side @ vectors) / np.sqrt(values - (float(values[0]) - lowest))
-        stacked: Matrix = np.concatenate([self.state_part, half.T])
-        if self._inverse is not None:
-            stacked = stacked @ self._inverse
-        side_error = self._cross_error + multiplier * self._neurons_error
-        error = rounding_error_bound(stacked) + 2 * side_error / math.sqrt(lowest) * self._inverse_norm
-        return float(np.linalg.norm(stacked, 2)) * self._inverse_factor + error
-
-
-def _inverse_norm_upper_bound(matrix: Matrix) -> float:
-    """Return at least the norm of the inverse."""
-    return 1 / max(smallest_singular_value_lower_bound(matrix), EPSILON * norm_upper_bound(matrix))
-
-
-def _inverse_error_factor(matrix: Matrix) -> float:
-    """Return the factor by which the norm of a product with the computed inverse can be too small."""
-    return 1 + 8 * len(matrix) * EPSILON * norm_upper_bound(matrix) * _inverse_norm_upper_bound(matrix)
+    return min([searched, *((proved(multiplier), multiplier) for multiplier in multipliers)])
 
 
 def _balls(step: LureSystem, states: tuple[str, ...], rate: float, metric: Matrix | None) -> tuple[Ball, ...]:
@@ -349,11 +433,11 @@ def _balls(step: LureSystem, states: tuple[str, ...], rate: float, metric: Matri
     scaled_gain = step.G if metric is None else metric @ step.G
     constant = np.zeros(len(step.F)) if step.c is None else step.c
     scaled_constant = constant if metric is None else metric @ constant
-    inverse_norm = 1.0 if metric is None else _inverse_norm_upper_bound(metric)
+    inverse_norm = 1.0 if metric is None else inverse_norm_upper_bound(metric)
     neurons_norm = math.sqrt(step.G.shape[1])
     push = norm_upper_bound(scaled_gain) * step.f_max * neurons_norm + float(np.linalg.norm(scaled_constant))
     similar: Matrix = step.F if metric is None else metric @ step.F @ np.linalg.inv(metric)
-    linear_rate = norm_upper_bound(similar) * (1.0 if metric is None else _inverse_error_factor(metric))
+    linear_rate = norm_upper_bound(similar) * (1.0 if metric is None else inverse_error_factor(metric))
     entry_push = infinity_norm_upper_bound(step.G) * step.f_max + float(np.abs(constant).max(initial=0.0))
     row_sum = infinity_norm_upper_bound(step.F)
     if row_sum < 1:

@@ -84,6 +84,8 @@ class StepBound:
         output_gain: At most the 2-norm of the change of the output (the first state tensor) for ``|e| = 1``.
         output_input_gain: The same for a change of the input of 2-norm 1, besides its effect through the state.
         metric: ``(n, n)``, in which norm ``weighted-l2`` is taken; None for the identity.
+        multipliers: ``(q,)``, of the neurons of a Lur'e system, by which the matrix inequality of
+            :mod:`stablernn.bounds.matrix_inequality` proves ``rate``; None if it is proved otherwise.
         weights: ``(n,)``, by which coordinates are divided in ``linf``; None for ones.
         balls: Invariant balls, one for each state tensor that has one.
         hypotheses: The conditions that the proof rests on.
@@ -91,6 +93,8 @@ class StepBound:
             depends on them.
         figures: Further numbers that describe the step, by name.
         impulse_response: Of a linear layer its response to inputs, which is tighter than ``gain`` and the others.
+        other_norms: Bounds of the same step in other norms, with larger rates and perhaps smaller gains. Code that
+            replaces a rate or a gain of a bound must replace those of ``other_norms`` too, or empty it.
     """
 
     covers: tuple[str, ...] = ()
@@ -100,12 +104,14 @@ class StepBound:
     output_gain: float = math.inf
     output_input_gain: float = 0.0
     metric: Matrix | None = None
+    multipliers: Matrix | None = None
     weights: Matrix | None = None
     balls: tuple[Ball, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()
     conditions: tuple[Hypothesis, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     impulse_response: ImpulseResponse | None = None
+    other_norms: tuple[StepBound, ...] = ()
 
 
 def irregular_step_bound(bound: StepBound) -> StepBound:
@@ -118,4 +124,6 @@ def irregular_step_bound(bound: StepBound) -> StepBound:
     """
     # exp would raise OverflowError for a larger rate; infinity is the bound then.
     is_representable = bound.rate < _LARGEST_EXPONENT
-    return replace(bound, rate=math.exp(bound.rate - 1) * (1 + 4 * EPSILON) if is_representable else math.inf)
+    rate = math.exp(bound.rate - 1) * (1 + 4 * EPSILON) if is_representable else math.inf
+    # The multipliers still prove the rate of a regular step, from which this one follows.
+    return replace(bound, rate=rate, other_norms=())

@@ -185,7 +185,13 @@ def complex_lure_system(recurrent: Tensor, input_weights: Tensor, bias: Tensor, 
     """
     slopes = np.tile(steepest_slopes(bias, offset), 2)
     return LureSystem(
-        np.zeros(recurrent.shape), np.diag(slopes), float64(recurrent), float64(input_weights), f_max=math.inf
+        np.zeros(recurrent.shape),
+        np.diag(slopes),
+        float64(recurrent),
+        float64(input_weights),
+        f_max=math.inf,
+        # The real and the imaginary part of a unit depend on each other.
+        groups=np.tile(np.arange(len(slopes) // 2), 2),
     )
 
 

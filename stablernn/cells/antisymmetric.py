@@ -244,8 +244,13 @@ class GatedAntisymmetricRNNCell(AntisymmetricRNNCell):
         no_input = np.zeros((self.hidden_size, self.input_size))
         bound = lure_bound(LureSystem(linear_part, nonlinear_part, k, no_input, f_max=math.inf))
         # The slope by the gate's input is z (1 - z) t, by the candidate's z (1 - t^2): their squares sum to 1 at most.
-        metric_norm = 1.0 if bound.metric is None else norm_upper_bound(bound.metric)
-        return replace(bound, gain=self.step_size * metric_norm * norm_upper_bound(float64(self.weight_ih)))
+        input_gain = self.step_size * norm_upper_bound(float64(self.weight_ih))
+
+        def with_input(bound: StepBound) -> StepBound:
+            metric_norm = 1.0 if bound.metric is None else norm_upper_bound(bound.metric)
+            return replace(bound, gain=metric_norm * input_gain)
+
+        return replace(with_input(bound), other_norms=tuple(with_input(other) for other in bound.other_norms))
 
     def step(self, weights: tuple[Tensor, ...], state: State, drive: Tensor, dt: Tensor | None = None) -> State:
         (h,) = state

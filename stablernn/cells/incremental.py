@@ -200,7 +200,9 @@ class IncrementalRNNCell(StableCell):
         by_lure_system = by_norms
         if self.inner_steps * self.hidden_size <= _MAX_NEURONS:
             by_lure_system = lure_bound(self.lure_system())
-            by_lure_system = replace(by_lure_system, rate=by_lure_system.rate + difference_error)
+            others = (replace(other, rate=other.rate + difference_error) for other in by_lure_system.other_norms)
+            rate = by_lure_system.rate + difference_error
+            by_lure_system = replace(by_lure_system, rate=rate, other_norms=(*others, by_norms))
         # Only tanh bounds what the neurons add; the ball is the fixed point r = linear_rate r + added.
         added = float(np.abs(final_neuron_factors).sum()) * margin
         has_ball = self.nonlinearity == "tanh" and linear_rate * margin < 1

@@ -106,6 +106,8 @@ class _LVFCell(PlainCell):
             regular,
             norm="l2",
             metric=None,
+            multipliers=None,
+            other_norms=(),
             rate=self._largest_expansion(),
             gain=norm_upper_bound(float64(self.weight_ih)),
             output_gain=1.0,

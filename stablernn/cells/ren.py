@@ -234,13 +234,17 @@ class RENCell(StableCell):
     def step_bound(self) -> StepBound:
         step, c2, d21, d22 = self._sector_and_output()
         bound = lure_bound(step, metrics=cholesky_factors(float64(self.metric())))
-        # States that differ by |e| give outputs that differ by readout_gain |e| and next states by rate |e|. The output
-        # gain is relative to the next state, so it is divided by the rate, which must not be near 0.
-        readout_gain = lure_gain(c2, d21, step.V, step.D, metric=bound.metric)
-        feedthrough_gain = lure_gain(d22, d21, step.U, step.D)
-        rate = max(bound.rate, 0.01)
-        output_gain = readout_gain / rate if math.isfinite(rate) else math.inf
-        return replace(bound, rate=rate, output_gain=output_gain, output_input_gain=feedthrough_gain)
+        feedthrough_gain = lure_gain(replace(step.map, F=d22, G=d21, V=step.U))
+
+        def with_output(bound: StepBound) -> StepBound:
+            # States that differ by |e| give outputs that differ by readout_gain |e| and next states by rate |e|. The
+            # output gain is relative to the next state, so it is divided by the rate, which must not be near 0.
+            readout_gain = lure_gain(replace(step.map, F=c2, G=d21), metric=bound.metric)
+            rate = max(bound.rate, 0.01)
+            output_gain = readout_gain / rate if math.isfinite(rate) else math.inf
+            return replace(bound, rate=rate, output_gain=output_gain, output_input_gain=feedthrough_gain)
+
+        return replace(with_output(bound), other_norms=tuple(with_output(other) for other in bound.other_norms))
 
     def _sector_and_output(self) -> tuple[LureSystem, Matrix, Matrix, Matrix]:
         """Return the recurrence as a Lur'e system, and C2, D21 and D22 of the output in its units."""

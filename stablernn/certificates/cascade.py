@@ -33,6 +33,7 @@ class Cascade:
         output: ``(layers,)``.
         feedthrough: Of an input on the output of the same step.
         diameters: ``(layers,)``, how far apart two reachable states of a layer can be; infinity if that is not known.
+        in_other_norms: The same stack, with layers in other norms of theirs.
     """
 
     bounds: tuple[StepBound, ...]
@@ -41,6 +42,7 @@ class Cascade:
     output: Matrix
     feedthrough: float
     diameters: Matrix
+    in_other_norms: tuple[Cascade, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -115,6 +117,11 @@ class Cascade:
             steps: Of the gap, 1 or more.
             tolerance: By how much the rate of a single layer may exceed 1, where rounding its matrix makes it do so.
         """
+        errors = [other.missing_data_error(steps, tolerance) for other in self.in_other_norms]
+        return min([self._missing_data_error(steps, tolerance), *errors])
+
+    def _missing_data_error(self, steps: int, tolerance: float) -> float:
+        """Return :meth:`missing_data_error` in the layers' own norms."""
         is_lasting = len(self.step) == 1 and self.rate <= 1 + tolerance
         if not np.isfinite(self.input_gains).all() or not (self.is_contracting or is_lasting):
             return math.inf
@@ -185,6 +192,18 @@ def cascade(cells: Sequence[StableCell], *, max_dt: float | None = None) -> Casc
             then over the time of a regular step, and gains are those of a largest difference, not of sums of squares.
     """
     bounds = tuple(_layer_bound(cell, max_dt) for cell in cells)
+    diameters = np.array([_diameter(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
+    # A layer with fewer norms than another keeps the first.
+    others = [
+        tuple(bound.other_norms[number] if number < len(bound.other_norms) else bound for bound in bounds)
+        for number in range(max(len(bound.other_norms) for bound in bounds))
+    ]
+    unknown = np.full(len(bounds), math.inf)
+    return replace(_combined(bounds, diameters), in_other_norms=tuple(_combined(other, unknown) for other in others))
+
+
+def _combined(bounds: tuple[StepBound, ...], diameters: Matrix) -> Cascade:
+    """Return the cascade of some bounds of the layers."""
     step, input_gains = np.zeros((len(bounds), len(bounds))), np.zeros(len(bounds))
     # The input of a layer differs by at most ``state_effect @ e + input_effect * d``.
     state_effect, input_effect = np.zeros(len(bounds)), 1.0
@@ -195,7 +214,6 @@ def cascade(cells: Sequence[StableCell], *, max_dt: float | None = None) -> Casc
         feedthrough = bound.output_input_gain
         state_effect = _scaled(bound.output_gain, step[depth]) + _scaled(feedthrough, state_effect)
         input_effect = float(_scaled(bound.output_gain, input_gains[[depth]])[0]) + feedthrough * input_effect
-    diameters = np.array([_diameter(cell, bound) for cell, bound in zip(cells, bounds, strict=True)])
     return Cascade(bounds, step, input_gains, state_effect, input_effect, diameters)
 
 
@@ -236,19 +254,30 @@ def _diameter(cell: StableCell, bound: StepBound) -> float:
 
 def _total_gain(bound: StepBound) -> float:
     """Return the sum of the effects of an input on the output over any time, of a layer that contracts."""
-    total = bound.output_gain * bound.gain / (1 - bound.rate) + bound.output_input_gain
-    return total if bound.impulse_response is None else min(total, bound.impulse_response.total_gain)
+    totals = [
+        norm.output_gain * norm.gain / (1 - norm.rate) + norm.output_input_gain
+        for norm in (bound, *bound.other_norms)
+        if norm.rate < 1
+    ]
+    if bound.impulse_response is not None:
+        totals.append(bound.impulse_response.total_gain)
+    return min(totals)
 
 
 def _response_norms(bound: StepBound, steps: int) -> Matrix:
-    """Return at least the effects of an input on the output k steps later, ``(steps,)``."""
+    """Return at least the effects of an input on the output k steps later, ``(steps,)``: the least of all norms."""
     if bound.impulse_response is not None:
         return bound.impulse_response.norms(steps)
-    # A rate above 1 overflows over a long sequence, and infinity times 0 is NaN.
-    with np.errstate(over="ignore", invalid="ignore"):
-        norms = bound.output_gain * bound.gain * np.power(bound.rate, np.arange(steps, dtype=np.float64))
-    norms[0] += bound.output_input_gain
-    return norms
+    responses = []
+    for norm in (bound, *bound.other_norms):
+        # A rate above 1 overflows over a long sequence, and infinity times 0 is NaN.
+        with np.errstate(over="ignore", invalid="ignore"):
+            response = norm.output_gain * norm.gain * np.power(norm.rate, np.arange(steps, dtype=np.float64))
+        response[0] += norm.output_input_gain
+        responses.append(response)
+    # What is no number bounds nothing, and infinity takes its place.
+    smallest: Matrix = np.min(np.nan_to_num(responses, nan=math.inf, posinf=math.inf), axis=0)
+    return smallest
 
 
 def _scaled(factor: float, vector: Matrix) -> Matrix:

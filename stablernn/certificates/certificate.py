@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from stablernn.bounds.linalg import Matrix
+from stablernn.bounds.lure import given_norms
 from stablernn.bounds.step_bound import FLOAT32_EPSILON, Hypothesis, StepBound
 from stablernn.cells import StableCell
 from stablernn.certificates.cascade import Cascade, cascade
@@ -104,7 +105,7 @@ class Certificate:
         return max(proved_times) if len(proved_times) == len(times) else None
 
     def norm_matrices(self) -> list[dict[str, Any]]:
-        """Return the norm of each layer's state, by which anybody can check the rates.
+        """Return the norm of each layer's state, and the multipliers if any, by which anybody can check the rates.
 
         Of several layers ``divided_by`` is the layer's weight in the norm of all, the largest of the layers' sizes.
         """
@@ -115,6 +116,8 @@ class Certificate:
                 layer_norm: dict[str, Any] = {"states": [next(names) for _ in bound.covers], "norm": _norm_name(bound)}
                 if bound.metric is not None:
                     layer_norm["matrix"] = _encode_matrix(bound.metric)
+                if bound.multipliers is not None:
+                    layer_norm["multipliers"] = bound.multipliers.tolist()
                 if bound.weights is not None:
                     layer_norm["weights"] = bound.weights.tolist()
                 if weights is not None:
@@ -217,8 +220,22 @@ def certify(module: nn.Module, *, stored: bool = True) -> Certificate:
     return prove(module, stored=stored)
 
 
-def prove(module: nn.Module, *, stored: bool = True) -> Certificate:
-    """Run :func:`certify` without warnings, for callers that have trained the model or warned already."""
+def prove(module: nn.Module, *, stored: bool = True, norms: Iterable[Mapping[str, Any]] | None = None) -> Certificate:
+    """Run :func:`certify` without warnings, for callers that have trained the model or warned already.
+
+    Args:
+        module: As of :func:`certify`.
+        stored: As of :func:`certify`.
+        norms: Norms to try in place of a search, as a certificate's document has them under ``metrics``; empty for
+            none, which is quick; None to search. Those that are damaged or do not fit prove nothing and are left out.
+    """
+    if norms is None:
+        return _prove(module, stored=stored)
+    with given_norms([norm for norm in map(_decode_norm, norms) if norm is not None]):
+        return _prove(module, stored=stored)
+
+
+def _prove(module: nn.Module, *, stored: bool) -> Certificate:
     stacks, prefix = _stacks(module)
     for name, weight in module.named_parameters():
         if not bool(torch.isfinite(weight).all()):
@@ -311,6 +328,20 @@ def _encode_matrix(matrix: Matrix) -> dict[str, Any]:
     """Encode a matrix of float32 numbers in base64, which is short."""
     content = base64.b64encode(matrix.astype("<f4").tobytes()).decode("ascii")
     return {"shape": list(matrix.shape), "float32_base64": content}
+
+
+def _decode_norm(layer_norm: Mapping[str, Any]) -> tuple[Matrix | None, Matrix] | None:
+    """Return metric and multipliers of an entry of ``metrics``; None if it has no multipliers or is damaged."""
+    try:
+        multipliers = np.array(layer_norm["multipliers"], dtype=np.float64)
+        matrix = layer_norm.get("matrix")
+        if matrix is None:
+            return None, multipliers
+        content = np.frombuffer(base64.b64decode(matrix["float32_base64"]), dtype="<f4")
+        return content.reshape(matrix["shape"]).astype(np.float64), multipliers
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # Anything may stand in a stored document. Without its norm the rate that it states is not proved.
+        return None
 
 
 def _norm_name(bound: StepBound) -> str:

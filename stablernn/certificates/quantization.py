@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -118,7 +118,7 @@ def _layer_error(
         return None
     if not all(np.isfinite(_matrix(quantized_step, name)).all() for name in _MATRICES):
         return None
-    rate = lure_rate(quantized_step, bound.metric)
+    rate = lure_rate(quantized_step, bound.metric, bound.multipliers)
     changes = {name: _matrix(quantized_step, name) - _matrix(step, name) for name in _MATRICES}
     is_bounded = math.isfinite(step.f_max)
     # A change of G or D acts on the neurons, which must be bounded for it to have a bound.
@@ -163,7 +163,7 @@ def _reachable_state_norm(
     tensors = [next_state[quantized.state_names.index(name)] for name in bound.covers]
     offset = torch.cat(tensors, dim=-1)[0].numpy()
     metric = np.eye(len(offset)) if bound.metric is None else bound.metric
-    input_gain = lure_gain(metric @ _matrix(step, "B"), metric @ step.G, step.U, step.D)
+    input_gain = lure_gain(replace(step.map, F=metric @ _matrix(step, "B"), G=metric @ step.G, V=step.U))
     sizes = (np.array([float(np.linalg.norm(metric @ offset)), 0.0]) + input_gain * input_size) / (1 - rate)
     largest: Matrix = norm_upper_bound(np.linalg.inv(metric)) * sizes * (1 + 1e-9)
     return largest

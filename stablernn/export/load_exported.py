@@ -44,7 +44,8 @@ def recompute(files: Mapping[str, bytes], longest: int = 1) -> tuple[dict[str, A
     """Recompute the certificate and the parity report of an exported folder.
 
     Args:
-        files: The bytes of ``config.json``, ``weights.safetensors``, ``step.onnx`` and ``sequence.onnx``, by name.
+        files: The bytes of ``config.json``, ``weights.safetensors``, ``step.onnx`` and ``sequence.onnx``, by name. Of
+            ``certificate.json``, if it is there, the norms are verified; none are searched.
         longest: Sequence length at which parity is checked in addition to the default lengths.
 
     Raises:
@@ -53,4 +54,26 @@ def recompute(files: Mapping[str, bytes], longest: int = 1) -> tuple[dict[str, A
     """
     model = reload(files["config.json"], files["weights.safetensors"])
     parity = check_parity(model, files["step.onnx"], files["sequence.onnx"], lengths=parity_lengths(longest))
-    return prove(model).document(), parity
+    return prove(model, norms=_stored_norms(files)).document(), parity
+
+
+def recompute_certificate(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Recompute the certificate of an exported folder by its norms, as :func:`recompute` does.
+
+    Args:
+        files: The bytes of ``config.json``, ``weights.safetensors`` and, if it is there, ``certificate.json``, by name.
+
+    Raises:
+        CheckpointError: If no model can be built from them.
+    """
+    return prove(reload(files["config.json"], files["weights.safetensors"]), norms=_stored_norms(files)).document()
+
+
+def _stored_norms(files: Mapping[str, bytes]) -> list[Any]:
+    """Return the norms that are stored with a certificate; none if there is no certificate or it has none."""
+    try:
+        document = json.loads(files["certificate.json"])
+    except (KeyError, ValueError):
+        return []
+    norms = document.get("metrics") if isinstance(document, dict) else None
+    return norms if isinstance(norms, list) else []

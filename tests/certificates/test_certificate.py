@@ -176,7 +176,7 @@ class TestDocument:
         layers = StableRNN("fastrnn", 2, 6, num_layers=2).double().eval()
         document = json.loads(json.dumps(certify(layers).document()))
         assert [one["states"] for one in document["metrics"]] == [["state_0"], ["state_1"]]
-        assert [one["norm"] for one in document["metrics"]] == ["l2", "weighted-l2"]
+        assert [one["norm"] for one in document["metrics"]] == ["weighted-l2", "weighted-l2"]
         forms = [unpacked(one["matrix"]) if "matrix" in one else torch.eye(6).double() for one in document["metrics"]]
         scales = [one["divided_by"] for one in document["metrics"]]
         assert max(scales) == 1

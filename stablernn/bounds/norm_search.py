@@ -1,0 +1,295 @@
+"""The search for the norm and the multipliers that prove the smallest factor by a matrix inequality.
+
+Nothing here needs to be trusted: what the search returns is verified by
+:class:`stablernn.bounds.matrix_inequality.MatrixInequality`. The largest eigenvalue is smoothed by the logarithm of a
+sum of exponentials, ever more closely, and minimized by L-BFGS. The inequality is convex in ``T^T T`` and the
+multipliers together, so that one start is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stablernn.bounds.linalg import Matrix
+from stablernn.bounds.matrix_inequality import LureMap
+
+_SHARPNESS = (20.0, 80.0, 320.0, 1280.0)
+"""Sharpness of the smoothed eigenvalue in each stage; at ``s`` the factor is smooth over a range of about ``1 / s``."""
+_MOST_EVALUATIONS = 320
+_FEWEST_EVALUATIONS = 40
+"""With fewer, nothing worth the time is found."""
+_WORK = 2.5e9
+"""Of a search, in cubes of the sizes of the matrices: 2 to 3 seconds on one core."""
+_MULTIPLIER_EVALUATIONS = 80
+_LARGEST_CONDITION = 1e4
+"""Of a norm, times the root of its size; beyond it, gains in that norm are worth little."""
+_HISTORY = 12
+"""Steps that L-BFGS remembers."""
+_START_FACTORS = (1.05, 1.5, 3.0, 10.0)
+"""Multiples of the multipliers to begin from; the first that satisfies the inequality with some room is taken."""
+
+_Evaluation = tuple[float, Matrix, float]
+"""The smoothed value, its gradient, and the factor itself."""
+
+
+def search_norm(
+    lure_map: LureMap, metric: Matrix, multipliers: Matrix, *, lowest: float
+) -> tuple[Matrix, Matrix] | None:
+    """Return a metric and multipliers that prove a smaller factor in the norm ``|T e|`` before and after the map.
+
+    Args:
+        lure_map: The map, ``F`` being square.
+        metric: ``T`` to begin from, not singular.
+        multipliers: ``(q,)``, to begin from; positive.
+        lowest: A factor below which none can be proved, where the search ends.
+
+    Returns:
+        The metric, its largest singular value 1, and the multipliers; None where the matrices are so large that a
+        search would take too long, or no start was found.
+    """
+    evaluations = _affordable(lure_map)
+    if evaluations < _FEWEST_EVALUATIONS:
+        return None
+    size = len(lure_map.F)
+    scale = np.sqrt(size) / np.linalg.norm(metric)
+    exponents = _exponents(lure_map, multipliers * scale**2)
+
+    def at(sharpness: float) -> Callable[[Matrix], _Evaluation | None]:
+        return lambda point: _evaluate_norm(lure_map, point[: size * size].reshape(size, size), point, sharpness)
+
+    start = _feasible(np.concatenate([(metric * scale).ravel(), exponents]), size * size, at(_SHARPNESS[0]))
+    if start is None:
+        return None
+    best = _minimize(at, start, evaluations, lowest)
+    form = best[: size * size].reshape(size, size)
+    norm = float(np.linalg.norm(form, 2))
+    return form / norm, _multipliers(lure_map, best[size * size :]) / norm**2
+
+
+def search_multipliers(
+    lure_map: LureMap, before: Matrix | None, after: Matrix | None, multipliers: Matrix
+) -> Matrix | None:
+    """Return multipliers that prove a smaller factor between two given norms; None as of :func:`search_norm`.
+
+    Args:
+        lure_map: The map.
+        before: The metric of differences before the map; None for the identity.
+        after: The metric of differences after it; None for the identity.
+        multipliers: ``(q,)``, to begin from; positive.
+    """
+    evaluations = min(_MULTIPLIER_EVALUATIONS, _affordable(lure_map))
+    if evaluations < _FEWEST_EVALUATIONS:
+        return None
+    state_part, neuron_part = (lure_map.F, lure_map.G) if after is None else (after @ lure_map.F, after @ lure_map.G)
+    inverse = np.linalg.inv(np.eye(lure_map.F.shape[1]) if before is None else before).astype(np.float64)
+
+    def evaluate(exponents: Matrix, sharpness: float) -> _Evaluation | None:
+        factors = _factorize(lure_map, state_part, neuron_part, inverse, exponents)
+        if factors is None:
+            return None
+        value, weights, factor = _smoothed(factors.eigenvalues, factors.vectors, sharpness)
+        return value, _multiplier_gradient(lure_map, factors, inverse @ weights @ inverse.T, exponents), factor
+
+    def at(sharpness: float) -> Callable[[Matrix], _Evaluation | None]:
+        return lambda exponents: evaluate(exponents, sharpness)
+
+    start = _feasible(_exponents(lure_map, multipliers), 0, at(_SHARPNESS[0]))
+    return None if start is None else _multipliers(lure_map, _minimize(at, start, evaluations, 0.0))
+
+
+def _multipliers(lure_map: LureMap, exponents: Matrix) -> Matrix:
+    """Return the multiplier of each neuron, from the logarithm of that of each group."""
+    return lure_map.spread(np.exp(exponents))
+
+
+def _exponents(lure_map: LureMap, multipliers: Matrix) -> Matrix:
+    """Return the logarithm of the multiplier of each group."""
+    logarithms: Matrix = np.log(np.maximum(lure_map.of_groups(multipliers), 1e-300))
+    return logarithms
+
+
+def _affordable(lure_map: LureMap) -> int:
+    return int(min(_MOST_EVALUATIONS, _WORK / (lure_map.F.shape[1] ** 3 + len(lure_map.V) ** 3)))
+
+
+def _feasible(point: Matrix, first_exponent: int, evaluate: Callable[[Matrix], _Evaluation | None]) -> Matrix | None:
+    """Return the point with its multipliers multiplied until the inequality holds; None if it never does."""
+    for factor in _START_FACTORS:
+        scaled = point.copy()
+        scaled[first_exponent:] += np.log(factor)
+        if evaluate(scaled) is not None:
+            return scaled
+    return None
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """The Schur complement of the inequality, relative to the norm before the map.
+
+    Attributes:
+        eigenvalues: Of the complement, ascending; the factor is the root of the last.
+        vectors: Its eigenvectors.
+        complement: ``A``, ``(n, n)``.
+        response: ``K = C^-1 S^T``, ``(q, n)``, the neurons' differences that are worst.
+    """
+
+    eigenvalues: Matrix
+    vectors: Matrix
+    complement: Matrix
+    response: Matrix
+
+
+def _factorize(
+    lure_map: LureMap, state_part: Matrix, neuron_part: Matrix, inverse: Matrix, exponents: Matrix
+) -> _Factors | None:
+    """Return the factors for some multipliers; None if they prove nothing."""
+    # Imported here, since it takes a fifth of a second, and most commands prove nothing.
+    from scipy import linalg
+
+    multipliers = _multipliers(lure_map, exponents)
+    corner = 2 * np.diag(multipliers) - neuron_part.T @ neuron_part
+    if lure_map.D is not None:
+        inner = multipliers[:, None] * lure_map.D
+        corner = corner - inner - inner.T
+    side = state_part.T @ neuron_part + lure_map.V.T * multipliers
+    if not (np.isfinite(corner).all() and np.isfinite(side).all()):
+        return None
+    try:
+        root = np.linalg.cholesky(corner)
+    except np.linalg.LinAlgError:
+        # Raised for a corner that is not positive definite.
+        return None
+    half = linalg.solve_triangular(root, side.T, lower=True, check_finite=False)
+    stacked = np.concatenate([state_part, half]) @ inverse
+    complement = stacked.T @ stacked
+    if not np.isfinite(complement).all():
+        return None
+    eigenvalues, vectors = np.linalg.eigh(complement)
+    response = linalg.solve_triangular(root.T, half, lower=False, check_finite=False)
+    # Of a smaller eigenvalue the logarithm has no slope that float64 can hold.
+    return _Factors(eigenvalues, vectors, complement, response) if eigenvalues[-1] > 1e-200 else None
+
+
+def _smoothed(eigenvalues: Matrix, vectors: Matrix, sharpness: float) -> tuple[float, Matrix, float]:
+    """Return the smoothed logarithm of the largest eigenvalue, its gradient by the matrix, and the root of the latter.
+
+    That is ``log m + log(sum(exp(s (m_i / m - 1)))) / s`` with ``m`` the largest of the eigenvalues ``m_i``, which is
+    independent of the matrix's scale but for the term ``log m``.
+    """
+    largest = float(eigenvalues[-1])
+    terms = np.exp(sharpness * (eigenvalues / largest - 1))
+    shares = terms / terms.sum()
+    slopes = shares / largest
+    slopes[-1] += (1 - float(shares @ eigenvalues) / largest) / largest
+    return np.log(largest) + np.log(terms.sum()) / sharpness, (vectors * slopes) @ vectors.T, float(np.sqrt(largest))
+
+
+def _evaluate_norm(lure_map: LureMap, metric: Matrix, point: Matrix, sharpness: float) -> _Evaluation | None:
+    """Return the value at a metric, followed in ``point`` by the logarithms of the multipliers."""
+    exponents = point[metric.size :]
+    try:
+        inverse = np.linalg.inv(metric).astype(np.float64)
+    except np.linalg.LinAlgError:
+        return None
+    if not np.linalg.norm(metric) * np.linalg.norm(inverse) < _LARGEST_CONDITION * len(metric):
+        return None
+    factors = _factorize(lure_map, metric @ lure_map.F, metric @ lure_map.G, inverse, exponents)
+    if factors is None:
+        return None
+    value, weights, factor = _smoothed(factors.eigenvalues, factors.vectors, sharpness)
+    # With A = X^T M X and X = T^-1: tr(W dA) = tr(X W X^T dM) - 2 tr(X W A dT), and dM by T is J^T dP J, P = T^T T.
+    covariance = inverse @ weights @ inverse.T
+    jacobian = lure_map.F + lure_map.G @ factors.response
+    by_metric = 2 * metric @ (jacobian @ covariance @ jacobian.T) - 2 * (inverse @ weights @ factors.complement).T
+    by_exponents = _multiplier_gradient(lure_map, factors, covariance, exponents)
+    return value, np.concatenate([by_metric.ravel(), by_exponents]), factor
+
+
+def _multiplier_gradient(lure_map: LureMap, factors: _Factors, covariance: Matrix, exponents: Matrix) -> Matrix:
+    """Return the gradient by the logarithm of each group's multiplier."""
+    response = factors.response
+    spread = response @ covariance
+    # dM by L is 2 K^T dL V - K^T (2 dL - dL D - D^T dL) K.
+    by_neuron = 2 * (spread * lure_map.V).sum(axis=1) - 2 * (spread * response).sum(axis=1)
+    if lure_map.D is not None:
+        by_neuron = by_neuron + 2 * (spread * (lure_map.D @ response)).sum(axis=1)
+    by_group = np.bincount(
+        lure_map.groups, weights=by_neuron * _multipliers(lure_map, exponents), minlength=len(exponents)
+    )
+    return by_group.astype(np.float64)
+
+
+def _minimize(
+    at: Callable[[float], Callable[[Matrix], _Evaluation | None]], point: Matrix, evaluations: int, lowest: float
+) -> Matrix:
+    """Return the point of the smallest factor that L-BFGS comes to, through all stages of sharpness."""
+    best = point, np.inf
+    for stage, sharpness in enumerate(_SHARPNESS):
+        share = evaluations // len(_SHARPNESS)
+        point, reached, _ = _descend(at(sharpness), point, share, lowest)
+        if reached[1] < best[1]:
+            best = reached
+        if best[1] <= lowest * (1 + 1e-4) or stage == len(_SHARPNESS) - 1:
+            break
+    return best[0]
+
+
+def _descend(
+    evaluate: Callable[[Matrix], _Evaluation | None], point: Matrix, evaluations: int, lowest: float
+) -> tuple[Matrix, tuple[Matrix, float], int]:
+    """Run L-BFGS with backtracking from a feasible point.
+
+    Returns:
+        The last point, the point of the smallest factor with that factor, and how many evaluations were used.
+    """
+    current = evaluate(point)
+    assert current is not None
+    value, gradient, factor = current
+    best, used = (point, factor), 1
+    steps: list[tuple[Matrix, Matrix]] = []
+    while used < evaluations and best[1] > lowest * (1 + 1e-4):
+        direction = _direction(gradient, steps)
+        slope = float(gradient @ direction)
+        length, candidate = 1.0, None
+        while slope < 0 and length > 1e-6 and used < evaluations:
+            used += 1
+            candidate = evaluate(point + length * direction)
+            if candidate is not None and candidate[0] <= value + 1e-4 * length * slope:
+                break
+            # What is infeasible is far off.
+            length, candidate = length * (0.25 if candidate is None else 0.5), None
+        if candidate is None:
+            if not steps:
+                break
+            # The curvature remembered misleads; the gradient alone always descends.
+            steps = []
+            continue
+        step, change = length * direction, candidate[1] - gradient
+        if step @ change > 1e-10 * np.linalg.norm(step) * np.linalg.norm(change):
+            steps = [*steps, (step, change)][-_HISTORY:]
+        progress = value - candidate[0]
+        point, (value, gradient, factor) = point + step, candidate
+        best = min(best, (point, factor), key=lambda reached: reached[1])
+        if progress < 1e-7:
+            break
+    return point, best, used
+
+
+def _direction(gradient: Matrix, steps: list[tuple[Matrix, Matrix]]) -> Matrix:
+    """Return the direction of L-BFGS by the two-loop recursion; a tenth of the unit gradient downhill at first."""
+    if not steps:
+        first: Matrix = -0.1 * gradient / max(float(np.linalg.norm(gradient)), 1e-300)
+        return first
+    direction, shares = -gradient, []
+    for step, change in reversed(steps):
+        share = step @ direction / (step @ change)
+        shares.append(share)
+        direction = direction - share * change
+    step, change = steps[-1]
+    direction = direction * (step @ change) / (change @ change)
+    for (step, change), share in zip(steps, reversed(shares), strict=True):
+        direction = direction + (share - change @ direction / (step @ change)) * step
+    return direction
